@@ -179,7 +179,7 @@ The guides are `streamsampler.workers.base` (kinds of workers: `streamsampler.wo
 More is public for workers and engines of your own, the names in `__all__` of the modules that they use:
 `streamsampler.workers.base`, `streamsampler.engines.base`, `streamsampler.workers.loop`, `streamsampler.workers.board`,
 `streamsampler.workers.factory`, `streamsampler.workers.generators`, `streamsampler.protocol.messages`,
-`streamsampler.scheduling.blocks`, `streamsampler.data.recorder`, `streamsampler.agents.base`,
+`streamsampler.scheduling.plans`, `streamsampler.data.recorder`, `streamsampler.agents.base`,
 `streamsampler.agents.draws`, `streamsampler.agents.independence`, `streamsampler.agents.updates`,
 `streamsampler.environments.updates`, `streamsampler.seeding` and `streamsampler.serialization`.
 """
@@ -229,13 +229,11 @@ if TYPE_CHECKING:
     from streamsampler.evaluation.merging import merge
     from streamsampler.evaluation.replay import replay
     from streamsampler.samplers.base import Sampler
-    from streamsampler.samplers.local import LocalSampler
     from streamsampler.samplers.per_worker import PerWorker
-    from streamsampler.samplers.processes import MultiprocessingSampler
+    from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
     from streamsampler.samplers.ray import RaySampler
     from streamsampler.samplers.sharded import sample_to_folder
-    from streamsampler.stepping.env_manager import EnvManager
-    from streamsampler.stepping.serial import SerialEnvManager
+    from streamsampler.stepping.managers import EnvManager, SerialEnvManager
     from streamsampler.stepping.steps import Steps
     from streamsampler.storage.folder import TrajectoryFolder, load
     from streamsampler.timing import timed
@@ -316,7 +314,7 @@ _HOMES = {
     "TrajectoryFolder": "storage.folder",
     "load": "storage.folder",
     "PerWorker": "samplers.per_worker",
-    "LocalSampler": "samplers.local",
+    "LocalSampler": "samplers.processes",
     "MultiprocessingSampler": "samplers.processes",
     "RaySampler": "samplers.ray",
     "Sampler": "samplers.base",
@@ -326,12 +324,12 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "merge": "evaluation.merging",
     "replay": "evaluation.replay",
-    "EnvManager": "stepping.env_manager",
-    "SerialEnvManager": "stepping.serial",
+    "EnvManager": "stepping.managers",
+    "SerialEnvManager": "stepping.managers",
     "Steps": "stepping.steps",
     "MultiAgentBatch": "data.multi_agent",
     "StepType": "data.batch",
-    "TrajectoryBatch": "data.batch",
+    "TrajectoryBatch": "data.multi_agent",  # so that `TrajectoryBatch.load` knows batches of several agents
     "run_worker": "workers.loop",
     "Worker": "workers.base",
     "DefaultWorker": "workers.default",

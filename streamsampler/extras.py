@@ -9,8 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple
 
-__all__ = ["EXTRAS", "Extra", "install_hint", "missing", "needed"]
-
 
 class Extra(NamedTuple):
     """What an extra of this package installs.

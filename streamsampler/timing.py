@@ -12,8 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-__all__ = ["Collector", "Measured", "collecting", "timed", "used"]
-
 Measured = tuple[tuple[str, int, float, "Measured"], ...]
 """Blocks of one level: name, how often, seconds, and the blocks within."""
 

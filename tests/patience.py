@@ -20,22 +20,22 @@ PATIENCE = 120.0
 
 _EXIT_CODES = [
     "engines.launch.worker_child._REPORT_SECONDS",
-    "engines.processes.pool.END_SECONDS",
+    "engines.processes.engine.END_SECONDS",
     "engines.processes.links.END_SECONDS",
     "stepping.links.END_SECONDS",
 ]
 _ENDS = [
     "engines.launch.worker_child._GONE_SECONDS",
-    "engines.processes.pool.GRACE_SECONDS",
+    "engines.processes.engine.GRACE_SECONDS",
     "stepping.inference.environments.STUCK_SECONDS",
-    "stepping.inference.transport.STUCK_SECONDS",
+    "stepping.inference.env_processes.STUCK_SECONDS",
     "stepping.processes._REPORT_SECONDS",
 ]
 _ENDS_EVERYWHERE = [
     "engines.linked.END_SECONDS",
     "engines.linked.GRACE_SECONDS",
     "engines.linked.STUCK_SECONDS",
-    "engines.queue_link.END_SECONDS",
+    "engines.queues.END_SECONDS",
     "engines.queues.END_SECONDS",
     "engines.queues.GRACE_SECONDS",
 ]

@@ -24,6 +24,7 @@ Where several agents play in an environment, timesteps are those of all agents t
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,6 @@ from benchmarks.problems.workloads import Workload, checksum, marks
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
 from streamsampler.engines.base import Engine
 from streamsampler.samplers.base import Sampler
-from streamsampler.scheduling import ticket_size
 
 
 class Collector:
@@ -137,13 +137,23 @@ def make_sampler(agents: Any, envs: Any, engine: str | None, **options: Any) -> 
     return MultiprocessingSampler(agents, envs, **options)
 
 
+def ticket_sizes() -> Any:
+    """Return the module that says how long tickets are, which is elsewhere in earlier versions: these are measured."""
+    from streamsampler.scheduling import throughput
+
+    if hasattr(throughput, "TICKET_SECONDS"):
+        return throughput
+    return importlib.import_module("streamsampler.scheduling.ticket_size")
+
+
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the workers."""
+    sizes = ticket_sizes()
     for name in ("TICKET_SECONDS", "SHORTEST_TICKET_SECONDS"):
-        setattr(ticket_size, name, settings.get("slowed", 1) * getattr(ticket_size, name))
+        setattr(sizes, name, settings.get("slowed", 1) * getattr(sizes, name))
     if hasattr(Engine, "shortest_ticket_seconds"):  # earlier versions, which are measured as well, have it not
-        Engine.shortest_ticket_seconds = ticket_size.SHORTEST_TICKET_SECONDS
+        Engine.shortest_ticket_seconds = sizes.SHORTEST_TICKET_SECONDS
     make_env: Any = workload.env_function(settings)
     if settings.get("native"):
         make_env = vector_env_function(workload, settings["native"])

@@ -31,8 +31,12 @@ from streamsampler.data.info_columns import InfoColumns
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Engine, Event
 from streamsampler.engines.processes import links
-from streamsampler.engines.processes.channel import ProcessChannel
 from streamsampler.engines.processes.engine import ProcessEngine
+
+try:
+    from streamsampler.engines.processes.wire import ProcessChannel
+except ImportError:  # an earlier version, which is measured as well
+    from streamsampler.engines.processes.channel import ProcessChannel  # type: ignore[import-not-found,no-redef]
 from streamsampler.protocol.messages import Exit, Message, Report, Start, Stop, Ticket, Times
 from streamsampler.serialization import dumps
 from streamsampler.workers.factory import WorkerSetup

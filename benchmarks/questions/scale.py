@@ -29,7 +29,7 @@ from benchmarks.harness.tables import goals_table, table
 from benchmarks.problems import agents
 from benchmarks.problems.measured import CARTPOLE, HALF_CHEETAH, ON_POLICY, Distribution
 from streamsampler import MultiprocessingSampler
-from streamsampler.scheduling import ticket_size
+from streamsampler.scheduling import throughput
 
 NUMBERS = (100, 300, 1_000, 3_000, 10_000)
 WORKLOADS = {"CartPole-v1": (CARTPOLE, 150), "HalfCheetah-v5": (HALF_CHEETAH, 1_000), "on-policy": (ON_POLICY, 150)}
@@ -87,14 +87,14 @@ def growth(distribution: Distribution, n_workers: int, per_worker: int) -> dict[
 def short_tickets() -> Iterator[None]:
     """Hold tickets at the size that they have with few workers."""
     names = ("SHARE_OF_TICKETS", "SHARE_OF_SHORTEST")
-    kept = {name: getattr(ticket_size, name) for name in names}
+    kept = {name: getattr(throughput, name) for name in names}
     try:
         for name in names:
-            setattr(ticket_size, name, 0.0)
+            setattr(throughput, name, 0.0)
         yield
     finally:
         for name, value in kept.items():
-            setattr(ticket_size, name, value)
+            setattr(throughput, name, value)
 
 
 def efficiency(n_workers: int, costs: Costs) -> tuple[float, float]:

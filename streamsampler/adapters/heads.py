@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from streamsampler.agents.draws import OfRows
 from streamsampler.errors import ActionError, UsageError
 
-__all__ = ["CategoricalHead", "GaussianHead", "Head", "array_of", "default_head"]
-
 Outputs = tuple[Any, ...]
 """Tensors on the CPU with one row for each observation; or arrays."""
 

@@ -18,8 +18,6 @@ from streamsampler.adapters.parameters import ModuleConverter
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import ActionError, UsageError
 
-__all__ = ["MlpAgent"]
-
 Activation = Callable[[NDArray[Any]], NDArray[Any]]
 Layer = str | Activation
 """The name of a linear layer, whose parameters go by `name.weight` and `name.bias`, or an activation."""

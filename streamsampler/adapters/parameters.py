@@ -14,8 +14,6 @@ from streamsampler.agents.base import is_module
 from streamsampler.agents.updates import is_parameters
 from streamsampler.errors import UsageError
 
-__all__ = ["ModuleConverter", "array_of", "arrays_of", "load_arrays", "on_cpu", "refuse_lazy"]
-
 
 def arrays_of(module: Any) -> dict[str, Any]:
     """Return a module's `state_dict` as NumPy arrays.

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import json
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -18,22 +20,81 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.adapters.archives import algorithm_of
-from streamsampler.adapters.normalization import (
+from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
+from streamsampler.adapters.vec_normalize import (
     PREFIX,
     ObservationStatistics,
     VecNormalizeWarning,
     find_statistics,
     load_vec_normalize,
 )
-from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
 from streamsampler.agents.base import is_module
 from streamsampler.agents.updates import is_parameters
 from streamsampler.data.trees import leaves
 from streamsampler.errors import UsageError
 from streamsampler.extras import needed
 
-__all__ = ["SB3Agent"]
+# ----------------------------------------------------------------------
+# What Stable-Baselines3 writes of a model, looked into without running anything of it.
+
+
+_BY_MODULE = {
+    "stable_baselines3.dqn.": "DQN",
+    "stable_baselines3.sac.": "SAC",
+    "stable_baselines3.td3.": "TD3",  # DDPG, too, whose policies are the same
+    "sb3_contrib.common.recurrent.": "RecurrentPPO",
+    "sb3_contrib.common.maskable.": "MaskablePPO",
+    "sb3_contrib.ars.": "ARS",
+    "sb3_contrib.crossq.": "CrossQ",
+    "sb3_contrib.qrdqn.": "QRDQN",
+    "sb3_contrib.tqc.": "TQC",
+}
+"""The algorithm, by the module of its policies."""
+
+_BY_ATTRIBUTE = {
+    "cg_max_steps": "TRPO",
+    "clip_range": "PPO",
+    "top_quantiles_to_drop_per_net": "TQC",
+    "target_entropy": "SAC",
+    "target_policy_noise": "TD3",
+    "exploration_rate": "DQN",
+    "delta_std": "ARS",
+    "gae_lambda": "A2C",
+}
+"""The algorithm, by what it alone has, or has of those that are left: for policies of the user's own classes."""
+
+
+def algorithm_of(path: str | PathLike[str]) -> str:
+    """Return the name of the algorithm that a model was trained with.
+
+    Args:
+        path: The `.zip` file.
+
+    Raises:
+        UsageError: It is no model of Stable-Baselines3, or of an algorithm that is not known.
+        OSError: The file cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            data = json.loads(archive.read("data"))
+    except OSError:
+        raise
+    except Exception as reason:  # a file of any kind can be wrong in every way
+        raise UsageError(
+            f"{path} is no model that Stable-Baselines3 saved ({type(reason).__name__}: {reason})"
+        ) from None
+    policy = data.get("policy_class") if isinstance(data, dict) else None
+    if not isinstance(policy, Mapping):
+        raise UsageError(f"{path} is no model that Stable-Baselines3 saved: it has no policy_class")
+    module = f"{policy.get('__module__')}."
+    names = [name for beginning, name in _BY_MODULE.items() if module.startswith(beginning)]
+    names += [name for attribute, name in _BY_ATTRIBUTE.items() if attribute in data]
+    if names:
+        return names[0]
+    raise UsageError(f"{path} does not say which algorithm it was trained with: name it, as in SB3Agent.load(…, 'PPO')")
+
+
+# ----------------------------------------------------------------------
 
 
 class SB3Agent:

@@ -12,8 +12,6 @@ from typing import Any, TypeAlias
 from streamsampler.agents.base import Agent, as_agent
 from streamsampler.errors import UsageError
 
-__all__ = ["SHARED", "Policies", "PolicyOf", "PolicyUpdates", "with_policies"]
-
 SHARED = "shared"
 """The name of the only policy, where samplers are given an agent and no dict."""
 

@@ -10,8 +10,6 @@ from gymnasium.spaces import Discrete, Space
 
 from streamsampler.errors import UsageError
 
-__all__ = ["RandomAgent"]
-
 _MASK = "action_mask"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -11,17 +11,37 @@ from typing import Any
 from gymnasium import Space
 
 from streamsampler.agents.base import as_agent
-from streamsampler.benchmarking.costs import BenchEnvError, agent_seconds, probe
+from streamsampler.benchmarking.costs import agent_seconds, probe
 from streamsampler.benchmarking.measuring import BenchSettings, Measurement, problem_of
 from streamsampler.benchmarking.report import BenchReport
-from streamsampler.benchmarking.way import env_code
-from streamsampler.benchmarking.ways import ways_of
+from streamsampler.benchmarking.sampled import Local, NativeWorkers, ParentAgent, VecWorkers, Workers
+from streamsampler.benchmarking.stepped import Asynchronous, Serial, Synchronous
+from streamsampler.benchmarking.way import Problem, Way, env_code
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.evaluation.agents import agent_facts, evaluated_agent
-from streamsampler.samplers.progress import ProgressArgument
-from streamsampler.samplers.progress_output import display
+from streamsampler.samplers.progress import ProgressArgument, display
 
-__all__ = ["BenchEnvError", "BenchInterruptedError", "MakeAgent", "bench", "bench_update"]
+# ----------------------------------------------------------------------
+# All the ways to step an environment with an agent that are measured.
+
+
+def ways_of(problem: Problem) -> Sequence[Way]:
+    """Return all ways, those that need least first."""
+    return (
+        Local(problem), Workers(problem), VecWorkers(problem), NativeWorkers(problem), ParentAgent(problem),
+        Serial(problem), Synchronous(problem), Asynchronous(problem),
+    )  # fmt: skip
+
+
+def ways_in_workers(problem: Problem) -> Sequence[Way]:
+    """Return those in which agent and environments run in worker processes, where they may hang, or end them."""
+    if problem.is_vector:
+        return (NativeWorkers(problem),)
+    return Workers(problem), VecWorkers(problem), NativeWorkers(problem)
+
+
+# ----------------------------------------------------------------------
+
 
 MakeAgent = Callable[[tuple[Space[Any], Space[Any]]], Any]
 """Makes the agent from the observation space and the action space."""

@@ -8,18 +8,14 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from streamsampler.benchmarking.cores import processes_for
-from streamsampler.benchmarking.costs import Costs, Probed
+from streamsampler.benchmarking.costs import Costs, Probed, processes_for
 from streamsampler.benchmarking.report import BenchReport, WayMeasured
-from streamsampler.benchmarking.tally import Tally
-from streamsampler.benchmarking.way import Problem, Round, Way
+from streamsampler.benchmarking.way import Problem, Round, Tally, Way
 from streamsampler.environments.updates import EnvUpdate, describe
 from streamsampler.errors import UsageError, WorkerError, positive, positive_seconds
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.logs import quiet
-
-__all__ = ["BenchSettings", "Measurement", "problem_of"]
 
 _MOST_ENVS = 8
 _ROUNDS = 5

@@ -13,8 +13,6 @@ from typing import Any
 from streamsampler.data.words import count
 from streamsampler.version import __version__
 
-__all__ = ["BenchReport", "WayMeasured", "recommended"]
-
 _SAME = 1.1
 """What is faster by less than this factor is not worth more processes, or another way of using them."""
 _WIDTH = 100

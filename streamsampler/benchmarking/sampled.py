@@ -11,16 +11,12 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from streamsampler.benchmarking.tally import Tally
-from streamsampler.benchmarking.way import CLOSE_SECONDS, Problem, Round, TooSlowError, Way
+from streamsampler.benchmarking.way import CLOSE_SECONDS, Problem, Round, Tally, TooSlowError, Way
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.errors import SamplerError
-from streamsampler.samplers.local import LocalSampler
-from streamsampler.samplers.processes import MultiprocessingSampler
+from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.workers.vec.worker import VecWorker
-
-__all__ = ["Local", "NativeWorkers", "ParentAgent", "Stopwatch", "VecWorkers", "Workers"]
 
 _INTERVAL = 0.02
 _ENDLESS = 1 << 40

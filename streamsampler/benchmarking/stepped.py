@@ -11,17 +11,13 @@ import gymnasium
 import numpy as np
 
 from streamsampler.agents.base import as_agent, give_spaces, reset_agent_function
-from streamsampler.benchmarking.tally import Tally
-from streamsampler.benchmarking.way import CLOSE_SECONDS, Problem, Round, TooSlowError, Way
+from streamsampler.benchmarking.way import CLOSE_SECONDS, Problem, Round, Tally, TooSlowError, Way
 from streamsampler.data.trees import leaves, map_tree
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.seeding import Stream, derived_seed
-from streamsampler.stepping.env_manager import EnvManager
 from streamsampler.stepping.manager import BaseEnvManager
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from streamsampler.stepping.steps import Steps
-
-__all__ = ["Asynchronous", "Serial", "Synchronous", "ready_agent"]
 
 
 class _Truncated(EnvUpdate):

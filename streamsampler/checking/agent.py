@@ -17,13 +17,10 @@ from streamsampler.data.words import count
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed
-from streamsampler.workers.explain import begin_of, summary_of
+from streamsampler.workers.explain import begin_of, summary_of, traceback_of
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.logs import quiet
-from streamsampler.workers.tracebacks import traceback_of
 from streamsampler.workers.vec.agents import AgentPool
-
-__all__ = ["InspectAgent"]
 
 _ROWS = 8, 32
 _OUTSIDE = (

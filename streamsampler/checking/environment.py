@@ -14,10 +14,8 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 
-from streamsampler.checking.findings import Finding
-from streamsampler.checking.several_agents import RolloutOfSeveral
-from streamsampler.checking.values import BufferWatch, DrawWatch, InfoWatch, SpaceWatch, shown
-from streamsampler.checking.verdicts import (
+from streamsampler.checking.findings import (
+    Finding,
     finding_of_buffers,
     finding_of_draws,
     finding_of_endless,
@@ -27,19 +25,18 @@ from streamsampler.checking.verdicts import (
     finding_of_rewards,
     finding_of_wrappers,
 )
+from streamsampler.checking.several_agents import RolloutOfSeveral
+from streamsampler.checking.values import BufferWatch, DrawWatch, InfoWatch, SpaceWatch, shown
 from streamsampler.checking.worker import TaskWorker
-from streamsampler.data.step_values import flag_of, number_of
+from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.data.words import count
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.errors import DataError, UsageError
 from streamsampler.protocol.messages import Phase
 from streamsampler.seeding import TrajectorySeeds
-from streamsampler.workers.explain import begin_of, name_of_env, summary_of
+from streamsampler.workers.explain import begin_of, name_of_env, summary_of, traceback_of
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.known_wrappers import chain_of
-from streamsampler.workers.tracebacks import traceback_of
-
-__all__ = ["InspectEnvironment", "Inspected"]
 
 _TRAJECTORIES = 20
 _WATCHED = 100  # timesteps of a trajectory in which buffers and generators are looked at

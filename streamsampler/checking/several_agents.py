@@ -16,26 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.checking.findings import Finding, not_checked, worst
-from streamsampler.checking.values import SpaceWatch
-from streamsampler.checking.verdicts import (
+from streamsampler.checking.findings import (
+    Finding,
     finding_of_endless,
     finding_of_ends,
     finding_of_observations,
     finding_of_rewards,
+    not_checked,
+    worst,
 )
+from streamsampler.checking.values import SpaceWatch
 from streamsampler.checking.worker import TaskWorker
-from streamsampler.data.step_values import number_of
+from streamsampler.data.spaces import number_of
 from streamsampler.data.words import count
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.extras import install_hint
 from streamsampler.protocol.messages import Phase
 from streamsampler.seeding import TrajectorySeeds
-from streamsampler.workers.explain import summary_of
-from streamsampler.workers.tracebacks import traceback_of
-from streamsampler.workers.traces import BrokenOff, Limits, Trace, run_traced
-
-__all__ = ["PlayTogether", "RolloutOfSeveral", "RunPettingZooTests"]
+from streamsampler.workers.explain import summary_of, traceback_of
+from streamsampler.workers.purity import BrokenOff, Limits, Trace, run_traced
 
 _NAME = "PettingZoo"
 _CYCLES = 100  # steps of each of its tests

@@ -7,7 +7,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from streamsampler.agents.base import reset_agent_function
-from streamsampler.benchmarking.cores import Spinning
+from streamsampler.benchmarking.costs import Spinning
 from streamsampler.benchmarking.report import BenchReport
 from streamsampler.checking.findings import Finding, not_checked
 from streamsampler.checking.worker import TaskWorker
@@ -16,8 +16,6 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.generators import seed_generators
-
-__all__ = ["Costs", "MeasureCosts", "Speed", "finding_of_costs", "finding_of_obstacles"]
 
 _ROUNDS = 5
 _MUCH = 0.5

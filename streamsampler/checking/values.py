@@ -16,8 +16,6 @@ from streamsampler.data.trees import same, snapshot, take
 from streamsampler.errors import DataError, ObservationError
 from streamsampler.workers.generators import generator_states
 
-__all__ = ["BufferWatch", "DrawWatch", "InfoWatch", "SpaceWatch", "dtype_problems", "short_list", "shown"]
-
 _CHUNK_BYTES = 1 << 24
 _GENERATORS = "random", "numpy.random", "torch", "torch (on a device)"
 

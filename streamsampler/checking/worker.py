@@ -27,8 +27,6 @@ from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.vec.worker import VecWorker
 
-__all__ = ["Limits", "Task", "TaskWorker", "TimeIsUpError", "run_task"]
-
 _RESULT = "result"
 _NOTHING = spaces.Discrete(1)
 _GRACE = 10.0

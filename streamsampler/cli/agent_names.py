@@ -26,8 +26,6 @@ from streamsampler.cli.current_directory import dotted_name, import_named
 from streamsampler.errors import UnknownAgentError, UsageError
 from streamsampler.evaluation.agents import has_predict
 
-__all__ = ["load_agent"]
-
 
 def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Any:
     """Load the agent that `--agent` names.

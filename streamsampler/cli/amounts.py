@@ -10,8 +10,6 @@ from click.core import ParameterSource
 
 from streamsampler.cli.options import option_of
 
-__all__ = ["check_part", "given_amount"]
-
 _NO_PARTS = {
     "num_samples": "how many trajectories {} takes is known only when all of them are there",
     "trajectories_per_worker": "{} takes another number where there are other workers",

@@ -13,9 +13,7 @@ from streamsampler.benchmarking.report import BenchReport
 from streamsampler.benchmarking.way import env_code
 from streamsampler.cli.environments import env_update_of
 from streamsampler.cli.reports import agent_maker, print_report
-from streamsampler.samplers.progress_output import Output
-
-__all__ = ["execute"]
+from streamsampler.samplers.progress import Output
 
 
 def execute(ctx: click.Context, env_id: str, options: dict[str, Any], **printing: Any) -> None:

@@ -10,8 +10,6 @@ from streamsampler.cli import options as arguments
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
 from streamsampler.cli.shared_options import AGENT, ENV_ID, ENVIRONMENT, POSITIVE, PRINTED
 
-__all__ = ["check"]
-
 _EXAMPLES = """\b
 Examples:
   streamsampler check CartPole-v1

@@ -8,15 +8,11 @@ from typing import Any
 import click
 
 from streamsampler.benchmarking.way import env_code
-from streamsampler.checking.check import CheckInterruptedError, check_update
-from streamsampler.checking.printing import text_of
-from streamsampler.checking.report import CheckReport
-from streamsampler.checking.running import Settings
+from streamsampler.checking.check import CheckInterruptedError, Settings, check_update
+from streamsampler.checking.report import CheckReport, text_of
 from streamsampler.cli.environments import env_update_of
 from streamsampler.cli.reports import agent_maker, print_report
-from streamsampler.samplers.progress_output import Output
-
-__all__ = ["execute"]
+from streamsampler.samplers.progress import Output
 
 
 def execute(ctx: click.Context, env_id: str, options: dict[str, Any], **printing: Any) -> None:

@@ -25,8 +25,6 @@ from streamsampler.cli.sample_command import sample
 from streamsampler.cli.streams import stream_errors_shown
 from streamsampler.version import __version__
 
-__all__ = ["cli", "main", "sample"]
-
 _COMMANDS = (
     sample,
     evaluate,

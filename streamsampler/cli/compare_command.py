@@ -12,8 +12,6 @@ from streamsampler.cli.evaluation_options import RESULT, SEEDS_AND_SCENARIOS, SU
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
 from streamsampler.cli.shared_options import AGENTS, ENV_ID, PART, POSITIVE, PRINTED, SAMPLED_BY
 
-__all__ = ["compare"]
-
 _AMOUNTS = ("num_trajectories", "seeds", "scenarios", "until_decided")
 _UNTIL = ("bounds", "max_trajectories")
 

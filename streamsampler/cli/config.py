@@ -12,8 +12,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-__all__ = ["FILE", "RAW", "as_toml", "from_file", "keys_of", "options_in"]
-
 FILE = "streamsampler.cli.config"
 """Where a context's `meta` has the name of the file."""
 RAW = "streamsampler.cli.raw"

@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from streamsampler.engines.launch.import_path import working_directory
+from streamsampler.engines.launch.start_methods import working_directory
 from streamsampler.errors import UsageError
-
-__all__ = ["append_current_directory", "dotted_name", "import_named", "warn_of_hidden"]
 
 _log = logging.getLogger("streamsampler")
 

@@ -9,9 +9,7 @@ from streamsampler.cli.errors import failure, translated
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.streams import print_result
 from streamsampler.evaluation.charts import draw
-from streamsampler.samplers.progress_output import output_on
-
-__all__ = ["draw_to"]
+from streamsampler.samplers.progress import output_on
 
 
 def draw_to(paths: Sequence[Path], out: Path, *, dark: bool, quiet: bool) -> None:

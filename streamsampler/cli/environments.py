@@ -10,12 +10,10 @@ import gymnasium
 from streamsampler.cli.current_directory import append_current_directory, warn_of_hidden
 from streamsampler.cli.errors import failure
 from streamsampler.cli.sampling_options import SamplingOptions
-from streamsampler.environments.pettingzoo_ids import is_pettingzoo_id
+from streamsampler.environments.ids import is_pettingzoo_id
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.errors import UnknownEnvironmentError
-from streamsampler.workers.tracebacks import traceback_of
-
-__all__ = ["Spaces", "env_update_of", "environment_of"]
+from streamsampler.workers.explain import traceback_of
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator
 import click
 
 from streamsampler.errors import ProtocolError, SamplerError, StorageError, UsageError, WorkerError
-from streamsampler.workers.tracebacks import traceback_of
-
-__all__ = ["failure", "translated"]
+from streamsampler.workers.explain import traceback_of
 
 _OPTIONS = {"max_restarts": "--max-restarts", "max_lifetime_restarts": "ten times --max-restarts"}
 

@@ -15,8 +15,6 @@ from streamsampler.cli.policies import POLICIES, RETURN_OF, take_policies
 from streamsampler.cli.replay_command import VIDEO_EXTRA
 from streamsampler.cli.shared_options import ENV_ID, PART, POSITIVE, PRINTED, SAMPLED_BY
 
-__all__ = ["evaluate"]
-
 _AMOUNTS = ("num_trajectories", "seeds", "scenarios", "until_halfwidth")
 _WHICH = ("first", "best", "median", "worst")
 _UNTIL = ("guarantee", "bounds", "min_trajectories", "max_trajectories")

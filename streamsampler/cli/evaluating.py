@@ -27,16 +27,13 @@ from streamsampler.cli.streams import print_error, print_result, stdout_reserved
 from streamsampler.data.words import count, duration
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.errors import UsageError
+from streamsampler.evaluation.agents import SuccessMeaning
 from streamsampler.evaluation.compare import compare
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluate import INTERRUPTED, EvaluationInterruptedError, evaluate
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.rows import SuccessMeaning
 from streamsampler.evaluation.videos import VideoError, VideoOf
-from streamsampler.samplers.progress import Snapshot
-from streamsampler.samplers.progress_output import Output, output_on
-
-__all__ = ["EvaluationRequest", "execute", "run_comparison", "run_evaluation"]
+from streamsampler.samplers.progress import Output, Snapshot, output_on
 
 _ARGUMENT = re.compile(
     r"\b(num_trajectories|until_halfwidth|until_decided|m(?:in|ax)_trajectories|precision_of|return_of)\b"

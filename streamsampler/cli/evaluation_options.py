@@ -13,8 +13,6 @@ from streamsampler.cli import options as arguments
 from streamsampler.cli.grouping import grouped_option, options_of
 from streamsampler.cli.shared_options import POSITIVE
 
-__all__ = ["RESULT", "SEEDS_AND_SCENARIOS", "SUCCESS", "bounds", "most", "seeds_for"]
-
 
 def _scenarios(_ctx: click.Context, _param: click.Parameter, name: str | None) -> list[Any] | None:
     """Return what a file of scenarios holds."""

@@ -18,9 +18,7 @@ from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.request import Amount, Request
 from streamsampler.cli.run import run
 from streamsampler.cli.streams import print_error, print_result, stdout_reserved
-from streamsampler.samplers.progress_output import output_on
-
-__all__ = ["execute"]
+from streamsampler.samplers.progress import output_on
 
 
 def execute(

@@ -11,8 +11,6 @@ from streamsampler.cli import options as arguments
 from streamsampler.cli.grouping import GroupedCommand, SeveralArgument, grouped_option, options_of
 from streamsampler.cli.shared_options import PRINTED
 
-__all__ = ["export"]
-
 _EXAMPLES = """\b
 Examples:
   streamsampler export big --to minari --out cartpole --dataset-id cartpole/random-v0

@@ -15,13 +15,10 @@ from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.streams import print_error, print_result, stdout_reserved
 from streamsampler.data.words import table
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.formats.export import export
-from streamsampler.formats.registry import format_named
+from streamsampler.formats.columns import open_source
+from streamsampler.formats.export import export, format_named
 from streamsampler.formats.sb3 import save_evaluations
-from streamsampler.formats.source import open_source
-from streamsampler.samplers.progress_output import output_on
-
-__all__ = ["execute"]
+from streamsampler.samplers.progress import output_on
 
 
 def execute(

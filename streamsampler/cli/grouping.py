@@ -11,8 +11,6 @@ from click.core import ParameterSource
 
 from streamsampler.cli.config import FILE, RAW, as_toml, from_file
 
-__all__ = ["TYPED", "GroupedCommand", "SeveralArgument", "grouped_option", "options_of"]
-
 TYPED = "streamsampler.cli.typed"
 
 

@@ -8,8 +8,6 @@ import click
 
 from streamsampler.cli.grouping import GroupedCommand, grouped_option
 
-__all__ = ["info"]
-
 _EXAMPLES = """\b
 Examples:
   streamsampler info cartpole.npz

@@ -18,20 +18,18 @@ from streamsampler.cli.errors import translated
 from streamsampler.cli.report import part_text, policy_rows, spread_text
 from streamsampler.cli.streams import print_error, print_result
 from streamsampler.cli.tally import Tally
-from streamsampler.data.raw import sums
+from streamsampler.data.batch_fields import sums
 from streamsampler.data.words import count, table
 from streamsampler.errors import DamagedShardError, StorageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.kinds import kind_of
-from streamsampler.scheduling.parts import Part, part_of_facts
+from streamsampler.evaluation.merging import kind_of
+from streamsampler.scheduling.plans import Part, part_of_facts
 from streamsampler.storage import npz as storage
-from streamsampler.storage.json_facts import damage_raised
+from streamsampler.storage.codec import damage_raised, decode_space
+from streamsampler.storage.files import load as load_file
 from streamsampler.storage.manifest import Manifest, Shard, read_manifest, shard_name
-from streamsampler.storage.shard_files import ShardFiles
-from streamsampler.storage.space_codec import decode_space
-
-__all__ = ["inspect"]
+from streamsampler.storage.shards import ShardFiles
 
 _ARRAYS = ("lengths", "indices", "rewards", "terminated", "truncated", "agent_versions")
 _SHOWN_SEEDS = 3
@@ -268,7 +266,7 @@ class _Contents:
 
 def _of_file(path: Path, *, quick: bool) -> _Contents:
     if not quick:
-        storage.load(path)
+        load_file(path)
     arrays, header = storage.read(path, *_ARRAYS)
     contents = _Contents(path, header, n_bytes=path.stat().st_size)
     with damage_raised(path):

@@ -10,8 +10,6 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "Interrupts"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -9,8 +9,6 @@ import click
 from streamsampler.cli.grouping import GroupedCommand, SeveralArgument, grouped_option, options_of
 from streamsampler.cli.shared_options import PRINTED
 
-__all__ = ["merge"]
-
 _EXAMPLES = """\b
 Examples:
   streamsampler merge part-*.json --out cartpole.json

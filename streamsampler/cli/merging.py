@@ -21,11 +21,8 @@ from streamsampler.data.words import count, table
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.merging import Merged, kind_of_part, merge
-from streamsampler.samplers.progress import Snapshot
-from streamsampler.samplers.progress_output import Output, output_on
+from streamsampler.samplers.progress import Output, Snapshot, output_on
 from streamsampler.storage.folder import TrajectoryFolder
-
-__all__ = ["execute"]
 
 _SUFFIXES = {"file of trajectories": ".npz", "evaluation": ".json", "comparison": ".json"}
 

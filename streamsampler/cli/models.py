@@ -18,8 +18,6 @@ from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.errors import UnknownAgentError, UsageError
 from streamsampler.evaluation.agents import evaluated_agent, has_predict
 
-__all__ = ["load_agents", "load_any_agent"]
-
 _NO_STATISTICS = "none"
 
 

@@ -10,12 +10,10 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from streamsampler.adapters.normalization import VecNormalizeWarning
+from streamsampler.adapters.vec_normalize import VecNormalizeWarning
 from streamsampler.cli.streams import print_error
-from streamsampler.samplers.progress_output import Output
-from streamsampler.workers.tracebacks import without_own_frames
-
-__all__ = ["notices_shown"]
+from streamsampler.samplers.progress import Output
+from streamsampler.workers.explain import without_own_frames
 
 _LOGGER = logging.getLogger("streamsampler")
 _PLAIN = logging.Formatter()

@@ -15,17 +15,11 @@ import click
 from click.core import ParameterSource
 
 from streamsampler.errors import CheckMode
-from streamsampler.scheduling.parts import PartArgument
+from streamsampler.scheduling.plans import PartArgument
 from streamsampler.scheduling.restarts import Quota
 
 if TYPE_CHECKING:
     from streamsampler.storage.kept_infos import KeptInfos
-
-__all__ = [
-    "ABOVE_ZERO", "ALL_INFOS", "BELOW_HALF", "Count", "check_mode", "check_side_by_side", "check_statistics",
-    "command_line", "env_kwargs", "is_model_file", "json_list", "number_or_none", "option_of", "parse_value", "part",
-    "quota", "refuse_without", "seeds", "size", "without_infos",
-]  # fmt: skip
 
 _COUNT = re.compile(
     r"(?P<thousands>[0-9]{1,3}(,[0-9]{3})+)"

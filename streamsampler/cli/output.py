@@ -14,8 +14,6 @@ from streamsampler.storage.atomic import temporary_beside
 from streamsampler.storage.manifest import MANIFEST
 from streamsampler.storage.shards import check_folder
 
-__all__ = ["checked_file", "out_file", "storable"]
-
 _FORMATS = frozenset((
     ".arrow", ".avro", ".csv", ".db", ".eps", ".feather", ".gif", ".gz", ".h5", ".hdf", ".hdf5", ".ipc", ".jpeg",
     ".jpg", ".json", ".jsonl", ".mat", ".mp4", ".msgpack", ".nc", ".npy", ".npz", ".orc", ".parquet", ".pdf", ".pickle",

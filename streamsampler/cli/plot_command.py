@@ -9,8 +9,6 @@ import click
 from streamsampler.cli.grouping import GroupedCommand, SeveralArgument, grouped_option
 from streamsampler.cli.shared_options import QUIET
 
-__all__ = ["plot"]
-
 _MOST_NAMES = 3
 """How many files a picture is named after."""
 

@@ -12,8 +12,6 @@ import click
 from streamsampler.cli.grouping import grouped_option, options_of
 from streamsampler.cli.shared_options import DETERMINISTIC, NAMED_AGENTS, STATISTICS
 
-__all__ = ["POLICIES", "POLICY_OF", "RETURN_OF", "take_policies"]
-
 _NAMED = re.compile(r"(?P<name>[\w-]+)=(?P<agent>.+)", re.DOTALL)
 
 POLICY_OF = grouped_option(

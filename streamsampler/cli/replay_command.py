@@ -12,8 +12,6 @@ from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_o
 from streamsampler.cli.policies import POLICY_OF, take_policies
 from streamsampler.cli.shared_options import ENVIRONMENT, POSITIVE, QUIET_WITH_MODELS
 
-__all__ = ["VIDEO_EXTRA", "replay"]
-
 VIDEO_EXTRA = "Needs PyAV ('pip install av'), and an environment with render_mode 'rgb_array'."
 
 _EXAMPLES = """\b

@@ -21,18 +21,15 @@ from streamsampler.cli.models import load_any_agent
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.streams import print_error, print_result, stdout_reserved
 from streamsampler.data.differences import shown
-from streamsampler.environments.ids import find_spec
-from streamsampler.environments.pettingzoo_ids import is_pettingzoo_id
+from streamsampler.environments.ids import find_spec, is_pettingzoo_id
 from streamsampler.errors import UsageError
 from streamsampler.evaluation.replay import replay
-from streamsampler.samplers.progress_output import output_on
+from streamsampler.samplers.progress import output_on
 from streamsampler.samplers.replays import Replay
 from streamsampler.storage import npz as storage
+from streamsampler.storage.codec import decode_space
 from streamsampler.storage.manifest import shard_name
-from streamsampler.storage.space_codec import decode_space
 from streamsampler.workers.vec.worker import VecWorker
-
-__all__ = ["execute"]
 
 _PASS = re.compile(r"\b([Pp])ass (agent|env|worker_class|worker_args)=")
 _GIVE = {"agent": "--agent ", "env": "--env ", "worker_args": "--vec "}

@@ -8,13 +8,10 @@ from typing import Any
 
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally
-from streamsampler.data.statistics import Stats
-from streamsampler.data.timers import timers_text
+from streamsampler.data.statistics import Stats, timers_text
 from streamsampler.data.words import count, duration, table
-from streamsampler.scheduling.parts import Part
+from streamsampler.scheduling.plans import Part
 from streamsampler.version import __version__
-
-__all__ = ["as_json", "as_line", "as_text", "part_text", "spread_text"]
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
 _UNITS = ("trajectories", "timesteps")

@@ -15,9 +15,7 @@ from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.models import load_agents
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.streams import print_error, print_result, stdout_reserved
-from streamsampler.samplers.progress_output import Output, output_on
-
-__all__ = ["agent_maker", "print_report"]
+from streamsampler.samplers.progress import Output, output_on
 
 _RANDOM = "random"
 

@@ -17,11 +17,9 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
-from streamsampler.scheduling.parts import Part, PartArgument, part_of
+from streamsampler.scheduling.plans import Part, PartArgument, part_of
 from streamsampler.scheduling.result import Order
 from streamsampler.storage.kept_infos import KeptInfos
-
-__all__ = ["Amount", "Outcome", "Request"]
 
 _DECIDING = ("agent", "max_episode_length", "order", "on_failure", "worker_threads", "vec")
 """Options that decide about the data."""

@@ -19,14 +19,11 @@ from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.errors import DamagedShardError, SamplerError, UnwritableInfoError, UsageError
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.progress import Snapshot
-from streamsampler.samplers.progress_output import Output
+from streamsampler.samplers.progress import Output, Snapshot
 from streamsampler.samplers.sharded import sample_to_folder
+from streamsampler.storage.codec import check_writable
 from streamsampler.storage.manifest import MANIFEST, read_manifest
-from streamsampler.storage.space_codec import check_writable
 from streamsampler.version import __version__
-
-__all__ = ["run"]
 
 _OF_THE_SAMPLER = "worker", "worker_class", "worker_args", "versions"
 """What a file has of the sampler's provenance; the options say the rest."""

@@ -13,8 +13,6 @@ from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_o
 from streamsampler.cli.policies import POLICIES, take_policies
 from streamsampler.cli.shared_options import ENV_ID, ENVIRONMENT, FAILURES, HOW, PART, POSITIVE, PRINTED
 
-__all__ = ["sample"]
-
 _AMOUNTS = ("num_samples", "num_trajectories", "trajectories_per_worker")
 
 _EXAMPLES = """\b

@@ -15,8 +15,6 @@ from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.vec.worker import VecWorker
 
-__all__ = ["SamplingOptions", "ray_option_named"]
-
 _IN_ALL = 10
 """The quota of losses in a run, as a multiple of the quota within a minute."""
 

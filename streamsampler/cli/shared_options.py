@@ -9,11 +9,6 @@ from streamsampler.cli.grouping import grouped_option, options_of
 from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.engines.registry import ENGINES
 
-__all__ = [
-    "AGENT", "AGENTS", "DETERMINISTIC", "ENVIRONMENT", "ENV_ID", "FAILURES", "HOW", "NAMED_AGENTS", "PART",
-    "POSITIVE", "PRINTED", "QUIET", "QUIET_WITH_MODELS", "SAMPLED_BY", "STATISTICS",
-]  # fmt: skip
-
 POSITIVE = arguments.Count(min=1)
 
 NAMED_AGENTS = (

@@ -12,8 +12,6 @@ from typing import Any
 
 import click
 
-__all__ = ["print_error", "print_result", "stdout_reserved", "stream_errors_shown"]
-
 _given_up: set[str] = set()
 
 

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.batch_fields import sums
 from streamsampler.data.multi_agent import MultiAgentBatch
-from streamsampler.data.raw import sums
 from streamsampler.storage.manifest import Shard, read_manifest
-from streamsampler.storage.shard_files import ShardFiles
-
-__all__ = ["Spread", "Tally"]
+from streamsampler.storage.shards import ShardFiles
 
 Values = Sequence[float] | np.ndarray[Any, Any]
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.data import trees
+from streamsampler.data.copying import Allocate
+from streamsampler.data.info_columns import InfoColumns, merge, undecided
+from streamsampler.data.recorder import PolicyRollouts, Rollouts
 from streamsampler.errors import DataError
-
-__all__ = ["OF_AGENTS", "AgentRows", "BatchAgents"]
 
 OF_AGENTS = "(agents)"
 """The name, among the infos of episodes, of what is known of each agent."""
@@ -93,3 +95,97 @@ class BatchAgents:
         if self.agents is None:
             raise DataError("only what one policy did, batch['policy name'] of a MultiAgentBatch, is of several agents")
         return self.agents
+
+
+# ----------------------------------------------------------------------
+# Put together what one policy played in a ticket, from what was recorded of each agent.
+
+
+_PER_TIMESTEP = "observations", "actions", "rewards"
+_PER_TRAJECTORY = "last_observations", "terminated", "truncated", "lengths"
+
+
+class Played(NamedTuple):
+    """What one agent did in a ticket.
+
+    Attributes:
+        number: The agent's number.
+        of: Of each of its trajectories, the position in the ticket of that of all agents (rising), and the policy.
+        rollouts: The trajectories.
+        env_timesteps: (t,) int64: in which step of the environment each timestep was.
+    """
+
+    number: int
+    of: Sequence[tuple[int, str]]
+    rollouts: Rollouts
+    env_timesteps: NDArray[np.int64]
+
+
+class _Trajectory(NamedTuple):
+    """One trajectory: its place in the result, and where it is."""
+
+    episode: int
+    number: int
+    position: int
+    played: Played
+
+
+def put_together(agents: Sequence[Played], allocate: Allocate) -> tuple[PolicyRollouts, ...]:
+    """Return what each policy played, by episode and then by agent.
+
+    Args:
+        agents: What each agent did.
+        allocate: Makes the arrays for large rows.
+    """
+    of_policies: dict[str, list[_Trajectory]] = {}
+    for played in agents:
+        for position, (episode, name) in enumerate(played.of):
+            of_policies.setdefault(name, []).append(_Trajectory(episode, played.number, position, played))
+    return tuple(_of_policy(name, of_policies[name], allocate) for name in sorted(of_policies))
+
+
+def _of_policy(name: str, trajectories: list[_Trajectory], allocate: Allocate) -> PolicyRollouts:
+    ordered = sorted(trajectories, key=lambda it: it[:2])
+    numbers, episodes = (np.array([it[i] for it in ordered], np.int64) for i in (1, 0))
+    first = ordered[0].played
+    if len(ordered) == len(first.of) and all(it.played is first for it in ordered):  # all that one agent did
+        return PolicyRollouts(name, first.rollouts, numbers, episodes, first.env_timesteps)
+    spans = [_span(it) for it in ordered]
+    rows = [(it.position, it.position + 1) for it in ordered]
+
+    def joined(name: str, bounds: Sequence[tuple[int, int]]) -> Any:
+        each = [getattr(it.played.rollouts, name) for it in ordered]
+        return trees.map_trees(lambda *leaves: _concatenated(leaves, bounds, allocate), *each)
+
+    fields = {name: joined(name, spans) for name in _PER_TIMESTEP}
+    fields |= {name: joined(name, rows) for name in _PER_TRAJECTORY}
+    fields |= {
+        "env_infos": _infos(ordered, "env_infos", spans),
+        "agent_infos": _infos(ordered, "agent_infos", spans),
+        "episode_infos": _infos(ordered, "episode_infos", rows),
+    }
+    env_timesteps = _concatenated([it.played.env_timesteps for it in ordered], spans, np.empty)
+    return PolicyRollouts(name, Rollouts(**fields), numbers, episodes, env_timesteps)
+
+
+def _concatenated(leaves: Sequence[Any], bounds: Sequence[tuple[int, int]], allocate: Allocate) -> Any:
+    """Return rows of several arrays, from one to the one before another, as one array."""
+    parts = [leaf[start:stop] for leaf, (start, stop) in zip(leaves, bounds, strict=True)]
+    if parts[0].dtype.hasobject:
+        return np.concatenate(parts)
+    n_rows = sum(stop - start for start, stop in bounds)
+    return np.concatenate(parts, out=allocate((n_rows, *parts[0].shape[1:]), parts[0].dtype))
+
+
+def _span(it: _Trajectory) -> tuple[int, int]:
+    ends = it.played.rollouts.lengths[: it.position + 1]
+    stop = int(ends.sum())
+    return stop - int(ends[-1]), stop
+
+
+def _infos(ordered: Sequence[_Trajectory], name: str, bounds: Sequence[tuple[int, int]]) -> InfoColumns:
+    """Return the infos of trajectories; what columns of several kinds become is decided later."""
+    each = [getattr(it.played.rollouts, name) for it in ordered]
+    if not any(infos.columns for infos in each):
+        return InfoColumns(sum(stop - start for start, stop in bounds), {})
+    return undecided(merge([(infos, *it) for infos, it in zip(each, bounds, strict=True)], name, keeps_kinds=True))

@@ -21,8 +21,6 @@ from streamsampler.data.spaces import AnySpace, row_spec, rows_inside, short, sp
 from streamsampler.data.trees import Array, Tree
 from streamsampler.protocol.messages import by_position
 
-__all__ = ["Anomaly", "AnomalyFinder"]
-
 _CHUNK = 1 << 14  # numbers
 Clean: TypeAlias = Callable[[Array], bool]
 

@@ -8,16 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamsampler.data import trees
+from streamsampler.data.batch_fields import RawRows
 from streamsampler.data.infos import is_mask
-from streamsampler.data.raw import RawRows
-from streamsampler.data.spaces import AnySpace, check_actions
-from streamsampler.data.step_values import flag_of
+from streamsampler.data.spaces import AnySpace, check_actions, flag_of
 from streamsampler.errors import DataError, UsageError, missing_attribute, number, positive
-
-if TYPE_CHECKING:
-    from streamsampler.data.batch import TrajectoryBatch
-
-__all__ = ["BatchEpisodes", "TimeStep", "batch_of_episodes"]
 
 _NEEDED = ("observations", "actions", "rewards", "terminated", "truncated")
 _EARLIER = ("earlier_length", "earlier_return")
@@ -71,7 +65,7 @@ def _first(tree: Any) -> Any:
     return trees.map_tree(lambda leaf: leaf[0], tree)
 
 
-def _said_of_fragments(one: TrajectoryBatch[Any, Any]) -> dict[str, Any]:
+def _said_of_fragments(one: Any) -> dict[str, Any]:
     if not one.fragments:
         return {}
     return {
@@ -83,7 +77,7 @@ def _said_of_fragments(one: TrajectoryBatch[Any, Any]) -> dict[str, Any]:
     }
 
 
-def _raw_data(one: TrajectoryBatch[Any, Any]) -> dict[str, Any]:
+def _raw_data(one: Any) -> dict[str, Any]:
     if (raw := one.raw) is None:
         return {}
     return dict(zip(_RAW, (raw.observations, _first(raw.last_observations), raw.rewards), strict=True))
@@ -117,7 +111,7 @@ class BatchEpisodes:
 
     if TYPE_CHECKING:
 
-        def split(self) -> list[TrajectoryBatch[Any, Any]]:
+        def split(self) -> list[Any]:
             """See `TrajectoryBatch`."""
 
     else:
@@ -180,11 +174,11 @@ class BatchEpisodes:
 
 
 def batch_of_episodes(
-    cls: type[TrajectoryBatch[Any, Any]],
+    cls: Any,
     episodes: Sequence[Mapping[str, Any]],
     observation_space: AnySpace,
     action_space: AnySpace,
-) -> TrajectoryBatch[Any, Any]:
+) -> Any:
     """Return the batch of episodes; see `TrajectoryBatch.from_list`."""
     if isinstance(episodes, Mapping) or not hasattr(episodes, "__iter__"):
         raise UsageError(f"from_list takes a list of dicts, one for each episode, got {episodes!r:.60}")

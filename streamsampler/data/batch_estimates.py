@@ -3,16 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data import estimates
-from streamsampler.data.estimates import Floats, VTrace
 from streamsampler.errors import DataError, UsageError, number, positive
 
-__all__ = ["BatchEstimates"]
+# ----------------------------------------------------------------------
+# Estimates from rewards and values, over all trajectories of a batch at once. Float64 throughout.
+
+
+Floats = NDArray[np.float64]
+
+_FEW = 24  # trajectories: fewer take less time one by one than a call of NumPy for each timestep
+
+
+class VTrace(NamedTuple):
+    """What V-trace estimates (see `TrajectoryBatch.vtrace`).
+
+    Attributes:
+        targets: (T,) what the values are to become.
+        advantages: (T,) of the actions, clipped importance weights included.
+    """
+
+    targets: Any
+    advantages: Any
+
+
+def accumulate_backwards(
+    terms: Floats, lengths: NDArray[np.int64], factors: float | Floats, last: Floats | None = None
+) -> Floats:
+    """Return `y[t] = terms[t] + factors[t] * y[t + 1]`, from the end of each trajectory backwards.
+
+    All trajectories are walked through together, from their ends backwards: those of at least k timesteps take part in
+    the k-th step. The last ones, which are longer than the others, are walked through one by one. Both compute the same
+    numbers, bit for bit.
+
+    Args:
+        terms: (T,) float64, trajectory after trajectory.
+        lengths: (N,) int64, their timesteps.
+        factors: One for all timesteps, or (T,) float64.
+        last: (N,) float64: what follows each trajectory's last timestep; None for zeros.
+
+    Returns:
+        (T,) float64.
+    """
+    longest_first = np.argsort(-lengths, kind="stable")
+    sizes = lengths[longest_first]
+    at = np.cumsum(lengths)[longest_first]  # the row after the one that is next
+    results = np.empty(len(terms))
+    following = np.zeros(len(sizes)) if last is None else last[longest_first]
+    # By step, how many trajectories take part in it: as far as there are enough of them.
+    n_steps = int(sizes[_FEW - 1]) if len(sizes) >= _FEW else 0
+    n_active = np.searchsorted(-sizes, -np.arange(1, n_steps + 1), side="right")
+    one = float(factors) if np.ndim(factors) == 0 else None
+    each = np.broadcast_to(factors, terms.shape)
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite rewards are data
+        for step, n in enumerate(n_active.tolist(), start=1):
+            rows = at[:n] - step
+            factor = each[rows] if one is None else one
+            following[:n] = results[rows] = terms[rows] + factor * following[:n]
+    for long in np.flatnonzero(sizes > n_steps).tolist():
+        start, stop = int(at[long] - sizes[long]), int(at[long]) - n_steps
+        value, backwards = float(following[long]), []
+        for term, factor in zip(terms[start:stop][::-1].tolist(), each[start:stop][::-1].tolist(), strict=True):
+            value = term + factor * value
+            backwards.append(value)
+        results[start:stop] = backwards[::-1]
+    return results
+
+
+def following_values(values: Floats, last: Floats, lengths: NDArray[np.int64]) -> Floats:
+    """Return the value of what follows each timestep: of the next one, and at a trajectory's end its `last`."""
+    following = np.empty(len(values))
+    following[:-1] = values[1:]
+    following[np.cumsum(lengths) - 1] = last
+    return following
+
+
+def advantages(
+    rewards: Floats, values: Floats, last: Floats, lengths: NDArray[np.int64], gamma: float, lambda_: float
+) -> Floats:
+    """Return generalised advantage estimates (see `TrajectoryBatch.advantages`); `last` is 0 after terminal states."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        errors = rewards + gamma * following_values(values, last, lengths) - values
+    return accumulate_backwards(errors, lengths, gamma * lambda_)
+
+
+def vtrace(
+    rewards: Floats, values: Floats, last: Floats, lengths: NDArray[np.int64], ratios: Floats, gamma: float,
+    lambda_: float, clip_rho: float, clip_c: float,
+) -> VTrace:  # fmt: skip
+    """Return V-trace's estimates (see `TrajectoryBatch.vtrace`); `last` is 0 after terminal states."""
+    rho, trace = np.minimum(ratios, clip_rho), lambda_ * np.minimum(ratios, clip_c)
+    with np.errstate(over="ignore", invalid="ignore"):
+        errors = rho * (rewards + gamma * following_values(values, last, lengths) - values)
+        targets = values + accumulate_backwards(errors, lengths, gamma * trace)
+        return VTrace(targets, rho * (rewards + gamma * following_values(targets, last, lengths) - values))
+
+
+# ----------------------------------------------------------------------
 
 
 class BatchEstimates:
@@ -73,7 +164,7 @@ class BatchEstimates:
         Returns:
             (T,) float64; the first of each trajectory is the discounted return of all of it.
         """
-        return estimates.accumulate_backwards(self.rewards, self.lengths, number("gamma", gamma))
+        return accumulate_backwards(self.rewards, self.lengths, number("gamma", gamma))
 
     def returns_to_go(self, gamma: float, last_values: Any = None) -> Any:
         """Return the discounted return from each timestep on, what would come after the end of a trajectory included.
@@ -92,7 +183,7 @@ class BatchEstimates:
         """
         last = self._last(last_values)
         gamma = _share(gamma, "gamma")
-        return _like(last_values, estimates.accumulate_backwards(self.rewards, self.lengths, gamma, last))
+        return _like(last_values, accumulate_backwards(self.rewards, self.lengths, gamma, last))
 
     def advantages(
         self, values: Any = None, last_values: Any = None, gamma: float = 0.99, lambda_: float = 0.95
@@ -116,7 +207,7 @@ class BatchEstimates:
             UsageError: A discount or a weight below 0 or above 1.
         """
         values, last_values = self._given(values, last_values)
-        found = estimates.advantages(
+        found = advantages(
             self.rewards, self._values(values), self._last(last_values), self.lengths,
             _share(gamma, "gamma"), _share(lambda_, "lambda_"),
         )  # fmt: skip
@@ -162,7 +253,7 @@ class BatchEstimates:
             raise UsageError(f"clip_rho and clip_c must be above 0, not {clip_rho} and {clip_c}")
         with np.errstate(over="ignore"):  # of an infinite weight the clip is left
             ratios = np.exp(self._values(log_ratios, "log_ratios"))
-        found = estimates.vtrace(
+        found = vtrace(
             self.rewards, self._values(values), self._last(last_values), self.lengths, ratios,
             _share(gamma, "gamma"), _share(lambda_, "lambda_"), clip_rho, clip_c,
         )  # fmt: skip

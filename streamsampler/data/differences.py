@@ -13,8 +13,6 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.words import count
 
-__all__ = ["Difference", "first_difference", "shown"]
-
 _SHOWN = 8
 _ROUNDING = 1e-3
 _IN_ORDER = "observation", "action", "reward", "end"

@@ -21,25 +21,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.exactness import changed, may_change
+from streamsampler.data.spaces import changed, may_change
 from streamsampler.data.trees import Array, object_array
 from streamsampler.errors import DataError
 from streamsampler.protocol.messages import by_position
-
-__all__ = [
-    "InfoColumn",
-    "InfoColumns",
-    "KeyPath",
-    "Owners",
-    "are_uniform",
-    "check_names",
-    "column_of",
-    "is_typed",
-    "merge",
-    "name_of",
-    "no_infos",
-    "undecided",
-]
 
 KeyPath: TypeAlias = tuple[str, ...]
 Owners: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -390,3 +375,34 @@ def _owners_of(columns: Iterable[InfoColumn], owners: Owners) -> set[int]:
 def name_of(path: str, keys: KeyPath) -> str:
     """What a key is called in errors: `env_infos['a']['b']`."""
     return path + "".join(f"[{key!r}]" for key in keys)
+
+
+# ----------------------------------------------------------------------
+# The agent's values of last observations, among the infos of trajectories.
+
+
+LAST_VALUE = "last_value"
+"""The name, among the infos of trajectories, of the agent's values of last observations."""
+
+
+def with_last_values(infos: InfoColumns, rows: list[int], values: list[float]) -> InfoColumns:
+    """Return the infos of trajectories, and with them the agent's values of last observations, as "last_value".
+
+    Args:
+        infos: The infos.
+        rows: Which of the trajectories have such a value, rising.
+        values: The values.
+
+    Raises:
+        DataError: Infos have that name already; its `position` is the first of `rows`.
+    """
+    if (LAST_VALUE,) in infos.columns:
+        raise DataError(
+            f"episode_infos[{LAST_VALUE!r}] is where the agent's values of last observations are, for "
+            "batch.last_values; but an info of the environment's reset, or a metric of a hook, has that name as well: "
+            "rename it",
+            position=rows[0],
+        )
+    steps = None if len(rows) == infos.length else np.array(rows, dtype=np.int64)
+    column = InfoColumn(steps, np.array(values, dtype=np.float64))
+    return InfoColumns(infos.length, {**infos.columns, (LAST_VALUE,): column})

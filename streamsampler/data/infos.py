@@ -31,19 +31,6 @@ from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, snapshot
 from streamsampler.errors import DataError
 
-__all__ = [
-    "InfoRecorder",
-    "Infos",
-    "columns_of",
-    "concatenate_infos",
-    "info_value",
-    "infos_of",
-    "is_mask",
-    "places_of",
-    "take_infos",
-    "validate_infos",
-]
-
 Infos: TypeAlias = dict[str, Any]  # of arrays, and of dicts of them
 
 _COMMON = frozenset((bool, int, float, str, NoneType, np.bool_, *np.sctypeDict.values())) - {np.void, np.object_}

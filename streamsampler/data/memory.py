@@ -15,8 +15,6 @@ import numpy as np
 
 from streamsampler.data.trees import Array
 
-__all__ = ["Pool", "lend"]
-
 _SMALL_BYTES = 1 << 20
 # A block so many times larger than needed is freed, so that one large batch does not bind memory for ever.
 _LARGEST_SURPLUS = 4

@@ -23,9 +23,6 @@ from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.errors import DataError
 from streamsampler.scheduling.result import Segment
 
-__all__ = ["Episodes", "MultiAgentBatch", "assembled", "segments_of_policies"]
-
-
 _OF_POLICIES = (
     *("values", "last_values", "advantages", "td_lambda", "vtrace", "minibatches", "padded", "mask"),
     *("next_observations", "to_torch", "to_list", "time_steps", "as_grid"),

@@ -6,7 +6,8 @@ tuples of what they hold, and every other space (Text, Sequence, Graph, ...) as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,8 +17,6 @@ from numpy.typing import NDArray
 
 from streamsampler.data.trees import Array, Tree
 from streamsampler.errors import DataError
-
-__all__ = ["AnySpace", "check_actions", "misfit", "row_spec", "rows_inside", "short", "space_leaves", "validate"]
 
 AnySpace: TypeAlias = Space[Any]
 AnyTuple: TypeAlias = "gym_spaces.Tuple[Any]"
@@ -134,3 +133,131 @@ def short(value: Any, width: int = 80) -> str:
     """Return a value's type and its beginning, in one line."""
     text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) <= width else text[: width - 3] + '...'}"
+
+
+# ----------------------------------------------------------------------
+# Find numbers that an array of another dtype cannot hold.
+
+
+@cache
+def may_change(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Return whether `changed` can find any values of one dtype that are cast to another."""
+    if target.kind not in "fc" or source.kind not in "iuf":
+        return False
+    limits = np.finfo(target)
+    if source.kind == "f":
+        theirs = np.finfo(source)
+        return bool(theirs.nmant > limits.nmant or theirs.maxexp > limits.maxexp)
+    return bool(max(abs(int(np.iinfo(source).min)), int(np.iinfo(source).max)) > 2 ** (limits.nmant + 1))
+
+
+def changed(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[np.bool_]:
+    """Find the numbers that a cast changes by more than rounding.
+
+    Args:
+        values: Booleans, integers or floats.
+        target: The dtype that they are cast to, which they go into in range and kind.
+
+    Returns:
+        Where an integer or a float of integral value becomes another number, or a finite value becomes infinite.
+    """
+    if not may_change(values.dtype, target):
+        return np.zeros(values.shape, dtype=np.bool_)
+    with np.errstate(all="ignore"):
+        cast = values.astype(np.finfo(target).dtype)  # of a complex dtype its parts'
+        if values.dtype.kind == "f":
+            back = cast.astype(values.dtype)
+            other = np.isfinite(values) & (back != values)
+            return np.asarray(other & ((values == np.trunc(values)) | np.isinf(back)))
+        limits = np.iinfo(values.dtype)
+        # A float is an integer of this dtype from the lowest one up to below a power of two, which floats hold exactly.
+        inside = (cast >= float(limits.min)) & (cast < float(limits.max + 1))
+        return np.asarray(~inside | (np.where(inside, cast, 0).astype(values.dtype) != values))
+
+
+# ----------------------------------------------------------------------
+# Check what a timestep returns besides its observation: rewards are numbers, ends are true or false.
+
+
+FLAGS = frozenset((bool, np.bool_))
+"""The classes of what `terminated` and `truncated` should be; `flag_of` takes a little more."""
+
+_EXACT = 2**53
+_FLOAT64 = np.dtype(np.float64)
+
+
+def flag_of(name: str, value: Any) -> bool:
+    """Return `terminated` or `truncated` as a bool: a boolean, or a number that is 0 or 1, of Python, NumPy or torch.
+
+    Args:
+        name: What it is called in errors.
+        value: What the environment returned.
+
+    Raises:
+        DataError: It is something else, such as None.
+    """
+    if value.__class__ in FLAGS:
+        return bool(value)
+    try:
+        flag = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        flag = np.empty(0)
+    if flag.shape != () or flag.dtype.kind not in "biuf" or flag.item() not in (0, 1):
+        raise DataError(f"{name} should be True or False, and is {short(value)}")
+    return bool(flag)
+
+
+def number_of(reward: Any) -> float:
+    """Return what is recorded of a reward.
+
+    Raises:
+        DataError: It is no number, has axes, or would become another number as float64.
+    """
+    if reward.__class__ is int and -_EXACT <= reward <= _EXACT:
+        return float(reward)
+    try:
+        number = np.asarray(reward)
+    except (TypeError, ValueError, RuntimeError) as reason:
+        raise DataError(f"the reward should be a number, and is {short(reward)}") from reason
+    if number.shape != ():
+        raise DataError(
+            f"the reward has the shape {number.shape}, and should have () (a vector of rewards, for several aims or "
+            f"agents, needs a wrapper that makes one number of it): {short(reward)}"
+        )
+    if number.dtype.kind not in "biuf":
+        raise DataError(f"the reward should be a number, and is {short(reward)}")
+    try:
+        check_rewards(number[np.newaxis])
+    except DataError as error:
+        error.row = None
+        raise
+    with np.errstate(over="ignore"):
+        return float(number)
+
+
+def check_rewards(rewards: np.ndarray[Any, Any]) -> None:
+    """Check that no reward of an array of numbers, (n,), becomes another number as float64.
+
+    Raises:
+        DataError: One does; says both. `row` is its position.
+    """
+    lost = changed(rewards, _FLOAT64)
+    if lost.any():
+        position = int(lost.argmax())
+        with np.errstate(over="ignore"):
+            raise DataError(
+                f"the reward is {rewards[position].item()!r} as {rewards.dtype}, which would become "
+                f"{float(rewards[position])!r} as float64",
+                row=position,
+            )
+
+
+def reward_recorder(rewards: list[float]) -> Callable[[Any], None]:
+    """Return a function that appends a reward to a list, as a float; see `number_of`."""
+    append, float64 = rewards.append, np.float64
+
+    def record_reward(reward: Any) -> None:
+        kind = reward.__class__
+        append(float(reward) if kind is float or kind is float64 else number_of(reward))
+
+    return record_reward

@@ -4,20 +4,203 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import reduce
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.info_stats import Aggregation, aggregate, metrics_of
-from streamsampler.data.timers import Timer
+from streamsampler.data.trees import Array
 from streamsampler.data.words import count, duration, table
+from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Checked, Report, Times
+from streamsampler.timing import Measured
 
-__all__ = ["REMEMBERED", "DroppedTrajectory", "EndedEpisodes", "FoundAnomaly", "Stats"]
+# ----------------------------------------------------------------------
+# Make one number of what environments report in infos: a mean, a sum, or the last value.
+
+
+Aggregation = Literal["mean", "sum", "last"]
+_HOW = ("mean", "sum", "last")
+
+
+def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dict[str, float]:
+    """Return a number for each name whose info was there in any timestep.
+
+    Args:
+        infos: Infos of a batch, with their masks.
+        how: Names of infos, and what is made of their values: "mean" and "sum" of the timesteps in which it was there,
+            or "last" for its value in the last of them, in index order.
+
+    Raises:
+        UsageError: Another word, or an info that is no number in each timestep.
+    """
+    return {name: value for name, word in how.items() if (value := _number(infos, name, word)) is not None}
+
+
+def check_aggregation(how: Any) -> None:
+    """Check what hooks say of how their metrics are aggregated.
+
+    Raises:
+        UsageError: It is no dict, or has another word.
+    """
+    if not isinstance(how, Mapping):
+        raise UsageError(f"the hooks' aggregation must be a dict of words by name, got {how!r}")
+    for name, word in how.items():
+        if word not in _HOW:
+            raise UsageError(f"a metric can be aggregated by {', '.join(_HOW)}; for {name!r} it is {word!r}")
+
+
+def metrics_of(infos: Mapping[str, Array], how: Mapping[str, Any]) -> dict[str, float]:
+    """Return a number for each metric that is one number in each trajectory; others are left out.
+
+    Args:
+        infos: The episode infos of a batch, with their masks.
+        how: Names of metrics, and what is made of their values; see `aggregate`.
+    """
+    numbers = {
+        name: word
+        for name, word in sorted(how.items())
+        if isinstance(values := infos.get(name), np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf"
+    }
+    return aggregate(infos, numbers)
+
+
+class MetricsSoFar:
+    """Makes one number of each metric, while trajectories come one after the other.
+
+    Numbers do not depend on how trajectories come: each is added by itself, in order.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[float, int, float]] = {}  # the sum, how many they are, and the last one
+        self._others = set[str]()  # that were no number in some trajectory
+
+    def add(self, infos: Mapping[str, Array], names: Iterable[str]) -> None:
+        """Add trajectories.
+
+        Args:
+            infos: The episode infos of a batch, with their masks.
+            names: The metrics' names.
+        """
+        for name in names:
+            if (values := infos.get(name)) is None or name in self._others:
+                continue
+            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
+                self._others.add(name)
+                self._found.pop(name, None)
+                continue
+            mask = infos.get(f"_{name}")
+            for value in (values if mask is None else values[mask]).tolist():
+                total, n, _ = self._found.get(name, (0, 0, 0))
+                self._found[name] = total + value, n + 1, value
+
+    def update(self, metrics: dict[str, float], how: Mapping[str, str]) -> None:
+        """Write the numbers into those of earlier calls, and take out what is no number.
+
+        Args:
+            metrics: The numbers by name.
+            how: What is made of the values, by name; see `aggregate`.
+        """
+        for name in self._others:
+            metrics.pop(name, None)
+        for name, (total, n, last) in self._found.items():
+            word = how[name]
+            metrics[name] = float(last if word == "last" else total if word == "sum" else total / n)
+
+
+def _number(infos: Mapping[str, Array], name: str, how: Any) -> float | None:
+    if how not in _HOW:
+        raise UsageError(f"an info can be aggregated by {', '.join(_HOW)}; for {name!r} it is {how!r}")
+    if name not in infos:
+        return None
+    values = infos[name]
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
+        raise UsageError(f"the info {name!r} cannot be aggregated: it is not one number in each timestep")
+    mask = infos.get(f"_{name}")
+    values = values if mask is None else values[mask]
+    if not len(values):
+        return None
+    if how == "last":
+        return float(values[-1])
+    return float(values.sum() if how == "sum" else values.mean())
+
+
+# ----------------------------------------------------------------------
+# Trees of timers: where the time of workers went, and how often.
+
+
+@dataclass
+class Timer:
+    """The time that was spent in one place of the tree, and in the places below it.
+
+    Attributes:
+        seconds: The time, that of its children included.
+        count: How often it was entered; 0 for what is not counted: phases, and the tree itself.
+        timesteps: How many timesteps were run meanwhile; 0 where that is not known.
+        children: What it consists of, by name; the rest is its own.
+    """
+
+    seconds: float = 0.0
+    count: int = 0
+    timesteps: int = 0
+    children: dict[str, Timer] = field(default_factory=dict)
+
+    @property
+    def self_seconds(self) -> float:
+        """Its own time, without that of its children."""
+        return max(0.0, self.seconds - sum(child.seconds for child in self.children.values()))
+
+    @property
+    def ms_per_timestep(self) -> float:
+        """Milliseconds for each timestep; 0 where no timestep was run."""
+        return 1_000 * self.seconds / self.timesteps if self.timesteps else 0.0
+
+    def add(self, measured: Measured) -> None:
+        """Add what a worker timed to the children."""
+        for name, times, seconds, within in measured:
+            child = self.children.setdefault(name, Timer())
+            child.count += times
+            child.seconds += seconds
+            child.add(within)
+
+    def merge(self, other: Timer) -> None:
+        """Add another tree to this one."""
+        self.seconds += other.seconds
+        self.count += other.count
+        self.timesteps += other.timesteps
+        for name, child in other.children.items():
+            self.children.setdefault(name, Timer()).merge(child)
+
+    def walk(self, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Timer]]:
+        """Yield all timers with their paths, from this one down; its own path is `path`."""
+        yield path, self
+        for name, child in self.children.items():
+            yield from child.walk((*path, name))
+
+
+def timers_text(tree: Timer) -> str:
+    """Return a tree as a table: share of the whole, milliseconds for each timestep, of that its own, and how often."""
+    rows = [("", "share", "ms/timestep", "own", "entries")]
+    for path, timer in tree.walk():
+        own = 1_000 * timer.self_seconds / tree.timesteps if tree.timesteps else 0.0
+        rows.append((
+            "  " * (len(path) - 1) + path[-1] if path else "all",
+            f"{timer.seconds / tree.seconds if tree.seconds else 0.0:.1%}",
+            f"{timer.ms_per_timestep:.4g}",
+            f"{own:.4g}" if timer.children else "",
+            f"{timer.count:,}" if timer.count else "",
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
+    )
+
+
+# ----------------------------------------------------------------------
+
 
 _NO_SUMS = {"workers", "worker_timesteps", "timed", "recent", "infos", "first_anomaly", "metrics", "metric_kinds"}
 _WEIGHT = 0.1

@@ -14,23 +14,6 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Array",
-    "Tree",
-    "bytes_of",
-    "concatenate",
-    "equal",
-    "leaves",
-    "map_tree",
-    "map_trees",
-    "object_array",
-    "owned",
-    "pad",
-    "same",
-    "snapshot",
-    "take",
-]
-
 Array: TypeAlias = NDArray[Any]
 Tree: TypeAlias = "Array | dict[str, Tree] | tuple[Tree, ...]"
 TreeT = TypeVar("TreeT")

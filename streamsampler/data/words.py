@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["count", "duration", "table"]
-
 
 def count(amount: float, noun: str) -> str:
     """Return an amount of something, in the singular or the plural."""

@@ -33,7 +33,7 @@ from time import perf_counter
 from typing import Any
 
 from streamsampler.protocol.messages import Answer, Failure, Message, Phase
-from streamsampler.scheduling.ticket_size import SHORTEST_TICKET_SECONDS
+from streamsampler.scheduling.throughput import SHORTEST_TICKET_SECONDS
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import Progress, StatusBoard
 

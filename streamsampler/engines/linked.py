@@ -9,19 +9,55 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import pickle
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from streamsampler.engines.base import Answered, Engine, Logged, unreadable
-from streamsampler.engines.known_spaces import KnownSpaces
 from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.protocol.messages import BY_NAME, NEVER_AGAIN, Answer, Exit, Message, Phase, Start
 from streamsampler.serialization import Contents, Place, loads_report
 from streamsampler.workers.board import StatusBoard
 
-__all__ = ["GRACE_SECONDS", "STUCK_SECONDS", "EngineLink", "Link", "LinkedEngine", "LinkedWorkers", "shown_stacks"]
+# ----------------------------------------------------------------------
+# The spaces that workers sent, each kept once.
+
+
+class LastSpaces(Protocol):
+    """Whatever stands for a worker.
+
+    Attributes:
+        spaces: The spaces that the worker sent last, pickled; empty before.
+    """
+
+    spaces: bytes
+
+
+class KnownSpaces:
+    """The spaces that workers sent last: equal spaces are one object for all workers.
+
+    Gymnasium takes long to compare two of them.
+    """
+
+    def __init__(self) -> None:
+        self._pickled = b""
+        self._spaces: Any = None
+
+    def new(self, link: LastSpaces, pickled: bytes | None) -> Any:
+        """Return the spaces that a worker sent; None if they are those that it sent last."""
+        if pickled is None or pickled == link.spaces:
+            return None
+        if pickled != self._pickled:
+            self._spaces = pickle.loads(pickled)
+            self._pickled = pickled
+        link.spaces = self._pickled
+        return self._spaces
+
+
+# ----------------------------------------------------------------------
+
 
 STUCK_SECONDS = 1.0
 """How long a worker that is not closing its environment may take to begin with it, before it is killed."""

@@ -18,8 +18,6 @@ from streamsampler.workers.generators import preserved_generators
 from streamsampler.workers.loop import WorkerLoop
 from streamsampler.workers.threads import ThreadLimit
 
-__all__ = ["LocalChannel", "LocalEngine"]
-
 
 class LocalChannel:
     """A worker's connection to a sampler in the same thread."""

@@ -12,8 +12,6 @@ import multiprocessing.forkserver
 import os
 from typing import Any
 
-__all__ = ["remove_socket"]
-
 
 def remove_socket(server: int) -> None:
     """Remove the file and its folder, if this process is the fork server of this process number."""

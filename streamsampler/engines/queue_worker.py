@@ -16,8 +16,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 from streamsampler.engines.launch.child import ignore_terminal, kill_at_end_of, own_group, run_as_child
-from streamsampler.engines.worker_channel import WorkerChannel
-from streamsampler.engines.worker_setup import ProcessSetup
+from streamsampler.engines.worker_side import ProcessSetup, WorkerChannel
 from streamsampler.protocol.messages import BY_NAME, Answer, Exit, Message
 from streamsampler.serialization import Contents, Payload, dumps_report, loads
 from streamsampler.workers.base import WorkerContext
@@ -25,8 +24,6 @@ from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import run_worker
 from streamsampler.workers.threads import ThreadLimit
-
-__all__ = ["QueueChannel", "WorkerEnds", "main"]
 
 _MOST_STACK_BYTES = 1 << 14  # what a connection writes in one piece
 

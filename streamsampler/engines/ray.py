@@ -46,15 +46,12 @@ import ray
 from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
 from streamsampler.engines.ray_cluster import Demand, attach
-from streamsampler.engines.ray_link import Kind, RayLink, cause_of_loss
-from streamsampler.engines.ray_starts import Starts, check_names
+from streamsampler.engines.ray_link import Kind, RayLink, Starts, cause_of_loss, check_names
 from streamsampler.engines.ray_worker import Published, RaySetup, Said
 from streamsampler.errors import SamplerError
 from streamsampler.protocol.messages import Message, Phase
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import Progress, StatusBoard, board_bytes
-
-__all__ = ["RayEngine"]
 
 _LAST_SECONDS = 1.0  # that the last answers of a dead worker are waited for
 _LOOK_SECONDS = 0.05  # between two looks at a worker's row

@@ -19,8 +19,6 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from streamsampler.errors import SamplerError, UsageError
 
-__all__ = ["Demand", "Lease", "attach"]
-
 _LOOK_SECONDS = 4.0  # that a machine may take to answer at a port
 _RELEASE_SECONDS = 3  # that Ray may take to count as free what an actor had that has ended
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and an empty frame of settings

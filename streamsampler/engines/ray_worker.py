@@ -22,7 +22,7 @@ import ray
 
 from streamsampler.data.memory import Pool
 from streamsampler.data.trees import Array
-from streamsampler.engines.worker_channel import WorkerChannel
+from streamsampler.engines.worker_side import WorkerChannel
 from streamsampler.protocol.messages import BY_NAME, Answer, Continue, Exit, Message, Start
 from streamsampler.protocol.states import CAPACITY
 from streamsampler.serialization import Contents, Payload, dumps_report, loads
@@ -32,8 +32,6 @@ from streamsampler.workers.board import StatusBoard, WorkerRow, board_bytes
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import run_worker
 from streamsampler.workers.threads import VARIABLES, ThreadLimit
-
-__all__ = ["GROUPS", "Hello", "Published", "RaySetup", "RayWorker", "Said", "versions"]
 
 GROUPS = {"talk": CAPACITY + 3, "board": 1}
 """The actor's groups of threads besides the worker's own one, and how many each has.
@@ -268,7 +266,7 @@ def _reporter(setup: RaySetup, row: WorkerRow) -> Callable[[], None]:
     """Return what writes this process's memory to the board; nothing where the sampler does not ask for it."""
     if not setup.report_memory:
         return lambda: None
-    from streamsampler.engines.processes.memory_report import MemoryReporter  # which needs POSIX
+    from streamsampler.engines.worker_side import MemoryReporter  # which needs POSIX
 
     return MemoryReporter(row)
 

@@ -13,8 +13,6 @@ from streamsampler.errors import SamplerError, UsageError
 if TYPE_CHECKING:  # the command's help is to come at once
     from streamsampler.engines.base import Engine
 
-__all__ = ["ENGINES", "PARENT", "RAY", "Capabilities", "EngineName", "check_engine", "refuse_lacking"]
-
 EngineName = Literal["processes", "queues"]
 
 

@@ -38,6 +38,6 @@ with MultiprocessingSampler("random", make_env, n_workers=2) as sampler:
 An environment is closed with its worker; `streamsampler.samplers` says what becomes of processes that it started.
 """
 
-from streamsampler.environments.distributions import Choice, Distribution, LogUniform, Normal, Uniform
+from streamsampler.environments.parameters import Choice, Distribution, LogUniform, Normal, Uniform
 
 __all__ = ["Choice", "Distribution", "LogUniform", "Normal", "Uniform"]

@@ -22,11 +22,9 @@ from streamsampler.environments.updates import (
     SpecEnvUpdate,
     apply_any_env_update,
     describe,
+    lacks,
 )
-from streamsampler.environments.worker_numbers import lacks
 from streamsampler.errors import UsageError
-
-__all__ = ["Film", "FilmedEnvUpdate", "check_renders"]
 
 _MODE = "rgb_array"
 _FRAMES_PER_SECOND = 30.0

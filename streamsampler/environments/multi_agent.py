@@ -19,16 +19,6 @@ from gymnasium.spaces import Space
 
 from streamsampler.errors import DataError, UsageError
 
-__all__ = [
-    "AecEnv",
-    "MultiAgentEnv",
-    "OfSeveralAgents",
-    "ParallelEnv",
-    "SpacesOfAgents",
-    "as_multi_agent",
-    "is_multi_agent",
-]
-
 Dicts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
 
 

@@ -9,9 +9,13 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import inspect
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from types import ModuleType
 from typing import Any, TypeAlias, cast
 
 import cloudpickle
@@ -19,29 +23,136 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
 
-from streamsampler.environments.ids import find_spec
-from streamsampler.environments.kinds import foreign_kind, foreign_kind_in
-from streamsampler.environments.methods import task_setter
+from streamsampler.environments.ids import JOINT_VIEW, MakesMultiAgentEnv, find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgents, as_multi_agent, is_multi_agent
-from streamsampler.environments.pettingzoo_ids import JOINT_VIEW, MakesMultiAgentEnv, is_pettingzoo_id
-from streamsampler.environments.worker_numbers import lacks, with_worker_number
 from streamsampler.errors import SamplerError, UsageError, keywords
 
 __all__ = [
-    "AnyEnv",
-    "AnyVectorEnv",
-    "EnvCloseError",
-    "EnvLike",
-    "EnvUpdate",
-    "ExistingEnvUpdate",
-    "NewEnvUpdate",
-    "SetTaskUpdate",
-    "SpecEnvUpdate",
-    "apply_any_env_update",
-    "apply_env_update",
-    "as_env_update",
-    "describe",
-]
+    "AnyEnv", "AnyVectorEnv", "EnvCloseError", "EnvLike", "EnvUpdate", "ExistingEnvUpdate", "NewEnvUpdate",
+    "SetTaskUpdate", "SpecEnvUpdate", "apply_any_env_update", "apply_env_update", "as_env_update", "describe",
+    "find_method", "for_worker", "foreign_kind", "foreign_kind_in", "lacks", "task_setter", "with_worker_number",
+]  # fmt: skip
+
+# ----------------------------------------------------------------------
+# What objects are that look like environments, and are none of Gymnasium's: for errors.
+
+
+_KINDS = {
+    "pettingzoo": "an environment of PettingZoo, for several agents: pass a callable that makes it, or its module's "
+    "name; or wrap it in a gymnasium.Env in which one agent plays all (streamsampler.several_agents shows how)",
+    "gym": "an environment of the old package gym: make it one of Gymnasium's, by shimmy's GymV26CompatibilityV0 for "
+    "instance",
+    "dm_env": "an environment of dm_env: make it one of Gymnasium's, by shimmy's DmControlCompatibilityV0 for instance",
+}
+"""What an object is, by the package of its class or of one of its bases."""
+
+_CLASS_IN_TEXT = re.compile(r"<class '(?P<name>[\w.]+)'>")
+
+
+def foreign_kind(obj: Any) -> str:
+    """Return what an object is that is no environment of Gymnasium, in words; empty where that is not known.
+
+    Args:
+        obj: The object, or its class.
+    """
+    kind = obj if isinstance(obj, type) else type(obj)
+    packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    return next((_KINDS[package] for package in packages if package in _KINDS), "")
+
+
+def foreign_kind_in(text: str) -> str:
+    """Return the same of the class that Gymnasium's error names."""
+    match = _CLASS_IN_TEXT.search(text)
+    if match is None:
+        return ""
+    module, _, name = match["name"].rpartition(".")
+    found: Any = sys.modules.get(module)
+    found = vars(found).get(name) if isinstance(found, ModuleType) else None
+    if isinstance(found, type):
+        return foreign_kind(found)
+    return _KINDS.get(match["name"].partition(".")[0], "")
+
+
+# ----------------------------------------------------------------------
+# Find methods of environments, in themselves or under their wrappers.
+
+
+def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[[Any], Any] | None:
+    """Return a method of an environment, of itself or under its wrappers; None if it has none."""
+    of_wrappers = getattr(env, "get_wrapper_attr", functools.partial(getattr, env))  # vector environments lack it
+    for find in (of_wrappers, functools.partial(getattr, env.unwrapped)):
+        with contextlib.suppress(AttributeError):
+            method = find(name)
+            if callable(method):
+                return cast("Callable[[Any], Any]", method)
+    return None
+
+
+def task_setter(env: gymnasium.Env[Any, Any]) -> Callable[[Any], Any]:
+    """Return the method that sets an environment's task.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if (method := find_method(env, "set_task")) is not None:
+        return method
+    raise UsageError(
+        f"a task needs an environment with a method set_task(task); {type(env.unwrapped).__qualname__} has "
+        "none, and neither have its wrappers"
+    )
+
+
+# ----------------------------------------------------------------------
+# Pass the worker's number, and the environment's where several are in a worker, to functions that make them.
+
+
+_numbers: ContextVar[Mapping[str, int]] = ContextVar("streamsampler_numbers", default={"worker_number": 0})  # noqa: B039
+
+
+@contextlib.contextmanager
+def for_worker(number: int, env_number: int | None = None) -> Iterator[None]:
+    """Let environments that are made inside the block be those of a worker.
+
+    Args:
+        number: The worker's number, 0 to n_workers-1.
+        env_number: The environment's, where environments have numbers; None where they have none.
+    """
+    numbers = {"worker_number": number}
+    token = _numbers.set(numbers if env_number is None else {**numbers, "env_number": env_number})
+    try:
+        yield
+    finally:
+        _numbers.reset(token)
+
+
+def with_worker_number(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what to call a factory with: `arguments`, and the numbers that it has a parameter for.
+
+    Args:
+        factory: A class or another callable.
+        arguments: Keyword arguments; a `worker_number` or `env_number` among them, or one that a `functools.partial`
+            brings, is kept.
+
+    Returns:
+        The keyword arguments. Outside workers `worker_number` is 0.
+    """
+    numbers = {name: number for name, number in _numbers.get().items() if lacks(factory, arguments, name)}
+    return {**arguments, **numbers}
+
+
+def lacks(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> bool:
+    """Return whether a callable has a parameter, by keyword, that neither `arguments` nor a partial function sets."""
+    if name in arguments or (isinstance(factory, functools.partial) and name in factory.keywords):
+        return False
+    try:
+        parameter = inspect.signature(factory).parameters.get(name)
+    except (TypeError, ValueError):
+        return False  # it has no signature to look at
+    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+# ----------------------------------------------------------------------
+
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
 AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]

@@ -38,7 +38,7 @@ trajectories on. See `streamsampler.evaluation.intervals`.
 
 An interval that decides when to stop is wrong more often than it says: after at least 30 trajectories, in 5 to 10 of
 100 evaluations. With `guarantee=True` it is a betting confidence sequence, which holds whenever one stops
-(`streamsampler.evaluation.betting`).
+(`streamsampler.evaluation.rules`).
 
 Comparing
 ---------

@@ -10,24 +10,17 @@ from typing import Any
 
 from streamsampler.data.words import count
 from streamsampler.errors import UsageError, positive
-from streamsampler.evaluation.agents import agent_facts, has_predict
-from streamsampler.evaluation.amounts import Amount, amount_of
-from streamsampler.evaluation.comparison import Comparison
-from streamsampler.evaluation.deciding import PairTest, check_alpha, make_test
+from streamsampler.evaluation.agents import SUCCESS_KEYS, ReturnOf, Row, SuccessMeaning, agent_facts, has_predict
+from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
 from streamsampler.evaluation.evaluate import INTERRUPTED, EvaluationInterruptedError, gather
-from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.evaluation import Evaluation, number
 from streamsampler.evaluation.gathering import Gathering, opened_sampler
-from streamsampler.evaluation.printing import number
-from streamsampler.evaluation.rows import SUCCESS_KEYS, ReturnOf, Row, SuccessMeaning
-from streamsampler.evaluation.rules import DEFAULT_CAP, FLOORS, Bounds, PrecisionOf
+from streamsampler.evaluation.rules import DEFAULT_CAP, FLOORS, Amount, Bounds, PrecisionOf, amount_of
 from streamsampler.samplers.per_worker import Envs
-from streamsampler.samplers.progress import ProgressArgument
-from streamsampler.samplers.progress_output import display
-from streamsampler.scheduling.parts import PartArgument
+from streamsampler.samplers.progress import ProgressArgument, display
+from streamsampler.scheduling.plans import PartArgument
 from streamsampler.seeding import check_seed
 from streamsampler.workers.factory import usable_cores
-
-__all__ = ["compare"]
 
 
 def compare(

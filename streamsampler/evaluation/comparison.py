@@ -6,28 +6,219 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from streamsampler.data.words import count
-from streamsampler.errors import DataError
-from streamsampler.evaluation.deciding import PairTest, Verdict, make_test
-from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.files import shown_interval
-from streamsampler.evaluation.found import Found
-from streamsampler.evaluation.intervals import LEVEL, Floats, Interval, Unknown, mean_interval
-from streamsampler.evaluation.pairs import (
-    correlation,
-    improvement_interval,
-    probability_of_improvement,
-    rate_difference_interval,
-    unpaired_equivalent,
+from streamsampler.errors import DataError, UsageError
+from streamsampler.evaluation.evaluation import (
+    Evaluation,
+    Found,
+    Line,
+    aligned,
+    number,
+    percent,
+    shown_interval,
+    shown_seeds,
 )
-from streamsampler.evaluation.printing import Line, aligned, number, percent, shown_seeds
-from streamsampler.evaluation.rules import Bounds, PrecisionOf
+from streamsampler.evaluation.intervals import (
+    FEWEST,
+    LEVEL,
+    Floats,
+    Interval,
+    Unknown,
+    mean_interval,
+    normal_quantile,
+    resampled_indices,
+)
+from streamsampler.evaluation.rules import BettingSequence, Bounds, DiscordantPairs, PrecisionOf
 
-__all__ = ["Comparison", "Pairs"]
+# ----------------------------------------------------------------------
+# Compare two samples: probability of improvement, and what it was worth that they share their seeds.
+
+
+_ROUNDING = 1e-20  # of a variance, relative
+
+
+def probability_of_improvement(first: Floats, second: Floats) -> float:
+    """Return how probable it is that a value of `second` is above one of `first`; ties count half.
+
+    Mann and Whitney's U, divided by the product of the two sizes.
+    """
+    ordered = np.sort(first)
+    below = np.searchsorted(ordered, second, side="left") + np.searchsorted(ordered, second, side="right")
+    return float(below.sum()) / (2 * len(first) * len(second))
+
+
+def improvement_interval(first: Floats, second: Floats, level: float = LEVEL) -> Interval | Unknown:
+    """Return the percentile bootstrap's interval of the probability of improvement of (N,) pairs."""
+    n = len(first)
+    if n < FEWEST:
+        return Unknown(f"{count(n, 'pair')}, fewer than {FEWEST}")
+    found = [
+        probability_of_improvement(first[chosen], second[chosen])
+        for many in resampled_indices(n)
+        for chosen in many
+    ]  # fmt: skip
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high), "percentile bootstrap of pairs", level)
+
+
+def correlation(first: Floats, second: Floats) -> float | None:
+    """Return the correlation of (N,) pairs; None where one of the samples does not vary."""
+    deviations = first - first.mean(), second - second.mean()
+    scale = math.sqrt(float((deviations[0] ** 2).sum()) * float((deviations[1] ** 2).sum()))
+    if len(first) < 2 or scale == 0 or first.min() == first.max() or second.min() == second.max():
+        return None
+    return float((deviations[0] * deviations[1]).sum()) / scale
+
+
+def unpaired_equivalent(first: Floats, second: Floats) -> float | None:
+    """Return how many trajectories of each agent, on seeds of their own, would compare the means as exactly.
+
+    Args:
+        first: (N,) values of the pairs.
+        second: (N,) values of the pairs.
+
+    Returns:
+        N times the variance of unpaired differences over that of paired ones; infinite where all differences are
+        equal, None where neither sample varies.
+    """
+    unpaired = float(first.var(ddof=1) + second.var(ddof=1)) if len(first) > 1 else 0.0
+    if unpaired == 0:
+        return None
+    paired = float((second - first).var(ddof=1))
+    return len(first) * unpaired / paired if paired > _ROUNDING * unpaired else math.inf
+
+
+def rate_difference_interval(wins: int, losses: int, n: int, level: float = LEVEL) -> Interval | Unknown:
+    """Return the interval of the difference of two success rates on the same seeds (Bonett and Price, 2012).
+
+    Args:
+        wins: Pairs in which the second agent alone succeeded.
+        losses: Pairs in which the first agent alone succeeded.
+        n: All pairs.
+        level: How often the interval is to hold the difference.
+    """
+    if n < FEWEST:
+        return Unknown(f"{count(n, 'pair')}, fewer than {FEWEST}")
+    won, lost = (wins + 1) / (n + 2), (losses + 1) / (n + 2)
+    halfwidth = normal_quantile((1 + level) / 2) * math.sqrt((won + lost - (won - lost) ** 2) / (n + 2))
+    low, high = max(-1.0, won - lost - halfwidth), min(1.0, won - lost + halfwidth)
+    return Interval(low, high, "Bonett-Price", level)
+
+
+# ----------------------------------------------------------------------
+# Decide which of two agents is better, whenever that is sure. Pure.
+
+
+Verdict: TypeAlias = Literal["first", "second"]
+"""Which of two agents is better."""
+
+
+class PairTest(Protocol):
+    """A test that may be looked at after each pair.
+
+    Attributes:
+        interval: What the test knows of the difference, second minus first; None where it is a test alone.
+        method: What it is called.
+    """
+
+    interval: Interval | None
+    method: str
+
+    def add(self, first: float, second: float) -> None:
+        """Add the next pair."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Which agent is better; None while that is not sure."""
+
+
+class ReturnTest:
+    """Bets on the differences of bounded returns."""
+
+    method = "betting on the differences"
+
+    def __init__(self, alpha: float, bounds: Bounds) -> None:
+        self._low, self._high = bounds
+        span = self._high - self._low
+        self._betting = BettingSequence(-span, span, 1 - alpha)
+        self.interval: Interval | None = self._betting.interval
+
+    def add(self, first: float, second: float) -> None:
+        """Add the next pair of returns.
+
+        Raises:
+            UsageError: One is outside of the bounds.
+        """
+        for value in (first, second):
+            if not self._low <= value <= self._high:
+                raise UsageError(f"bounds are ({self._low:g}, {self._high:g}), and there is a return of {value:g}")
+        self._betting.add(second - first)
+        self.interval = self._betting.interval
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Which agent is better; None while that is not sure."""
+        interval = self._betting.interval
+        return "second" if interval.low > 0 else "first" if interval.high < 0 else None
+
+
+class SuccessTest:
+    """Bets on which agent succeeds where the other one fails."""
+
+    method = "betting on discordant pairs"
+    interval: Interval | None = None
+
+    def __init__(self, alpha: float) -> None:
+        self._alpha = alpha
+        self._pairs = DiscordantPairs()
+        self._verdict: Verdict | None = None
+
+    def add(self, first: float, second: float) -> None:
+        """Add the next pair of successes."""
+        self._pairs.add(bool(first), bool(second))
+        if self._verdict is None and self._pairs.p_value <= self._alpha:
+            self._verdict = "second" if self._pairs.wins > self._pairs.losses else "first"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Which agent is better; None while that is not sure."""
+        return self._verdict
+
+
+def make_test(alpha: float, decide_on: PrecisionOf, bounds: Bounds | None) -> PairTest:
+    """Return the test that the arguments of `compare` ask for.
+
+    Raises:
+        UsageError: They cannot work.
+    """
+    if decide_on == "success":
+        if bounds is not None:
+            raise UsageError('bounds are those of returns, and the "success" rate decides')
+        return SuccessTest(alpha)
+    if bounds is None:
+        raise UsageError(
+            "until_decided needs bounds=(least, largest) of returns: without, no test holds whenever one stops"
+        )
+    BettingSequence(*bounds)  # refuses bounds that are none
+    return ReturnTest(alpha, bounds)
+
+
+def check_alpha(value: Any) -> float:
+    """Return `until_decided` as a number.
+
+    Raises:
+        UsageError: It is no probability, or not small.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 0.5:
+        raise UsageError(f"until_decided is how often equal agents may be told apart, such as 0.05; got {value!r}")
+    return float(value)
+
+
+# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -87,7 +278,7 @@ class Pairs:
 
     @property
     def unpaired_equivalent(self) -> float | None:
-        """How many trajectories of each agent would be needed on different seeds; see `pairs.unpaired_equivalent`."""
+        """How many trajectories of each agent would be needed on different seeds; see `unpaired_equivalent`."""
         return unpaired_equivalent(*self.returns)
 
     @property

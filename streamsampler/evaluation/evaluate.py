@@ -11,22 +11,16 @@ import numpy as np
 
 from streamsampler.data.words import count
 from streamsampler.errors import SamplerError, UsageError
-from streamsampler.evaluation.agents import EvaluatedAgent, agent_facts
-from streamsampler.evaluation.amounts import amount_of
-from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.agents import EvaluatedAgent, ReturnOf, SuccessMeaning, agent_facts
+from streamsampler.evaluation.evaluation import Evaluation, number
 from streamsampler.evaluation.gathering import Gathering, opened_sampler
 from streamsampler.evaluation.intervals import FEWEST, Interval, t_interval
-from streamsampler.evaluation.printing import number
-from streamsampler.evaluation.rows import ReturnOf, SuccessMeaning
-from streamsampler.evaluation.rules import Bounds, PrecisionOf, Rule
+from streamsampler.evaluation.rules import Bounds, PrecisionOf, Rule, amount_of
 from streamsampler.evaluation.videos import VideoError, VideoOf, Videos
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.per_worker import Envs
-from streamsampler.samplers.progress import ProgressArgument
-from streamsampler.samplers.progress_output import display
-from streamsampler.scheduling.parts import PartArgument
-
-__all__ = ["INTERRUPTED", "EvaluationInterruptedError", "evaluate", "gather"]
+from streamsampler.samplers.progress import ProgressArgument, display
+from streamsampler.scheduling.plans import PartArgument
 
 INTERRUPTED = "interrupted"
 """Why an evaluation has no more trajectories, after Ctrl-C."""

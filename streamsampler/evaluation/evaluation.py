@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.errors import DataError
-from streamsampler.evaluation.betting import BettingSequence
-from streamsampler.evaluation.files import arguments_of, facts_of
-from streamsampler.evaluation.found import Found
+from streamsampler.data.trees import same
+from streamsampler.data.words import count
+from streamsampler.errors import DataError, StorageError
+from streamsampler.evaluation.agents import SuccessMeaning
 from streamsampler.evaluation.intervals import (
     FEWEST,
+    LEVEL,
     Interval,
     Unknown,
     bootstrap_intervals,
@@ -23,11 +27,317 @@ from streamsampler.evaluation.intervals import (
     mean_interval,
     wilson_interval,
 )
-from streamsampler.evaluation.printing import table_of
-from streamsampler.evaluation.rows import SuccessMeaning
-from streamsampler.scheduling.parts import Part
+from streamsampler.evaluation.rules import BettingSequence
+from streamsampler.scheduling.plans import Part, part_of_facts
+from streamsampler.storage.atomic import write_whole
+from streamsampler.storage.codec import decode, encode, read_facts
+from streamsampler.version import __version__
 
-__all__ = ["Evaluated", "Evaluation"]
+# ----------------------------------------------------------------------
+# What evaluations are as JSON.
+#
+# There are no times, paths, hosts or numbers of workers in it: the same trajectories give the same bytes. The summary
+# is for other readers; it is computed from the trajectories, and is not read back.
+
+
+_COLUMNS = {"returns": np.float64, "lengths": np.int64, "indices": np.int64}
+_FLAGS = ("terminated", "truncated", "successes")
+_FACTS = ("agent", "environment", "settings", "versions", "seed", "success_meaning", "stopped", "guaranteed")
+
+
+def facts_of(evaluation: Evaluation) -> dict[str, Any]:
+    """Return an evaluation as JSON has it."""
+    columns = {name: getattr(evaluation, name).tolist() for name in _COLUMNS}
+    flags = {name: None if (column := getattr(evaluation, name)) is None else column.tolist() for name in _FLAGS}
+    facts = {name: _plain(getattr(evaluation, name)) for name in _FACTS}
+    return {
+        **facts,
+        "bounds": None if evaluation.bounds is None else list(evaluation.bounds),
+        "left_out": evaluation.left_out,
+        **({} if evaluation.part is None else {"part": evaluation.part.facts()}),
+        "summary": _encoded(_summary(evaluation), "summary"),
+        "names": None if evaluation.names is None else list(evaluation.names),
+        "seeds": list(evaluation.seeds),
+        **{name: _encoded(column, name) for name, column in columns.items()},
+        **flags,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if hasattr(value, "keys") else value
+
+
+def _encoded(value: Any, path: str) -> Any:
+    """Return JSON with plain objects in which a float that is not finite is encoded."""
+    if isinstance(value, dict):
+        return {key: _encoded(item, f"{path}.{key}") for key, item in value.items()}
+    return encode(value, path)
+
+
+def _summary(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "n_trajectories": len(evaluation),
+        "mean": evaluation.mean,
+        "mean_interval": shown_interval(evaluation.mean_interval),
+        "standard_deviation": evaluation.standard_deviation,
+        "standard_error": evaluation.standard_error,
+        "median": evaluation.median,
+        "median_interval": shown_interval(evaluation.median_interval),
+        "interquartile_mean": evaluation.interquartile_mean,
+        "interquartile_mean_interval": shown_interval(evaluation.interquartile_mean_interval),
+        "minimum": evaluation.minimum,
+        "maximum": evaluation.maximum,
+        "success_rate": evaluation.success_rate,
+        "success_interval": shown_interval(evaluation.success_interval),
+        "mean_length": float(evaluation.lengths.mean()),
+        "shares": evaluation.shares,
+    }
+
+
+def shown_interval(interval: Interval | Unknown | None) -> dict[str, Any] | None:
+    """Return an interval, or why there is none, as JSON has it."""
+    if interval is None:
+        return None
+    return {"none": interval.why} if isinstance(interval, Unknown) else asdict(interval)
+
+
+def arguments_of(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the `Evaluation` whose contents these are.
+
+    Raises:
+        KeyError: One is missing.
+        TypeError: One is something else.
+        ValueError: One has another value than it can have.
+    """
+    arguments = {name: facts[name] for name in (*_FACTS, "left_out")}
+    arguments["part"] = part_of_facts(facts.get("part"))
+    for name in ("agent", "settings", "versions"):
+        if not isinstance(facts[name], dict):
+            raise TypeError(f"{name} is no object")
+    for name, dtype in _COLUMNS.items():
+        arguments[name] = np.array(decode(facts[name]), dtype)
+    for name in _FLAGS:
+        flags = _all_of(bool, facts[name], name) if name != "successes" or facts[name] is not None else None
+        arguments[name] = None if flags is None else np.array(flags, np.bool_)
+    names, bounds = facts["names"], facts["bounds"]
+    arguments["seeds"] = tuple(_all_of(int, facts["seeds"], "seeds"))
+    arguments["names"] = None if names is None else tuple(_all_of(str, names, "names"))
+    arguments["bounds"] = None if bounds is None else (float(bounds[0]), float(bounds[1]))
+    return arguments
+
+
+def _all_of(kind: type, values: Any, name: str) -> list[Any]:
+    if not isinstance(values, list) or any(type(value) is not kind for value in values):
+        raise TypeError(f"{name} should be a list of {kind.__name__}")
+    return values
+
+
+# ----------------------------------------------------------------------
+# Print evaluations: one line for each number, with its interval and how that was computed.
+
+
+Line = tuple[str, str, Interval | Unknown | None]
+"""What a number is called, the number, and its interval."""
+
+_SEEDS_SHOWN = 6
+_MEANINGS = {"end": "at the end", "once": "at any timestep"}
+
+
+def table_of(evaluation: Evaluation) -> str:
+    """Return an evaluation as lines of text."""
+    n, shares = len(evaluation), evaluation.shares
+    lines: list[Line] = [
+        ("mean return", number(evaluation.mean), evaluation.mean_interval),
+        ("standard deviation", number(evaluation.standard_deviation), None),
+        ("standard error", number(evaluation.standard_error), None),
+        ("median", number(evaluation.median), evaluation.median_interval),
+        ("interquartile mean", number(evaluation.interquartile_mean), evaluation.interquartile_mean_interval),
+        ("minimum", number(evaluation.minimum), None),
+        ("maximum", number(evaluation.maximum), None),
+    ]
+    if evaluation.success_rate is not None:
+        name = f"success rate ({_MEANINGS[evaluation.success_meaning]})"
+        lines.append((name, number(evaluation.success_rate), evaluation.success_interval))
+    lines.append(("mean length", number(float(evaluation.lengths.mean())), None))
+    lines += [(end, percent(share), None) for end, share in shares.items()]
+    part = "" if evaluation.part is None else f", {evaluation.part}"
+    if (return_of := evaluation.settings.get("return_of")) is not None:
+        part += f", return of {' and '.join(return_of)}"
+    texts = [f"{evaluation.agent.get('name')} in {_environment(evaluation)}: {count(n, 'trajectory')}{part}"]
+    texts += aligned(lines)
+    texts += [f"note: {note}" for note in _notes(evaluation)]
+    texts.append(f"seeds: {shown_seeds(evaluation.seeds)}{_origin(evaluation)}")
+    texts.append(f"stopped: {evaluation.stopped}")
+    return "\n".join(texts)
+
+
+def aligned(lines: Sequence[Line]) -> list[str]:
+    """Return lines as text, in columns."""
+    names, numbers = max(len(line[0]) for line in lines), max(len(line[1]) for line in lines)
+    return [f"  {name:{names}}  {shown:>{numbers}}{_interval(interval)}".rstrip() for name, shown, interval in lines]
+
+
+def number(value: float) -> str:
+    """Return a number with as many digits as one reads."""
+    return f"{value:,.5g}" if abs(value) < 100_000 else f"{value:,.0f}"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent."""
+    return f"{100 * share:.3g} %"
+
+
+def _interval(interval: Interval | Unknown | None) -> str:
+    if interval is None:
+        return ""
+    if isinstance(interval, Unknown):
+        return f"  no interval holds: {interval.why}"
+    return f"  {100 * interval.level:.4g} % [{number(interval.low)}, {number(interval.high)}]  {interval.method}"
+
+
+def _environment(evaluation: Evaluation) -> str:
+    environment = evaluation.environment
+    return environment if isinstance(environment, str) else ", ".join(map(str, environment))
+
+
+def _notes(evaluation: Evaluation) -> list[str]:
+    notes = []
+    n = len(evaluation)
+    if evaluation.minimum == evaluation.maximum and n > 1:
+        most = 1 - (1 - LEVEL) ** (1 / n)
+        notes.append(
+            f"all returns are equal; with {100 * LEVEL:g} % confidence at most {percent(most)} of trajectories have "
+            "another one"
+        )
+    if evaluation.left_out:
+        notes.append(
+            f"{count(evaluation.left_out, 'trajectory')} raised and {'is' if evaluation.left_out == 1 else 'are'} left "
+            "out; where failures depend on the state, what is left is biased"
+        )
+    if evaluation.guaranteed is not None:
+        what = "mean return" if evaluation.guaranteed == "return" else "success rate"
+        notes.append(f"the interval of the {what} holds although it decided when to stop")
+    return notes
+
+
+def shown_seeds(seeds: Sequence[int]) -> str:
+    """Return seeds as text: a range, or the first ones and how many there are."""
+    n = len(seeds)
+    if n > 1 and all(seed == seeds[0] + position for position, seed in enumerate(seeds)):
+        return f"{seeds[0]} to {seeds[-1]}"
+    if n <= _SEEDS_SHOWN:
+        return ", ".join(map(str, seeds))
+    return f"{', '.join(map(str, seeds[: _SEEDS_SHOWN - 1]))}, …, {seeds[-1]} ({n:,})"
+
+
+def _origin(evaluation: Evaluation) -> str:
+    return "" if evaluation.seed is None else f", of the sampler's seed {evaluation.seed}"
+
+
+# ----------------------------------------------------------------------
+# What evaluations and comparisons have in common: they are equal by their contents, and are kept as JSON.
+
+
+_FORMAT_VERSION = 1
+
+
+class Found:
+    """A frozen dataclass that is kept as JSON; the same contents give the same bytes.
+
+    Attributes:
+        KIND: What it is, in one word.
+    """
+
+    KIND: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    __hash__ = None  # type: ignore[assignment]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what it holds as JSON has it, and a summary for other readers, which is not read back."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_facts(cls, facts: dict[str, Any]) -> Self:
+        """Return what `facts` gave.
+
+        Raises:
+            KeyError: Something is missing.
+            TypeError: Something is of another type.
+            ValueError: Something has another value than it can have.
+        """
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(same(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
+
+    def contents(self) -> dict[str, Any]:
+        """Return `facts` with what they are."""
+        return {
+            "format": f"streamsampler {self.KIND}",
+            "format_version": _FORMAT_VERSION,
+            "package_version": __version__,
+            **self.facts(),
+        }
+
+    def to_json(self) -> str:
+        """Return this as JSON, with a summary for other readers.
+
+        The same for the same trajectories, whatever ran them, and with which number of workers: there are no times,
+        paths, hosts or numbers of workers in it.
+
+        Raises:
+            StorageError: It holds what JSON cannot.
+        """
+        try:
+            return json.dumps(self.contents(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        except (TypeError, ValueError, RecursionError) as reason:
+            raise StorageError(f"the {self.KIND}'s agent or settings cannot be written as JSON: {reason}") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return what `to_json` gave.
+
+        Raises:
+            StorageError: It is something else.
+        """
+        return cls._read(text.encode(), "this text")
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write `to_json` to a file, whole or not at all, and return its path.
+
+        Raises:
+            StorageError: It holds what JSON cannot.
+            OSError: The file cannot be written.
+        """
+        path, text = Path(path), self.to_json()
+        write_whole(path, lambda file: file.write(text.encode()))
+        return path
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            StorageError: The file holds something else.
+            OSError: The file cannot be read.
+        """
+        return cls._read(Path(path).read_bytes(), str(path))
+
+    @classmethod
+    def _read(cls, data: bytes, where: str) -> Self:
+        what = f"{cls.KIND} of streamsampler"
+        facts = read_facts(cast("Path", where), data, what, f"streamsampler {cls.KIND}", _FORMAT_VERSION)
+        try:
+            return cls.of_facts(facts)
+        except (LookupError, TypeError, ValueError, OverflowError) as reason:
+            wrong = f"{reason} is missing" if isinstance(reason, KeyError) else str(reason)
+            raise StorageError(f"{where} is no {what}: {wrong}") from None
+
+
+# ----------------------------------------------------------------------
+
 
 _TOO_FEW = Unknown(f"fewer than {FEWEST} trajectories")
 

@@ -12,18 +12,22 @@ from gymnasium import Space
 from streamsampler.environments.multi_agent import as_multi_agent, is_multi_agent
 from streamsampler.environments.updates import apply_any_env_update, as_env_update
 from streamsampler.errors import SamplerError, UsageError
-from streamsampler.evaluation.agents import evaluated_agent
-from streamsampler.evaluation.amounts import Amount
+from streamsampler.evaluation.agents import (
+    ReturnOf,
+    Row,
+    SuccessMeaning,
+    check_return_of,
+    columns_of,
+    evaluated_agent,
+    row_of,
+)
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.rows import ReturnOf, Row, SuccessMeaning, check_return_of, columns_of, row_of
-from streamsampler.evaluation.rules import BettingRule
+from streamsampler.evaluation.rules import Amount, BettingRule
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
-from streamsampler.samplers.parts import part_of_call
+from streamsampler.samplers.obtaining import part_of_call
 from streamsampler.samplers.streaming import Stream
-from streamsampler.scheduling.parts import Part
-
-__all__ = ["Gathering", "opened_sampler"]
+from streamsampler.scheduling.plans import Part
 
 _log = logging.getLogger("streamsampler")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -16,14 +17,38 @@ from streamsampler.errors import StorageError, UsageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluate import INTERRUPTED
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.kinds import Kind, kind_of
-from streamsampler.samplers.progress import ProgressArgument
-from streamsampler.samplers.progress_output import display
+from streamsampler.samplers.progress import ProgressArgument, display
 from streamsampler.storage.folder import TrajectoryFolder
-from streamsampler.storage.merging import merge_files, merge_folders
-from streamsampler.storage.parts import PartFile, check_paths, parts_of_one_run
+from streamsampler.storage.merging import PartFile, check_paths, merge_files, merge_folders, parts_of_one_run
 
-__all__ = ["Merged", "kind_of_part", "merge"]
+# ----------------------------------------------------------------------
+# Tell from the first bytes of a file, or from a folder, what is in it.
+
+
+Kind: TypeAlias = Literal["folder", "file of trajectories", "evaluation", "comparison"]
+
+_JSON = re.compile(rb'\s*\{\s*"format"\s*:\s*"streamsampler (evaluation|comparison)"')
+
+
+def kind_of(path: Path) -> Kind | None:
+    """Return what a path holds; None for nothing of this package's.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    if path.is_dir():
+        return "folder"
+    with path.open("rb") as file:
+        begin = file.read(4096)
+    if begin.startswith(b"PK"):
+        return "file of trajectories"
+    if match := _JSON.match(begin):
+        return "evaluation" if match[1] == b"evaluation" else "comparison"
+    return None
+
+
+# ----------------------------------------------------------------------
+
 
 Merged: TypeAlias = TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any] | Evaluation | Comparison
 """What parts are together."""

@@ -15,18 +15,16 @@ from streamsampler.environments.ids import find_spec
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import UnknownEnvironmentError, UsageError, positive
 from streamsampler.evaluation.agents import evaluated_agent
-from streamsampler.samplers.episodes import check_alone, episode_of, is_part
-from streamsampler.samplers.of_policies import policies_of
-from streamsampler.samplers.payloads import pickled_environments, put, put_agents
-from streamsampler.samplers.provenance import name_of_worker
-from streamsampler.samplers.replaying import recorded_one, task_numbers
-from streamsampler.samplers.replays import Origin, Replay, replayed
-from streamsampler.samplers.rerun import Rerun, place_of
+from streamsampler.samplers.options import policies_of
+from streamsampler.samplers.payloads import name_of_worker, pickled_environments, put, put_agents
+from streamsampler.samplers.replaying import check_alone, episode_of, is_part, recorded_one, task_numbers
+from streamsampler.samplers.replays import Origin, Replay, Rerun, place_of, replayed
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.plans import Streamed
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload
 from streamsampler.storage import npz as storage
+from streamsampler.storage.files import load_with_header
 from streamsampler.storage.folder import TrajectoryFolder
 from streamsampler.storage.manifest import read_manifest, shard_name
 from streamsampler.workers.base import Worker
@@ -36,8 +34,6 @@ from streamsampler.workers.hooks import pickled_hooks
 from streamsampler.workers.resets import Options, Resets, common_resets, tasks_as_recorded
 from streamsampler.workers.threads import check_threads
 from streamsampler.workers.vec.worker import VecWorker
-
-__all__ = ["ReplayOptions", "replay"]
 
 _WORKERS: Mapping[str, type[Worker]] = {kind.__name__: kind for kind in (DefaultWorker, VecWorker)}
 
@@ -230,7 +226,7 @@ def _read(source: Any, index: int, version: int | None) -> _Record:
     path = Path(source)
     if path.is_dir():
         return _of_folder(path, index, version)
-    batch, header = storage.load_with_header(path)
+    batch, header = load_with_header(path)
     return _Record(str(path), batch, recorded_one(batch, index, version), _facts(header["provenance"]))
 
 

@@ -3,18 +3,139 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from streamsampler.errors import UsageError, positive
-from streamsampler.evaluation.betting import BettingSequence
-from streamsampler.evaluation.distributions import normal_quantile
-from streamsampler.evaluation.intervals import LEVEL, Interval, mean_interval, wilson_interval
-from streamsampler.evaluation.rows import SUCCESS_KEYS, Row
+from streamsampler.evaluation.agents import SUCCESS_KEYS, Row
+from streamsampler.evaluation.intervals import (
+    LEVEL,
+    Interval,
+    log_beta,
+    mean_interval,
+    normal_quantile,
+    wilson_interval,
+)
+from streamsampler.scheduling.plans import PartArgument, checked_part
 
-__all__ = ["DEFAULT_CAP", "FLOORS", "Bounds", "PrecisionOf", "Rule", "make_rule"]
+# ----------------------------------------------------------------------
+# Tests and intervals that hold whenever one stops, also because of what they show.
+#
+# Each is a bet against a hypothesis that is fair, or worse, if the hypothesis is true. By Ville's inequality the
+# capital of such a bet ever reaches 1/alpha with a probability of at most alpha.
+
+
+_N_MEANS = 2_000
+_MOST_BET = 0.5  # of the capital, in one round
+_HALF = math.log(0.5)
+
+
+class BettingSequence:
+    """A confidence sequence of the mean of bounded values: all its intervals hold at once.
+
+    The hedged capital of Waudby-Smith and Ramdas (2023, "Estimating means of bounded random variables by betting"),
+    with their predictable bets. For each of 2,001 means, half of the capital bets that the true one is above, half that
+    it is below. The interval is all means that the bets have not refuted, rounded outwards.
+
+    Args:
+        low: The least value there can be.
+        high: The largest value.
+        level: How often all intervals are to hold the mean.
+
+    Attributes:
+        interval: The interval so far.
+
+    Raises:
+        UsageError: The bounds are no two finite numbers that rise.
+    """
+
+    def __init__(self, low: float = 0.0, high: float = 1.0, level: float = LEVEL) -> None:
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise UsageError(f"bounds must be (least, largest), two finite numbers that rise, got ({low}, {high})")
+        self._low, self._high = low, high
+        self._level = level
+        self._means = np.linspace(0.0, 1.0, _N_MEANS + 1)
+        with np.errstate(divide="ignore"):
+            self._most_above = _MOST_BET / self._means
+            self._most_below = _MOST_BET / (1 - self._means)
+        self._above = np.zeros(_N_MEANS + 1)  # logarithms of capital
+        self._below = np.zeros(_N_MEANS + 1)
+        self._n = 0
+        self._sum, self._squares = 0.5, 0.25  # as if one value had been seen
+        self._first, self._last = 0, _N_MEANS
+        self.interval = Interval(low, high, "betting", level)
+
+    def add(self, value: float) -> None:
+        """Add the next value.
+
+        Raises:
+            UsageError: It is outside of the bounds.
+        """
+        if not self._low <= value <= self._high:
+            raise UsageError(f"bounds are ({self._low:g}, {self._high:g}), and there is a value of {value:g}")
+        x = (value - self._low) / (self._high - self._low)
+        self._bet(x)
+        self._n += 1
+        self._sum += x
+        self._squares += (x - self._sum / (self._n + 1)) ** 2
+        self._narrow()
+
+    def _bet(self, x: float) -> None:
+        n = self._n + 1
+        variance = self._squares / n
+        bet = math.sqrt(2 * math.log(2 / (1 - self._level)) / (variance * n * math.log(n + 1)))
+        gains = x - self._means
+        self._above += np.log1p(np.minimum(bet, self._most_above) * gains)
+        self._below += np.log1p(-np.minimum(bet, self._most_below) * gains)
+
+    def _narrow(self) -> None:
+        enough = -math.log(1 - self._level)
+        above = np.flatnonzero(self._above + _HALF >= enough)
+        below = np.flatnonzero(self._below + _HALF >= enough)
+        first = max(self._first, int(above[-1])) if len(above) else self._first
+        last = min(self._last, int(below[0])) if len(below) else self._last
+        if first > last:  # which happens with the probability that the level leaves
+            return
+        self._first, self._last = first, last
+        width = self._high - self._low
+        low, high = (self._low + width * float(self._means[end]) for end in (first, last))
+        self.interval = Interval(low, high, "betting", self._level)
+
+
+class DiscordantPairs:
+    """A test of whether two success rates on shared seeds differ, which holds whenever one stops.
+
+    Of the pairs in which one agent alone succeeds, each agent wins half if the rates are equal. The bet is the mixture
+    over all other shares with Jeffreys' prior.
+
+    Attributes:
+        wins: Pairs in which the second agent alone succeeded.
+        losses: Pairs in which the first agent alone succeeded.
+        p_value: The smallest alpha at which it has decided so far, at most 1.
+    """
+
+    def __init__(self) -> None:
+        self.wins = self.losses = 0
+        self.p_value = 1.0
+
+    def add(self, first: bool, second: bool) -> None:
+        """Add the next pair: whether each agent succeeded."""
+        self.wins += second and not first
+        self.losses += first and not second
+        self.p_value = min(self.p_value, math.exp(-self.log_capital))
+
+    @property
+    def log_capital(self) -> float:
+        """The logarithm of the bet's capital."""
+        wins, losses = self.wins, self.losses
+        return log_beta(wins + 0.5, losses + 0.5) - log_beta(0.5, 0.5) + (wins + losses) * math.log(2)
+
+
+# ----------------------------------------------------------------------
+
 
 PrecisionOf: TypeAlias = Literal["return", "success"]
 Bounds: TypeAlias = tuple[float, float]
@@ -197,3 +318,204 @@ def _halfwidth(value: Any) -> float:
     if not 0 < halfwidth < math.inf:
         raise UsageError(f"until_halfwidth must be a number above 0, got {value!r}")
     return halfwidth
+
+
+# ----------------------------------------------------------------------
+# Check what an evaluation is asked for: how many trajectories, from which seeds, until when.
+
+
+_SCENARIO_KEYS = {"seed", "options", "name"}
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """Scenarios as a sampler takes them.
+
+    Attributes:
+        n: How many there are.
+        seeds: A seed for each; None for the sampler's own.
+        options: What the reset of each gets; None where none has options.
+        names: The name of each; None where none has one.
+    """
+
+    n: int
+    seeds: list[int] | None
+    options: list[Mapping[str, Any] | None] | None
+    names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How many trajectories an evaluation has.
+
+    Attributes:
+        n: How many, or the most where there is a rule.
+        seeds: A seed for each; None for the sampler's own.
+        options: What the reset of each gets; None for nothing.
+        names: The name of each; None for none.
+        rule: Says when there are enough; None for all of them.
+        asked: What was asked for, in words.
+        part: Only the i-th of n ranges of them; None for all.
+    """
+
+    n: int
+    seeds: list[int] | None
+    options: list[Mapping[str, Any] | None] | None
+    names: tuple[str, ...] | None
+    rule: Rule | None
+    asked: str
+    part: PartArgument | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a trajectory has something that no other one has."""
+        return self.seeds is not None or self.options is not None
+
+    def in_part(self, part: Any, *, has_seed: bool) -> Amount:
+        """Return the same for a part of the trajectories; for all of them if it is None.
+
+        Args:
+            part: The part's number from 1 on, and how many there are; or None.
+            has_seed: Whether the sampler's seed is given, and not drawn.
+
+        Raises:
+            UsageError: There is no such part; or no part can be told, or not the same for each.
+        """
+        if part is None:
+            return self
+        part = checked_part(part)
+        if self.rule is not None:
+            raise UsageError(
+                "a part is one of num_trajectories, seeds or scenarios: where until_halfwidth stops is known only "
+                "when all trajectories before are there"
+            )
+        if self.seeds is None and not has_seed:
+            raise UsageError("each part would draw a seed of its own: give seed=…, the same for all parts")
+        return replace(self, part=part)
+
+
+def amount_of(
+    *,
+    num_trajectories: Any,
+    seeds: Iterable[int] | None,
+    scenarios: Iterable[Mapping[str, Any]] | None,
+    until_halfwidth: Any,
+    precision_of: PrecisionOf,
+    guarantee: bool,
+    bounds: Bounds | None,
+    min_trajectories: Any,
+    max_trajectories: Any,
+) -> Amount:
+    """Return what the arguments of `evaluate` ask for.
+
+    Raises:
+        UsageError: They cannot work.
+    """
+    if until_halfwidth is None:
+        useless = {"guarantee": guarantee, "bounds": bounds, "min_trajectories": min_trajectories}
+        useless["max_trajectories"] = max_trajectories
+        if given := [name for name, value in useless.items() if value]:
+            raise UsageError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for until_halfwidth")
+        if precision_of not in FLOORS:
+            raise UsageError(f'precision_of must be "return" or "success", got {precision_of!r}')
+        return _fixed(num_trajectories, seeds, scenarios)
+    if num_trajectories is not None or scenarios is not None:
+        other = "num_trajectories" if num_trajectories is not None else "scenarios"
+        raise UsageError(f"until_halfwidth decides how many trajectories there are: leave out {other}")
+    rule = make_rule(until_halfwidth, precision_of, guarantee=guarantee, bounds=bounds, least=min_trajectories)
+    listed = None if seeds is None else _seeds(seeds)
+    cap = positive("max_trajectories", DEFAULT_CAP if max_trajectories is None else max_trajectories)
+    if listed is not None:
+        if max_trajectories is not None and cap > len(listed):
+            raise UsageError(f"max_trajectories is {cap}, but there are {len(listed)} seeds")
+        listed = listed if max_trajectories is None else listed[:cap]
+        cap = len(listed)
+    return Amount(cap, listed, None, None, rule, "")
+
+
+def _fixed(num_trajectories: Any, seeds: Any, scenarios: Any) -> Amount:
+    given = [name for name, value in (("seeds", seeds), ("scenarios", scenarios)) if value is not None]
+    if len(given) > 1:
+        raise UsageError("scenarios have seeds of their own: leave out seeds")
+    if not given:
+        if num_trajectories is None:
+            raise UsageError("how many? Give num_trajectories, seeds, scenarios or until_halfwidth")
+        n = positive("num_trajectories", num_trajectories)
+        return Amount(n, None, None, None, None, "as many as were asked for")
+    if seeds is not None:
+        listed = _seeds(seeds)
+        amount = Amount(len(listed), listed, None, None, None, "one for each seed")
+    else:
+        made = scenarios_of(scenarios)
+        amount = Amount(made.n, made.seeds, made.options, made.names, None, "one for each scenario")
+    if num_trajectories is not None and positive("num_trajectories", num_trajectories) != amount.n:
+        raise UsageError(f"num_trajectories is {num_trajectories}, but there are {amount.n} {given[0]}")
+    return amount
+
+
+def _seeds(seeds: Any) -> list[int]:
+    if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
+        raise UsageError(f"seeds must be a sequence of integers, one for each trajectory, got {seeds!r:.60}")
+    listed = [positive(f"seeds[{position}]", seed, least=0) for position, seed in enumerate(seeds)]
+    if not listed:
+        raise UsageError("seeds is empty: there is nothing to evaluate on")
+    return listed
+
+
+def scenarios_of(scenarios: Any) -> Scenarios:
+    """Return scenarios as a sampler takes them.
+
+    Args:
+        scenarios: Dicts with some of the keys "seed", "options" and "name"; all have a seed, or none has.
+
+    Raises:
+        UsageError: They are something else, or two have one name.
+    """
+    if isinstance(scenarios, str | bytes | Mapping) or not isinstance(scenarios, Iterable):
+        raise UsageError(f"scenarios must be a list of dicts, got {scenarios!r:.60}")
+    listed = list(scenarios)
+    if not listed:
+        raise UsageError("scenarios is empty: there is nothing to evaluate on")
+    for position, each in enumerate(listed):
+        _check_scenario(f"scenarios[{position}]", each)
+    return Scenarios(len(listed), _column_of_seeds(listed), _column_of_options(listed), _column_of_names(listed))
+
+
+def _check_scenario(where: str, scenario: Any) -> None:
+    if not isinstance(scenario, Mapping):
+        raise UsageError(
+            f'{where} must be a dict such as {{"seed": 1, "options": {{}}, "name": "…"}}, got {scenario!r:.60}'
+        )
+    if unknown := sorted(map(str, set(scenario) - _SCENARIO_KEYS)):
+        raise UsageError(f"{where} has {', '.join(map(repr, unknown))}; a scenario has seed, options and name")
+    options = scenario.get("options")
+    if options is not None and not isinstance(options, Mapping):
+        raise UsageError(f"the options of {where} must be a dict, got {options!r:.60}")
+
+
+def _column_of_seeds(scenarios: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    seeds = [each.get("seed") for each in scenarios]
+    if all(seed is None for seed in seeds):
+        return None
+    if None in seeds:
+        raise UsageError(
+            f"scenarios[{seeds.index(None)}] has no seed, and others have one: give one to all, or to none"
+        )
+    return [positive(f"the seed of scenarios[{position}]", seed, least=0) for position, seed in enumerate(seeds)]
+
+
+def _column_of_options(scenarios: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None] | None:
+    options = [each.get("options") for each in scenarios]
+    return options if any(each is not None for each in options) else None
+
+
+def _column_of_names(scenarios: Sequence[Mapping[str, Any]]) -> tuple[str, ...] | None:
+    given = [each.get("name") for each in scenarios]
+    if all(name is None for name in given):
+        return None
+    names = tuple(f"scenario {position}" if name is None else str(name) for position, name in enumerate(given))
+    first: dict[str, int] = {}
+    for position, name in enumerate(names):
+        if (other := first.setdefault(name, position)) != position:
+            raise UsageError(f"scenarios[{other}] and scenarios[{position}] have the same name, {name!r}")
+    return names

@@ -15,15 +15,12 @@ from streamsampler.data.words import count
 from streamsampler.environments.filming import check_renders
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import SamplerError, UsageError
-from streamsampler.evaluation.rows import Row
+from streamsampler.evaluation.agents import Row
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.per_worker import items_by_worker
-from streamsampler.samplers.progress import ProgressArgument
-from streamsampler.samplers.progress_output import display
+from streamsampler.samplers.progress import ProgressArgument, display
 from streamsampler.serialization import dumps, loads
 from streamsampler.storage.videos import check_video
-
-__all__ = ["DEFAULT_VIDEOS", "VideoError", "VideoOf", "Videos", "video_name"]
 
 VideoOf: TypeAlias = int | Literal["first", "best", "median", "worst"]
 """Which trajectory: an index, or the one with that return."""

@@ -21,8 +21,6 @@ from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.examples import made
 from streamsampler.extras import needed
 
-__all__ = ["main", "trained"]
-
 
 def trained(environment: str, timesteps: int, seed: int) -> tuple[SB3Agent, SB3Agent]:
     """Train a PPO model; return what it was after half of the timesteps, and after all of them.

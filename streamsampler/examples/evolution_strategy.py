@@ -23,8 +23,6 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.examples import made
 from streamsampler.seeding import Stream, derived_seeds
 
-__all__ = ["PerturbedPolicy", "improve", "main", "noise_of"]
-
 Floats = NDArray[np.float64]
 
 

@@ -31,8 +31,6 @@ from streamsampler.examples import line_of, made
 from streamsampler.examples.pytorch import nn, torch
 from streamsampler.filters import FilteredAgent, Filters, RunningNorm, RunningReturnNorm
 
-__all__ = ["ActorCritic", "Settings", "improve", "load", "main", "save", "train"]
-
 
 def tuned(default: Any, help_: str, type_: Any = None) -> Any:
     """Make a setting that is an option of the command line, too: with a range, or without one a flag."""

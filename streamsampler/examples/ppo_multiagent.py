@@ -26,8 +26,6 @@ from streamsampler.examples.ppo import ActorCritic, Settings, improve, save, wit
 from streamsampler.examples.pytorch import torch
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 
-__all__ = ["main", "spaces_of", "train"]
-
 
 def spaces_of(environment: str) -> tuple[Any, Any]:
     """Return the observation and the action space that all agents of an environment have.

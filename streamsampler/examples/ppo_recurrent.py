@@ -20,8 +20,6 @@ from streamsampler.examples import line_of, made
 from streamsampler.examples.pytorch import nn, torch
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 
-__all__ = ["RecurrentAgent", "improve", "main", "make"]
-
 
 def make(environment: str, hide: str) -> Any:
     """Make the environment; the entries of its observations to hide, as in "1,3", are 0."""

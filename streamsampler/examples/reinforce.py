@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
 
-__all__ = ["Adam", "LogisticPolicy", "baseline_features", "improve", "main"]
-
 SCALE = np.array([2.4, 3.0, 0.21, 3.0])  # brings CartPole's observations to the size of 1
 
 

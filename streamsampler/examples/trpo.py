@@ -21,8 +21,6 @@ from streamsampler.examples import made
 from streamsampler.examples.ppo import ActorCritic
 from streamsampler.examples.pytorch import nn, torch
 
-__all__ = ["conjugate_gradient", "improve", "main"]
-
 
 def conjugate_gradient(product: Callable[[torch.Tensor], torch.Tensor], target: torch.Tensor) -> torch.Tensor:
     """Solve F x = target in ten steps, where `product` multiplies a vector by F, which is positive definite."""

@@ -37,9 +37,7 @@ Actions need no filter. Where the environment is wrapped with `gymnasium.wrapper
 another `ActionWrapper`, it gets the transformed action. The batch has the agent's own.
 """
 
-from streamsampler.filters.agents import FilteredAgent
-from streamsampler.filters.base import Filter, Filters
-from streamsampler.filters.moments import Moments
-from streamsampler.filters.running import RunningNorm, RunningReturnNorm
+from streamsampler.filters.base import Filter, FilteredAgent, Filters
+from streamsampler.filters.running import Moments, RunningNorm, RunningReturnNorm
 
 __all__ = ["Filter", "FilteredAgent", "Filters", "Moments", "RunningNorm", "RunningReturnNorm"]

@@ -25,7 +25,7 @@ streamsampler export early.json late.json --to sb3 --timesteps 10000 --timesteps
 |---|---|---|
 | Minari (HDF5) | `minari` | `streamsampler.formats.minari` |
 | Parquet | `parquet` | `streamsampler.formats.parquet` |
-| pandas | `pandas` | `streamsampler.formats.pandas` |
+| pandas | `pandas` | `streamsampler.formats.tables` |
 | TensorDict | `tensordict` | `streamsampler.formats.tensordict` |
 | evaluations of Stable-Baselines3 | none | `streamsampler.formats.sb3` |
 
@@ -37,8 +37,8 @@ For training, `TrajectoryFolder.torch_dataset` reads folders as they are.
 """
 
 from streamsampler.formats.export import export
-from streamsampler.formats.pandas import Frames, to_pandas
 from streamsampler.formats.sb3 import save_evaluations
+from streamsampler.formats.tables import Frames, to_pandas
 from streamsampler.formats.tensordict import to_tensordict
 
 __all__ = ["Frames", "export", "save_evaluations", "to_pandas", "to_tensordict"]

@@ -37,15 +37,158 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
+from gymnasium import spaces as gym_spaces
 
-from streamsampler.errors import UsageError
+from streamsampler.data import trees
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.info_columns import KeyPath
+from streamsampler.data.spaces import AnySpace
+from streamsampler.errors import StorageError, UsageError
 from streamsampler.extras import needed
-from streamsampler.formats.minari_episodes import Episodes
-from streamsampler.formats.source import Source
+from streamsampler.formats.columns import Column, Source, Values, info_values
 from streamsampler.formats.staging import Staging, make_whole, reserve, system_errors
 from streamsampler.samplers.progress import Display
 
-__all__ = ["write"]
+# ----------------------------------------------------------------------
+# Trajectories as the episodes of Minari.
+
+
+_HELD = (gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary, gym_spaces.Text)
+_LARGEST = 2**63
+_DATASET, _TEXT = 4096, 8192
+"""About twice the bytes that HDF5 needs for a dataset besides its rows, and how many more for one of text."""
+
+
+class Episodes:
+    """Makes episodes of the trajectories of a source.
+
+    Raises:
+        StorageError: Minari cannot hold its spaces, or the names of its infos.
+    """
+
+    def __init__(self, source: Source) -> None:
+        for name in ("observation_space", "action_space"):
+            _check_space(getattr(source, name), name)
+        infos = source.survey()
+        self._env_columns, self._agent_columns = infos["all_env_infos"], infos["agent_infos"]
+        self._names = {path: _hdf5_path(path, "env_infos") for path in self._env_columns}
+        self._agent_names = {path: _hdf5_path(("agent_infos", *path), "agent_infos") for path in self._agent_columns}
+        masks = [
+            (*names[path][:-1], f"_{names[path][-1]}")
+            for names, columns in ((self._names, self._env_columns), (self._agent_names, self._agent_columns))
+            for path, column in columns.items()
+            if not column.always
+        ]
+        _check_names([*self._names.values(), *self._agent_names.values(), *masks])
+        self._make = needed("minari.data_collector", "the format Minari", "minari").EpisodeBuffer
+
+    def of(self, batch: TrajectoryBatch[Any, Any]) -> Iterator[Any]:
+        """Yield an episode for each trajectory of a shard."""
+        env_infos = dict(info_values(batch.env_infos, batch.n_timesteps, self._env_columns, "env_infos"))
+        resets = dict(info_values(batch.episode_infos, len(batch), self._env_columns, "episode_infos"))
+        agent_infos = dict(info_values(batch.agent_infos, batch.n_timesteps, self._agent_columns, "agent_infos"))
+        for i, (start, length) in enumerate(zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)):
+            steps = slice(start, start + length)
+            infos: dict[str, Any] = {}
+            for path, name in self._names.items():
+                rows = _joined(_cut(resets[path], slice(i, i + 1)), _cut(env_infos[path], steps))
+                _add(infos, name, self._env_columns[path], rows)
+            for path, name in self._agent_names.items():
+                _add(infos, name, self._agent_columns[path], _cut(agent_infos[path], steps))
+            observations = [trees.take(batch.observations, steps), trees.take(batch.last_observations, slice(i, i + 1))]
+            ends = np.zeros((2, length), np.bool_)
+            ends[:, -1] = batch.terminated[i], batch.truncated[i]
+            seed = batch.seeds[i]
+            yield self._make(
+                id=i,
+                seed=seed if -_LARGEST <= seed < _LARGEST else str(seed),  # Minari reads it back as an integer
+                observations=_plain(trees.concatenate(observations)),
+                actions=_plain(trees.take(batch.actions, steps)),
+                rewards=batch.rewards[steps],
+                terminations=ends[0],
+                truncations=ends[1],
+                infos=infos,
+            )
+
+    def most_bytes(self, batch: TrajectoryBatch[Any, Any]) -> int:
+        """Return more bytes than the episodes of a shard take in HDF5, with its trees and the padding of its chunks."""
+        n_bytes = n_text = n_datasets = 0
+        for name in ("observations", "last_observations", "actions", "env_infos", "agent_infos", "episode_infos"):
+            for _, leaf in trees.leaves(getattr(batch, name)):
+                n_datasets += 2  # where it is an info, with its mask
+                n_text += leaf.dtype == object
+                n_bytes += 2 * leaf.nbytes
+                if leaf.dtype == object:
+                    n_bytes += 2 * sum(len(repr(value)) for value in leaf)
+        return n_bytes + 20 * batch.n_timesteps + len(batch) * (_DATASET * (n_datasets + 8) + _TEXT * n_text)
+
+    def about(self, batch: TrajectoryBatch[Any, Any]) -> Iterator[dict[str, int]]:
+        """Yield more metadata of each episode."""
+        for index, version in zip(batch.indices.tolist(), batch.agent_versions.tolist(), strict=True):
+            yield {"trajectory_index": index, "agent_version": version}
+
+
+def _check_space(space: AnySpace, path: str) -> None:
+    if isinstance(space, gym_spaces.Dict | gym_spaces.Tuple):
+        items = space.spaces.items() if isinstance(space, gym_spaces.Dict) else enumerate(space.spaces)
+        for key, child in items:
+            if isinstance(key, str) and (not key or key == "." or "/" in key):
+                raise StorageError(f"Minari cannot hold {path}: the key {key!r} cannot be a name in HDF5")
+            _check_space(child, f"{path}[{key!r}]")
+    elif not isinstance(space, _HELD):
+        raise StorageError(f"Minari cannot hold {path}, a space of the kind {type(space).__name__}")
+
+
+def _hdf5_path(path: KeyPath, where: str) -> KeyPath:
+    names = tuple(name for key in path for name in key.split("/"))
+    if any(name in ("", ".") or "\0" in name for name in names):
+        raise StorageError(f"Minari cannot hold {where}[{'/'.join(path)!r}]: that cannot be a name in HDF5")
+    return names
+
+
+def _check_names(names: list[KeyPath]) -> None:
+    """Refuse names that are a group and a value in HDF5, or that are used twice."""
+    groups = {name[:depth] for name in names for depth in range(1, len(name))}
+    twice = next((name for name in names if name in groups or names.count(name) > 1), None)
+    if twice is not None:
+        raise StorageError(f"Minari cannot hold two infos under the name {'/'.join(twice)!r}: rename one of them")
+
+
+def _cut(values: Values, rows: slice) -> Values:
+    array, mask = values
+    return array[rows], None if mask is None else mask[rows]
+
+
+def _joined(one: Values, other: Values) -> Values:
+    masks = [np.ones(len(rows), np.bool_) if mask is None else mask for rows, mask in (one, other)]
+    return np.concatenate([one[0], other[0]]), np.concatenate(masks)
+
+
+def _add(infos: dict[str, Any], name: KeyPath, column: Column, values: Values) -> None:
+    """Add the rows of an info, and its mask where it was missing in some of them; nothing where it was in none."""
+    rows, mask = values
+    if mask is not None and not mask.any():
+        return
+    inner = infos
+    for key in name[:-1]:
+        inner = inner.setdefault(key, {})
+    inner[name[-1]] = rows if column.kind == "numbers" else [text or "" for text in rows]
+    if mask is not None and not mask.all():
+        inner[f"_{name[-1]}"] = mask
+
+
+def _plain(tree: Any) -> Any:
+    """Return a tree with lists of text, which Minari writes as such."""
+    if isinstance(tree, dict):
+        return {key: _plain(child) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_plain(child) for child in tree)
+    return list(tree) if tree.dtype == object else tree
+
+
+# ----------------------------------------------------------------------
+
 
 _EXTRA = "minari"
 _MAIN = "main_data.hdf5"

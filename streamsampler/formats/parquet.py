@@ -18,14 +18,11 @@ from typing import Any
 import numpy as np
 
 from streamsampler.extras import needed
-from streamsampler.formats.columns import Column, Values
-from streamsampler.formats.source import Source
+from streamsampler.formats.columns import Column, Source, Values
 from streamsampler.formats.staging import Staging
 from streamsampler.formats.tables import Tables
 from streamsampler.samplers.progress import Display
-from streamsampler.storage.space_codec import encode_space
-
-__all__ = ["write"]
+from streamsampler.storage.codec import encode_space
 
 _GROUP_BYTES = 32 * 2**20
 """About how much of a shard is converted and written at once: a row group."""

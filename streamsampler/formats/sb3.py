@@ -17,8 +17,6 @@ from streamsampler.errors import UsageError
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.storage.atomic import write_whole
 
-__all__ = ["save_evaluations"]
-
 
 def save_evaluations(evaluations: Mapping[int, Evaluation], path: str | os.PathLike[str]) -> Path:
     """Write evaluations of an agent that was evaluated while it was trained.

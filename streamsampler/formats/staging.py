@@ -18,10 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from streamsampler.errors import UsageError
-from streamsampler.storage.atomic import sync_directory, write_whole
-from streamsampler.storage.lock import FolderLock
-
-__all__ = ["Staging", "check_out", "make_whole", "reserve", "system_errors"]
+from streamsampler.storage.atomic import FolderLock, sync_directory, write_whole
 
 _STATE = "export.json"
 _ERRNO = re.compile(r"errno = (\d+)|: [A-Z][a-z ]+ \((\d+)\)$")

@@ -30,15 +30,12 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
 from streamsampler.errors import StorageError
 from streamsampler.extras import needed
-from streamsampler.formats.columns import Column, info_values, leaf_column, space_columns
-from streamsampler.formats.source import Source, Sourced, open_source
+from streamsampler.formats.columns import Column, Source, Sourced, info_values, leaf_column, open_source, space_columns
 from streamsampler.formats.staging import Staging, system_errors
 from streamsampler.samplers.progress import Display
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-
-__all__ = ["to_tensordict", "write"]
 
 _log = logging.getLogger("streamsampler")
 _WHERE = {"env_infos": ("next", "env_infos"), "agent_infos": ("agent_infos",)}

@@ -52,8 +52,6 @@ from typing import Any, TypeVar
 from streamsampler.errors import ProtocolError
 from streamsampler.protocol.messages import Answer, Continue, Exit, Failure, Message, Report, Start, Stop, Ticket
 
-__all__ = ["CAPACITY", "Happened", "SamplerSide", "SamplerState", "WorkerSide", "WorkerState", "next_state"]
-
 CAPACITY = 2
 """Unanswered tickets that a worker may have: one in hand, and the next before the worker finishes that one."""
 

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.local import LocalSampler
-from streamsampler.samplers.processes import MultiprocessingSampler
+from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
 from streamsampler.samplers.ray import RaySampler
-
-__all__ = ["make_sampler"]
 
 
 def make_sampler(agents: Any, envs: Any, options: Mapping[str, Any]) -> Sampler[Any, Any]:

@@ -6,17 +6,13 @@ from operator import attrgetter
 
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import NotReproducibleError, SamplerError
-from streamsampler.protocol.fingerprints import Fingerprint
-from streamsampler.protocol.messages import Answer, Checked, Failure, Phase
-from streamsampler.samplers.records import WorkerRecord
+from streamsampler.protocol.messages import Answer, Checked, Failure, Fingerprint, Phase
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.setbacks import Setback, dropped_error, kernels_error
+from streamsampler.samplers.setbacks import Setback, WorkerRecord, dropped_error, kernels_error
 from streamsampler.samplers.supervisor import logger
 from streamsampler.samplers.updates import Snapshot
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.plans import Streamed
-
-__all__ = ["Decisions"]
 
 _NOT_NEEDED = "%s; the call did not need it"
 

@@ -8,18 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamsampler.data.assembly import Delivery
-from streamsampler.data.fragments import EnvFragment
-from streamsampler.data.raw import sums
-from streamsampler.data.recorder import Rollouts
+from streamsampler.data.batch_fields import sums
+from streamsampler.data.recorder import EnvFragment, Rollouts
 from streamsampler.data.statistics import EndedEpisodes
 from streamsampler.data.trees import Array
 from streamsampler.samplers.supervisor import logger
 from streamsampler.scheduling.plans import Fragments
 from streamsampler.scheduling.result import Result, Segment
-from streamsampler.workers.resets import FragmentOrder, Standing
-from streamsampler.workers.standings import Standings
-
-__all__ = ["Earlier", "Episodes", "FragmentLedger", "order_of"]
+from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 
 
 class Earlier(NamedTuple):

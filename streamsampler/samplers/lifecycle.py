@@ -17,27 +17,22 @@ from streamsampler.engines.base import Answered, Engine, Event, Logged
 from streamsampler.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError, WorkerError, positive
 from streamsampler.filters.base import Filters
 from streamsampler.protocol.messages import Failure, Phase, Report
-from streamsampler.samplers.beginning import begun
+from streamsampler.samplers.batches import Filtering
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.filtering import Filtering
-from streamsampler.samplers.fingerprints import Fingerprints
-from streamsampler.samplers.lagging import Lag
+from streamsampler.samplers.kept_infos import InfosOfFiles
+from streamsampler.samplers.lagging import Lag, begun
 from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates
-from streamsampler.samplers.session import Session
+from streamsampler.samplers.session import Fingerprints, Session, Verdicts
 from streamsampler.samplers.setbacks import failure_error, kernels_error
 from streamsampler.samplers.updates import Kind, Updates
-from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.plans import GatherPlan
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload
-from streamsampler.storage.kept_infos import InfosOfFiles
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.logs import handle_records
 from streamsampler.workers.resets import Resets
-
-__all__ = ["SamplerLife"]
 
 Lock = Any  # typeshed has no name for what threading.RLock() returns
 

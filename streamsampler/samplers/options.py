@@ -3,18 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
-from streamsampler.agents.policies import PolicyOf
-from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.registry import EngineName
-from streamsampler.errors import CheckMode
-from streamsampler.filters.base import Filter
-from streamsampler.samplers.inference import Inference
+from streamsampler.agents.base import is_agent
+from streamsampler.agents.policies import Policies, PolicyOf, with_policies
+from streamsampler.engines.launch.start_methods import StartMethod, has_processes
+from streamsampler.engines.registry import PARENT, EngineName
+from streamsampler.errors import CheckMode, SamplerError, UsageError
+from streamsampler.filters.base import Filter, Filters
+from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.scheduling.result import Order
+from streamsampler.workers.base import Worker
+from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.factory import usable_cores
+from streamsampler.workers.vec.worker import VecWorker
 
-__all__ = ["ProcessSamplerOptions", "RaySamplerOptions", "SamplerOptions"]
+# ----------------------------------------------------------------------
+# Where the agent of a sampler is: in each worker, or once, in the sampler's own process.
+
+
+Inference = Literal["worker", "parent"]
+
+
+def check_inference(inference: Any) -> Inference:
+    """Return where the agent is to be.
+
+    Raises:
+        UsageError: It is no such place.
+    """
+    if inference not in ("worker", "parent"):
+        raise UsageError(f'inference must be "worker" or "parent", got {inference!r}')
+    return "parent" if inference == "parent" else "worker"
+
+
+def check_with_agent_here(
+    engine: str | None, worker_class: type[Worker], options: Mapping[str, Any], *, has_factory: bool
+) -> None:
+    """Refuse arguments that do not go with an agent in the sampler's process.
+
+    Args:
+        engine: The engine that was asked for; None for none.
+        worker_class: The kind of worker that was asked for.
+        options: Other arguments, of which `registry.PARENT` says which are not taken; None where one is not asked for.
+        has_factory: Whether the sampler is given a factory of workers.
+
+    Raises:
+        UsageError: There is one.
+        SamplerError: This system lacks what is needed.
+    """
+    if not has_processes():
+        raise SamplerError(
+            'inference="parent" needs Linux or macOS: this system lacks what its processes are started and ended with. '
+            "LocalSampler with worker_class=VecWorker returns the same batches"
+        )
+    if has_factory:
+        raise UsageError('inference="parent" makes its own worker: pass its arguments to MultiprocessingSampler')
+    if engine not in (None, "processes"):
+        raise UsageError(f'inference="parent" takes no engine={engine!r}: leave it out')
+    if worker_class not in (DefaultWorker, VecWorker):
+        raise UsageError(
+            f'inference="parent" runs trajectories as VecWorker does, and takes no worker_class={worker_class.__name__}'
+        )
+    for option, reason in PARENT.lacks.items():
+        if options.get(option) is not None:
+            way_out = "" if 'inference="worker"' in reason else '. Leave it out, or use inference="worker"'
+            raise UsageError(f'inference="parent" takes no {option}: {reason}{way_out}')
+
+
+def refuse_items(agents: Any, envs: Any) -> None:
+    """Refuse an agent or an environment for each worker.
+
+    Raises:
+        UsageError: Either is a list, or `PerWorker`.
+    """
+    for what, given in (("agent", agents), ("environment", envs)):
+        if (items := items_by_worker(given)) is None:
+            continue
+        way_out = 'use inference="worker", or a sampler for each'
+        if what == "agent" and isinstance(given, list) and not any(map(is_agent, items)):
+            way_out = "pass tuple(…) of the list if it is one set of parameters"
+        raise UsageError(f'inference="parent" takes one {what}, and not one for each worker: {way_out}')
+
+
+def processes_for(n_workers: int | None, n_envs: int) -> int:
+    """Return how many processes environments live in.
+
+    Args:
+        n_workers: How many were asked for; None for as many as this process may use cores.
+        n_envs: How many environments there are.
+
+    Raises:
+        UsageError: There are fewer environments than processes.
+    """
+    if n_workers is None:
+        return min(n_envs, usable_cores())
+    if isinstance(n_workers, int) and n_workers > n_envs:
+        raise UsageError(
+            f"n_workers is {n_workers}, but there are only {n_envs} environments: pass "
+            f'worker_args={{"n_envs": {n_workers}}} or more'
+        )
+    return n_workers
+
+
+# ----------------------------------------------------------------------
 
 
 class SamplerOptions(TypedDict, total=False):
@@ -60,3 +152,60 @@ class RaySamplerOptions(SamplerOptions, total=False):
     ray_address: str | None
     worker_resources: Mapping[str, Any]
     runtime_env: Mapping[str, Any] | None
+
+
+# ----------------------------------------------------------------------
+# Check what a sampler is given for environments of several agents, where that is known before workers make them.
+
+
+def policies_of(agents: Any, policy_of: PolicyOf | None) -> Any:
+    """Return what a sampler was given as `agents`, with `Policies` for dicts of agents by policy name."""
+    if isinstance(agents, list | PerWorker):
+        return PerWorker([with_policies(each, policy_of) for each in agents])
+    return with_policies(agents, policy_of)
+
+
+def check_policies(agents: Any, worker_class: type[Worker], staleness: Any, filters: Filters) -> tuple[str, ...]:
+    """Check the arguments of a sampler that do not go with several policies, or go only with them.
+
+    Args:
+        agents: What `policies_of` returned.
+        worker_class: The kind of worker.
+        staleness: See `Sampler`.
+        filters: See `Sampler`.
+
+    Returns:
+        The policies' names.
+
+    Raises:
+        UsageError: One does not go together with the others.
+    """
+    all_of = [each for each in (agents if isinstance(agents, PerWorker) else [agents]) if isinstance(each, Policies)]
+    names = {name for each in all_of for name in each.agents}
+    for name, given in (("observation_filter", filters.observation), ("reward_filter", filters.reward)):
+        if given is not None and all_of and not isinstance(given, Mapping):
+            raise UsageError(f"with several policies, {name} is a dict by policy name: {', '.join(map(repr, names))}")
+        if isinstance(given, Mapping) and (unknown := sorted(map(repr, given.keys() - names))):
+            raise UsageError(
+                f"{name} names the policies {', '.join(unknown)}, and agents has {sorted(names) or 'none'}"
+            )
+    if not all_of:
+        return ()
+    if not worker_class.can_play_several:
+        raise UsageError(
+            f"agents={{…}} is for environments of several agents, which {worker_class.__name__} does not run: leave "
+            "worker_class out"
+        )
+    if staleness:
+        raise UsageError("agents={…} does not go together with staleness=1 yet: leave one of them out")
+    return tuple(sorted(names))
+
+
+def refuse_policies(agents: Any, policy_of: PolicyOf | None, what: str) -> None:
+    """Refuse several policies.
+
+    Raises:
+        UsageError: There are several, or something says who plays whom.
+    """
+    if isinstance(agents, Mapping | Policies) or policy_of is not None:
+        raise UsageError(f"{what} takes one agent, and not several policies for environments of several agents")

@@ -10,8 +10,6 @@ from streamsampler.data.words import count
 from streamsampler.environments.updates import EnvLike
 from streamsampler.errors import UsageError
 
-__all__ = ["Agents", "Envs", "PerWorker", "check_length", "items_by_worker"]
-
 Item = TypeVar("Item")
 
 

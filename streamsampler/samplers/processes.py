@@ -11,22 +11,23 @@ from dataclasses import replace
 from typing import Any, Self, Unpack
 
 from streamsampler.agents.policies import PolicyOf
-from streamsampler.data.generics import ActionsT, ObservationsT
+from streamsampler.data.batch import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
+from streamsampler.engines.local import LocalEngine
 from streamsampler.engines.registry import ENGINES, PARENT, EngineName, check_engine
 from streamsampler.errors import CheckMode, keywords
 from streamsampler.filters.base import Filter
 from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory
-from streamsampler.samplers.inference import (
+from streamsampler.samplers.options import (
     Inference,
+    ProcessSamplerOptions,
     check_inference,
     check_with_agent_here,
     processes_for,
     refuse_items,
+    refuse_policies,
 )
-from streamsampler.samplers.of_policies import refuse_policies
-from streamsampler.samplers.options import ProcessSamplerOptions
 from streamsampler.samplers.per_worker import Agents, Envs
 from streamsampler.samplers.updates import Kind
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
@@ -37,8 +38,6 @@ from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 from streamsampler.workers.resets import Resets
 from streamsampler.workers.vec.worker import VecWorker
-
-__all__ = ["MultiprocessingSampler"]
 
 
 @with_all_arguments(Sampler)
@@ -208,3 +207,25 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         self._inference = state["inference"]
         self._holds_agent = self._inference == "parent"
         super().__setstate__(state)
+
+
+# ----------------------------------------------------------------------
+# The sampler whose workers live in this process.
+
+
+@with_all_arguments(Sampler)
+class LocalSampler(Sampler[ObservationsT, ActionsT]):
+    """Collect trajectories in the calling process: the same batches as any other sampler, without any parallelism.
+
+    For debugging (exceptions keep their frames), for tests and for small jobs. The generators of `random`,
+    `numpy.random` and torch are restored after each call. `n_workers` defaults to 1.
+
+    See `Sampler` for the arguments. Time and memory have no limits, because no process can be killed and replaced; nor
+    is a trajectory reported that seems never to end, because nothing else runs while it does.
+    """
+
+    _default_workers = 1
+
+    def make_engine(self, setup: WorkerSetup) -> Engine:
+        """Make an engine whose workers take turns in this process."""
+        return LocalEngine(setup.n_workers, setup.make_worker, setup.seed, threads=setup.threads)

@@ -48,7 +48,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self, Unpack
 
 from streamsampler.agents.policies import PolicyOf
-from streamsampler.data.generics import ActionsT, ObservationsT
+from streamsampler.data.batch import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.errors import CheckMode, UsageError
 from streamsampler.extras import needed

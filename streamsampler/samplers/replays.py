@@ -2,24 +2,253 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
+import copy
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from streamsampler.agents.base import NAMED_AGENTS
+from streamsampler.agents.policies import Policies
+from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.differences import Difference, first_difference
+from streamsampler.data.multi_agent import MultiAgentBatch, assembled
+from streamsampler.data.recorder import Rollouts
 from streamsampler.data.words import count
-from streamsampler.environments.filming import check_renders
+from streamsampler.environments.filming import Film, FilmedEnvUpdate, check_renders
+from streamsampler.environments.updates import for_worker
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.protocol.fingerprints import agree
-from streamsampler.samplers.rerun import Rerun
-from streamsampler.samplers.versions import versions_of
-from streamsampler.serialization import loads
+from streamsampler.protocol.messages import Ticket, agree
+from streamsampler.samplers.payloads import versions_of
+from streamsampler.samplers.setbacks import failure_error
+from streamsampler.scheduling.plans import GatherPlan
+from streamsampler.scheduling.result import Segment
+from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.storage.videos import VideoFile, check_video
+from streamsampler.workers.base import Worker, WorkerContext
+from streamsampler.workers.board import StatusBoard, board_bytes
+from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.factory import WorkerFactory, WorkerSetup
+from streamsampler.workers.finishing import Finishing
+from streamsampler.workers.generators import preserved_generators
+from streamsampler.workers.kernels import fingerprint
+from streamsampler.workers.loop import failure_of, seed_constructors
+from streamsampler.workers.resets import Resets
+from streamsampler.workers.threads import ThreadLimit
+from streamsampler.workers.vec.rows import singles_of
 
-__all__ = ["Origin", "Replay", "replayed"]
+# ----------------------------------------------------------------------
+# Run one trajectory again, in this process: in the same row of a batch of the same shape, from the same seed.
+
+
+def place_of(plan: GatherPlan, index: int, block: int, n_queues: int) -> tuple[int, range]:
+    """Return whose trajectory an index is, and the block of indices that it ran in.
+
+    Args:
+        plan: What the call was to obtain.
+        index: The trajectory's.
+        block: How many consecutive trajectories may influence each other.
+        n_queues: How many queues of indices there are: 1, or one for each worker where workers differ.
+
+    Returns:
+        The number of the queue, and the indices of the block, this one among them.
+
+    Raises:
+        UsageError: The call had no such trajectory.
+    """
+    for number in range(n_queues):
+        queue = plan.queue(number, n_queues)
+        if index in queue:
+            first = queue.index(index) // block * block
+            return number, queue[first : first + block]
+    most = "" if plan.limit is None else f": trajectories {plan.first} to {plan.first + plan.limit - 1}"
+    raise UsageError(f"there is no trajectory {index}{most}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """What it takes to run a trajectory again.
+
+    Attributes:
+        setup: How workers were made.
+        updates: The environment, the agent, and its parameters and filters where it got some: "env", "agent",
+            "parameters", "filters".
+        worker: The number that the environment is made for.
+        version: The agent version.
+        index: The trajectory index.
+        block: The indices that it ran together with, as they were cut from their queue.
+        seeds: The seeds of all of the block, by index.
+        resets: What the call said of resets; None for nothing.
+    """
+
+    setup: WorkerSetup
+    updates: Mapping[str, Payload]
+    version: int
+    index: int
+    block: range
+    seeds: Mapping[int, int]
+    worker: int = 0
+    resets: Resets | None = None
+
+    def with_actions(self, recorded: TrajectoryBatch[Any, Any]) -> Rerun:
+        """Return what runs the environment alone, with the actions of a trajectory that was recorded.
+
+        It goes on for one timestep more than was recorded, with the last action again, if the environment does.
+        """
+        actions = _recorded_agents(recorded)
+        factory, length = self.setup.factory, len(recorded.rewards)
+        limit = min(factory.max_episode_length or length + 1, length + 1)
+        alone = WorkerFactory(n_workers=1, seed=factory.seed, max_episode_length=limit, worker_class=DefaultWorker)
+        return replace(
+            self,
+            setup=replace(self.setup, factory=alone),
+            updates={"env": self.updates["env"], "agent": dumps(actions, "the recorded actions")},
+            block=range(self.index, self.index + 1),
+        )
+
+    def cut_before(self, stop: int) -> Rerun | None:
+        """Return the same in a block without the indices from `stop` on; None where it has none of them."""
+        kept = self.block[: len(range(self.block.start, stop, self.block.step))]
+        return replace(self, block=kept) if len(kept) < len(self.block) else None
+
+    def cut_after(self, length: int) -> Rerun:
+        """Return the same, for a trajectory that goes on after `length` timesteps: one more is run."""
+        factory = copy.copy(self.setup.factory)
+        factory.max_episode_length = min(factory.max_episode_length or length + 1, length + 1)
+        return replace(self, setup=replace(self.setup, factory=factory))
+
+    def run(
+        self,
+        again: Callable[[TrajectoryBatch[Any, Any]], bool] = lambda _: False,
+        take: Callable[[Any, float], None] | None = None,
+    ) -> list[TrajectoryBatch[Any, Any]]:
+        """Run the trajectory, and once more in the same environment if the first run calls for it.
+
+        The global generators and the threads of libraries are as before afterwards.
+
+        Args:
+            again: Whether to run it once more, from what came of the first time.
+            take: Takes the pictures of the first run; None for none.
+
+        Returns:
+            One or two batches of one trajectory.
+
+        Raises:
+            RolloutError: The agent or the environment raised.
+            UsageError: The environment cannot be filmed.
+        """
+        hooks = None if self.setup.hooks is None else self.setup.hooks.sparing(self.index)
+        setup = replace(self.setup, check=None, drop_unless=None, hooks=hooks)
+        threads = ThreadLimit(setup.threads, os.environ)
+        board = StatusBoard(memoryview(bytearray(board_bytes(1))))
+        with preserved_generators(), threads.held():
+            seed_constructors(setup.seed)
+            worker = setup.make_worker(WorkerContext(board.row(0), self.worker, setup.seed))
+            ticket = Ticket(self.version, self.block, len(self.block))
+            try:
+                with self._errors_reported(worker, ticket):
+                    self._update(worker, take)
+                    threads.hold()  # torch may have been imported with the agent
+                    runs = [self._roll_out(worker)]
+                    if again(runs[0]):
+                        runs.append(self._roll_out(worker))
+            except BaseException:
+                with suppress(Exception):
+                    worker.shutdown()
+                raise
+            with self._errors_reported(worker, None):
+                worker.shutdown()
+        return runs
+
+    def _update(self, worker: Worker, take: Callable[[Any, float], None] | None) -> None:
+        with for_worker(self.worker):
+            if take is None:
+                worker.update_env(loads(self.updates["env"]))
+            else:
+                # Only in a block others are reset before it. Known before there is an agent: it is in lanes, or not.
+                film = Film(0, take)
+                worker.update_env(FilmedEnvUpdate(lambda: loads(self.updates["env"]), film))
+        finishing = Finishing()
+        for kind in ("filters", "agent", "parameters"):
+            if kind in self.updates:
+                finishing.update(worker, kind, loads(self.updates[kind]))
+        if take is not None:
+            film.number = self._indices(worker).index(self.index)
+        worker.resets = self.resets
+
+    def _indices(self, worker: Worker) -> range:
+        """Return the trajectories that it is run with: itself alone where no other one influences it."""
+        if not worker.runs_lanes:
+            return self.block
+        position = self.block.index(self.index)
+        return self.block[position : position + 1]
+
+    def _roll_out(self, worker: Worker) -> TrajectoryBatch[Any, Any]:
+        indices = self._indices(worker)
+        worker.row.begin_ticket(self.version)
+        ticket = Ticket(self.version, indices, len(indices))
+        outcome = worker.rollout(ticket, [self.seeds[index] for index in indices])
+        assert isinstance(outcome.rollouts, Rollouts)
+        left_out = [dropped.position for dropped in outcome.dropped]
+        number = indices.index(self.index)
+        position = number - sum(each < number for each in left_out)
+        # What the recorder holds is used again by the next run, and infos may be the environment's own.
+        delivery = Delivery(
+            self.worker, copy.deepcopy(outcome.rollouts), _nothing, spaces=worker.spaces, fingerprint=fingerprint().bits
+        )
+        return assembled(
+            [Segment(delivery, position, position + 1, indices[number : number + 1])],
+            observation_space=copy.deepcopy(worker.spaces[0]),
+            action_space=copy.deepcopy(worker.spaces[1]),
+            seeds_of=lambda wanted: [self.seeds[index] for index in wanted.tolist()],
+            agent_version=self.version,
+            seed=self.setup.seed,
+        )
+
+    @contextmanager
+    def _errors_reported(self, worker: Worker, ticket: Ticket | None) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            raise failure_error(
+                self.worker, failure_of(ticket, worker.phase, worker.trajectory, error), error
+            ) from error
+
+
+def _nothing() -> None:
+    """Give no memory back."""
+
+
+def _recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
+    """Return an agent that chooses a trajectory's actions; of several agents, one for each of them."""
+    if not isinstance(recorded, MultiAgentBatch):
+        return _RecordedActions(singles_of(recorded.action_space, recorded.actions))
+    agents = {str(it.agent_ids[0]): _recorded_agents(it) for each in recorded.policies.values() for it in each}
+    rows = next(iter(recorded.policies.values())).agents
+    assert rows is not None
+    return Policies({agent: agents.get(agent, NAMED_AGENTS[0]) for agent in rows.known}, {it: it for it in rows.known})
+
+
+class _RecordedActions:
+    """An agent that chooses recorded actions, whatever it sees, and the last one again after them."""
+
+    def __init__(self, actions: list[Any]) -> None:
+        self._actions = actions
+        self._next = 0
+
+    def reset(self, seed: int) -> None:  # noqa: ARG002 - nothing is drawn
+        self._next = 0
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
+        action = self._actions[min(self._next, len(self._actions) - 1)]
+        self._next += 1
+        return copy.copy(action), {}
+
+
+# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

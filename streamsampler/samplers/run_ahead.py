@@ -10,20 +10,48 @@ same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from streamsampler.engines.base import Answered, Died, Event
 from streamsampler.protocol.states import SamplerState
-from streamsampler.samplers.gatherings import gathering_for
-from streamsampler.samplers.records import WorkerRecord
 from streamsampler.samplers.session import Session
+from streamsampler.samplers.setbacks import WorkerRecord
 from streamsampler.samplers.updates import Kind, Snapshot
-from streamsampler.scheduling.advance import AdvanceGathering, GivenTicket
-from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import GatherPlan
+from streamsampler.scheduling.gathering import AdvanceGathering, Gathering, GivenTicket
+from streamsampler.scheduling.plans import Fragments, GatherPlan
 from streamsampler.serialization import Payload
 
-__all__ = ["RunAhead", "TakenOver"]
+# ----------------------------------------------------------------------
+# Decide with which gathering a session gathers what a plan asks for.
+
+
+GatheringT = TypeVar("GatheringT", bound=Gathering)
+
+
+def gathering_for(session: Session, plan: GatherPlan, kind: type[GatheringT]) -> GatheringT:
+    """Return a gathering of the agents and environments that workers use now."""
+    is_whole, engine = not isinstance(plan, Fragments), session.engine
+    gathering = kind(
+        plan,
+        n_workers=engine.n_workers,
+        order=session.order,
+        throughput=session.throughput if is_whole else None,
+        own_queues=session.used.differ or not is_whole,
+        layout=session.layout_of(plan),
+        dropping=session.supervisor.policy.on_failure == "drop",
+        concurrent=engine.concurrent,
+        shortest_ticket=engine.shortest_ticket_seconds,
+        # Not methods of a call: in a cycle, a batch's memory would wait for the garbage collector.
+        steps_of=session.shown_timesteps,
+        is_awaited=session.is_checking,
+    )
+    for worker in session.lanes() if is_whole else ():
+        gathering.run_lanes(worker)
+    return gathering
+
+
+# ----------------------------------------------------------------------
+
 
 _PATIENCE = 0.1
 """For how many seconds a call that is complete waits for workers that are still in a timestep of a rollout which is not

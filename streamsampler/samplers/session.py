@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -10,27 +10,210 @@ from typing import Any
 from streamsampler.data.memory import Pool
 from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.engines.base import Answered, Engine, Logged
+from streamsampler.errors import CheckMode
 from streamsampler.filters.base import Filters
-from streamsampler.protocol.messages import NEVER_AGAIN, Start
+from streamsampler.protocol.messages import NEVER_AGAIN, Checked, CheckOrder, Fingerprint, Start, agree, disagreement
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
-from streamsampler.samplers.fingerprints import Fingerprints
 from streamsampler.samplers.fragments import FragmentLedger, order_of
-from streamsampler.samplers.records import WorkerRecord
+from streamsampler.samplers.kept_infos import InfosOfFiles
+from streamsampler.samplers.setbacks import WorkerRecord
 from streamsampler.samplers.supervisor import Supervisor, logger
 from streamsampler.samplers.updates import Kind, Snapshot, Updates
-from streamsampler.samplers.verdicts import Verdicts
-from streamsampler.scheduling.blocks import Layout
-from streamsampler.scheduling.plans import Fragments, GatherPlan
+from streamsampler.scheduling.plans import Fragments, GatherPlan, Layout
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.scheduling.throughput import Throughput
 from streamsampler.seeding import Indices, TrajectorySeeds
 from streamsampler.serialization import Payload, dumps, loads, refers_to
-from streamsampler.storage.kept_infos import InfosOfFiles
 from streamsampler.workers.logs import Levels, levels_here
 from streamsampler.workers.resets import Resets
 
-__all__ = ["Session"]
+# ----------------------------------------------------------------------
+# Decide which worker checks that trajectories depend on their seeds alone, and what is reported of it. Pure.
+
+
+_CHECKS = 0
+"""The worker that checks: it has a ticket in every call, if any worker has."""
+
+
+class Verdicts:
+    """Whether a sampler's environment is still to be checked, and what was found.
+
+    One worker checks, at the first call and after an update that makes another environment. With "error" no other
+    worker has any work before its verdict is there, so that whether a call raises never depends on timing.
+
+    Args:
+        mode: The sampler's argument `check`.
+    """
+
+    def __init__(self, mode: CheckMode) -> None:
+        self._mode = mode
+        self._due = mode is not None
+        self._order = CheckOrder()
+        self._reported: set[str] = set()
+
+    def renew(self) -> None:
+        """Check again: the environment may be another one."""
+        self._due = self._mode is not None
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether only the worker that checks may have work for now."""
+        return self._due and self._mode == "error"
+
+    def may_work(self, record: WorkerRecord) -> bool:
+        """Whether a worker may have work for now."""
+        return not self.exclusive or record.worker == _CHECKS
+
+    def order_for(self, record: WorkerRecord) -> CheckOrder | None:
+        """Return what a worker that is started is to check; None for nothing."""
+        if record.worker != _CHECKS or not self._due:
+            return None
+        record.is_checking = True
+        return self._order
+
+    def worker_died(self, record: WorkerRecord) -> None:
+        """Check no more if the worker died while it checked, since the next might do so, too."""
+        if record.is_checking and self._mode == "warn":
+            self._due = False
+
+    def take(
+        self, record: WorkerRecord, records: Sequence[WorkerRecord], checked: Checked, *, current: bool
+    ) -> tuple[list[str], str]:
+        """Record what a worker found.
+
+        Args:
+            record: The worker.
+            records: All workers.
+            checked: What it found.
+            current: Whether it belongs to the current call.
+
+        Returns:
+            What to warn of, and what to raise; "" for nothing.
+        """
+        warnings = self._shared_files(record, records, checked.files)
+        if checked.unstable:
+            warnings += self._once(checked.unstable)
+        if not checked.kind and not checked.complete:
+            return warnings, ""
+        record.is_checking = False
+        if checked.finding and self._mode == "error":
+            # The check stays due: the next call finds the same.
+            return warnings, checked.finding if current else ""
+        if checked.finding:
+            warnings += self._once(checked.finding)
+        if checked.complete:
+            self._due, self._order = False, CheckOrder(done=checked.kind)
+        else:
+            self._order = CheckOrder(self._order.done, checked.kind, checked.seconds)
+        return warnings, ""
+
+    def _shared_files(self, record: WorkerRecord, records: Sequence[WorkerRecord], files: tuple[str, ...]) -> list[str]:
+        worker = record.worker
+        warnings: list[str] = []
+        for number, place in enumerate(files):
+            owner = next((other.worker for other in records if other is not record and place in other.files), worker)
+            if owner != worker or place in files[:number]:
+                both = sorted((owner, worker))
+                whose = f"workers {both[0]} and {both[1]}" if owner != worker else f"environments of worker {worker}"
+                warnings += self._once(
+                    f"{whose} write to the same files, {place}, and overwrite each other's. Give each worker a place "
+                    "of its own: a function that makes the environment is given the worker's number if it has a "
+                    "parameter `worker_number`"
+                )
+        record.files += files
+        return warnings
+
+    def _once(self, text: str) -> list[str]:
+        if text in self._reported:
+            return []
+        self._reported.add(text)
+        return [text]
+
+
+# ----------------------------------------------------------------------
+# Compare the fingerprints that a sampler's workers tell, and decide what is said about those that differ. Pure.
+
+
+_ELSEWHERE = (
+    "{} was begun where NumPy or torch compute with other kernels ({} there, {} here), so what is sampled now may not "
+    "be what would have been sampled there. Continue on a machine of that kind, or with the environment variables that "
+    'choose the same kernels: see "Other processors" in the guide, streamsampler.samplers'
+)
+
+
+class Fingerprints:
+    """What is known of how a sampler's workers compute.
+
+    Args:
+        mode: The sampler's argument `fingerprint`.
+    """
+
+    def __init__(self, mode: CheckMode) -> None:
+        self._mode = mode
+        self._told: dict[int, Fingerprint] = {}
+        self._of_dead: dict[int, Fingerprint] = {}  # until the workers in their places tell theirs
+        self._reported: set[str] = set()
+        self._pending = ""
+
+    def take(self, worker: int, found: Fingerprint) -> str:
+        """Record the fingerprint of a worker; return what the call ends with, or ""."""
+        before = self._of_dead.pop(worker, None)
+        self._told[worker] = found
+        text = disagreement(self._told.items())
+        if not text and before is not None:
+            # The batch may have trajectories of this worker, and of the one on another machine that it replaced.
+            text = disagreement([*self._told.items(), (worker, before)])
+        self._pending = text or self._pending
+        return text if self._mode == "error" else ""
+
+    def worker_died(self, worker: int) -> None:
+        """Forget the fingerprint of a worker that died, once that of the worker in its place is known."""
+        if (found := self._told.pop(worker, None)) is not None:
+            self._of_dead[worker] = found
+
+    def bits_of(self, worker: int) -> str:
+        """Return the bits of a worker's fingerprint; "" before the worker has told it."""
+        found = self._told.get(worker)
+        return "" if found is None else found.bits
+
+    @property
+    def bits(self) -> list[str]:
+        """The bits of all fingerprints that are known, each once."""
+        return sorted({found.bits for found in self._told.values()})
+
+    def refusal(self) -> str:
+        """Return what the next call ends with at once, or "": the living workers are known to differ."""
+        return disagreement(self._told.items()) if self._mode == "error" else ""
+
+    def warning(self, n_expected: int = 0) -> str:
+        """Return what to warn of, once; or "".
+
+        Args:
+            n_expected: Return nothing yet while fewer workers have told their fingerprints: one warning names them all.
+        """
+        if len(self._told) < n_expected:
+            return ""
+        text, self._pending = self._pending, ""
+        if self._mode != "warn" or text in self._reported:
+            return ""
+        self._reported.add(text)
+        return text
+
+
+def sampled_elsewhere(place: str, there: Collection[str], here: Iterable[str]) -> str:
+    """Describe which fingerprints are new to a folder; "" if each agrees with one of the folder's.
+
+    Args:
+        place: The folder.
+        there: The fingerprints of those who sampled what it holds; none if it holds nothing.
+        here: Those of who samples what comes next.
+    """
+    strangers = [bits for bits in sorted(here) if there and not any(agree(bits, other) for other in there)]
+    return _ELSEWHERE.format(place, " and ".join(sorted(there)), " and ".join(strangers)) if strangers else ""
+
+
+# ----------------------------------------------------------------------
 
 
 class Session:

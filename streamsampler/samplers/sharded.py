@@ -11,23 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.generics import ActionsT, ObservationsT
+from streamsampler.data.batch import ActionsT, ObservationsT, TrajectoryBatch
 from streamsampler.errors import UnwritableInfoError, UsageError, positive
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.fingerprints import sampled_elsewhere
-from streamsampler.samplers.parts import part_of_call
-from streamsampler.samplers.progress import Display, ProgressArgument
-from streamsampler.samplers.progress_output import display
+from streamsampler.samplers.obtaining import part_of_call
+from streamsampler.samplers.progress import Display, ProgressArgument, display
+from streamsampler.samplers.session import sampled_elsewhere
 from streamsampler.samplers.streaming import Stream
-from streamsampler.scheduling.parts import PartArgument
-from streamsampler.scheduling.plans import Target
+from streamsampler.scheduling.plans import PartArgument, Target
 from streamsampler.storage.folder import TrajectoryFolder
 from streamsampler.storage.kept_infos import InfosArgument, KeptInfos
 from streamsampler.storage.manifest import Manifest
 from streamsampler.storage.shards import ShardWriter
-
-__all__ = ["sample_to_folder"]
 
 _log = logging.getLogger("streamsampler")
 

@@ -12,17 +12,14 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any, Self
 
-from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.generics import ActionsT, ObservationsT
+from streamsampler.data.batch import ActionsT, ObservationsT, TrajectoryBatch
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.data.multi_agent import segments_of_policies
 from streamsampler.errors import DataError, SamplerError, UsageError
+from streamsampler.samplers.batches import Summaries, summaries_of
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.filtering import Summaries, summaries_of
 from streamsampler.scheduling.plans import Portion
 from streamsampler.scheduling.result import Segment
-
-__all__ = ["Stream"]
 
 
 class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):

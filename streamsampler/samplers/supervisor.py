@@ -11,14 +11,9 @@ from streamsampler.engines.base import Died, Engine
 from streamsampler.errors import WorkerError
 from streamsampler.protocol.messages import Exit, Failure, Phase
 from streamsampler.protocol.states import Happened, SamplerState
-from streamsampler.samplers.records import Hang, WorkerRecord
-from streamsampler.samplers.setbacks import Setback
-from streamsampler.scheduling.hang_watch import Watch
-from streamsampler.scheduling.length_watch import LengthWatch
-from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
+from streamsampler.samplers.setbacks import Hang, Setback, WorkerRecord
+from streamsampler.scheduling.restarts import Incident, LengthWatch, Losses, Policy, Watch, cause_of_death
 from streamsampler.workers.board import Progress
-
-__all__ = ["Supervisor", "logger"]
 
 logger = logging.getLogger("streamsampler")
 

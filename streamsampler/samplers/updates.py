@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-__all__ = ["InForce", "Kind", "Snapshot", "Updates"]
-
 Payload = TypeVar("Payload")
 Other = TypeVar("Other")
 Kind = Literal["agent", "parameters", "env", "filters", "levels"]

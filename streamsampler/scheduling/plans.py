@@ -3,26 +3,264 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Self
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self, TypeAlias
 
 from streamsampler.errors import UsageError
-from streamsampler.scheduling.blocks import Layout
-from streamsampler.scheduling.parts import Part
 
 __all__ = [
-    "AtLeast",
-    "Exactly",
-    "ExactlyPerWorker",
-    "Fragments",
-    "GatherPlan",
-    "Portion",
-    "Streamed",
-    "Target",
-    "endless",
-    "expected_rows",
-]
+    "AtLeast", "Exactly", "ExactlyPerWorker", "Fragments", "GatherPlan", "IndexQueue", "Layout", "Part",
+    "PartArgument", "Portion", "Streamed", "Target", "checked_part", "endless", "expected_rows", "in_order",
+    "part_of", "part_of_facts",
+]  # fmt: skip
+
+# ----------------------------------------------------------------------
+# Say which trajectories workers run side by side, and hand out tickets of whole blocks of indices. Pure.
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a worker runs the trajectories of consecutive indices.
+
+    Attributes:
+        rows: How many trajectories a worker runs side by side.
+        block: How many consecutive trajectories may influence each other; 1 where each is a function of itself alone.
+
+    Raises:
+        UsageError: One of the two is not positive.
+    """
+
+    rows: int = 1
+    block: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.block < 1:
+            raise UsageError(f"rows and blocks are at least 1, got {self.rows} rows and blocks of {self.block}")
+
+
+def _latest_first(indices: range) -> int:
+    return -indices[0]
+
+
+class IndexQueue:
+    """Hand out indices in order, in tickets of whole blocks. Blocks are cut from the start of the queue.
+
+    Args:
+        own: The indices.
+        block: How many indices a block has; only the last one may have fewer.
+    """
+
+    def __init__(self, own: range, block: int = 1) -> None:
+        self.own = own
+        self.block = block
+        self._cursor = 0
+        self._returned: list[range] = []
+
+    def blocks_of(self, indices: range) -> list[range]:
+        """Return the blocks of a ticket."""
+        return [indices[start : start + self.block] for start in range(0, len(indices), self.block)]
+
+    def take_new(self, size: int, horizon: int) -> range:
+        """Hand out about `size` new indices below `horizon`, in whole blocks."""
+        own, cursor = self.own, self._cursor
+        in_sight = len(range(own.start, min(own.stop, horizon), own.step)) - cursor
+        if in_sight <= 0:
+            return range(0)
+        taken = own[cursor : cursor + self._whole(math.ceil(min(size, in_sight) / self.block))]
+        self._cursor += len(taken)
+        return taken
+
+    def has_at(self, position: int, indices: range, *, may_extend: bool) -> bool:
+        """Return whether a ticket could be cut at a position of the queue.
+
+        Args:
+            position: How many indices come before it.
+            indices: The ticket.
+            may_extend: Whether the queue may become longer for it.
+        """
+        extended = may_extend and self.block == 1
+        own = self._extended(indices) if extended else self.own
+        stop = position + len(indices)
+        return own[position:stop] == indices and (len(indices) % self.block == 0 or stop == len(own))
+
+    def skip(self, indices: range) -> None:
+        """Note that the next indices were handed out, which `has_at` has; the queue becomes longer if it must."""
+        self.own = self._extended(indices)
+        self._cursor += len(indices)
+
+    def _extended(self, indices: range) -> range:
+        return range(self.own.start, max(self.own.stop, indices[-1] + 1), self.own.step)
+
+    def first_returned(self) -> range | None:
+        """Return the first ticket that was put back; None if there is none."""
+        return self._returned[-1] if self._returned else None
+
+    def take_returned(self, size: int) -> range:
+        """Hand out about `size` indices that were put back."""
+        indices = self._returned.pop()
+        size = self._whole(size // self.block)
+        if len(indices) > size:
+            self._returned.append(indices[size:])
+        return indices[:size]
+
+    def _whole(self, n_blocks: int) -> int:
+        return max(1, n_blocks) * self.block
+
+    def put_back(self, indices: range) -> None:
+        """Put back a ticket, to be handed out before new indices."""
+        insort(self._returned, indices, key=_latest_first)
+
+
+# ----------------------------------------------------------------------
+# Cut the indices of a call into contiguous ranges, which several runs sample and `streamsampler merge` joins. Pure.
+
+
+PartArgument: TypeAlias = tuple[int, int]
+"""The number of a part, from 1 on, and how many parts there are."""
+
+_EXAMPLE = "a part is two integers, its number from 1 on and how many parts there are, such as (2, 7)"
+_MOST = 2**62
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several contiguous ranges of trajectory indices, which together are those of one run.
+
+    Attributes:
+        number: Which one, from 1 on.
+        of: How many there are.
+        first_trajectory: Its first index.
+        trajectories: How many indices it has, at least 1.
+        of_trajectories: How many all parts have together.
+    """
+
+    number: int
+    of: int
+    first_trajectory: int
+    trajectories: int
+    of_trajectories: int
+
+    def __str__(self) -> str:
+        return f"part {self.number} of {self.of}"
+
+    @property
+    def stop(self) -> int:
+        """The index after its last one."""
+        return self.first_trajectory + self.trajectories
+
+    def facts(self) -> dict[str, int]:
+        """Return this part as JSON has it."""
+        return asdict(self)
+
+
+def checked_part(part: Any) -> PartArgument:
+    """Return what was given for a part as two integers.
+
+    Raises:
+        UsageError: It is something else, or there is no part of that number.
+    """
+    if isinstance(part, str) or not isinstance(part, Sequence) or len(part) != 2 or {*map(type, part)} != {int}:
+        raise UsageError(f"{_EXAMPLE}; got {part!r:.60}")
+    number, of = part
+    if not 1 <= number <= of:
+        raise UsageError(f"there is no part {number} of {of}: {_EXAMPLE}")
+    return number, of
+
+
+def part_of(part: Any, n_trajectories: int, block: int = 1) -> Part:
+    """Return a part of trajectories 0 to `n_trajectories - 1`; the sizes of two parts differ by one block at most.
+
+    Args:
+        part: Its number from 1 on, and how many parts there are.
+        n_trajectories: How many trajectories all parts have together.
+        block: How many consecutive trajectories are run together, and are not cut.
+
+    Raises:
+        UsageError: There is no such part, or nothing is left for some of them.
+    """
+    number, of = checked_part(part)
+    n_blocks = -(-n_trajectories // block)
+    if of > n_blocks:
+        blocks = f" in blocks of {block}, which are run together," if block > 1 else ""
+        raise UsageError(
+            f"{n_trajectories} trajectories{blocks} cannot be cut into {of} parts: there are {n_blocks} at most"
+        )
+    first, stop = ((number - 1) * n_blocks // of * block, min(number * n_blocks // of * block, n_trajectories))
+    return Part(number, of, first, stop - first, n_trajectories)
+
+
+def part_of_facts(facts: Any) -> Part | None:
+    """Return the part that a file says it is; None for a file that holds everything.
+
+    Raises:
+        ValueError: The file says something that `Part.facts` does not return.
+    """
+    if facts is None:
+        return None
+    names = Part.__dataclass_fields__.keys()
+    if not isinstance(facts, Mapping) or facts.keys() != names or {*map(type, facts.values())} != {int}:
+        raise ValueError(f"the part is {facts!r:.80}")
+    part = Part(**facts)
+    fits = 1 <= part.number <= part.of and 0 <= part.first_trajectory < part.stop <= part.of_trajectories < _MOST
+    if not fits or (part.number == 1) != (part.first_trajectory == 0):
+        raise ValueError(f"there is no part {facts!r:.200}")
+    return part
+
+
+def in_order(parts: Mapping[str, Part | None]) -> list[str]:
+    """Return the names of parts in the order of their indices.
+
+    Args:
+        parts: Each part by its name.
+
+    Raises:
+        UsageError: They are not all parts of one run, each once; names those that are missing or doubled.
+    """
+    by_number: dict[int, str] = {}
+    first = next(iter(parts), None)
+    for name, part in parts.items():
+        if part is None or first is None or (one := parts[first]) is None:
+            raise UsageError(f"{name if part is None else first} is no part: it holds what a whole run sampled")
+        if (part.of, part.of_trajectories) != (one.of, one.of_trajectories):
+            raise UsageError(
+                f"{first} is {one} of {one.of_trajectories} trajectories, and {name} is {part} of "
+                f"{part.of_trajectories}: parts of one run agree in both numbers"
+            )
+        if (other := by_number.setdefault(part.number, name)) != name:
+            raise UsageError(f"{part} is there twice: {other} and {name}")
+    if first is None or (one := parts[first]) is None:
+        raise UsageError("there is nothing to merge")
+    if missing := [number for number in range(1, one.of + 1) if number not in by_number]:
+        shown = ", ".join(map(str, missing[:20])) + (", …" if len(missing) > 20 else "")
+        raise UsageError(f"{'part' if len(missing) == 1 else 'parts'} {shown} of {one.of} {_are(missing)} missing")
+    names = [by_number[number] for number in range(1, one.of + 1)]
+    _check_contiguous(names, parts)
+    return names
+
+
+def _are(several: Sequence[Any]) -> str:
+    return "is" if len(several) == 1 else "are"
+
+
+def _check_contiguous(names: Sequence[str], parts: Mapping[str, Part | None]) -> None:
+    """Check that each part begins where the one before it ends: parts may have been cut at other blocks."""
+    following = 0
+    for position, name in enumerate(names):
+        part = parts[name]
+        assert part is not None
+        if part.first_trajectory != following:
+            raise UsageError(
+                f"{name} begins with trajectory {part.first_trajectory}, and the parts before it end before "
+                f"{following}: were they run with another number of environments side by side?"
+            )
+        following = part.stop
+        if position == len(names) - 1 and following != part.of_trajectories:
+            raise UsageError(f"{name} ends before trajectory {following} of {part.of_trajectories}")
+
+
+# ----------------------------------------------------------------------
 
 
 _FOREVER = 2**62

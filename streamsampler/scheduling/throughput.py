@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-__all__ = ["Throughput", "needed_for"]
-
 _APPROACH = 0.2
 
 
@@ -146,3 +144,63 @@ def needed_for(timesteps: int, mean: float, spread: float) -> int:
         return 0
     root = (spread + math.sqrt(spread * spread + 4 * mean * timesteps)) / (2 * mean)
     return math.ceil(root * root - 1e-6)
+
+
+# ----------------------------------------------------------------------
+# Decide how many trajectories a ticket has. No I/O.
+
+
+TRAJECTORIES_A_ROW = 4
+"""How many trajectories a ticket should have for each row, where rows run side by side: a row that is done before the
+others goes on with the next ticket, but not with the one after it. With one trajectory a row rows whose lengths vary
+are idle for a third of the time or more; with four for less than a fifth."""
+
+TICKET_SECONDS = 0.1
+"""What a ticket should take: long compared with the cost of a report (some 0.5 ms in either process, with cold caches),
+short compared with a human's patience."""
+
+SHARE_OF_TICKETS, SHARE_OF_SHORTEST = 1e-3, 5e-5
+"""For each worker, so many seconds are added to what a ticket should take, and to the shortest one, where there are so
+many workers that this is longer. One process takes in the reports of all of them, each in 0.1 to 0.5 ms: with full
+tickets it is busy for half of its time at most."""
+
+TICKET_BYTES = 1 << 24
+"""What a ticket's observations should take at most: they are in memory twice for a while, and should be in the
+processor's cache when they are copied."""
+
+SHORTEST_TICKET_SECONDS = 0.003
+"""Below this the last tickets of a call cost more than workers lose by finishing at different times. An engine whose
+reports cost more has a limit of its own."""
+
+
+def ticket_size(
+    throughput: Throughput, remaining: int, n_workers: int, slowness: float, unit: int, rows: int = 0,
+    shortest: float = SHORTEST_TICKET_SECONDS,
+) -> int:  # fmt: skip
+    """Return the number of trajectories of the next ticket: a multiple of `unit`.
+
+    Args:
+        throughput: How long trajectories take.
+        remaining: How many trajectories are still to be assigned.
+        n_workers: How many workers share them.
+        slowness: How many times as long as the average the ticket's worker takes.
+        unit: How many trajectories a worker runs side by side, or a block has.
+        rows: How many rows the worker fills from several tickets at once; 0 where it does not.
+        shortest: Seconds below which the last tickets cost more than workers lose by finishing at different times.
+    """
+    # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what remains, so that the last tickets
+    # are small and all workers finish together. A slow worker's share is smaller: weighted factoring (Hummel,
+    # Schmidt, Uma and Wein, 1996).
+    share = math.ceil(remaining / (2 * n_workers * slowness))
+    shortest = max(shortest, SHARE_OF_SHORTEST * n_workers)
+    worth_a_report = throughput.trajectories_in(shortest / slowness, TICKET_BYTES)
+    most = trajectories_in_ticket(throughput, max(TICKET_SECONDS, SHARE_OF_TICKETS * n_workers) / slowness)
+    if rows:
+        most = max(most, min(TRAJECTORIES_A_ROW * rows, throughput.trajectories_in(math.inf, TICKET_BYTES)))
+    size = min(most, max(share, worth_a_report))
+    return max(1, size // unit) * unit
+
+
+def trajectories_in_ticket(throughput: Throughput, seconds: float = TICKET_SECONDS) -> int:
+    """Return how many trajectories fill a ticket's time and memory."""
+    return throughput.trajectories_in(seconds, TICKET_BYTES)

@@ -25,8 +25,6 @@ from streamsampler.workers.generators import (
     set_states,
 )
 
-__all__ = ["EnvGenerators"]
-
 
 class EnvGenerators:
     """Seeds the global generators for episodes, and keeps the states of environments that draw from them.

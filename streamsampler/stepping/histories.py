@@ -2,22 +2,191 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data.trees import leaves, map_tree, map_trees
-from streamsampler.stepping.parameter_sets import NumberedParameters, ParameterSets
-from streamsampler.stepping.past_requests import PastRequest
+from streamsampler.environments.parameters import Parameters, SetParameters
+from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.stepping.rows import Rows
 from streamsampler.workers.restoring import NotRestoredError
 from streamsampler.workers.vec.rows import row_of
 
-__all__ = ["Histories", "RestoreOrder", "digest_of"]
+# ----------------------------------------------------------------------
+# Parameters of environments, by number: an episode that is restored has those that it began with. Pure: no I/O.
+
+
+@dataclass(frozen=True)
+class NumberedParameters:
+    """What resets of an environment set.
+
+    Attributes:
+        number: From 1 on, in the order in which they were given; rows of environments have 0 for none.
+        payload: The `SetParameters`, pickled.
+    """
+
+    number: int
+    payload: Payload
+
+
+class ParameterSets:
+    """What was given to the environments of a manager.
+
+    Attributes:
+        latest: What their resets set from now on, by environment.
+    """
+
+    def __init__(self) -> None:
+        self.latest: dict[int, NumberedParameters] = {}
+        self._values: dict[int, Parameters] = {}
+        self._known: dict[int, NumberedParameters] = {}
+        self._n_given = 0
+
+    def add(self, env_ids: Iterable[int], update: SetParameters, in_use: Iterable[int]) -> None:
+        """Let environments have other parameters, besides those of other names that they have.
+
+        Args:
+            env_ids: The environments.
+            update: The parameters.
+            in_use: The numbers of all episodes that go on.
+
+        Raises:
+            SerializationError: They cannot be pickled.
+        """
+        given: dict[int, NumberedParameters] = {}  # by the number of those before
+        for env_id in env_ids:
+            before = self.latest[env_id].number if env_id in self.latest else 0
+            if before not in given:
+                given[before] = self._new(SetParameters({**self._values.get(before, {}), **update.parameters},
+                                                        info_key=update.info_key))  # fmt: skip
+            self.latest[env_id] = given[before]
+        kept = {*in_use, *(numbered.number for numbered in self.latest.values())}
+        self._known = {number: numbered for number, numbered in self._known.items() if number in kept}
+        self._values = {number: values for number, values in self._values.items() if number in kept}
+
+    def _new(self, update: SetParameters) -> NumberedParameters:
+        payload = dumps(update, "parameters").owned()
+        self._n_given += 1
+        self._values[self._n_given] = update.parameters
+        numbered = self._known[self._n_given] = NumberedParameters(self._n_given, payload)
+        return numbered
+
+    def of(self, number: int) -> NumberedParameters | None:
+        """Return those of a number; None for 0."""
+        return self._known[number] if number else None
+
+
+# ----------------------------------------------------------------------
+# What `call` and `set_attr` did to environments, to do it again with those that replace them. Pure: no I/O.
+
+
+BEFORE = -1
+"""The timestep of what was requested before the reset that began the episode."""
+
+_MOST = 1_000
+
+TOO_MANY = (
+    f"more than {_MOST:,} times its methods were called or its attributes set, which an environment that is made anew "
+    "would have to repeat: use get_attr for what changes nothing, and options of resets"
+)
+
+
+class PastRequest(NamedTuple):
+    """A call of a method, or the setting of an attribute.
+
+    Attributes:
+        timestep: How many timesteps the episode had by then; `BEFORE` for none, and no reset.
+        kind: "call" or "set".
+        name: Of the method or attribute.
+        arguments: What it was called with, or set to.
+        raised: Whether it raised; what it did before that is repeated, too.
+        digest: Of its result; None where it has none that is compared.
+        is_moved: Whether it was requested in an earlier episode, so that it is repeated before the reset.
+    """
+
+    timestep: int
+    kind: str
+    name: str
+    arguments: Any
+    raised: bool = False
+    digest: bytes | None = None
+    is_moved: bool = False
+
+
+def digest_of_result(value: Any) -> bytes | None:
+    """Return the digest of what a method returned, the same before and after it was pickled; None if it cannot be."""
+    if value is None:
+        return None
+    try:
+        payload = dumps(loads(dumps(value, "a result")), "a result")
+    except Exception:  # anything: it is user code
+        return None
+    digest = hashlib.blake2b(payload.data, digest_size=16)
+    for buffer in payload.buffers:
+        digest.update(buffer)
+    return digest.digest()
+
+
+class PastRequests:
+    """The requests that may have changed each environment.
+
+    Args:
+        n_envs: How many environments there are.
+    """
+
+    def __init__(self, n_envs: int) -> None:
+        self._of: list[list[tuple[int, PastRequest]]] = [[] for _ in range(n_envs)]  # with the episode's number
+
+    def add(self, env_id: int, episode: int, request: PastRequest) -> bool:
+        """Keep a request that was carried out in an episode; return whether it is the first one too many."""
+        kept = self._of[env_id]
+        if len(kept) == _MOST:
+            kept[:] = _needed(kept, episode)
+        if len(kept) <= _MOST:
+            kept.append((episode, request._replace(arguments=copy.deepcopy(request.arguments))))
+            return len(kept) > _MOST
+        return False
+
+    def of(self, env_id: int, episode: int | None) -> Sequence[PastRequest]:
+        """Return the requests to an environment, in their order, as they are to be repeated.
+
+        Args:
+            env_id: The environment.
+            episode: The number of the episode that is to go on; None for none.
+
+        Raises:
+            NotRestoredError: There were too many.
+        """
+        kept = self._of[env_id]
+        if len(kept) > _MOST:
+            raise NotRestoredError(TOO_MANY)
+        return [it if number == episode else it._replace(timestep=BEFORE, is_moved=True) for number, it in kept]
+
+
+def _needed(kept: Sequence[tuple[int, PastRequest]], episode: int) -> list[tuple[int, PastRequest]]:
+    """Return the requests without attributes that were set in earlier episodes, and to something else since."""
+    needed = []
+    set_later: set[str] = set()
+    for number, request in reversed(kept):
+        if request.kind == "call":
+            set_later.clear()  # it may have looked at them
+        elif number != episode:
+            if request.name in set_later:
+                continue
+            set_later.add(request.name)
+        needed.append((number, request))
+    return needed[::-1]
+
+
+# ----------------------------------------------------------------------
+
 
 _FIRST_CAPACITY = 64
 

@@ -9,15 +9,12 @@ from typing import Any
 from streamsampler.errors import WorkerError
 from streamsampler.stepping.accounts import ManagerStats
 from streamsampler.stepping.episodes import Episodes
-from streamsampler.stepping.ledger import Ledger
+from streamsampler.stepping.histories import BEFORE, TOO_MANY, PastRequest, digest_of_result
+from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger
 from streamsampler.stepping.options import ManagerOptions
-from streamsampler.stepping.past_requests import BEFORE, TOO_MANY, PastRequest, digest_of_result
 from streamsampler.stepping.recovery import Recovery
-from streamsampler.stepping.states import EnvEvent, EnvState
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Broken, Done, Event, Transport, UnansweredError
-
-__all__ = ["Inbox"]
 
 _LOG = logging.getLogger("streamsampler")
 

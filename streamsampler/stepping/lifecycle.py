@@ -11,15 +11,12 @@ from streamsampler.errors import ClosedError, UsageError
 from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.stepping.accounts import ManagerStats
 from streamsampler.stepping.episodes import Episodes
+from streamsampler.stepping.histories import ParameterSets
 from streamsampler.stepping.inbox import Inbox
-from streamsampler.stepping.ledger import Ledger
+from streamsampler.stepping.ledger import EnvState, Ledger
 from streamsampler.stepping.options import ManagerOptions, Updates
-from streamsampler.stepping.parameter_sets import ParameterSets
-from streamsampler.stepping.states import EnvState
 from streamsampler.stepping.stepper import Autoreset
 from streamsampler.stepping.transport import Transport
-
-__all__ = ["ManagerLife"]
 
 
 class ManagerLife(abc.ABC):

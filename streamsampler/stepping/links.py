@@ -10,20 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamsampler.engines.launch.child import END_SECONDS
-from streamsampler.engines.launch.descriptor_limits import make_room
+from streamsampler.engines.launch.descriptors import make_room
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.processes.links import CAME_BACK, HAS_ROOM, PipeLink, WorkerStart
-from streamsampler.engines.processes.pool import ProcessPool
-from streamsampler.engines.processes.shared import SharedFiles
+from streamsampler.engines.processes.engine import ProcessPool
+from streamsampler.engines.processes.links import CAME_BACK, HAS_ROOM, PipeLink, SharedFiles, WorkerStart
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.processes.wire import GarbageError
 from streamsampler.errors import WorkerError
-from streamsampler.scheduling.hang_watch import Stillness
+from streamsampler.scheduling.restarts import Stillness
 from streamsampler.stepping.wire import COPY, FrameReader, pickle_frame
 from streamsampler.stepping.worker_main import main
-
-__all__ = ["EnvFiles", "EnvLink", "EnvPool", "Said"]
-
 
 _SELECTABLE = 1024
 """Descriptors below this can be selected."""

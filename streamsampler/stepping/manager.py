@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.errors import UsageError, positive
-from streamsampler.stepping.inputs import (
+from streamsampler.stepping.ledger import EnvEvent, EnvState
+from streamsampler.stepping.lifecycle import ManagerLife
+from streamsampler.stepping.options import (
     chosen_envs,
     copied_options,
     named,
     timeout_seconds,
     values_for,
 )
-from streamsampler.stepping.lifecycle import ManagerLife
-from streamsampler.stepping.recorder import StepsRecorder
-from streamsampler.stepping.states import EnvEvent, EnvState
 from streamsampler.stepping.steps import Steps
-from streamsampler.stepping.vector_env import ManagedVectorEnv
-
-if TYPE_CHECKING:
-    from streamsampler.stepping.sb3_env import ManagedVecEnv
-
-__all__ = ["BaseEnvManager", "EnvIds"]
 
 EnvIds: TypeAlias = Sequence[int] | NDArray[np.int64]
 """Numbers of environments, each from 0 to n_envs - 1."""
@@ -35,59 +28,6 @@ EnvIds: TypeAlias = Sequence[int] | NDArray[np.int64]
 
 class BaseEnvManager(ManagerLife):
     """Steps environments from the caller's process; see `EnvManager`."""
-
-    def vector_env(self) -> ManagedVectorEnv:
-        """Return the environments as a `gymnasium.vector.VectorEnv`, in this manager's autoreset mode.
-
-        Closing it closes the manager.
-
-        Raises:
-            UsageError: The manager has `max_episodes`, after which there would be nothing to step.
-        """
-        self._refuse_end()
-        return ManagedVectorEnv(self)
-
-    def sb3_env(self) -> ManagedVecEnv:
-        """Return the environments as a `VecEnv` of Stable-Baselines3; needs `pip install stable-baselines3`.
-
-        Closing it closes the manager, whose autoreset mode must be "same_step".
-
-        Raises:
-            ImportError: Stable-Baselines3 is not installed.
-            UsageError: The manager has `max_episodes`, or another autoreset mode.
-        """
-        from streamsampler.stepping.sb3_env import ManagedVecEnv
-
-        self._refuse_end()
-        return ManagedVecEnv(self)
-
-    def recorder(self, *, max_held: int = 1_000) -> StepsRecorder:
-        """Return what makes batches of steps: `add` each `Steps` that is returned, then `take` whole episodes.
-
-        ```python
-        recorder = manager.recorder()
-        recorder.add(manager.reset())
-        while len(recorder) < 100:
-            recorder.add(manager.step(policy(manager.observations())))
-        batch = recorder.take(100)
-        ```
-
-        It records the episodes that begin from now on. A batch is that of a sampler with the same seed and actions,
-        for any number of workers, synchronous or not; its agent version is 0.
-
-        Args:
-            max_held: How many episodes an environment may be ahead of another one, whose episode is waited for.
-
-        Raises:
-            UsageError: The environments have different spaces.
-        """
-        transport = self._launched()
-        spaces = transport.spaces.common("observation"), transport.spaces.common("action")
-        return StepsRecorder(self, spaces, self._episodes, max_held)
-
-    def _refuse_end(self) -> None:
-        if self._options.max_episodes is not None:
-            raise UsageError("a vector environment has no end: make the manager without max_episodes")
 
     # ------------------------------------------------------------------ resets
 

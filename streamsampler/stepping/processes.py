@@ -26,7 +26,7 @@ from typing import Any
 
 from streamsampler.engines.base import Died
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.worker_setup import ProcessSetup
+from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.errors import (
     DataError,
     ProtocolError,
@@ -36,24 +36,20 @@ from streamsampler.errors import (
     WorkerError,
 )
 from streamsampler.protocol.messages import Phase
-from streamsampler.samplers.records import Hang
-from streamsampler.samplers.setbacks import unpickled
-from streamsampler.scheduling.hang_watch import Watch
-from streamsampler.scheduling.restarts import Policy, cause_of_death
+from streamsampler.samplers.setbacks import Hang, unpickled
+from streamsampler.scheduling.restarts import Policy, Watch, cause_of_death
 from streamsampler.serialization import dumps, loads
-from streamsampler.stepping.env_spaces import EnvSpaces
-from streamsampler.stepping.env_times import WorkerReport
-from streamsampler.stepping.histories import RestoreOrder
+from streamsampler.stepping.accounts import WorkerReport
+from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.links import EnvLink, EnvPool
-from streamsampler.stepping.parameter_sets import NumberedParameters
-from streamsampler.stepping.rows import Rows, buffer_rows, bytes_needed
-from streamsampler.stepping.setbacks import Setbacks
+from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows, bytes_needed
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.transport import (
     Broken,
     Done,
     Event,
     Restored,
+    Setbacks,
     Transport,
     UnansweredError,
     warn_of_draws,
@@ -63,8 +59,6 @@ from streamsampler.stepping.wire import IDS, LOG, PICKLE, ids_frame, ids_in, pic
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.logs import Levels, handle_records, levels_here
-
-__all__ = ["NewStepper", "ProcessTransport"]
 
 NewStepper = Callable[[Any, int, WorkerRow], Stepper]
 """Makes what runs the environments of a process, from their updates, the worker number and the worker's row."""

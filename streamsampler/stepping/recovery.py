@@ -11,13 +11,10 @@ from streamsampler.errors import WorkerDiedError, WorkerHungError
 from streamsampler.stepping.accounts import ManagerStats
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.histories import RestoreOrder
-from streamsampler.stepping.ledger import Ledger
+from streamsampler.stepping.ledger import EnvState, Ledger
 from streamsampler.stepping.options import ManagerOptions
-from streamsampler.stepping.states import EnvState
 from streamsampler.stepping.transport import Broken, Restored, Transport, is_of_action
 from streamsampler.workers.restoring import NotRestoredError
-
-__all__ = ["Recovery"]
 
 _LOG = logging.getLogger("streamsampler")
 

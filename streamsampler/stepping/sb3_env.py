@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from streamsampler.errors import UsageError
 from streamsampler.extras import missing
-from streamsampler.stepping.going_on import receive_on, send_on
 from streamsampler.stepping.stepper import name_of_class
+from streamsampler.stepping.vector_env import receive_on, send_on
 from streamsampler.workers.vec.rows import row_of
 
 try:
@@ -23,8 +23,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager
     from streamsampler.stepping.steps import Steps
-
-__all__ = ["ManagedVecEnv"]
 
 
 class ManagedVecEnv(VecEnv):  # type: ignore[misc]

@@ -14,8 +14,6 @@ from streamsampler.data.info_columns import merge
 from streamsampler.data.infos import InfoRecorder, Infos, infos_of
 from streamsampler.data.trees import take
 
-__all__ = ["Steps", "joined_infos"]
-
 
 def joined_infos(info_by_row: Mapping[int, dict[str, Any]], n_rows: int) -> Infos:
     """Return infos of single rows as arrays; see `Steps.infos`."""

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import abc
 import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from streamsampler.errors import ActionError, RolloutError, WorkerError
-from streamsampler.stepping.env_spaces import EnvSpaces
-from streamsampler.stepping.env_times import WorkerReport
+from streamsampler.errors import ActionError, RolloutError, SpentQuota, WorkerError
+from streamsampler.protocol.messages import Phase
+from streamsampler.samplers.setbacks import Hang, loss_error
+from streamsampler.scheduling.restarts import Incident, Losses, Policy
+from streamsampler.stepping.accounts import WorkerReport
 from streamsampler.stepping.histories import RestoreOrder
-from streamsampler.stepping.rows import Rows
-
-__all__ = [
-    "Broken",
-    "Done",
-    "Event",
-    "Restored",
-    "Transport",
-    "UnansweredError",
-    "is_of_action",
-    "warn_of_draws",
-    "warn_of_unclosed",
-]
+from streamsampler.stepping.rows import EnvSpaces, Rows
 
 _LOG = logging.getLogger("streamsampler")
 
@@ -208,3 +199,75 @@ def warn_of_draws(env_id: int, name: str, seconds: float) -> None:
 def warn_of_unclosed(env_id: int, summary: str) -> None:
     """Log that an environment raised while it was closed, when no call is left that could raise it."""
     _LOG.warning("environment %d raised while it was closed: %s", env_id, summary)
+
+
+# ----------------------------------------------------------------------
+# The errors of environments that failed, counted against the quotas. Pure: no process is touched.
+
+
+class Setbacks:
+    """Makes the errors of environments that raised and of workers that were lost, and counts them as a sampler does.
+
+    Args:
+        policy: The quotas, and which exceptions count.
+        envs_of: The environments of each worker.
+    """
+
+    def __init__(self, policy: Policy, envs_of: Sequence[Sequence[int]]) -> None:
+        self._policy = policy
+        self._envs_of = envs_of
+        self._losses = Losses(policy, len(envs_of))
+        self._began = time.monotonic()
+
+    def raised(
+        self, env_id: int, worker: int, phase: str, summary: str, cause: BaseException, original: BaseException | None
+    ) -> RolloutError:
+        """Return the error of an environment that raised.
+
+        Args:
+            env_id: The environment.
+            worker: The worker that it is in.
+            phase: What it was doing.
+            summary: The exception in one line.
+            cause: The exception, or its traceback as text.
+            original: The exception, where it is known.
+        """
+        what = f"environment {env_id} raised in {phase}, in worker {worker}: {summary}"
+        quota: SpentQuota | None = None
+        incidents: tuple[Incident, ...] = ()
+        if self._policy.restart_on and not isinstance(original, ActionError):
+            quota, incidents = self._count(
+                Incident(worker, f"raised in environment {env_id}", _phase(phase), *self._when)
+            )
+        error = RolloutError(
+            what, worker_number=worker, phase=phase, trajectory=None, original=original, quota=quota,
+            incidents=incidents,
+        )  # fmt: skip
+        error.__cause__ = cause
+        return error
+
+    def died(self, worker: int, exitcode: int | None, what: str, phase: Phase, env_id: int | None) -> WorkerError:
+        """Return the error of a worker that died: what happened, and what it was doing with which environment."""
+        return self._lost(Incident(worker, what, phase, *self._when, exitcode=exitcode), env_id)
+
+    def hung(self, worker: int, hang: Hang, phase: Phase, env_id: int | None) -> WorkerError:
+        """Return the error of a worker that hung, with its Python stacks."""
+        what = f"made no progress for {hang.seconds:.3g} s, and was killed,"
+        return self._lost(Incident(worker, what, phase, *self._when, stack=hang.stack, hung=True), env_id)
+
+    @property
+    def _when(self) -> tuple[None, None, float]:
+        return None, None, time.monotonic() - self._began
+
+    def _count(self, incident: Incident) -> tuple[SpentQuota | None, tuple[Incident, ...]]:
+        quota = self._losses.add(incident)
+        return quota, self._losses.history() if quota is not None else ()
+
+    def _lost(self, incident: Incident, env_id: int | None) -> WorkerError:
+        which = "" if env_id is None else f" {env_id}"
+        envs = ", ".join(map(str, self._envs_of[incident.worker]))
+        return loss_error(incident, *self._count(incident), f"{incident}{which}; in it are environments {envs}")
+
+
+def _phase(word: str) -> Phase:
+    return Phase.RESET if word == "reset" else Phase.STEP if word == "step" else Phase.ENV_CONSTRUCTION

@@ -13,11 +13,6 @@ import numpy as np
 
 from streamsampler.serialization import dumps
 
-__all__ = [
-    "COPY", "COPY_FRAME", "IDS", "LOG", "PICKLE", "FrameReader", "ids_frame", "ids_in", "log_frame", "pickle_frame",
-    "pickled", "request_frame",
-]  # fmt: skip
-
 _HEADER = struct.Struct("<QB")
 _READ_BYTES = 1 << 16
 

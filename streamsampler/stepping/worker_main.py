@@ -13,10 +13,8 @@ from typing import Any, NoReturn
 
 from streamsampler.engines.processes.worker_main import Begun, begin
 from streamsampler.serialization import Payload, dumps, loads
-from streamsampler.stepping.env_spaces import EnvSpaces
-from streamsampler.stepping.histories import RestoreOrder
-from streamsampler.stepping.parameter_sets import NumberedParameters
-from streamsampler.stepping.rows import Rows, buffer_rows
+from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
+from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.wire import (
     COPY_FRAME,
@@ -28,11 +26,8 @@ from streamsampler.stepping.wire import (
     pickle_frame,
     pickled,
 )
-from streamsampler.workers.explain import summary_of
+from streamsampler.workers.explain import summary_of, traceback_of
 from streamsampler.workers.generators import set_states
-from streamsampler.workers.tracebacks import traceback_of
-
-__all__ = ["EnvWorker", "main"]
 
 _TOGETHER_SECONDS = 5e-4
 """Results that are there wait for others for this long at most, so that one wake-up of the parent serves several."""

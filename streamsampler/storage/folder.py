@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 import numpy as np
 
-from streamsampler.data.batch import Index, TrajectoryBatch
-from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
+from streamsampler.data.batch import (
+    ActionsT,
+    AnyActionsT,
+    AnyObservationsT,
+    Index,
+    ObservationsT,
+    TrajectoryBatch,
+    brackets,
+)
 from streamsampler.data.words import count
 from streamsampler.errors import DataError, UsageError
 from streamsampler.extras import needed
 from streamsampler.storage import npz as storage
+from streamsampler.storage.files import load as load_file
 from streamsampler.storage.manifest import Shard, read_manifest, shard_name
-from streamsampler.storage.shard_files import ShardFiles
+from streamsampler.storage.shards import ShardFiles
 
 if TYPE_CHECKING:
     from streamsampler.storage.sequences import SequenceDataset
-
-__all__ = ["TrajectoryFolder", "load"]
 
 
 def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
@@ -37,7 +43,7 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyA
         FileNotFoundError: There is no such file or folder.
     """
     # Most code needs only what a folder and a batch have in common.
-    return cast("TrajectoryBatch[Any, Any]", TrajectoryFolder(path)) if Path(path).is_dir() else storage.load(path)
+    return cast("TrajectoryBatch[Any, Any]", TrajectoryFolder(path)) if Path(path).is_dir() else load_file(path)
 
 
 class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
@@ -187,7 +193,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
 
         if self.shards and "policies" in storage.read(self.path / shard_name(0))[1]:
             raise UsageError(f"{self.path} has episodes of several agents: load() it, and use what one policy did")
-        return SequenceDataset(self, sequence_length, shuffle=shuffle, seed=seed, fields=fields)
+        return SequenceDataset(self.path, self.shards, sequence_length, shuffle=shuffle, seed=seed, fields=fields)
 
     def _check_some(self) -> None:
         if not self.shards:

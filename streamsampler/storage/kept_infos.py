@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from streamsampler.data.agent_rows import OF_AGENTS
-from streamsampler.data.assembly import info_pieces
-from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import InfoColumns, KeyPath, name_of
 from streamsampler.data.infos import Infos, columns_of, is_mask
-from streamsampler.data.multi_agent import MultiAgentBatch, segments_of_policies
-from streamsampler.data.recorder import Rollouts
 from streamsampler.errors import StorageError, UnwritableInfoError, UsageError
-from streamsampler.scheduling.result import Segment
-from streamsampler.storage.json_codec import encode
+from streamsampler.storage.codec import encode
 
-__all__ = ["InfosArgument", "InfosOfFiles", "KeptInfos", "unwritable_infos"]
-
-_INFOS = ("env_infos", "agent_infos", "episode_infos")
+INFOS = ("env_infos", "agent_infos", "episode_infos")
 # Python's complex numbers become those of NumPy when their column is decided, and those can be written.
 _WRITABLE = (bool, int, float, str, complex, type(None))
-_log = logging.getLogger("streamsampler")
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ class KeptInfos:
             return {}
         return {"infos": {"without": sorted(self.without)} if self.names is None else sorted(self.names)}
 
-    def of_batch(self, batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
+    def of_batch(self, batch: Any) -> Any:
         """Return a batch with the infos that are kept.
 
         Raises:
@@ -87,18 +77,18 @@ class KeptInfos:
         """
         if self.is_all:
             return batch
-        several = batch.policies if isinstance(batch, MultiAgentBatch) else {}
-        known = {name for each in (batch, *several.values()) for tree in _INFOS for name in _names(getattr(each, tree))}
+        several = policies_of(batch)
+        known = {name for each in (batch, *several.values()) for tree in INFOS for name in _names(getattr(each, tree))}
         if unknown := self.mentioned - known:
             there = f"those there are: {', '.join(map(repr, sorted(known)))}" if known else "there are none"
             raise UsageError(f"there is no info {' or '.join(map(repr, sorted(unknown)))}; {there}")
         kept = self._of_one(batch)
-        if not isinstance(kept, MultiAgentBatch):
+        if not several:
             return kept
         return dataclasses.replace(kept, policies={name: self._of_one(each) for name, each in several.items()})
 
-    def _of_one(self, batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
-        kept: dict[str, Any] = {name: self._of_infos(getattr(batch, name)) for name in _INFOS}
+    def _of_one(self, batch: Any) -> Any:
+        kept: dict[str, Any] = {name: self._of_infos(getattr(batch, name)) for name in INFOS}
         return dataclasses.replace(batch, **kept)
 
     def _of_infos(self, infos: Infos) -> Infos:
@@ -113,7 +103,7 @@ class KeptInfos:
 
     def of_columns(self, columns: InfoColumns) -> InfoColumns:
         """Return the columns of the infos that are kept."""
-        kept = {key: it for key, it in columns.columns.items() if (name := _name(key)) is None or self.keeps(name)}
+        kept = {key: it for key, it in columns.columns.items() if (name := info_name(key)) is None or self.keeps(name)}
         return InfoColumns(columns.length, kept)
 
 
@@ -121,61 +111,26 @@ InfosArgument: TypeAlias = bool | Iterable[str] | KeptInfos
 """True for all infos, False for none, or the names of those that are kept."""
 
 
-class InfosOfFiles:
-    """Applies to a sampler's trajectories what is said of the infos of files, while something is said."""
-
-    def __init__(self) -> None:
-        self._kept: KeptInfos | None = None
-        self._missing: set[str] = set()  # names that no info had so far
-
-    @contextlib.contextmanager
-    def entered(self, kept: KeptInfos) -> Iterator[None]:
-        """Leave infos out, and check the others, until the context is left; warn of names that no info had."""
-        self._kept, self._missing = kept, set(kept.mentioned)
-        try:
-            yield
-            if self._missing:
-                _log.warning("there was no info %s", " or ".join(map(repr, sorted(self._missing))))
-        finally:
-            self._kept = None
-
-    def leave_out(self, rollouts: Rollouts) -> None:
-        """Take what is not kept out of a worker's rollouts."""
-        if self._kept is None or self._kept.is_all:
-            return
-        for each in (rollouts, *(it.rollouts for it in rollouts.policies)):
-            for name in _INFOS:
-                columns: InfoColumns = getattr(each, name)
-                if columns.columns:
-                    self._missing.difference_update(filter(None, map(_name, columns.columns)))
-                    setattr(each, name, self._kept.of_columns(columns))
-
-    def check(self, segments: Sequence[Segment]) -> None:
-        """Check that a file can hold the infos of trajectories.
-
-        Raises:
-            UnwritableInfoError: It cannot; names all such infos of these trajectories.
-        """
-        if self._kept is not None and segments:
-            each = [segments, *segments_of_policies(segments)]
-            _check([(name, piece) for name in _INFOS for part in each for piece in info_pieces(part, name)])
+def policies_of(batch: Any) -> dict[str, Any]:
+    """Return what each policy did, where a batch is of several agents; an empty dict where it is not."""
+    return getattr(batch, "policies", {})
 
 
-def unwritable_infos(batch: TrajectoryBatch[Any, Any]) -> None:
+def unwritable_infos(batch: Any) -> None:
     """Check that a file can hold the infos of a batch.
 
     Raises:
         UnwritableInfoError: It cannot; names all such infos.
     """
     pieces = []
-    for each in (batch, *(batch.policies.values() if isinstance(batch, MultiAgentBatch) else ())):
-        for name in _INFOS:
-            columns = columns_of(getattr(each, name), each.n_timesteps if name != _INFOS[-1] else len(each), name)
+    for each in (batch, *policies_of(batch).values()):
+        for name in INFOS:
+            columns = columns_of(getattr(each, name), each.n_timesteps if name != INFOS[-1] else len(each), name)
             pieces.append((name, (columns, 0, columns.length)))
-    _check(pieces)
+    check_pieces(pieces)
 
 
-def _name(path: KeyPath) -> str | None:
+def info_name(path: KeyPath) -> str | None:
     """Return the name that an info is kept or left out by; None for what is no info, and always kept."""
     if path[0] != OF_AGENTS:
         return path[0]
@@ -189,12 +144,17 @@ def _names(infos: Infos) -> set[str]:
     return names
 
 
-def _check(pieces: Iterable[tuple[str, tuple[InfoColumns, int, int]]]) -> None:
+def check_pieces(pieces: Iterable[tuple[str, tuple[InfoColumns, int, int]]]) -> None:
+    """Check that a file can hold infos: pieces of columns, by the field of a batch.
+
+    Raises:
+        UnwritableInfoError: It cannot; names all such infos.
+    """
     found: dict[str, str] = {}
     others: dict[str, None] = {}
     for tree, (columns, start, stop) in pieces:
         for path, column in columns.columns.items():
-            name = _name(path) or path[0]
+            name = info_name(path) or path[0]
             if name in found or column.values.dtype != object:
                 others[name] = None
                 continue

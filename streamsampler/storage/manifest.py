@@ -17,13 +17,10 @@ from typing import Any
 
 from streamsampler.data.spaces import short
 from streamsampler.errors import StorageError
-from streamsampler.scheduling.parts import Part, part_of_facts
-from streamsampler.scheduling.plans import Target
+from streamsampler.scheduling.plans import Part, Target, part_of_facts
 from streamsampler.storage.atomic import write_whole
-from streamsampler.storage.json_facts import LARGEST, damage_raised, integer, read_facts
+from streamsampler.storage.codec import LARGEST, damage_raised, integer, read_facts
 from streamsampler.version import __version__
-
-__all__ = ["MANIFEST", "Manifest", "Shard", "read_manifest", "shard_name", "write_manifest"]
 
 MANIFEST = "manifest.json"
 _FORMAT = "streamsampler.TrajectoryFolder"

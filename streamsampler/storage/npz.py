@@ -93,7 +93,7 @@ A space is an object whose key `space` names its kind:
 - `custom`: any other. `class`: its name in Python. `shape`, `dtype`: or null. `attributes`: an object of values, in
   which `{"$": "space", "description": space}` is a space and `{"$": "unwritten", "type": class, "name": name or
   null}` stands for what JSON cannot hold, such as a function. Python reads it as a
-  `streamsampler.data.opaque.OpaqueSpace` where its class is not there, or not all of it could be written.
+  `streamsampler.storage.codec.OpaqueSpace` where its class is not there, or not all of it could be written.
 
 Leaves of Box, Discrete, MultiDiscrete and MultiBinary are arrays of the space's dtype; those of all others are
 columns of values: a string for Text, a tuple or an array for Sequence, a tuple of position and value for OneOf.
@@ -121,33 +121,139 @@ begin with a dot and end with `.tmp` are files that were being written when the 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from streamsampler.data.agent_rows import AgentRows
-from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.generics import AnyActionsT, AnyObservationsT
-from streamsampler.data.multi_agent import MultiAgentBatch
-from streamsampler.data.raw import RawRows
+from streamsampler.data.batch_fields import RawRows
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, object_array
 from streamsampler.errors import StorageError
-from streamsampler.scheduling.parts import part_of_facts
+from streamsampler.scheduling.plans import part_of_facts
 from streamsampler.storage.atomic import write_whole
-from streamsampler.storage.json_codec import decode, encode
-from streamsampler.storage.json_facts import damage_raised, read_facts
-from streamsampler.storage.kept_infos import InfosArgument, KeptInfos, unwritable_infos
-from streamsampler.storage.npz_reader import opened_npz
-from streamsampler.storage.space_codec import decode_space, encode_space
+from streamsampler.storage.codec import damage_raised, decode, decode_space, encode, encode_space, read_facts
+from streamsampler.storage.kept_infos import InfosArgument, KeptInfos, policies_of, unwritable_infos
 from streamsampler.version import __version__
 
-__all__ = ["load", "load_with_header", "read", "read_trees", "save"]
+# ----------------------------------------------------------------------
+# Read `.npz` files that may be damaged.
+#
+# What headers claim is compared with the size of the file before memory is allocated, and anything wrong is a
+# `StorageError` that names the file.
+
+
+_MOST_DEFLATED = 1032
+"""How many bytes at most one byte of a deflated entry stands for."""
+
+_SUFFIX = ".npy"
+_VERSIONS = ((1, 0), (2, 0), (3, 0))
+
+
+@contextlib.contextmanager
+def opened_npz(path: Path) -> Iterator[Npz]:
+    """Open a file for reading.
+
+    Args:
+        path: The file.
+
+    Raises:
+        StorageError: It is no `.npz` file, or it is damaged; also for any error of the block that reads it, except the
+            package's own, those of the operating system, and a lack of memory for what is really there.
+        OSError: It cannot be read.
+    """
+    if path.is_dir():
+        raise StorageError(f"{path} is a folder, not a file; streamsampler.load reads all of it")
+    damaged = damage_raised(path, "cannot be read: it is damaged, cut short, or holds pickles ({})")
+    with damaged, path.open("rb") as file:
+        _check_zip(path, file)
+        with zipfile.ZipFile(file) as archive:
+            yield Npz(archive, os.fstat(file.fileno()).st_size)
+
+
+def _check_zip(path: Path, file: BinaryIO) -> None:
+    # NumPy takes everything that is no zip for a pickle, and says so.
+    if not zipfile.is_zipfile(file):
+        raise StorageError(f"{path} is no trajectory batch: it is no .npz file, or it was cut short")
+    file.seek(0)
+
+
+class Npz:
+    """The arrays of an open `.npz` file.
+
+    Args:
+        archive: The file.
+        size: Its size in bytes.
+
+    Attributes:
+        names: The arrays' names.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
+        self._archive = archive
+        self._size = size
+        self._members = {info.filename.removesuffix(_SUFFIX): info for info in archive.infolist()}
+        self.names = list(self._members)
+        for name, info in self._members.items():
+            if not 0 <= info.header_offset < size:
+                raise ValueError(f"{name} should begin at byte {info.header_offset} of {size}")
+
+    def read(self, name: str) -> Array:
+        """Return an array.
+
+        Raises:
+            KeyError: There is no array of that name.
+            Exception: It is damaged.
+        """
+        info = self._members[name]
+        self._check_size(info)
+        with self._archive.open(info) as member:
+            array: Array = np.lib.format.read_array(member, allow_pickle=False)
+            return array
+
+    def _check_size(self, info: zipfile.ZipInfo) -> None:
+        """Compare what the file, its directory and the array's own header say of an array's size."""
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{info.filename} is compressed in a way that NumPy never does ({info.compress_type})")
+        most = info.compress_size if info.compress_type == zipfile.ZIP_STORED else info.compress_size * _MOST_DEFLATED
+        if info.compress_size > self._size or info.file_size > most:
+            raise ValueError(f"{info.filename} claims {info.file_size} bytes, and the file has {self._size}")
+        with self._archive.open(info) as member:
+            shape, dtype = _npy_header(member)
+            n_items: int = math.prod(shape)
+            there = info.file_size - member.tell()
+        if n_items * dtype.itemsize != there or (n_items and not dtype.itemsize):
+            raise ValueError(f"{info.filename} claims {dtype} of shape {shape}, and has {there} bytes")
+
+
+def _npy_header(member: Any) -> tuple[list[int], np.dtype[Any]]:
+    """Return the shape and dtype that an array's header claims."""
+    version = np.lib.format.read_magic(member)
+    if version not in _VERSIONS:
+        raise ValueError(f"its header is of version {version}")
+    # A header of version 3.0 has the layout of 2.0, and other letters in the names of fields.
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    try:
+        shape, _, dtype = read(member)
+    except MemoryError as reason:  # what Python's parser says of deeply nested text
+        raise ValueError("its header is nested too deeply") from reason
+    if dtype.hasobject:
+        raise ValueError("objects are pickles, which are not read")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"the shape is {shape}")
+    return list(shape), dtype
+
+
+# ----------------------------------------------------------------------
+
 
 _FORMAT = "streamsampler.TrajectoryBatch"
 _VERSION = 1
@@ -160,7 +266,7 @@ _SPACES = ("observation_space", "action_space")
 
 
 def save(
-    batch: TrajectoryBatch[Any, Any],
+    batch: Any,
     path: str | os.PathLike[str],
     *,
     provenance: Mapping[str, Any] | None = None,
@@ -173,7 +279,7 @@ def save(
     batches make equal files, byte for byte.
 
     Args:
-        batch: What to write.
+        batch: A `TrajectoryBatch` to write.
         path: Where to. Like NumPy, appends `.npz` to a name that does not end with it.
         provenance: What the header is to have under `provenance`: anything that JSON can hold.
         compress: Compress the arrays; much slower.
@@ -210,7 +316,7 @@ def _write(file: BinaryIO, entries: dict[str, Array], compress: bool) -> None:
     write(file, **{name: np.ascontiguousarray(array) for name, array in entries.items()})
 
 
-def _entries(batch: TrajectoryBatch[Any, Any], provenance: Mapping[str, Any] | None) -> dict[str, Array]:
+def _entries(batch: Any, provenance: Mapping[str, Any] | None) -> dict[str, Array]:
     entries: dict[str, Array] = {name: getattr(batch, name) for name in _ARRAYS}
     # Claimed now, so that no column takes the name.
     entries["header"] = np.empty(0, np.uint8)
@@ -229,13 +335,13 @@ def _entries(batch: TrajectoryBatch[Any, Any], provenance: Mapping[str, Any] | N
         header["agent_ids"] = list(batch.agents.known)
         agents = {field: getattr(batch.agents, field) for field in _AGENTS}
         header["structure"]["agents"] = _store(agents, "agents", "agents", entries)
-    if isinstance(batch, MultiAgentBatch):
-        header["policies"] = {name: _policy(name, each, entries) for name, each in batch.policies.items()}
+    if policies := policies_of(batch):
+        header["policies"] = {name: _policy(name, each, entries) for name, each in policies.items()}
     entries["header"] = _to_bytes([_dumps(header, "provenance")])
     return entries
 
 
-def _policy(name: str, batch: TrajectoryBatch[Any, Any], entries: dict[str, Array]) -> dict[str, Any]:
+def _policy(name: str, batch: Any, entries: dict[str, Array]) -> dict[str, Any]:
     """Add the arrays of what one policy did to the entries; returns what the header says of it."""
     rows = batch.agents
     assert rows is not None
@@ -251,24 +357,22 @@ def _policy(name: str, batch: TrajectoryBatch[Any, Any], entries: dict[str, Arra
     }
 
 
-def _restored_policy(
-    said: Mapping[str, Any], joint: Mapping[str, Any], entries: dict[str, Array]
-) -> TrajectoryBatch[Any, Any]:
+def _fields_of_policy(said: Mapping[str, Any], joint: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, Any]:
     structure = said["structure"]
     fields = {name: _restore(each, entries) for name, each in structure.items() if not name.startswith("raw_")}
     raw = _raw(fields, structure, entries)
     rows = AgentRows(tuple(said["agent_ids"]), **fields.pop("agents"))
     fields |= {name: decode_space(said["spaces"][name]) for name in _SPACES}
     seeds = tuple(joint["seeds"][episode] for episode in rows.episodes.tolist())
-    return TrajectoryBatch(**fields, seeds=seeds, seed=joint["seed"], raw=raw, agents=rows)
+    return {**fields, "seeds": seeds, "seed": joint["seed"], "raw": raw, "agents": rows}
 
 
-def _trees_of(batch: TrajectoryBatch[Any, Any]) -> tuple[str, ...]:
+def _trees_of(batch: Any) -> tuple[str, ...]:
     fragments = (_FRAGMENTS,) if batch.fragments else ()
     return (*_TREES, *fragments, *_raw_of(batch))
 
 
-def _raw_of(batch: TrajectoryBatch[Any, Any]) -> list[str]:
+def _raw_of(batch: Any) -> list[str]:
     """Return the names of raw data that differ from the filtered ones."""
     return [f"raw_{name}" for name in _RAW if getattr(batch, f"raw_{name}") is not getattr(batch, name)]
 
@@ -319,24 +423,13 @@ def _free_name(name: str, entries: dict[str, Array]) -> str:
     return free
 
 
-def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
-    """Read a batch that `save` wrote.
+def load_with_header(path: str | os.PathLike[str], make: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any]]:
+    """Read a batch that `save` wrote, and the header of its file; see `streamsampler.storage.files`.
 
     Args:
         path: The file; `.npz` is appended where there is none of that name.
-
-    Returns:
-        A batch equal to the one written; its `stats` are None, and its `worker_numbers` -1.
-
-    Raises:
-        StorageError: The file holds no batch, is damaged or cut short, is of a newer format, or holds pickles.
-        FileNotFoundError: There is no such file.
+        make: Makes a batch of its fields; those of what one policy did are made first.
     """
-    return load_with_header(path)[0]
-
-
-def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any, Any], dict[str, Any]]:
-    """Read a batch that `save` wrote, and the header of its file; see `load` and `read`."""
     path = _existing(Path(path))
     entries, header = _read(path)
     with damage_raised(path, "is damaged: its parts do not fit together ({})"):
@@ -349,10 +442,10 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any,
         if "agents" in header["structure"]:
             agents = _restore(header["structure"]["agents"], entries)
             fields["agents"] = AgentRows(tuple(header["agent_ids"]), **agents)
-        if "policies" not in header:
-            return TrajectoryBatch(**fields), header
-        policies = {name: _restored_policy(said, fields, entries) for name, said in header["policies"].items()}
-        return MultiAgentBatch(**fields, policies=policies), header
+        if "policies" in header:
+            said = header["policies"].items()
+            fields["policies"] = {name: make(_fields_of_policy(each, fields, entries)) for name, each in said}
+        return make(fields), header
 
 
 def _seed(value: Any) -> int | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +22,6 @@ from streamsampler.data.trees import Array
 from streamsampler.errors import DataError, UsageError, positive
 from streamsampler.storage import npz as storage
 from streamsampler.storage.manifest import shard_name
-
-if TYPE_CHECKING:
-    from streamsampler.storage.folder import TrajectoryFolder
-
-__all__ = ["FIELDS", "SequenceDataset"]
 
 FIELDS = (
     *("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "step_types"),
@@ -49,7 +45,8 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
 
     def __init__(
         self,
-        folder: TrajectoryFolder[Any, Any],
+        path: Path,
+        shards: Sequence[TrajectoryBatch[Any, Any]],
         sequence_length: int | None,
         *,
         shuffle: bool,
@@ -64,14 +61,20 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise UsageError(f"seed should be an integer of at least 0, and is {seed!r}")
         self.sequence_length = sequence_length
-        self._folder, self._shuffle, self._seed, self._fields = folder, shuffle, int(seed), tuple(fields)
+        self._path, self._shards, self._shuffle, self._seed, self._fields = (
+            path,
+            shards,
+            shuffle,
+            int(seed),
+            tuple(fields),
+        )
         # Shared, so that loader workers that outlive an epoch see the next one.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     @property
     def n_sequences(self) -> int:
         """How many sequences all loader workers yield together; reads the lengths of all trajectories."""
-        files = [self._folder.path / shard_name(number) for number in range(len(self._folder.shards))]
+        files = [self._path / shard_name(number) for number in range(len(self._shards))]
         return sum(len(self._places(storage.read(path, "lengths")[0]["lengths"])) for path in files)
 
     def set_epoch(self, epoch: int) -> None:
@@ -81,7 +84,7 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, n_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        n_shards = len(self._folder.shards)
+        n_shards = len(self._shards)
         order = np.arange(n_shards)
         entropy = (self._seed, int(self._epoch))
         if self._shuffle:
@@ -89,7 +92,7 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         # Each loader worker reads shards of its own; where there are too few, all read all of them.
         share_shards = n_shards >= n_workers
         for number in order[worker::n_workers] if share_shards else order:
-            shard = self._folder.shards[int(number)]
+            shard = self._shards[int(number)]
             places = self._places(shard.lengths)
             if self._shuffle:
                 np.random.default_rng((*entropy, int(number))).shuffle(places)

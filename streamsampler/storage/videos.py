@@ -14,8 +14,6 @@ from streamsampler.errors import UsageError
 from streamsampler.extras import needed
 from streamsampler.storage.atomic import sync_directory, temporary_beside
 
-__all__ = ["VideoFile", "check_video"]
-
 _SUFFIX = ".mp4"
 
 

@@ -20,10 +20,9 @@ The number of times it fires is counted over all processes: the worker that repl
 `FailPoint` kills a worker at a chosen place of this package's own worker loop.
 """
 
-from streamsampler.testing.faults import Fault, Faults, InjectedError
+from streamsampler.testing.faults import Fault, Faults, FaultyAgent, FaultyEnv, InjectedError
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
 from streamsampler.testing.workers import FailPoint
-from streamsampler.testing.wrappers import FaultyAgent, FaultyEnv
 
 __all__ = [
     "FailPoint",

@@ -2,22 +2,196 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
-from streamsampler.agents.base import as_agent
-from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, as_env_update
-from streamsampler.errors import UsageError
+import gymnasium
+
+from streamsampler.agents.base import Agent, as_agent, give_spaces, reset_agent_function
+from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, apply_env_update, as_env_update
+from streamsampler.errors import SamplerError, UsageError
 from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
-from streamsampler.testing.failures import KINDS, InjectedError, Kind, fail
-from streamsampler.testing.records import Records
-from streamsampler.testing.wrappers import FaultyAgent, make_faulty_env
-from streamsampler.workers.traces import is_checking
+from streamsampler.testing.fail_points import Records
+from streamsampler.workers.purity import is_checking
 
-__all__ = ["Fault", "Faults", "InjectedError", "Place"]
+# ----------------------------------------------------------------------
+# Wrap an environment or an agent such that it fails at chosen places.
+
+
+def make_faulty_env(update: EnvUpdate, faults: Faults) -> FaultyEnv:
+    """Make an environment with faults; one in "construct" is due before there is an environment."""
+    faults.maybe("construct")
+    return FaultyEnv(apply_env_update(update, None), faults)
+
+
+class FaultyEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment with faults; `Faults.env` makes it in the workers.
+
+    Args:
+        env: The environment.
+        faults: What fails, and where.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], faults: Faults) -> None:
+        super().__init__(env)
+        self._faults = faults
+        self._seed: int | None = None
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin a trajectory, unless a fault is due."""
+        self._seed, self._step = seed, 0
+        self._faults.maybe("reset", seed)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step, unless a fault is due."""
+        self._step += 1
+        self._faults.maybe("step", self._seed, self._step)
+        return self.env.step(action)
+
+    def close(self) -> None:
+        """Close the environment, unless a fault is due."""
+        self._faults.maybe("close")
+        self.env.close()
+
+
+class FaultyAgent:
+    """An agent with faults; see `Faults.agent`. It acts on one observation at a time.
+
+    Args:
+        agent: The agent.
+        faults: What fails, and where.
+    """
+
+    def __init__(self, agent: Agent, faults: Faults) -> None:
+        self._agent = agent
+        self._faults = faults
+        self._seed: int | None = None
+        self._step = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._faults.maybe("agent_construct")
+
+    def set_spaces(self, observation_space: Any, action_space: Any) -> None:
+        """Give the agent the spaces of its environment."""
+        give_spaces(self._agent, observation_space, action_space)
+
+    def reset(self, seed: int) -> None:
+        """Begin a trajectory, unless a fault is due."""
+        self._seed, self._step = seed, 0
+        self._faults.maybe("agent_reset", seed)
+        if (reset := reset_agent_function(self._agent)) is not None:
+            reset(seed)
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """Choose an action, unless a fault is due."""
+        self._step += 1
+        self._faults.maybe("action", self._seed, self._step)
+        return self._agent.get_action(observation)
+
+    def get_state(self) -> Any:
+        """Return the agent's state, and where this wrapper is in its trajectory; the agent may have none."""
+        get_state = getattr(self._agent, "get_state", None)
+        return self._seed, self._step, get_state() if callable(get_state) else None
+
+    def set_state(self, state: Any) -> None:
+        """Go on where another copy was when `get_state` returned `state`."""
+        self._seed, self._step, of_agent = state
+        if callable(set_state := getattr(self._agent, "set_state", None)):
+            set_state(of_agent)
+
+    def get_param_values(self) -> Any:
+        """Return the agent's parameters."""
+        return self._agent.get_param_values()  # type: ignore[attr-defined]
+
+    def set_param_values(self, values: Any) -> None:
+        """Take new parameters, unless a fault is due."""
+        self._faults.maybe("agent_update")
+        self._agent.set_param_values(values)  # type: ignore[attr-defined]
+
+    def get_param_converter(self) -> Any:
+        """Return what the agent takes as an update of its own kind."""
+        get_converter = getattr(self._agent, "get_param_converter", None)
+        return get_converter() if callable(get_converter) else _of_no_kind
+
+
+def _of_no_kind(update: Any) -> Any:  # noqa: ARG001 - whatever it is
+    """Return that no update is of the agent's own kind."""
+    return NotImplemented
+
+
+# ----------------------------------------------------------------------
+# How faults fail: one function for each kind.
+
+
+Kind = Literal["raise", "system_exit", "exit", "abort", "kill", "stop", "hang", "hang_gil", "leak"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+EXIT_CODE = 7
+
+_PTHREAD_MUTEX_BYTES = 128  # more than any system's
+
+_leaked: list[bytes] = []
+
+
+class InjectedError(SamplerError):
+    """What a fault of kind "raise" raises."""
+
+
+def fail(kind: Kind, place: str, n_bytes: int) -> None:
+    """Fail; returns only from "leak", and from "stop" when the process is continued."""
+    if kind == "raise":
+        raise InjectedError(f"injected in {place}")
+    if kind == "leak":
+        _leaked.append(b"x" * n_bytes)  # not zeros: the system sets no memory aside for those
+    else:
+        _WAYS[kind]()
+
+
+def _system_exit() -> NoReturn:
+    raise SystemExit(EXIT_CODE)
+
+
+def _send_self(name: str) -> Callable[[], None]:
+    # By name: not every system has every signal.
+    return lambda: os.kill(os.getpid(), signal.Signals[name])
+
+
+def _hang() -> None:
+    threading.Event().wait()
+
+
+def _hang_gil() -> None:
+    """Wait for a lock that is held, in native code that holds the interpreter's lock; no signal's handler ends it."""
+    native = ctypes.PyDLL(None)  # keeps the interpreter's lock
+    mutex = ctypes.create_string_buffer(_PTHREAD_MUTEX_BYTES)
+    native.pthread_mutex_init(mutex, None)
+    native.pthread_mutex_lock(mutex)
+    native.pthread_mutex_lock(mutex)
+
+
+_WAYS: dict[str, Callable[[], object]] = {
+    "system_exit": _system_exit,
+    "exit": lambda: os._exit(EXIT_CODE),
+    "abort": os.abort,
+    "kill": _send_self("SIGKILL"),
+    "stop": _send_self("SIGSTOP"),
+    "hang": _hang,
+    "hang_gil": _hang_gil,
+}
+
+
+# ----------------------------------------------------------------------
+
 
 Place = Literal["construct", "reset", "step", "close", "agent_construct", "agent_reset", "action", "agent_update"]
 PLACES: tuple[Place, ...] = get_args(Place)

@@ -10,8 +10,6 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-__all__ = ["ScriptedAgent", "ScriptedEnv"]
-
 N_ACTIONS = 4
 
 Observation = NDArray[np.float32]

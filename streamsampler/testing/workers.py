@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.errors import UsageError
 from streamsampler.testing import fail_points
-from streamsampler.testing.records import Records
-
-__all__ = ["FailPoint"]
+from streamsampler.testing.fail_points import Records
 
 
 class FailPoint:

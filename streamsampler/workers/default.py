@@ -15,7 +15,7 @@ from streamsampler.agents.base import Agent, is_agent, reset_agent_function
 from streamsampler.agents.updates import updated_agent
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
-from streamsampler.data.step_values import FLAGS
+from streamsampler.data.spaces import FLAGS
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError
@@ -24,22 +24,17 @@ from streamsampler.seeding import Stream, derived_seed
 from streamsampler.timing import used
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.courses import Course
 from streamsampler.workers.exact_actions import AS_GIVEN, Rounding, action_for_env
 from streamsampler.workers.explain import begin_of, explain_rollout
-from streamsampler.workers.finishing import record_last_value
-from streamsampler.workers.fragments import RunningEnvs, running_envs
+from streamsampler.workers.finishing import record_last_value, shares, timed
+from streamsampler.workers.fragments import Course, RunningEnvs, running_envs
 from streamsampler.workers.generators import seed_generators
-from streamsampler.workers.hooks import HookCaller
-from streamsampler.workers.leaving_out import left_out_by
-from streamsampler.workers.rollout_times import shares, timed
+from streamsampler.workers.hooks import HookCaller, left_out_by
+from streamsampler.workers.resets import reset_function
 from streamsampler.workers.seams import Observer, SeamLoop, WorkerWithSeams
 from streamsampler.workers.several.loop import ParallelLoop
 from streamsampler.workers.several.players import Players, refuse_for_several
 from streamsampler.workers.several.recorder import JointRecorder
-from streamsampler.workers.tasks import reset_function
-
-__all__ = ["DefaultWorker"]
 
 _NO_LIMIT = 2**62
 

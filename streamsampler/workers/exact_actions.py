@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from streamsampler.data.conversion import Leaf
+from streamsampler.data.copying import Leaf
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import snapshot
 from streamsampler.errors import ActionError
-
-__all__ = ["AS_GIVEN", "Rounding", "action_for_env", "rounding_for"]
 
 Round = Callable[[Any], Any]
 

@@ -25,20 +25,17 @@ own process, and have no `TrajectoryContext.env`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamsampler.data.info_stats import check_aggregation
-from streamsampler.errors import UsageError
-from streamsampler.protocol.messages import Phase
+from streamsampler.data.statistics import check_aggregation
+from streamsampler.errors import DataError, UsageError
+from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import summary_of
-from streamsampler.workers.seams import Observer
-from streamsampler.workers.trajectory_context import TrajectoryContext
-
-__all__ = ["HookCaller", "Hooks", "pickled_hooks"]
+from streamsampler.workers.seams import Observer, TrajectoryContext
 
 _LOG = logging.getLogger("streamsampler")
 _NAMES = ("on_trajectory_start", "on_timestep", "on_trajectory_end", "on_trajectory_lost")
@@ -153,3 +150,31 @@ class HookCaller(Observer):
         if self._drop_if(context.info):
             when = f"the info of timestep {context.timestep - 1}" if context.timestep else "the reset's info"
             raise AbnormalTrajectoryError(f"drop_if is true for {when}")
+
+
+# ----------------------------------------------------------------------
+# Say which trajectories of a ticket are left out, and why.
+
+
+def raises_all(kinds: tuple[str, ...]) -> bool:  # noqa: ARG001 - it is a `WorkerContext.drop_unless`
+    """Return true: what user code raises is raised, and only `drop_if` leaves out trajectories."""
+    return True
+
+
+def left_out_by(
+    error: BaseException, phase: Phase, ticket: Ticket, failed: int, kept: Sequence[int]
+) -> dict[int, Dropped]:
+    """Return the trajectories to leave out because of an error, by their indices.
+
+    Args:
+        error: The exception.
+        phase: What the worker was doing.
+        ticket: The ticket in hand.
+        failed: The trajectory that the error is about.
+        kept: The indices that the positions in the error's `others` count.
+    """
+    others = {kept[position]: summary for position, summary in (error.others if isinstance(error, DataError) else ())}
+    return {
+        index: Dropped(ticket.indices.index(index), str(phase), summary)
+        for index, summary in {failed: summary_of(error), **others}.items()
+    }

@@ -22,9 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.protocol.fingerprints import Fingerprint
-
-__all__ = ["fingerprint"]
+from streamsampler.protocol.messages import Fingerprint
 
 _INPUTS, _WIDTH, _OUTPUTS = 17, 64, 6
 _BATCHES = 1, 8, 32  # kernels differ with the shape, from a single row on

@@ -12,8 +12,6 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from streamsampler.workers.explain import name_of_env
 
-__all__ = ["EnvElsewhere", "EnvFacts", "chain_of", "files_of", "kind_of", "stateful_wrapper"]
-
 _NORMALISE_IN_THE_AGENT = (
     "put the normalisation into the agent, where its statistics are parameters that go to all workers alike, or load "
     "statistics into the wrapper and set its update_running_mean to False"

@@ -22,8 +22,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Levels", "RecordKeeper", "handle_records", "levels_here", "quiet"]
-
 MOST_RECORDS = 1_000
 """How many records travel with one answer; of those that follow, one record says how many they are."""
 

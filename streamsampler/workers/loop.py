@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from streamsampler.environments.worker_numbers import for_worker
-from streamsampler.protocol.fingerprints import Fingerprint
+from streamsampler.environments.updates import for_worker
 from streamsampler.protocol.messages import (
     Answer,
     Checked,
@@ -22,6 +21,7 @@ from streamsampler.protocol.messages import (
     Continue,
     Exit,
     Failure,
+    Fingerprint,
     Message,
     Phase,
     Report,

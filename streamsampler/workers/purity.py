@@ -8,19 +8,315 @@ and what differs between these, too, is no memory.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+from gymnasium.vector import VectorEnv
+
 from streamsampler.protocol.messages import Checked, CheckOrder
 from streamsampler.workers.base import Worker
 from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.known_wrappers import files_of, kind_of, stateful_wrapper
-from streamsampler.workers.traces import BrokenOff, Difference, InfoKey, Limits, Trace, n_slots_of, run_traced
 
-__all__ = ["SECONDS", "TIMESTEPS", "WAYS_OUT", "Outcome", "check_purity"]
+# ----------------------------------------------------------------------
+# Note what passes between an environment and an agent, and compare it with another run of the same trajectories.
+
+
+_checking: ContextVar[bool] = ContextVar("streamsampler_checking", default=False)
+
+_LARGE = 4096
+_SHOWN = 80
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+_MISSING = _Missing()
+_CLOCK = (".episode.t", ".episode._t")
+ENV_INFO, AGENT_INFO = "info", "agent info"
+
+InfoKey = tuple[str, str]
+"""Whose info it is, "info" of the environment or "agent info", and the key; dots are between nested keys."""
+
+
+class _Enough(BaseException):
+    """A trajectory has as many timesteps as are compared."""
+
+
+class BrokenOff(BaseException):
+    """The time is up, or the version may no longer run."""
+
+
+class Difference(BaseException):
+    """A trajectory came out differently.
+
+    Attributes:
+        culprit: Where the difference was first seen: "agent" or "environment".
+        text: What was different.
+    """
+
+    def __init__(self, culprit: str, text: str) -> None:
+        super().__init__(text)
+        self.culprit = culprit
+        self.text = text
+
+
+@dataclass
+class Trace:
+    """What passed through one stand-in: the first time it is kept, the second time compared.
+
+    Attributes:
+        trajectory: What to call the trajectory, or those of a vector environment.
+        entries: What was kept: what it is, with its timestep, and the value.
+        position: The entry that is compared next; -1 while entries are kept.
+        infos: What was in infos, by key and by when that was; see `info_differences`.
+    """
+
+    trajectory: str
+    entries: list[tuple[str, Any]] = field(default_factory=list)
+    position: int = -1
+    infos: dict[tuple[InfoKey, str], Any] = field(default_factory=dict)
+
+    def take(self, what: str, value: Any) -> None:
+        """Keep a value, or compare it; `what` names it, and its timestep.
+
+        Raises:
+            Difference: It is another value than the one that was kept.
+        """
+        if self.position < 0:
+            self.entries.append((what, _snapshot(value)))
+            return
+        kept_what, kept = self.entries[self.position] if self.position < len(self.entries) else ("", None)
+        self.position += 1
+        now = _snapshot(value)
+        if kept_what != what:
+            raise Difference("environment", f"{self.trajectory} had another length")
+        if not _same(kept, now):
+            culprit = "agent" if what.startswith("action") else "environment"
+            raise Difference(culprit, f"{self.trajectory} came out differently: its {what} {_how(kept, now)}")
+
+    def take_info(self, whose: str, when: str, info: Any, path: str = "") -> None:
+        """Keep what is in an info, except what `RecordEpisodeStatistics` reads off the clock."""
+        if not isinstance(info, dict):
+            return
+        for key, value in info.items():
+            name = f"{path}{key}"
+            if isinstance(value, dict):
+                self.take_info(whose, when, value, f"{name}.")
+            elif not f".{name}".endswith(_CLOCK):
+                self.infos[(whose, name), when] = _snapshot(value)
+
+    def info_differences(self, other: Trace) -> dict[InfoKey, Difference]:
+        """Return in which keys of infos another run of the trajectory differs, each with its first difference."""
+        found: dict[InfoKey, Difference] = {}
+        for key, when in self.infos | other.infos:
+            kept, now = (each.infos.get((key, when), _MISSING) for each in (self, other))
+            if key not in found and not _same(kept, now):
+                what = f"{self.trajectory} came out differently: its {key[0]} {key[1]!r} {when}"
+                found[key] = Difference("agent" if key[0] == AGENT_INFO else "environment", f"{what} {_how(kept, now)}")
+        return found
+
+    def difference(self, other: Trace) -> Difference | None:
+        """Return the first difference to another run of the trajectory, as far as both were noted."""
+        self.position = 0
+        try:
+            for what, value in other.entries[: len(self.entries)]:
+                self.take(what, value)
+        except Difference as difference:
+            return difference
+        return None
+
+    @property
+    def compared_timesteps(self) -> int:
+        """How many timesteps were compared, or are kept where nothing was compared."""
+        entries = self.entries if self.position < 0 else self.entries[: self.position]
+        return sum(what.startswith("truncated ") for what, _ in entries)
+
+
+@dataclass
+class Limits:
+    """What ends a run early, and how far it got.
+
+    Attributes:
+        may_run: Whether the agent version may still run.
+        until: The time, of `clock`, after which no further reset or step begins; None for any.
+        most_timesteps: How many timesteps of each trajectory are run.
+        clock: Returns the time in seconds.
+        trajectories: How many trajectories were begun.
+        timesteps: How many timesteps were run.
+    """
+
+    may_run: Callable[[], bool]
+    until: float | None
+    most_timesteps: int
+    clock: Callable[[], float] = perf_counter
+    trajectories: int = 0
+    timesteps: int = 0
+
+    def look(self) -> None:
+        """Raise if nothing more is to begin.
+
+        Raises:
+            BrokenOff: Nothing is.
+        """
+        if (self.until is not None and self.clock() >= self.until) or not self.may_run():
+            raise BrokenOff
+
+
+class _StandIn:
+    """Passes on what an environment is asked, and notes the answers.
+
+    Args:
+        env: The environment, or vector environment.
+        trace: Notes what passes through.
+        limits: What ends the run.
+    """
+
+    def __init__(self, env: Any, trace: Trace, limits: Limits) -> None:
+        self._env, self._trace, self._limits = env, trace, limits
+        self._timestep = 0
+        self._rows = n_slots_of(env)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, **arguments: Any) -> Any:
+        self._limits.look()
+        self._limits.trajectories += self._rows
+        result = self._env.reset(**arguments)
+        self._trace.take("first observation", result[0])
+        self._trace.take_info(ENV_INFO, "of the reset", *result[1:2])
+        return result
+
+    def step(self, action: Any) -> Any:
+        if self._timestep >= self._limits.most_timesteps:
+            raise _Enough
+        self._limits.look()
+        self._trace.take(f"action at timestep {self._timestep}", action)
+        result = self._env.step(action)
+        self._limits.timesteps += self._rows
+        for what, value in zip(("observation", "reward", "terminated", "truncated"), result, strict=False):
+            self._trace.take(f"{what} after timestep {self._timestep}", value)
+        self._trace.take_info(ENV_INFO, f"after timestep {self._timestep}", *result[4:5])
+        self._timestep += 1
+        return result
+
+    def take_agent_info(self, timestep: int, info: Any, row: int | None = None) -> None:
+        """Note an info of the agent: of one row, or those of all rows in arrays."""
+        of_row = "" if row is None else f" of row {row}"
+        self._trace.take_info(AGENT_INFO, f"at timestep {timestep}{of_row}", info)
+
+
+def is_checking() -> bool:
+    """Return whether user code is being run for a check."""
+    return _checking.get()
+
+
+def run_traced(
+    worker: Worker,
+    version: int,
+    indices: range,
+    seeds: list[int],
+    traces: list[Trace],
+    limits: Limits,
+) -> None:
+    """Rehearse trajectories, one in each of a worker's environments, and note what passes, or compare it.
+
+    Args:
+        worker: The worker, which can rehearse.
+        version: The agent version in hand.
+        indices: The trajectories.
+        seeds: Their seeds.
+        traces: One for each environment.
+        limits: What ends the run early; it counts what is run.
+
+    Raises:
+        BrokenOff: The limits say so.
+        Difference: Something came out differently.
+    """
+    pairs = zip(worker.environments(), traces, strict=True)
+    stand_ins = [_StandIn(env, trace, limits) for env, trace in pairs]
+    token = _checking.set(True)
+    try:
+        worker.rehearse(version, indices, seeds, stand_ins)
+    except _Enough:
+        pass
+    finally:
+        _checking.reset(token)
+
+
+def n_slots_of(env: Any) -> int:
+    """Return how many trajectories run side by side in an environment."""
+    return int(env.num_envs) if isinstance(env, VectorEnv) else 1
+
+
+def _how(kept: Any, now: Any) -> str:
+    shown = [_shown(each) for each in (kept, now)]
+    return f"was {shown[0]} and then {shown[1]}" if all(shown) and shown[0] != shown[1] else "was another one"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, _Digest):
+        return ""
+    text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
+    return text if len(text) <= _SHOWN else ""
+
+
+@dataclass(frozen=True)
+class _Digest:
+    """What is kept of a large array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    digest: bytes
+
+
+def _snapshot(value: Any) -> Any:
+    """Return a copy of what an environment or an agent gave, which may be used again by it; a digest if it is large."""
+    if isinstance(value, dict):
+        return {key: _snapshot(child) for key, child in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(map(_snapshot, value))
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        if value.nbytes <= _LARGE:
+            return value.copy()
+        digest = hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16).digest()
+        return _Digest(value.shape, value.dtype.str, digest)
+    if isinstance(value, np.generic | int | float | str | bytes | None):
+        return value
+    try:
+        return _snapshot(np.asarray(value)) if hasattr(value, "__array__") else copy.deepcopy(value)
+    except Exception:
+        return None  # what cannot be copied is no verdict
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, np.ndarray | np.generic) and isinstance(other, np.ndarray | np.generic):
+        # Their bytes: a NaN is the same as itself.
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (one != one and other != other)
+    try:
+        return bool(one == other)
+    except Exception:
+        return True  # what cannot be compared is no verdict
+
+
+# ----------------------------------------------------------------------
+
 
 SECONDS = 0.2
 """With "warn": after that long no further reset or step begins."""

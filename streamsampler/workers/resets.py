@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from streamsampler.data.fragments import EpisodeState
+from streamsampler.data import trees
+from streamsampler.data.recorder import EpisodeState, Rollouts
 from streamsampler.data.trees import Tree
-from streamsampler.environments.parameters import SetParameters
-from streamsampler.environments.updates import EnvUpdate
+from streamsampler.environments.parameters import SetParameters, drawn_parameters, parameter_setter, with_info
+from streamsampler.environments.updates import AnyEnv, EnvUpdate, task_setter
 from streamsampler.errors import UsageError, positive
 from streamsampler.seeding import Indices, TrajectorySeeds
-
-__all__ = [
-    "FragmentOrder",
-    "Options",
-    "ResetOptions",
-    "Resets",
-    "Standing",
-    "common_resets",
-    "given_resets",
-    "streamed_resets",
-    "tasks_as_recorded",
-    "tasks_in_turn",
-]
 
 Options: TypeAlias = Mapping[str, Any]
 ResetOptions: TypeAlias = Options | Sequence[Options | None]
@@ -359,3 +349,138 @@ def _checked_options(options: Any, n: int) -> dict[str, Any] | tuple[dict[str, A
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"a {type(value).__qualname__}"
+
+
+# ----------------------------------------------------------------------
+# Set tasks of environments before the resets of a call's trajectories.
+
+
+TASK_INDEX = "task_index"
+_ADVICE = "rename it with a wrapper; with tasks=[…] this info says which task a trajectory has"
+
+
+def reset_function(env: AnyEnv, resets: Resets | None, indices: Iterable[int]) -> Callable[..., Any]:
+    """Return what resets an environment for one trajectory after the other, from their seeds, as a call says.
+
+    Args:
+        env: The environment, whose own `reset` it is where the call says nothing.
+        resets: What the call says.
+        indices: The trajectories.
+    """
+    if resets is None or not resets.changes_resets:
+        return env.reset
+    coming = iter(indices)
+    return lambda seed: reset_one(env, resets, next(coming), seed)
+
+
+def reset_one(env: AnyEnv, resets: Resets | None, index: int, seed: int) -> Any:
+    """Reset an environment for a trajectory: set its task first if it has one, and pass its options.
+
+    Args:
+        env: The environment.
+        resets: What the call says.
+        index: The trajectory.
+        seed: Its seed.
+
+    Raises:
+        UsageError: The environment takes no such task.
+    """
+    if resets is None:
+        return env.reset(seed=seed)
+    reset = env.reset if resets.options is None else partial(env.reset, options=resets.options_of(index))
+    if resets.tasks is None:
+        return reset(seed=seed)
+    number = resets.task_index(index)
+    drawn = None
+    task = resets.task_of(index)
+    if isinstance(task, SetParameters):
+        if getattr(env, "has_wrapper_attr", lambda _: False)("parameters_in_force"):
+            raise UsageError(
+                "tasks=[SetParameters(…), …] would be overruled by the SetParameters that are in force: put all "
+                "parameters into each task, and replace the environment first with env_update="
+            )
+        drawn = drawn_parameters(task.parameters, seed)
+        parameter_setter(env, task.parameters)(drawn)
+    else:
+        task_setter(env)(task)
+    result = reset(seed=seed)
+    if drawn is not None:
+        result = with_info(result, task.info_key, drawn, "pass SetParameters(…, info_key=…) another name")
+    return with_info(result, TASK_INDEX, number, _ADVICE)
+
+
+# ----------------------------------------------------------------------
+# Keep where the environments of fragments stand, and the actions of their episodes, to restore them from.
+
+
+class Standings:
+    """Where each environment of fragments stands after the last fragment that is known of it, by its number.
+
+    Args:
+        agents_stay: Whether environments may be lost and their agents are not: then actions are kept whatever agents
+            can say of themselves.
+    """
+
+    def __init__(self, *, agents_stay: bool = False) -> None:
+        self._agents_stay = agents_stay
+        self._standings: dict[int, Standing] = {}
+        self._actions: dict[int, list[Tree]] = {}  # of the episodes that go on
+
+    def of(self, numbers: Container[int]) -> dict[int, Standing]:
+        """Return where those of some environments stand that are known, with the actions of their episodes."""
+        return {
+            number: standing._replace(actions=self.actions_of(number))
+            for number, standing in self._standings.items()
+            if number in numbers
+        }
+
+    def put(self, standings: Mapping[int, Standing]) -> None:
+        """Take in where some environments stand, with the actions of their episodes."""
+        for number, standing in standings.items():
+            self._standings[number] = standing._replace(actions=None, agent_is_replaced=False)
+            self._actions.pop(number, None)
+            if standing.actions is not None:
+                self._actions[number] = [standing.actions]
+
+    def episode_of(self, number: int) -> int:
+        """Return the number of the episode that goes on in an environment; -1 if none does."""
+        standing = self._standings.get(number)
+        return -1 if standing is None or standing.state is None else standing.episode
+
+    def actions_of(self, number: int) -> Tree | None:
+        """Return the actions of the episode that goes on, leaves of (n, …); None where they are not kept."""
+        if number not in self._actions:
+            return None
+        self._actions[number] = [trees.concatenate(self._actions[number])]
+        return self._actions[number][0]
+
+    def take(self, rollouts: Rollouts, options: dict[str, Any] | None, restore_limit: int) -> None:
+        """Take in where environments stand after a fragment.
+
+        Args:
+            rollouts: The fragment.
+            options: What the episodes were reset with that began in it.
+            restore_limit: Of episodes with more timesteps, no actions are kept.
+        """
+        stop, lengths = 0, rollouts.lengths.tolist()
+        ends = list(accumulate(lengths))
+        for fragment in rollouts.fragments:
+            number, state, stop = fragment.number, fragment.state, stop + fragment.n_episodes
+            began_before = fragment.continued and fragment.n_episodes == 1
+            if not began_before:
+                self._actions.pop(number, None)
+            last = fragment.first + fragment.n_episodes
+            if state is None:
+                self._actions.pop(number, None)
+                self._standings[number] = Standing(last, None, None, fragment.agent)
+                continue
+            its_options = self._standings[number].options if began_before else options
+            self._standings[number] = Standing(last - 1, state, None, fragment.agent, its_options)
+            if state.length > restore_limit or not (state.restorable or self._agents_stay):
+                self._actions.pop(number, None)
+                continue
+            length = lengths[stop - 1]
+            if length == state.length or number in self._actions:
+                rows = trees.take(rollouts.actions, slice(ends[stop - 1] - length, ends[stop - 1]))
+                kept = rows.copy() if rows.__class__ is np.ndarray else trees.map_tree(np.copy, rows)
+                self._actions.setdefault(number, []).append(trees.owned(kept))

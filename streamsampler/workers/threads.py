@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from streamsampler.errors import positive
 
-__all__ = ["VARIABLES", "ThreadLimit", "check_threads", "set_unset"]
-
 VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",

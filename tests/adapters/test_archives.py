@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from streamsampler.adapters.archives import algorithm_of
+from streamsampler.adapters.sb3 import algorithm_of
 from streamsampler.errors import UsageError
 
 

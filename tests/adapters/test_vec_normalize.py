@@ -14,7 +14,7 @@ from streamsampler import LocalSampler
 from streamsampler.adapters.vec_normalize import read_vec_normalize, write_vec_normalize
 from streamsampler.errors import UsageError
 from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
-from streamsampler.filters.moments import Moments
+from streamsampler.filters.running import Moments
 
 pytestmark = [pytest.mark.extras, pytest.mark.core]
 

@@ -13,12 +13,11 @@ from gymnasium import spaces
 
 import streamsampler.benchmarking.bench as bench_module
 from streamsampler.benchmarking import costs, measuring
-from streamsampler.benchmarking.bench import BenchEnvError, BenchInterruptedError, bench
-from streamsampler.benchmarking.costs import Costs, probe
+from streamsampler.benchmarking.bench import BenchInterruptedError, bench
+from streamsampler.benchmarking.costs import BenchEnvError, Costs, probe
 from streamsampler.benchmarking.report import BenchReport, WayMeasured, recommended
 from streamsampler.benchmarking.sampled import Stopwatch
-from streamsampler.benchmarking.tally import Tally
-from streamsampler.benchmarking.way import Round, TooSlowError
+from streamsampler.benchmarking.way import Round, Tally, TooSlowError
 from streamsampler.errors import UsageError
 from streamsampler.samplers.progress import Snapshot
 from tests.patience import wait_for_exit_codes

@@ -10,9 +10,8 @@ import pytest
 
 import streamsampler
 from streamsampler import check
-from streamsampler.checking import running
-from streamsampler.checking.check import CheckInterruptedError
-from streamsampler.checking.running import CheckRun
+from streamsampler.checking import check as running
+from streamsampler.checking.check import CheckInterruptedError, CheckRun
 from streamsampler.errors import RemoteTraceback, UnknownEnvironmentError, UsageError, WorkerHungError
 from streamsampler.protocol.messages import Phase
 from tests.checking.envs import Agent, Ball, Batched, Rule

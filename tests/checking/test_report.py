@@ -7,8 +7,7 @@ import pytest
 
 from streamsampler.benchmarking.report import BenchReport, WayMeasured
 from streamsampler.checking.findings import Finding
-from streamsampler.checking.printing import text_of
-from streamsampler.checking.report import CheckReport
+from streamsampler.checking.report import CheckReport, text_of
 from streamsampler.checking.speed import Costs, Speed, finding_of_costs
 
 

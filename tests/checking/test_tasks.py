@@ -12,8 +12,13 @@ from streamsampler import LocalSampler, RolloutError
 from streamsampler.checking.agent import InspectAgent
 from streamsampler.checking.environment import InspectEnvironment
 from streamsampler.checking.findings import Finding, worst
-from streamsampler.checking.gymnasium_checker import RunGymnasiumChecker
-from streamsampler.checking.seeds import RunTwice, Traces, finding_of_one_process, finding_of_two_processes
+from streamsampler.checking.seeds import (
+    RunGymnasiumChecker,
+    RunTwice,
+    Traces,
+    finding_of_one_process,
+    finding_of_two_processes,
+)
 from streamsampler.checking.speed import MeasureCosts
 from streamsampler.checking.worker import TaskWorker
 from tests.checking.envs import LENGTH, Agent, Ball, Batched, Nested, Rule

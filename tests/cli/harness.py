@@ -25,7 +25,7 @@ import os
 import gymnasium as gym
 import numpy as np
 
-from streamsampler.workers.traces import is_checking
+from streamsampler.workers.purity import is_checking
 
 
 class Scripted(gym.Env):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamsampler.engines.launch.import_path import import_path
+from streamsampler.engines.launch.start_methods import import_path
 from tests.cli.harness import SCRIPTED
 from tests.patience import PATIENCE
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from streamsampler import LocalSampler, evaluate, load, sample_to_folder
 from streamsampler.cli.commands import cli
-from streamsampler.formats.registry import FORMATS
+from streamsampler.formats.export import FORMATS
 from tests.cli.harness import Terminal, finish, run, start
 
 

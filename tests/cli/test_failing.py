@@ -18,7 +18,7 @@ import streamsampler
 from streamsampler.cli.commands import cli
 from streamsampler.errors import StorageError
 from streamsampler.storage.manifest import Shard
-from streamsampler.storage.shard_files import check_shard
+from streamsampler.storage.shards import check_shard
 from tests.cli.harness import Terminal, run
 from tests.patience import wait_for_stacks
 

@@ -16,8 +16,7 @@ import streamsampler
 from streamsampler import LocalSampler, RandomAgent, __version__
 from streamsampler.cli.commands import cli
 from streamsampler.evaluation.comparison import Comparison
-from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.found import Found
+from streamsampler.evaluation.evaluation import Evaluation, Found
 from streamsampler.filters import RunningReturnNorm
 from streamsampler.storage.manifest import MANIFEST
 from tests.storage.damage import damaged_bytes, damaged_json, header_of, with_header

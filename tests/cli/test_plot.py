@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from streamsampler import evaluate
 from streamsampler.cli.commands import cli
-from streamsampler.evaluation.series import Source, read_source, read_sources
-from streamsampler.storage.json_codec import encode
+from streamsampler.evaluation.charts import Source, read_source, read_sources
+from streamsampler.storage.codec import encode
 from tests.cli.harness import Terminal, run
 
 SCRIPTED = ("scripted:Scripted-v0", "--seed", 5, "--workers", 0, "--quiet")

@@ -18,7 +18,7 @@ from streamsampler.cli.commands import cli
 from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.tally import Tally
-from streamsampler.samplers import progress_output
+from streamsampler.samplers import progress
 from streamsampler.samplers.progress import Bar, Snapshot, clock, describe
 from tests.cli.harness import Terminal
 
@@ -150,8 +150,8 @@ def test_what_an_environment_logs_stands_above_the_bar(quiet: bool, monkeypatch:
 def test_without_a_terminal_the_command_writes_lines_unless_it_is_to_be_quiet(
     quiet: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_output, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress_output.Lines, "interval", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress.Lines, "interval", 0.0)
     arguments = ["sample", "CartPole-v1", "--num-samples", "2000", "--workers", "1", "--seed", "1"]
     result = CliRunner().invoke(cli, [*arguments, "--quiet"] if quiet else arguments)
     lines = result.stderr.splitlines()
@@ -193,8 +193,8 @@ class _Callable:
     ],
 )
 def test_lines_say_what_the_command_does(arguments: list[str], doing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_output, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress_output.Lines, "interval", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress.Lines, "interval", 0.0)
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines()[0].startswith(f"{doing}: ")

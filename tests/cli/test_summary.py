@@ -16,7 +16,7 @@ from streamsampler.cli.output import storable
 from streamsampler.cli.tally import Spread, Tally
 from streamsampler.data.words import count, duration
 from streamsampler.errors import RemoteTraceback, StorageError
-from streamsampler.workers.tracebacks import traceback_of
+from streamsampler.workers.explain import traceback_of
 
 
 @pytest.mark.parametrize(

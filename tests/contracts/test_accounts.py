@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamsampler import TrajectoryBatch
-from streamsampler.testing.records import Records
+from streamsampler.testing.fail_points import Records
 from tests.contracts.conftest import Maker, core_on_ray, one_each, slow_on
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, Steps, TwoOrFifty, counted

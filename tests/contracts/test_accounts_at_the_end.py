@@ -15,7 +15,7 @@ import pytest
 
 from streamsampler.errors import ClosedError, RolloutError, WorkerDiedError
 from streamsampler.samplers.base import Sampler
-from streamsampler.testing.records import Records
+from streamsampler.testing.fail_points import Records
 from tests.contracts.conftest import Maker, one_each, slow_on
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import AnyLength, Steps, TwoOrFifty, counted

@@ -12,7 +12,7 @@ import pytest
 from streamsampler import LocalSampler
 from streamsampler.errors import ClosedError, RolloutError, SamplerError
 from streamsampler.samplers.base import Sampler
-from streamsampler.testing.records import Records
+from streamsampler.testing.fail_points import Records
 from tests.contracts.conftest import FORK, PARENT, PROCESSES, RAY, SLOW_QUEUES, SPAWN, Maker
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, Marathon, Steps, jittery

@@ -15,7 +15,7 @@ import pytest
 from streamsampler import LocalSampler, RaySampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
 from streamsampler.samplers.base import Sampler
-from streamsampler.testing.records import Records
+from streamsampler.testing.fail_points import Records
 from tests.contracts.conftest import ARENAS, PARENT, PROCESSES, Maker, core_on_ray, slow_on
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, SlowOne, Steps, Wide, counted, jittery

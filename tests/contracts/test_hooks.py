@@ -13,7 +13,7 @@ import pytest
 
 from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, VecWorker, evaluate, sample_to_folder
 from streamsampler.errors import RolloutError, SerializationError, UsageError
-from streamsampler.testing.records import Records
+from streamsampler.testing.fail_points import Records
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import RAY, Maker
 from tests.extending.pairs import PairWorker

@@ -19,9 +19,9 @@ from gymnasium.wrappers import NormalizeObservation, RecordVideo
 
 from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, SetTaskUpdate
 from streamsampler.errors import NotReproducibleError, RolloutError
-from streamsampler.testing.records import Records
+from streamsampler.testing.fail_points import Records
 from streamsampler.workers import purity
-from streamsampler.workers.traces import is_checking
+from streamsampler.workers.purity import is_checking
 from tests.contracts.conftest import slow_on
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import AnyLength, Steps

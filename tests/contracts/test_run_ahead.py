@@ -16,7 +16,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.errors import RolloutError
 from streamsampler.samplers.session import Session
 from streamsampler.testing import Fault, Faults
-from streamsampler.testing.records import Records
+from streamsampler.testing.fail_points import Records
 from tests.contracts.conftest import FORK, RAY, SPAWN, Maker
 from tests.faults.test_interrupts import raise_once
 from tests.scripted.agents import Stamping

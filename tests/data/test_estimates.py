@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.data.estimates import accumulate_backwards
+from streamsampler.data.batch_estimates import accumulate_backwards
 
 
 def one_by_one(rewards, lengths, gamma, last=None):

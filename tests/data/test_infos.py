@@ -12,8 +12,8 @@ from streamsampler.data import trees
 from streamsampler.data.info_columns import are_uniform, column_of, merge
 from streamsampler.data.infos import InfoRecorder, columns_of, concatenate_infos, infos_of, take_infos, validate_infos
 from streamsampler.errors import DataError
-from streamsampler.storage.json_codec import decode, encode
-from streamsampler.workers.vec.infos import BatchInfos
+from streamsampler.storage.codec import decode, encode
+from streamsampler.workers.vec.rows import BatchInfos
 
 SCALARS = st.sampled_from(
     [True, 3, -1, 2**70, 0.5, np.nan, "text", None, np.float32(1.5), np.int8(-3), np.uint64(2**63), np.array(2.5), 1j]

@@ -116,7 +116,7 @@ def test_an_array_made_from_an_unpickled_one_takes_the_quick_way(monkeypatch, sh
     assert value.dtype == space.dtype
     assert value.dtype is not space.dtype
     recorder: Any = make_recorder(space, "observation")
-    monkeypatch.setattr(copying.Leaf, "convert", None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(copying.Leaf, "convert", None)
     recorder.record(value)
     assert np.array_equal(recorder.view(0, 1)[0], value)
 

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from streamsampler.data.info_stats import aggregate
-from streamsampler.data.statistics import Stats
-from streamsampler.data.timers import timers_text
+from streamsampler.data.statistics import Stats, aggregate, timers_text
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Report, Ticket, Times
 

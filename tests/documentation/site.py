@@ -95,7 +95,7 @@ class Site:
         for module, name in _types_in(doc, with_arguments=doc.modulename not in self._only):
             if (module, name) in self.homes or (module in self.modules and module not in self._only):
                 continue
-            if name not in self._only.setdefault(module, set()) and name in importlib.import_module(module).__all__:
+            if name not in self._only.setdefault(module, set()) and not name.startswith("_"):
                 self._only[module].add(name)
                 self._add_module(module)
 

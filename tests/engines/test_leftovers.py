@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from streamsampler.engines.launch import leftovers
+from streamsampler.engines.launch import watchdog
 
 IGNORES_SIGTERM = 'trap "" TERM; echo ready; exec sleep 1000'
 open_pidfd = os.pidfd_open
@@ -42,15 +42,15 @@ def ended(pidfd):
 
 
 def test_what_ignores_sigterm_is_killed(group, monkeypatch):
-    monkeypatch.setattr(leftovers, "_PHASES", ((signal.SIGTERM, 0.1), (signal.SIGKILL, 120.0)))
+    monkeypatch.setattr(watchdog, "_PHASES", ((signal.SIGTERM, 0.1), (signal.SIGKILL, 120.0)))
     leader, pidfds = group
-    leftovers.end_group(leader)
+    watchdog.end_group(leader)
     assert all(map(ended, pidfds))
 
 
 def test_what_ends_at_sigterm_is_not_waited_for_any_longer(group, monkeypatch):
-    monkeypatch.setattr(leftovers, "_PHASES", ((signal.SIGTERM, 10_000.0),))
+    monkeypatch.setattr(watchdog, "_PHASES", ((signal.SIGTERM, 10_000.0),))
     leader, pidfds = group
     signal.pidfd_send_signal(pidfds[1], signal.SIGKILL)
-    leftovers.end_group(leader)
+    watchdog.end_group(leader)
     assert all(map(ended, pidfds))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines import queue_link
+from streamsampler.engines import queues as queue_link
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import open_files

@@ -179,11 +179,11 @@ def test_what_has_just_ended_leaves_its_room(make, monkeypatch):
 
 
 def test_other_versions_are_said(ray_cluster, monkeypatch):
-    from streamsampler.engines import ray_starts
+    from streamsampler.engines import ray_link
     from streamsampler.engines.ray_worker import versions
 
     here = versions()
-    monkeypatch.setattr(ray_starts, "versions", lambda: {**here, "numpy": "0.1"})
+    monkeypatch.setattr(ray_link, "versions", lambda: {**here, "numpy": "0.1"})
     with pytest.raises(SamplerError, match=rf"has other versions \(numpy {here['numpy']}, here 0.1\)"):
         RaySampler("random", "CartPole-v1", n_workers=2, worker_resources=NO_CPU)
 

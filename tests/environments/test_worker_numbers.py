@@ -6,8 +6,7 @@ import gymnasium
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, SetTaskUpdate, VecWorker
-from streamsampler.environments.updates import SpecEnvUpdate, as_env_update
-from streamsampler.environments.worker_numbers import for_worker, with_worker_number
+from streamsampler.environments.updates import SpecEnvUpdate, as_env_update, for_worker, with_worker_number
 from streamsampler.testing import Fault, Faults
 
 

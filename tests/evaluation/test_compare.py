@@ -9,11 +9,16 @@ import pytest
 
 from streamsampler import compare, evaluate
 from streamsampler.errors import StorageError, UsageError
-from streamsampler.evaluation.comparison import Comparison
-from streamsampler.evaluation.deciding import ReturnTest, SuccessTest
+from streamsampler.evaluation.comparison import (
+    Comparison,
+    ReturnTest,
+    SuccessTest,
+    correlation,
+    probability_of_improvement,
+    rate_difference_interval,
+)
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
 from streamsampler.evaluation.intervals import LEVEL, Interval, mean_interval, t_interval
-from streamsampler.evaluation.pairs import correlation, probability_of_improvement, rate_difference_interval
 from tests.evaluation.envs import Known, value_of, zero
 
 BOUNDS = (-10, 30)

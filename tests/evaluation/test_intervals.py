@@ -8,8 +8,13 @@ import pytest
 from scipy import special, stats
 
 from streamsampler.errors import UsageError
-from streamsampler.evaluation.betting import BettingSequence, DiscordantPairs
-from streamsampler.evaluation.distributions import log_beta, normal_quantile, student_quantile, student_tail
+from streamsampler.evaluation.comparison import (
+    correlation,
+    improvement_interval,
+    probability_of_improvement,
+    rate_difference_interval,
+    unpaired_equivalent,
+)
 from streamsampler.evaluation.intervals import (
     Interval,
     Unknown,
@@ -17,19 +22,17 @@ from streamsampler.evaluation.intervals import (
     in_two_groups,
     interquartile_mean,
     is_skewed,
+    log_beta,
     mean_interval,
+    normal_quantile,
     skewness,
+    student_quantile,
+    student_tail,
     studentised_interval,
     t_interval,
     wilson_interval,
 )
-from streamsampler.evaluation.pairs import (
-    correlation,
-    improvement_interval,
-    probability_of_improvement,
-    rate_difference_interval,
-    unpaired_equivalent,
-)
+from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs
 
 close = pytest.approx
 EXACT = 1e-9

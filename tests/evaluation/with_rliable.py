@@ -8,8 +8,8 @@ Run by `.ci/full rliable` in an environment of its own: rliable 1.2 needs pandas
 import numpy as np
 from rliable import metrics
 
+from streamsampler.evaluation.comparison import probability_of_improvement
 from streamsampler.evaluation.intervals import interquartile_mean
-from streamsampler.evaluation.pairs import probability_of_improvement
 
 CLOSE = 1e-9
 SAMPLES = {

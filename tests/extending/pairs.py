@@ -12,7 +12,7 @@ from streamsampler.agents.updates import updated_agent
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.updates import apply_env_update
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.scheduling.blocks import Layout
+from streamsampler.scheduling.plans import Layout
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.generators import seed_generators

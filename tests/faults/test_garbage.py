@@ -12,7 +12,7 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.engines.processes.wire import GarbageError, MessageReader
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
-from streamsampler.testing.records import Records
+from streamsampler.testing.fail_points import Records
 from tests.faults.conftest import PROCESSES, kill_only_hung
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, undisturbed

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.launch import children, worker_child
-from streamsampler.engines.processes import links, pool
+from streamsampler.engines.launch import child as children
+from streamsampler.engines.launch import worker_child
+from streamsampler.engines.processes import engine, links
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
 from tests.faults.conftest import slow
@@ -46,7 +47,7 @@ def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
         said.append("wait")
         await_start(child)
 
-    monkeypatch.setattr(pool, "_AT_ONCE", 3)
+    monkeypatch.setattr(engine, "_AT_ONCE", 3)
     monkeypatch.setattr(links, "launch", asking)
     monkeypatch.setattr(worker_child.WorkerChild, "await_start", waiting)
     make(4, "fork").close()

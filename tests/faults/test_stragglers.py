@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
-from streamsampler.testing.records import Records
+from streamsampler.testing.fail_points import Records
 
 N_STEPS = 5
 SLOW_STEP = 1.5

@@ -12,7 +12,8 @@ import pytest
 
 from streamsampler import MultiprocessingSampler
 from streamsampler.engines import linked
-from streamsampler.engines.launch import children, descriptors, worker_child
+from streamsampler.engines.launch import child as children
+from streamsampler.engines.launch import descriptors, worker_child
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import links, worker_main

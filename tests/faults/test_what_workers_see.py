@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streamsampler import EnvManager, MultiprocessingSampler
-from streamsampler.engines.launch.import_path import import_path
+from streamsampler.engines.launch.start_methods import import_path
 from streamsampler.errors import SamplerError
 from tests.faults.conftest import slow
 

@@ -11,7 +11,7 @@ from gymnasium.wrappers import ClipAction, RescaleAction, TransformAction
 from streamsampler import LocalSampler
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.filters import FilteredAgent, Filters, RunningNorm, RunningReturnNorm
-from streamsampler.filters.moments import Moments
+from streamsampler.filters.running import Moments
 
 
 def trajectories(dtype=np.float64, shape=(3,), seed=0):

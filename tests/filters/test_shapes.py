@@ -12,7 +12,7 @@ from gymnasium import spaces
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.filters import FilteredAgent, RunningNorm
-from streamsampler.filters.moments import Moments
+from streamsampler.filters.running import Moments
 
 
 class Wide(gymnasium.Env[Any, Any]):

@@ -19,7 +19,7 @@ from streamsampler import LocalSampler, sample_to_folder
 from streamsampler.data import trees
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.formats import export
-from streamsampler.storage.json_codec import decode
+from streamsampler.storage.codec import decode
 
 pytestmark = pytest.mark.extras
 
@@ -327,8 +327,8 @@ def test_ctrl_c_keeps_what_is_complete_and_an_error_keeps_nothing(odd_folder, tm
 
 def test_a_full_disk_is_an_error_before_hdf5_meets_it(odd_folder, tmp_path):
     """Once where a shard is written, and once where all are copied into one; then the export goes on."""
-    from streamsampler.formats.minari_episodes import Episodes
-    from streamsampler.formats.source import open_source
+    from streamsampler.formats.columns import open_source
+    from streamsampler.formats.minari import Episodes
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     episodes = Episodes(open_source(odd_folder))
@@ -349,8 +349,8 @@ def test_a_full_disk_is_an_error_before_hdf5_meets_it(odd_folder, tmp_path):
 
 @pytest.mark.parametrize("of", ["odd", "pictures"])
 def test_the_space_that_is_reserved_is_enough(of, request, tmp_path):
-    from streamsampler.formats.minari_episodes import Episodes
-    from streamsampler.formats.source import open_source
+    from streamsampler.formats.columns import open_source
+    from streamsampler.formats.minari import Episodes
 
     batch = request.getfixturevalue(of)
     export(batch, tmp_path / "out", to="minari")

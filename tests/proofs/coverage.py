@@ -17,8 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from streamsampler import LocalSampler, compare, evaluate
-from streamsampler.evaluation.betting import BettingSequence, DiscordantPairs
-from streamsampler.evaluation.deciding import ReturnTest
+from streamsampler.evaluation.comparison import ReturnTest
 from streamsampler.evaluation.intervals import (
     Interval,
     Unknown,
@@ -26,6 +25,7 @@ from streamsampler.evaluation.intervals import (
     mean_interval,
     wilson_interval,
 )
+from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs
 
 Values = NDArray[np.float64]
 _EVERY = 20  # how many evaluations there are for one through `evaluate`

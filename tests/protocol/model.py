@@ -13,10 +13,10 @@ from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.protocol.messages import Start
 from streamsampler.protocol.states import SamplerState, WorkerState
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.records import Hang
 from streamsampler.samplers.session import Session
+from streamsampler.samplers.setbacks import Hang
 from streamsampler.samplers.updates import Updates
-from streamsampler.scheduling.blocks import Layout
+from streamsampler.scheduling.plans import Layout
 from streamsampler.scheduling.restarts import Policy
 from tests.protocol.canonical import key_of
 from tests.protocol.processes import N_WORKERS, ModelEngine, length_of, seconds_of

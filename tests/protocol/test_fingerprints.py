@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamsampler.protocol.fingerprints import Fingerprint, agree, disagreement, series
+from streamsampler.protocol.messages import Fingerprint, agree, disagreement, series
 
 NEW = Fingerprint("numpy=aa torch=11", "big", "SkylakeX", ("X86_V3", "X86_V4"), "AVX512")
 OLD = Fingerprint("numpy=bb torch=22", "small", "Haswell", ("X86_V3",), "AVX2")

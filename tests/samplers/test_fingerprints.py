@@ -14,8 +14,8 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, sample_to_folder
 from streamsampler.errors import NotReproducibleError, UsageError
-from streamsampler.protocol.fingerprints import Fingerprint
-from streamsampler.samplers.fingerprints import Fingerprints, sampled_elsewhere
+from streamsampler.protocol.messages import Fingerprint
+from streamsampler.samplers.session import Fingerprints, sampled_elsewhere
 from streamsampler.storage.manifest import MANIFEST, read_manifest
 from streamsampler.workers import loop
 from streamsampler.workers.kernels import fingerprint

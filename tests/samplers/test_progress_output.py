@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from streamsampler import LocalSampler
-from streamsampler.samplers import progress_output
-from streamsampler.samplers.progress import Bar, Display, Snapshot
-from streamsampler.samplers.progress_output import Lines, NotebookBar, output_on
+from streamsampler.samplers import progress as progress_output
+from streamsampler.samplers.progress import Bar, Display, Lines, NotebookBar, Snapshot, output_on
 
 
 class Tty(io.StringIO):

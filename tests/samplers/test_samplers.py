@@ -28,7 +28,7 @@ from streamsampler import (
     TrajectoryBatch,
     WorkerFactory,
 )
-from streamsampler.engines import known_spaces
+from streamsampler.engines import linked
 from streamsampler.errors import (
     ClosedError,
     ConcurrentCallError,
@@ -319,7 +319,7 @@ def test_spaces_are_unpickled_where_they_are_new(monkeypatch):
         unpickled.append(data)
         return pickle.loads(data)
 
-    monkeypatch.setattr(known_spaces, "pickle", types.SimpleNamespace(loads=loads))
+    monkeypatch.setattr(linked, "pickle", types.SimpleNamespace(loads=loads))
     envs = [functools.partial(ScriptedEnv, shape=(n,)) for n in (2, 3)]
     with MultiprocessingSampler(ScriptedAgent(), envs[0], n_workers=2, seed=1) as sampler:
         for env in (envs[0], envs[0], envs[1], envs[1], envs[0]):

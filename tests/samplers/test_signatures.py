@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, RaySampler, WorkerFactory
-from streamsampler.cli.commands import sample
+from streamsampler.cli.sample_command import sample
 from streamsampler.errors import UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import ProcessSamplerOptions, RaySamplerOptions, SamplerOptions

@@ -4,11 +4,11 @@ import pytest
 
 from streamsampler.protocol.messages import Checked, CheckOrder
 from streamsampler.protocol.states import SamplerSide
-from streamsampler.samplers import verdicts as module
-from streamsampler.samplers.records import WorkerRecord
+from streamsampler.samplers import session
+from streamsampler.samplers.setbacks import WorkerRecord
 
 
-class Verdicts(module.Verdicts):
+class Verdicts(session.Verdicts):
     """Verdicts, and records of three workers, which it takes numbers for."""
 
     def __init__(self, mode):

@@ -5,8 +5,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from streamsampler.protocol.states import CAPACITY
-from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.gathering import Gathering
+from streamsampler.scheduling.plans import Layout
 from streamsampler.scheduling.throughput import Throughput
 from tests.scheduling.simulation import Outcome
 

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from streamsampler.scheduling.advance import ADVANCE_BYTES, AdvanceGathering, GivenTicket
-from streamsampler.scheduling.blocks import Layout
-from streamsampler.scheduling.gathering import Assignment
-from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan
+from streamsampler.scheduling.gathering import ADVANCE_BYTES, AdvanceGathering, Assignment, GivenTicket
+from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout
 from streamsampler.scheduling.throughput import Throughput
 
 LENGTH = 10

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from streamsampler.scheduling.copies import Copies
-from streamsampler.scheduling.in_flight import InFlight
+from streamsampler.scheduling.in_flight import Copies, InFlight
 from tests.scheduling.test_in_flight import throughput_of
 
 NEVER = 2**62

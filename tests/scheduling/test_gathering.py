@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import ProtocolError
-from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, Streamed
+from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, Layout, Streamed
 from streamsampler.scheduling.result import Result
 from streamsampler.scheduling.throughput import Throughput
 from tests.scheduling.simulation import take

@@ -6,8 +6,7 @@ from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.in_flight import InFlight
 from streamsampler.scheduling.plans import AtLeast, Exactly, Streamed
-from streamsampler.scheduling.throughput import Throughput
-from streamsampler.scheduling.ticket_size import TICKET_SECONDS
+from streamsampler.scheduling.throughput import TICKET_SECONDS, Throughput
 from tests.scheduling.simulation import take
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from streamsampler.scheduling import copies, gathering
+from streamsampler.scheduling import gathering, in_flight
 from streamsampler.scheduling.plans import AtLeast, Exactly
 from tests.scheduling.lane_simulation import Costs, LaneSimulation
 from tests.scheduling.simulation import Outcome, Simulation
@@ -82,7 +82,7 @@ def test_a_worker_four_times_slower_is_not_waited_for(monkeypatch):
     chosen = Simulation(speeds, twenty, heavy_tailed).calls_of(plan, 15)
     assert share(chosen, speeds) > 0.96
     assert chosen.waste < 0.01
-    monkeypatch.setattr(copies, "WORTH_A_COPY", float("inf"))
+    monkeypatch.setattr(in_flight, "WORTH_A_COPY", float("inf"))
     monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
     plain = Simulation(speeds, twenty, heavy_tailed).calls_of(plan, 15)
     assert share(plain, speeds) < 0.92
@@ -253,6 +253,6 @@ def test_a_slow_worker_that_runs_lanes_is_not_waited_for(plan, least, monkeypatc
         return simulation.share(simulation.calls_of(plan, 10))
 
     assert share_of() > least
-    monkeypatch.setattr(copies, "WORTH_A_COPY", float("inf"))
+    monkeypatch.setattr(in_flight, "WORTH_A_COPY", float("inf"))
     monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
     assert share_of() < 0.7 * least

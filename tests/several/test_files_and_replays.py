@@ -14,7 +14,7 @@ from streamsampler import LocalSampler as AnySampler
 from streamsampler import TrajectoryBatch, load, replay, sample_to_folder
 from streamsampler.cli.commands import cli
 from streamsampler.errors import UsageError
-from streamsampler.formats.source import open_source
+from streamsampler.formats.columns import open_source
 from streamsampler.formats.tables import Tables
 from streamsampler.storage.folder import TrajectoryFolder
 from tests.scripted.games import Chooser, Comings, Turns

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.patience import PATIENCE
 
 MANAGERS: dict[str, Any] = {

@@ -5,7 +5,7 @@ import functools
 import gymnasium
 
 from streamsampler.environments.updates import apply_env_update, as_env_update
-from streamsampler.stepping.seeds import EpisodeSeeds
+from streamsampler.stepping.episodes import EpisodeSeeds
 
 
 class FollowsSeeds(gymnasium.Wrapper):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from streamsampler.errors import ActionError
-from streamsampler.stepping.seeds import EpisodeSeeds
-from streamsampler.stepping.states import EnvState
+from streamsampler.stepping.episodes import EpisodeSeeds
+from streamsampler.stepping.ledger import EnvState
 from tests.stepping.environments import Counting
 
 

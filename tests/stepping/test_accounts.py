@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamsampler import timed
-from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.managers import EnvManager
 from tests.stepping.environments import Counting
 
 

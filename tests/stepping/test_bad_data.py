@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from streamsampler import LocalSampler
 from streamsampler.errors import ActionError, DataError, RolloutError, SerializationError
-from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.managers import EnvManager
 from tests.stepping.conftest import MANAGERS
 from tests.stepping.environments import Counting, Graded
 

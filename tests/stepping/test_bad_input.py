@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from streamsampler.errors import ActionError, ClosedError, SerializationError, UsageError
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.stepping.environments import Counting, Graded, Varied
 
 NUMBERS = r"env_ids must be a sequence of the numbers of environments, or None for all, got "

@@ -3,7 +3,7 @@
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.managers import EnvManager
 from tests.stepping.following import following
 
 pytestmark = pytest.mark.extras

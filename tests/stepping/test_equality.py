@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.managers import EnvManager
 from tests.proofs.restores import ENVS, N_ENVS, World, stream_of, undisturbed
 
 QUICK = [("disabled", 2, 1), ("same_step", 7, N_ENVS)]

@@ -9,8 +9,7 @@ from gymnasium import spaces
 
 from streamsampler import LocalSampler
 from streamsampler.errors import UsageError
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.stepping.conftest import MANAGERS
 from tests.stepping.environments import Counting
 from tests.stepping.test_restores import kill

@@ -12,10 +12,8 @@ from gymnasium import spaces
 
 from streamsampler.errors import NotReproducibleError, WorkerDiedError
 from streamsampler.protocol.messages import Phase
-from streamsampler.stepping.env_spaces import EnvSpaces
-from streamsampler.stepping.inference.environments import Environments
-from streamsampler.stepping.inference.episodes import History
-from streamsampler.stepping.rows import Rows
+from streamsampler.stepping.inference.environments import Environments, History
+from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.transport import Broken, Done, Event
 
 SPACE = spaces.Box(-np.inf, np.inf, (1,), np.float64)

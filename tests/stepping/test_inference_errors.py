@@ -11,7 +11,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, WorkerDiedError
-from streamsampler.stepping.inference.raised import EnvironmentRaisedError
+from streamsampler.stepping.inference.stepper import EnvironmentRaisedError
 from tests.stepping.environments import Strolling
 
 N_ENVS = 4

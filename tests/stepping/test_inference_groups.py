@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, UsageError, VecWorker
-from streamsampler.stepping.inference.groups import RowGroups
+from streamsampler.stepping.inference.asking import RowGroups
 from tests.stepping.environments import Strolling
 
 

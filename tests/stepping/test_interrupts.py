@@ -10,15 +10,15 @@ import pytest
 import streamsampler.stepping
 from streamsampler.engines import linked
 from streamsampler.engines.launch import start
-from streamsampler.engines.processes import links, pool
+from streamsampler.engines.processes import engine, links
 from streamsampler.errors import UsageError
-from streamsampler.stepping.serial import SerialEnvManager
-from streamsampler.stepping.states import EnvState
+from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping.managers import SerialEnvManager
 from tests.stepping.conftest import MANAGERS
 from tests.stepping.environments import Counting
 from tests.stepping.test_together import kill_all
 
-CODE = (os.path.dirname(streamsampler.stepping.__file__), os.path.dirname(pool.__file__), linked.__file__)
+CODE = (os.path.dirname(streamsampler.stepping.__file__), os.path.dirname(engine.__file__), linked.__file__)
 
 
 def interrupted_at(line, call):

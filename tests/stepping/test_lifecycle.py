@@ -15,8 +15,7 @@ import pytest
 
 from streamsampler import PerWorker
 from streamsampler.errors import SerializationError, UsageError, WorkerDiedError
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.patience import PATIENCE
 from tests.stepping.environments import Counting, Gated, Varied, gate
 from tests.stepping.test_together import kill_all

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler.errors import ClosedError, RolloutError, UsageError
 from streamsampler.seeding import TrajectorySeeds
-from streamsampler.stepping.states import EnvState
+from streamsampler.stepping.ledger import EnvState
 from tests.stepping.environments import Counting, Graded
 
 

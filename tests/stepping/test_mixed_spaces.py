@@ -10,8 +10,7 @@ from gymnasium import spaces
 
 from streamsampler.data.trees import same
 from streamsampler.errors import ActionError, RolloutError, UsageError
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.stepping.conftest import MANAGERS
 from tests.stepping.test_restores import kill
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.managers import SerialEnvManager
 from tests.stepping.environments import Counting
 
 

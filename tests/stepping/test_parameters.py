@@ -14,9 +14,8 @@ from streamsampler.environments.parameters import SetParameters, drawn_parameter
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import loads
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.parameter_sets import ParameterSets
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.histories import ParameterSets
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.stepping.environments import Counting, Doomed
 
 

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.managers import EnvManager
 from tests.stepping.environments import Counting
 from tests.stepping.test_together import kill_all
 

@@ -16,11 +16,9 @@ import pytest
 
 from streamsampler.engines.processes import stacks
 from streamsampler.errors import RolloutError, UsageError, WorkerDiedError, WorkerHungError
-from streamsampler.samplers.local import LocalSampler
-from streamsampler.samplers.processes import MultiprocessingSampler
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.serial import SerialEnvManager
-from streamsampler.stepping.states import EnvState
+from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
+from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.patience import PATIENCE
 from tests.stepping.environments import Counting, Doomed
 from tests.stepping.test_together import kill_all
@@ -198,7 +196,7 @@ def test_samplers_and_managers_in_one_process():
 
 
 SCRIPT = """
-from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.managers import EnvManager
 import gymnasium
 
 class Mine(gymnasium.Wrapper):

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.seeds import EpisodeSeeds
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.episodes import EpisodeSeeds
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.stepping.environments import Counting
 
 N_ENVS, LENGTH = 3, 3

@@ -9,10 +9,9 @@ import pytest
 
 from streamsampler.data.trees import same
 from streamsampler.errors import ActionError, DataError, UsageError
-from streamsampler.samplers.local import LocalSampler
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.inference.recorder import TimestepRecorder
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.samplers.processes import LocalSampler
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
+from streamsampler.stepping.recorder import TimestepRecorder
 from streamsampler.workers.vec.rows import row_of
 from tests.stepping.environments import Counting, Strolling, Varied
 from tests.stepping.test_restores import kill

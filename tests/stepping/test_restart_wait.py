@@ -10,8 +10,8 @@ import pytest
 
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.stepping import recovery
-from streamsampler.stepping.serial import SerialEnvManager
-from streamsampler.stepping.states import EnvState
+from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping.managers import SerialEnvManager
 from tests.patience import PATIENCE
 from tests.stepping.conftest import MANAGERS
 from tests.stepping.environments import Counting

@@ -15,9 +15,8 @@ import pytest
 
 from streamsampler.engines.processes import stacks
 from streamsampler.errors import RolloutError, UsageError, WorkerDiedError, WorkerHungError
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.serial import SerialEnvManager
-from streamsampler.stepping.states import EnvState
+from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.patience import PATIENCE
 from tests.stepping.conftest import MANAGERS
 from tests.stepping.environments import Counting, Doomed

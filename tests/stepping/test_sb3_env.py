@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 
 from streamsampler.errors import UsageError
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.managers import SerialEnvManager
 from tests.stepping.environments import Counting, Varied
 from tests.stepping.following import following
 
@@ -257,7 +257,7 @@ def test_ppo_solves_cartpole(meanwhile):
     from stable_baselines3 import PPO
     from stable_baselines3.common.evaluation import evaluate_policy
 
-    from streamsampler.stepping.env_manager import EnvManager
+    from streamsampler.stepping.managers import EnvManager
 
     stepped = threading.Event()
     torch.set_num_threads(1)  # several wait for one another where other programs run

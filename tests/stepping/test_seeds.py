@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from streamsampler.stepping.states import EnvState
+from streamsampler.stepping.ledger import EnvState
 from tests.stepping.environments import Counting, Varied
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from streamsampler.errors import ProtocolError, UsageError
 from streamsampler.stepping import ledger as ledger_module
-from streamsampler.stepping import states
-from streamsampler.stepping.ledger import Ledger
-from streamsampler.stepping.states import EnvEvent, EnvState, next_state
+from streamsampler.stepping import ledger as states
+from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, next_state
 
 WORKER_OF = (0, 0, 1)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamsampler.errors import WorkerHungError
-from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.managers import EnvManager
 from tests.stepping.environments import Counting
 from tests.stepping.test_together import kill_all
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from streamsampler.errors import RolloutError, WorkerDiedError
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.states import EnvState
+from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping.managers import EnvManager
 from tests.stepping.environments import Counting
 
 

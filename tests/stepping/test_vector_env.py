@@ -16,8 +16,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from streamsampler.errors import ClosedError, RolloutError, UsageError
-from streamsampler.stepping.env_manager import EnvManager
-from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.patience import PATIENCE
 from tests.stepping.environments import Counting, Gated, Varied, gate
 from tests.stepping.following import following

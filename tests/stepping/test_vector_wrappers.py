@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import vector
 
-from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.managers import EnvManager
 from tests.stepping.environments import Varied
 from tests.stepping.following import following
 

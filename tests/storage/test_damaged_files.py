@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import streamsampler
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.errors import StorageError
+from streamsampler.storage.files import load
 from streamsampler.storage.manifest import MANIFEST, read_manifest, shard_name
-from streamsampler.storage.npz import load, read, save
+from streamsampler.storage.npz import read, save
 from streamsampler.storage.shards import ShardWriter
 from tests.data.test_recorder import batch_of, tickets
 from tests.storage.damage import damaged_bytes, damaged_json, entry, header_of, nested, npy, with_entry, with_header

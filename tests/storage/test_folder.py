@@ -9,6 +9,7 @@ import pytest
 import streamsampler
 from streamsampler import TrajectoryBatch, TrajectoryFolder
 from streamsampler.errors import DataError, StorageError
+from streamsampler.storage import files
 from streamsampler.storage import npz as storage
 from streamsampler.storage.manifest import MANIFEST, shard_name
 from streamsampler.storage.shards import ShardWriter
@@ -36,8 +37,8 @@ def loaded(monkeypatch):
         names.append(path.name)
         return original(path)
 
-    original = storage.load_with_header
-    monkeypatch.setattr(storage, "load_with_header", load)
+    original = files.load_with_header
+    monkeypatch.setattr("streamsampler.storage.shards.load_with_header", load)
     return names
 
 
@@ -92,7 +93,7 @@ def test_the_shard_before_is_let_go_of_first(path, monkeypatch):
         assert folder.shards._last is None  # type: ignore[attr-defined]
         raise MemoryError
 
-    monkeypatch.setattr(storage, "load_with_header", load)
+    monkeypatch.setattr("streamsampler.storage.shards.load_with_header", load)
     with pytest.raises(MemoryError):
         folder.shards[1]
 

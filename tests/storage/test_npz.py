@@ -15,10 +15,10 @@ from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.errors import StorageError
 from streamsampler.storage import npz as storage
-from streamsampler.storage.json_codec import decode, encode
+from streamsampler.storage.codec import decode, decode_space, encode, encode_space
+from streamsampler.storage.files import load
 from streamsampler.storage.manifest import Manifest, Shard, _as_json
-from streamsampler.storage.npz import load, read, save
-from streamsampler.storage.space_codec import decode_space, encode_space
+from streamsampler.storage.npz import read, save
 from tests.data.test_batch import batches
 from tests.data.test_recorder import batch_of, tickets
 from tests.data.test_spaces import nested_spaces

@@ -13,7 +13,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch
 from streamsampler.environments.updates import ExistingEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.testing import FailPoint, Fault, Faults, InjectedError, ScriptedAgent, ScriptedEnv
-from streamsampler.testing.failures import EXIT_CODE, _leaked
+from streamsampler.testing.faults import EXIT_CODE, _leaked
 
 SEED = 5
 

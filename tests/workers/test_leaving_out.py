@@ -49,7 +49,7 @@ def test_what_is_left_out_takes_time_too(monkeypatch):
             raise OSError("the arm is stuck")
 
     monkeypatch.setattr("streamsampler.workers.default.perf_counter", lambda: now)
-    monkeypatch.setattr("streamsampler.workers.rollout_times.perf_counter", lambda: now)
+    monkeypatch.setattr("streamsampler.workers.finishing.perf_counter", lambda: now)
     env = Env(on_step=on_step)
     rebuilt = []
 
@@ -77,7 +77,7 @@ def test_a_reset_that_raises_takes_time_too(monkeypatch):
             raise OSError("the arm is stuck")
 
     monkeypatch.setattr("streamsampler.workers.default.perf_counter", lambda: now)
-    monkeypatch.setattr("streamsampler.workers.rollout_times.perf_counter", lambda: now)
+    monkeypatch.setattr("streamsampler.workers.finishing.perf_counter", lambda: now)
     worker, _, _ = dropping(Stuck())
     outcome = worker.rollout(Ticket(1, range(4)), [0] * 4)
     assert len(outcome.dropped) == 4

@@ -14,8 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import DefaultWorker, VecWorker
-from streamsampler.data.fragments import EpisodeState
-from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.data.recorder import EpisodeState, RolloutRecorder
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Ticket
 from streamsampler.serialization import dumps, loads

@@ -28,10 +28,8 @@ from streamsampler.engines.launch.child import (
     run_as_child,
     tell_status,
 )
-from streamsampler.engines.launch.descriptor_limits import allow_all, lower_limit
+from streamsampler.engines.launch.descriptors import allow_all, lower_limit
 from streamsampler.engines.launch.watchdog import prepare_watchdogs, watch_over
-
-__all__ = ["run_command", "serve", "serve_commands"]
 
 _MAX_FDS = 16
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that an environment runs inherit nothing

@@ -25,26 +25,21 @@ from streamsampler.engines.launch.child import (
     PARENT_FD,
     STATUS,
     Main,
+    end_server,
+    forget_or_reap,
     ignore_terminal,
     interrupts_blocked,
     kill_at_end_of,
-    run_as_child,
-)
-from streamsampler.engines.launch.children import (
-    end_server,
-    forget_or_reap,
     reap_strays,
+    run_as_child,
 )
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
 from streamsampler.engines.launch.fork_server import serve, serve_commands
-from streamsampler.engines.launch.import_path import import_path
-from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.engines.launch.start_methods import StartMethod, import_path
 from streamsampler.engines.launch.watchdog import prepare_watchdogs, watch_over
 from streamsampler.engines.launch.worker_child import WatchdogLostError, WorkerChild
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.workers.threads import set_unset
-
-__all__ = ["launch"]
 
 _CLOSE_SECONDS = 1.0  # for a server to notice that it is no longer needed
 

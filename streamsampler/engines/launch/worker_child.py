@@ -9,12 +9,9 @@ import signal
 import time
 from typing import Protocol
 
-from streamsampler.engines.launch.child import STATUS
-from streamsampler.engines.launch.children import forget_or_reap, open_pidfd
+from streamsampler.engines.launch.child import STATUS, forget_or_reap, open_pidfd
 from streamsampler.engines.launch.descriptors import close_fd, readable_within
 from streamsampler.errors import SamplerError
-
-__all__ = ["Starter", "WatchdogLostError", "WorkerChild"]
 
 _ANSWER_SECONDS = 120.0  # a fork server answers its first request after its imports
 _REPORT_SECONDS = 2.0  # from a worker's end to its watchdog's report, which comes after the end of all it left

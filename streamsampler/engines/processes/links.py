@@ -11,30 +11,128 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from mmap import mmap
 from typing import Any
 
 from streamsampler.engines.base import Answered, Event, Logged
-from streamsampler.engines.known_spaces import KnownSpaces
 from streamsampler.engines.launch.child import END_SECONDS, Main
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
 from streamsampler.engines.launch.start import launch
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.linked import EngineLink, Link
-from streamsampler.engines.processes.shared import PublishedFiles, SharedFiles
-from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
+from streamsampler.engines.linked import EngineLink, KnownSpaces, Link
+from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file, read_only
 from streamsampler.engines.processes.stacks import stacks_of
 from streamsampler.engines.processes.wire import (
     FORKED_COPY,
     GarbageError,
     MessageReader,
+    Stored,
     flattened,
+    pack,
     send,
+    unpack,
     unpack_answer,
 )
 from streamsampler.protocol.messages import Answer, Message
-from streamsampler.serialization import Place
+from streamsampler.serialization import Payload, Place
+from streamsampler.workers.board import StatusBoard, board_bytes
 
-__all__ = ["CAME_BACK", "ENDED", "HAS_ROOM", "SAYS", "ArenaLink", "PipeLink", "WorkerStart"]
+# ----------------------------------------------------------------------
+# What all workers of a pool share: their setup, the status board, the pipe for stacks and published payloads.
+
+
+class SharedFiles:
+    """Files that all workers of a pool share: their setup, the status board, and a pipe for stacks.
+
+    Args:
+        setup: What workers are given at their start; it can be pickled.
+        n_workers: How many workers there are.
+
+    Attributes:
+        board: The status board.
+        stacks_fd: Where workers' stacks are read; never blocking.
+        fds: What workers are given: the setup, the board, the pipe for stacks, and what a subclass adds.
+    """
+
+    def __init__(self, setup: Any, n_workers: int) -> None:
+        with contextlib.ExitStack() as self._opened:
+            self._setup_fd = self.own(anonymous_file("streamsampler-setup", pickle.dumps(setup, protocol=5)))
+            board_fd = self.own(anonymous_file("streamsampler-board", bytes(board_bytes(n_workers))))
+            self.stacks_fd, stacks_write_fd = map(self.own, os.pipe())
+            os.set_blocking(self.stacks_fd, False)
+            self.board = StatusBoard(memoryview(self._opened.enter_context(mmap(board_fd, 0))))
+            self._opened.callback(self.board.release)
+            # Read-only: what one worker wrote there by mistake, all others would read.
+            self.fds = [self.own(read_only(self._setup_fd)), board_fd, stacks_write_fd]
+            self._open()
+            self._opened = self._opened.pop_all()
+
+    def _open(self) -> None:
+        """Open what a subclass adds."""
+
+    def own(self, fd: int) -> int:
+        """Close a descriptor together with the others; return it."""
+        self._opened.callback(close_fd, own_fd(fd))
+        return fd
+
+    def set_up(self, setup: Any) -> None:
+        """Let workers that are started from now on have another setup; all others have read theirs."""
+        os.ftruncate(self._setup_fd, 0)
+        with open(self._setup_fd, "wb", closefd=False) as file:
+            file.seek(0)
+            file.write(pickle.dumps(setup, protocol=5))
+
+    def close(self) -> None:
+        """Close all of them; may be repeated."""
+        self._opened.close()
+
+
+class PublishedFiles(SharedFiles):
+    """What the workers of a sampler share: payloads, too, which are written once for all of them.
+
+    Args:
+        setup: As above.
+        n_workers: As above.
+        inline_limit: Bytes up to which a report travels in the message itself.
+
+    Attributes:
+        inline_limit: As above.
+        updates_fd: Where workers read payloads.
+    """
+
+    def __init__(self, setup: Any, n_workers: int, inline_limit: int) -> None:
+        self.inline_limit = inline_limit
+        super().__init__(setup, n_workers)
+
+    def _open(self) -> None:
+        updates_fd = self.own(anonymous_file("streamsampler-updates"))
+        self.updates_fd = self.own(read_only(updates_fd))
+        self.fds.append(self.updates_fd)
+        self._writer = ArenaWriter(updates_fd)
+        self._reader = ArenaReader(self.updates_fd)
+        self._opened.callback(self._reader.close)
+
+    def write(self, payload: Payload) -> Stored:
+        """Write a payload once, where all workers can read it."""
+        packed = pack(payload)
+        if sum(view.nbytes for view in packed) <= self.inline_limit // 3:  # a message carries up to four
+            return Stored(None, b"".join(packed))
+        return Stored(self._writer.write(packed))
+
+    def read(self, stored: Stored) -> Payload:
+        """Return a copy of a payload."""
+        packed = self._reader.read(stored.region) if stored.region is not None else stored.data or b""
+        head, buffers = unpack(memoryview(packed))
+        return Payload(bytes(head), tuple(bytes(buffer) for buffer in buffers))
+
+    def free(self, stored: Stored) -> None:
+        """Free the memory of a payload."""
+        if stored.region is not None:
+            self._writer.give_back(stored.region)
+
+
+# ----------------------------------------------------------------------
+
 
 CAME_BACK = (
     "called os.fork(), and the copy came back into the worker's own code: what is forked in an environment or an agent "

@@ -21,8 +21,6 @@ from streamsampler.data.memory import Pool, lend
 from streamsampler.data.trees import Array
 from streamsampler.serialization import Place
 
-__all__ = ["ArenaReader", "ArenaWriter", "Region", "Regions", "anonymous_file", "read_only"]
-
 _ALIGNMENT = 64
 _FIRST_MAPPING = 1 << 24
 _FEWEST_LENT_BYTES = 4096

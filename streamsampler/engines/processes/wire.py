@@ -7,34 +7,23 @@ frame says where.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from streamsampler.engines.processes.shared_memory import Region
-from streamsampler.protocol.messages import Answer, Continue, Message, Report, Ticket, Times, by_position
-from streamsampler.serialization import Contents, Payload, Place
-
-__all__ = [
-    "FORKED_COPY",
-    "INLINE_LIMIT",
-    "GarbageError",
-    "MessageReader",
-    "Stored",
-    "flattened",
-    "frame",
-    "pack",
-    "pack_answer",
-    "restored",
-    "send",
-    "unpack",
-    "unpack_answer",
-]
+from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region
+from streamsampler.engines.worker_side import WorkerChannel
+from streamsampler.protocol.messages import BY_NAME, Answer, Continue, Exit, Message, Report, Ticket, Times, by_position
+from streamsampler.serialization import Contents, Payload, Place, dumps_report
+from streamsampler.workers.logs import RecordKeeper
+from streamsampler.workers.threads import ThreadLimit
 
 INLINE_LIMIT = 1536
 """Bytes up to which a payload travels in the message itself: a frame, with what else is in it, stays below PIPE_BUF
@@ -258,3 +247,90 @@ def frame(
     if sum(view.nbytes for view in packed) <= inline_limit:
         return b"i" + b"".join(packed)
     return b"r" + _LOCATION.pack(*write(packed))
+
+
+# ----------------------------------------------------------------------
+# A worker's end of what it shares with its sampler: pipes and arenas.
+
+
+class ProcessChannel(WorkerChannel):
+    """A worker's connection to a sampler in another process.
+
+    Args:
+        commands_fd: Where messages are read.
+        answers_fd: Where answers are written.
+        arena_fd: The worker's own arena.
+        updates_fd: The arena of published payloads.
+        inline_limit: Bytes up to which a report travels in the message itself.
+        keeper: Keeps log records until they are sent.
+        threads: How many threads libraries compute on.
+        before_answer: Called before each answer is sent.
+
+    Attributes:
+        allocate: Makes arrays in the worker's arena: what lies there need not be copied to be sent.
+        send: Writes a message to a descriptor.
+    """
+
+    def __init__(
+        self,
+        commands_fd: int,
+        answers_fd: int,
+        arena_fd: int,
+        updates_fd: int,
+        inline_limit: int,
+        keeper: RecordKeeper,
+        threads: ThreadLimit,
+        before_answer: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(keeper, threads)
+        self._commands = MessageReader(commands_fd, inline_limit)
+        self._unread: deque[bytes] = deque()
+        self._answers_fd = answers_fd
+        self._arena = ArenaWriter(arena_fd)
+        self._updates = ArenaReader(updates_fd)
+        self._poller = select.poll()
+        self._poller.register(commands_fd, select.POLLIN)
+        self._inline_limit = inline_limit
+        self._before_answer = before_answer
+        self.allocate = self._arena.allocate
+        self.send: Callable[[int, bytes], None] = send
+
+    def _next(self, *, wait: bool) -> Message | None:
+        while not self._unread:
+            if not self._poller.poll(None if wait else 0):
+                return None
+            messages = self._commands.read()
+            if messages is None:
+                return Exit()
+            self._unread.extend(messages)
+        flat, released = pickle.loads(self._unread.popleft())
+        for region in released:
+            self._arena.give_back(Region(*region))
+        message: Message = restored(flat)
+        return message
+
+    def _loaded(self, payload: Stored) -> Any:
+        packed = self._updates.read(payload.region) if payload.region is not None else bytearray(payload.data or b"")
+        # This copy is private memory: the arrays of the object may use it for good.
+        head, buffers = unpack(memoryview(packed))
+        return pickle.loads(head, buffers=buffers)
+
+    def _end_copy(self) -> None:
+        with contextlib.suppress(OSError):
+            send(self._answers_fd, FORKED_COPY)
+        super()._end_copy()
+
+    def _pickled(self, rollouts: Any, spaces: Any) -> tuple[Contents, list[Any]]:
+        contents, buffers = dumps_report(rollouts, spaces, BY_NAME)
+        return contents, [self._arena.lent_region(buffer) or buffer for buffer in buffers]
+
+    def _send(self, records: bytes, answer: Answer | None, pickled: tuple[Contents, list[Any]] | None) -> None:
+        if self._before_answer is not None:
+            self._before_answer()
+        contents, parts = pickled or (None, [])
+        packed = pack_answer(records, answer, contents, parts)
+        with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and this process ends in a moment
+            self.send(self._answers_fd, frame(packed, self._arena.write, self._inline_limit))
+        for region in parts:
+            if isinstance(region, Region):
+                self._arena.hand_over(region)

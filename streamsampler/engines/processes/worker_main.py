@@ -12,17 +12,14 @@ from typing import Any, NamedTuple
 
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.engines.launch.child import ignore_terminal
-from streamsampler.engines.processes.channel import ProcessChannel
-from streamsampler.engines.processes.memory_report import MemoryReporter
 from streamsampler.engines.processes.stacks import answer_with_stacks
-from streamsampler.engines.worker_setup import ProcessSetup
+from streamsampler.engines.processes.wire import ProcessChannel
+from streamsampler.engines.worker_side import MemoryReporter, ProcessSetup
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard, WorkerRow
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import Channel, run_worker
 from streamsampler.workers.threads import ThreadLimit
-
-__all__ = ["Begun", "begin", "main"]
 
 
 class Begun(NamedTuple):

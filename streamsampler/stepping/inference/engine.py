@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,21 +14,69 @@ from streamsampler.engines.base import Answered, Event, Logged, Restored
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.local import LocalChannel, LocalEngine
 from streamsampler.errors import WorkerHungError
-from streamsampler.samplers.provenance import EnvironmentFacts
+from streamsampler.samplers.payloads import EnvironmentFacts
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.serialization import HeldPayload, Payload
-from streamsampler.stepping.inference.groups import checked_groups
-from streamsampler.stepping.inference.modes import EvaluationMode
+from streamsampler.stepping.inference.asking import checked_groups
+from streamsampler.stepping.inference.env_processes import RolloutTransport
 from streamsampler.stepping.inference.stepper import RolloutStepper
-from streamsampler.stepping.inference.transport import RolloutTransport
 from streamsampler.stepping.inference.worker import ParentWorker
 from streamsampler.stepping.options import watch_of
-from streamsampler.stepping.setbacks import Setbacks
+from streamsampler.stepping.transport import Setbacks
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.threads import ThreadLimit
 
-__all__ = ["ParentEngine"]
+# ----------------------------------------------------------------------
+# The modes of a user's own torch modules while a sampler asks them: evaluation, as in the copies that workers have.
+
+
+class EvaluationMode:
+    """Puts the module of a `TorchAgent` into evaluation mode while a call runs, and back into its own mode afterwards.
+
+    In training mode, dropout would make actions random, and batch normalisation would learn from what is sampled. The
+    learner's module is in training mode between calls, as its owner left it.
+    """
+
+    def __init__(self) -> None:
+        self._agent: Any = None
+        self._is_running = False
+        self._training: list[Any] = []  # the submodules that were in training mode
+
+    def hold(self, agent: Any) -> Any:
+        """Return an agent, whose module is the one to put into evaluation mode from now on."""
+        self._agent = agent
+        if self._is_running:
+            self._evaluate()
+        return agent
+
+    def __enter__(self) -> None:
+        self._is_running = True
+        self._evaluate()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_running = False
+        training, self._training = self._training, []
+        for module in training:
+            module.training = True
+
+    def _evaluate(self) -> None:
+        for module in _modules_of(self._agent):
+            self._training += [each for each in module.modules() if each.training]
+            module.eval()
+
+
+def _modules_of(agent: Any) -> Iterator[Any]:
+    """Return the module of an agent that evaluates in workers, whatever it is wrapped into; nothing for others."""
+    adapter = sys.modules.get("streamsampler.adapters.torch")  # loaded where there is such an agent
+    kind = getattr(adapter, "TorchAgent", ())
+    while agent is not None:
+        if isinstance(agent, kind):
+            yield agent.module
+        agent = vars(agent).get("agent") if hasattr(agent, "__dict__") else None
+
+
+# ----------------------------------------------------------------------
 
 
 class _Channel(LocalChannel):

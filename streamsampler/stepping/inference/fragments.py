@@ -5,23 +5,314 @@ They are one `WaitingGroup`, in which each goes at its own pace if the agent doe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
-from streamsampler.errors import NotReproducibleError
-from streamsampler.protocol.messages import Ticket
-from streamsampler.stepping.inference.environments import Environments
-from streamsampler.stepping.inference.episodes import History
-from streamsampler.stepping.inference.fragments_apart import WaitingGroup
-from streamsampler.workers.base import Outcome, Worker
-from streamsampler.workers.resets import FragmentOrder
-from streamsampler.workers.standings import Standings
-from streamsampler.workers.vec.agents import AgentPool
-from streamsampler.workers.vec.fragments import RunningGroups
-from streamsampler.workers.vec.rows import singles_of
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["ParentGroups"]
+from streamsampler.data.recorder import Rollouts
+from streamsampler.data.trees import snapshot
+from streamsampler.errors import DataError, NotReproducibleError, UsageError, WorkerError
+from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.stepping.inference.asking import Asking
+from streamsampler.stepping.inference.environments import Environments, History
+from streamsampler.workers.base import Outcome, Worker
+from streamsampler.workers.explain import begin_of, locate, row_at_fault
+from streamsampler.workers.generators import generator_states, set_states
+from streamsampler.workers.resets import FragmentOrder, Standing, Standings
+from streamsampler.workers.vec.agents import AgentPool
+from streamsampler.workers.vec.fragments import Group, Row, RunningGroups
+from streamsampler.workers.vec.rows import singles_of
+from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.worker import DRAWS
+
+# ----------------------------------------------------------------------
+# Run fragments in environments of other processes, which take each timestep together.
+
+
+class ParentGroup(Group):
+    """The environments, whose steps and resets are requested together, and the agent that the worker has.
+
+    Args:
+        environments: The environments.
+        agents: The worker's agent.
+        args: Those of `Group`.
+    """
+
+    def __init__(self, environments: Environments, agents: AgentPool, *args: Any) -> None:
+        super().__init__(*args)
+        self._environments, self._proxies, self._pool = environments, environments.proxies, agents
+        self._next: list[int] = []  # rows in which the next episode begins after this timestep
+
+    def update_agent(self, load: Callable[[str], Any]) -> None:
+        """Take the agent that is in force, which has its parameters and filters already."""
+        del load
+        in_force = self._worker.in_force["agent"]
+        if in_force is not self._payloads[0]:
+            self._payloads = in_force, None, None
+            self._agent = self._pool.batched(self._n_rows)
+            self._begin_new_agent()
+
+    def history_of(self, env_id: int, n: int) -> History:
+        """Return what is kept here of an episode's first n timesteps: of those in this fragment, if any."""
+        del env_id, n
+        return History([])
+
+    def _explain(self, error: BaseException) -> None:
+        if isinstance(error, WorkerError):
+            self._worker.trajectory = None  # the one in hand need not be the one that is lost
+        else:
+            super()._explain(error)
+
+    def _restore(self, row: Row, standing: Standing, version: int, agent_is_known: bool) -> int:
+        ran = super()._restore(row, standing, version, agent_is_known)
+        if not row.length:
+            self._environments.end(row.number)  # its episode was given up: the next loss is not to restore it
+        return ran
+
+    # ------------------------------------------------------------------ resets
+
+    def _begin_all(self) -> None:
+        for position, row in enumerate(self.rows):
+            if row.length:
+                row.observation = self._environments.current(row.number)
+            else:
+                self._request_reset(position)
+        super()._begin_all()
+
+    def _request_reset(self, position: int) -> None:
+        row = self.rows[position]
+        self._environments.reset(row.number, self._index_of(row), self._seed_of(row), self._worker.resets)
+
+    def _reset(self, position: int) -> Any:
+        worker, row = self._worker, self.rows[position]
+        worker.phase = Phase.RESET
+        worker.take_in_hand(self._index_of(row))
+        try:
+            result = begin_of(self._proxies[row.number].begun())
+        except DataError as error:
+            worker.phase = Phase.RECORDING  # where its process found out that it cannot be recorded
+            locate(error, row.env, 0)
+            raise
+        self._begin_agent(position)
+        return result
+
+    def _begin_next(self, position: int) -> None:
+        self._request_reset(position)
+        self._next.append(position)
+
+    # ------------------------------------------------------------------ steps
+
+    def _step_all(self, goes_on: bool) -> None:
+        self._next.clear()
+        self._environments.step([row.number for row in self.rows], self._singles[: len(self.rows)])
+        for row in self.rows:
+            self._proxies[row.number].is_requested = True
+        super()._step_all(goes_on)
+        for position in self._next:
+            self._position = position
+            super()._begin_next(position)
+
+    def _close(self, position: int, observation: Any, terminated: bool, truncated: bool) -> None:
+        row = self.rows[position]
+        if terminated or truncated:
+            self._environments.end(row.number)
+        else:  # others in its process may have been waited for meanwhile, and the process may have been lost
+            observation = self._environments.current(row.number)
+        super()._close(position, observation, terminated, truncated)
+
+
+# ----------------------------------------------------------------------
+# Run fragments in environments of other processes, each at its own pace: the agent is asked for what is ready.
+
+
+_NOT_BEGUN = -1
+
+
+class WaitingGroup(ParentGroup):
+    """The environments, each at its own pace within a fragment, where the agent does not mind; see `Asking`.
+
+    That is an agent whose rows do not depend on each other, and which remembers nothing from step to step. Others are
+    asked for all rows together.
+
+    Args:
+        environments: The environments.
+        agents: The worker's agent.
+        n_groups: See `Asking`.
+        args: Those of `Group`.
+    """
+
+    def __init__(self, environments: Environments, agents: AgentPool, n_groups: int, *args: Any) -> None:
+        super().__init__(environments, agents, *args)
+        self._asking = Asking(environments, self._worker, self._spaces, n_groups, rounds=self._has_floats)
+        self._apart = False  # whether the fragment in hand is run at the pace of each environment
+        n_rows = len(self.rows)
+        self._left = np.zeros(n_rows, np.int64)  # how many timesteps each row has still to take
+        self._before = np.zeros(n_rows, np.int64)  # how many the episode in each row had before this fragment
+        self._lengths = np.zeros(n_rows, np.int64)  # and how many it has had in it
+
+    def history_of(self, env_id: int, n: int) -> History:
+        """Return what is kept here of an episode's first n timesteps: of those in this fragment, if any."""
+        if not self._apart or (trajectory := self._running[env_id]).begun == _NOT_BEGUN:
+            return History([])
+        before = int(self._before[env_id])
+        return History(*self._asking.history_of(env_id, trajectory.begun, n - before), before)
+
+    # ------------------------------------------------------------------ running
+
+    def _run(self, version: int, n_timesteps: int) -> bool:
+        self._apart = self.agent.can_wait and self._worker.runs_lanes
+        return self._run_apart(version, n_timesteps) if self._apart else super()._run(version, n_timesteps)
+
+    def _run_apart(self, version: int, n_timesteps: int) -> bool:
+        worker, asking, board = self._worker, self._asking, self._worker.row
+        set_states(self._seed, self._generators)
+        before = generator_states()
+        asking.clear()
+        self._ended = [[] for _ in self.rows]
+        self._running = [self._new_part(position) for position in range(len(self.rows))]
+        self._left[:] = n_timesteps
+        for position in range(len(self.rows)):
+            self._go_on(position)
+        while asking.live.any():
+            self._position = -1
+            worker.enter(Phase.STEP)
+            began = perf_counter()
+            asked = asking.wait(self._take, lambda: 0)
+            between = perf_counter()
+            self.seconds[2] += between - began
+            board.words[board.timesteps_word] = worker.ran_timesteps
+            if not board.may_run(version):
+                return False
+            if asked.any():
+                worker.enter(Phase.ACTION)
+                asking.ask(self.agent, asked, self._note_numbers)
+                self.seconds[1] += perf_counter() - between
+        if generator_states()[: len(before)] != before:
+            self._position = 0
+            raise UsageError(DRAWS)
+        return True
+
+    def _new_part(self, position: int) -> Trajectory:
+        return Trajectory(None, 0, self._index_of(self.rows[position]), position, _NOT_BEGUN)
+
+    def _go_on(self, position: int) -> None:
+        """Go on with the episode in a row, or request that one begins."""
+        row = self.rows[position]
+        row.continued, row.first = row.length > 0, row.episode
+        if not row.length:
+            self._begin_next(position)
+            return
+        self._before[position], self._lengths[position] = row.length, 0
+        self._running[position].number = self._asking.timesteps.begin({})
+        self._asking.begin(position, ready=True)
+
+    def _begin_next(self, position: int) -> None:
+        if not self._apart:
+            super()._begin_next(position)
+            return
+        worker = self._worker
+        worker.phase, self._position = Phase.RESET, position
+        worker.take_in_hand(self._index_of(self.rows[position]))
+        self._before[position] = self._lengths[position] = 0
+        self._asking.begin(position, ready=False)
+        self._request_reset(position)
+        self._begin_agent(position)
+        worker.phase, self._position = Phase.STEP, -1
+
+    def _note_numbers(self, rows: NDArray[np.int64]) -> None:
+        for position in rows[self._lengths[rows] == 0].tolist():
+            self._running[position].begun = int(self._asking.numbers[position])
+
+    # ------------------------------------------------------------------ results
+
+    def _take(self, arrived: list[int]) -> None:
+        """Take in the results of rows: of steps, or of resets."""
+        asking, stepped = self._asking, []
+        for position in arrived:
+            if not asking.live[position]:
+                continue
+            if self._environments.has_raised(position):
+                self._raise(position, arrived)
+            if asking.numbers[position] >= 0:
+                stepped.append(position)
+                continue
+            self._running[position].number = asking.timesteps.begin(self._environments.take_info(position))
+            asking.ready[position] = True
+        if stepped:
+            self._take_steps(np.array(stepped))
+
+    def _raise(self, position: int, arrived: list[int]) -> None:
+        """Raise what a row's environment raised, after counting the steps that arrived with it."""
+        worker, self._position = self._worker, position
+        worker.ran_timesteps += self._asking.n_stepped(arrived)
+        in_reset = self._asking.numbers[position] < 0
+        worker.phase = Phase.RESET if in_reset else Phase.STEP
+        try:
+            self._environments.check(position)
+        except DataError as error:
+            worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
+            locate(error, self.rows[position].env, 0 if in_reset else None)
+            raise
+
+    def _take_steps(self, rows: NDArray[np.int64]) -> None:
+        self._worker.ran_timesteps += len(rows)
+        terminated, truncated = self._asking.record_results(rows)
+        self._lengths[rows] += 1
+        self._left[rows] -= 1
+        truncated = truncated | (self._before[rows] + self._lengths[rows] >= self._most)
+        over = terminated | truncated | (self._left[rows] == 0)
+        self._asking.ready[rows[~over]] = True
+        for place in np.flatnonzero(over).tolist():
+            self._end(int(rows[place]), bool(terminated[place]), bool(truncated[place]))
+
+    def _end(self, position: int, terminated: bool, truncated: bool) -> None:
+        """End the part of a row's episode in this fragment, and begin the next episode if there are timesteps left."""
+        row, trajectory = self.rows[position], self._running[position]
+        trajectory.length = int(self._lengths[position])
+        row.length += trajectory.length
+        row.observation = last = snapshot(self._environments.observation(position))
+        self._asking.end(position)
+        self._end_part(position, last, terminated, truncated)
+        if not (terminated or truncated):
+            return
+        self._environments.end(position)
+        if self._left[position]:
+            self._running[position] = self._new_part(position)
+            self._begin_next(position)
+
+    def _gathered(self, parts: Sequence[Trajectory]) -> Rollouts:
+        if not self._apart:
+            return super()._gathered(parts)
+        return self._asking.timesteps.gather(parts, self._worker.context.allocate)
+
+    # ------------------------------------------------------------------ errors
+
+    def _position_at_fault(self, error: BaseException) -> int:
+        if not self._apart:
+            return super()._position_at_fault(error)
+        position, self._singles = max(self._position, self.agent.row), []
+        if position >= 0:
+            if self._asking.numbers[position] >= 0:
+                self._singles = [self._environments.last_action(position)] * self._n_rows
+            return position
+        asked = np.flatnonzero(self._asking.asked).tolist()
+        if self._worker.phase is Phase.STEP or not asked:
+            return 0  # it is about none of them, as Ctrl-C is
+        if (position := row_at_fault(error, -1)) in asked:
+            return position
+        names = ", ".join(str(self._running[each].index) for each in asked)
+        error.add_note(f"get_actions had the observations of trajectories {names}")
+        if self._worker.phase is Phase.ACTION and isinstance(error, Exception):
+            return next((each for each in asked if self._asking.raises_alone(self.agent, each)), asked[0])
+        return asked[0]
+
+
+# ----------------------------------------------------------------------
 
 
 class ParentGroups(RunningGroups):

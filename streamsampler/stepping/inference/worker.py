@@ -12,14 +12,11 @@ from streamsampler.serialization import Payload
 from streamsampler.stepping.inference.env_processes import Launch
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.inference.fragments import ParentGroups
-from streamsampler.stepping.inference.lanes import HookedParentRunner
-from streamsampler.stepping.inference.waiting import WaitingRunner
+from streamsampler.stepping.inference.waiting import HookedParentRunner, WaitingRunner
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.worker import VecWorker
-
-__all__ = ["ParentWorker"]
 
 _LOG = logging.getLogger("streamsampler")
 

@@ -21,12 +21,10 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.exact_actions import action_for_env
 from streamsampler.workers.explain import begin_of
+from streamsampler.workers.finishing import shares
 from streamsampler.workers.generators import seed_generators
-from streamsampler.workers.rollout_times import shares
 from streamsampler.workers.several.players import Seat
 from streamsampler.workers.several.recorder import JointRecorder, reward_of
-
-__all__ = ["ParallelLoop"]
 
 _NO_LIMIT = 2**62
 _PROGRESS_SECONDS, _MOST_APART = 1e-2, 64  # as in `DefaultWorker`

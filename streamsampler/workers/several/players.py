@@ -17,15 +17,13 @@ from streamsampler.agents.updates import updated_agent
 from streamsampler.data import trees
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.errors import ActionError, DataError, UsageError
-from streamsampler.filters.agents import FilterParameters
+from streamsampler.filters.base import FilterParameters
 from streamsampler.seeding import seed_of_agent
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.finishing import value_of, with_filter
 from streamsampler.workers.resets import Resets
 from streamsampler.workers.vec.agents import row_keywords
 from streamsampler.workers.vec.rows import row_of, singles_of
-
-__all__ = ["Players", "Seat", "refuse_for_several"]
 
 _AT_ONE_PLACE = frozenset(("slots", "starts"))
 _OF_ROWS = frozenset(("draws", "seeds", "starts"))

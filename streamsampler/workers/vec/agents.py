@@ -21,12 +21,10 @@ from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
 from streamsampler.seeding import Stream, derived_seed, derived_seeds
 from streamsampler.serialization import dumps, loads
-from streamsampler.workers.agent_memory import give_memory, is_restorable, memory_of
 from streamsampler.workers.base import Worker
+from streamsampler.workers.finishing import give_memory, is_restorable, memory_of
 from streamsampler.workers.vec.columns import Columns
 from streamsampler.workers.vec.rows import row_of
-
-__all__ = ["AgentPool", "BatchedAgent", "row_keywords"]
 
 _LOG = logging.getLogger("streamsampler")
 # An enum's member costs 100 ns to look up on Python 3.11.

@@ -7,19 +7,404 @@ number of workers. Each group has a copy of the agent, and the global generators
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
 from typing import Any, cast
 
+import cloudpickle
+
+from streamsampler.data.recorder import EnvFragment, EpisodeState, Rollouts
+from streamsampler.data.spaces import flag_of, number_of
+from streamsampler.data.trees import snapshot
 from streamsampler.environments.updates import AnyEnv
+from streamsampler.errors import ActionError, DataError
+from streamsampler.filters.base import FilterParameters
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers.base import Outcome, Worker
-from streamsampler.workers.distinct_envs import claim, close_all, release
-from streamsampler.workers.resets import FragmentOrder
-from streamsampler.workers.restoring import AbandonedError
-from streamsampler.workers.vec.groups import Group, Row
+from streamsampler.workers.exact_actions import AS_GIVEN, rounding_for
+from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
+from streamsampler.workers.finishing import UNKNOWN, with_filters
+from streamsampler.workers.generators import drawn_states, fresh_states, set_states
+from streamsampler.workers.resets import FragmentOrder, Standing, reset_one
+from streamsampler.workers.restoring import (
+    AbandonedError,
+    Digests,
+    NotRestoredError,
+    apply_actions,
+    claim,
+    close_all,
+    compared_of,
+    no_failure,
+    release,
+)
+from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
+from streamsampler.workers.vec.rows import padded, singles_of
+from streamsampler.workers.vec.steps import StepRecorder, Trajectory
 
-__all__ = ["RunningGroups"]
+# ----------------------------------------------------------------------
+# Environments of fragments that take each timestep together, and what goes on in them from call to call.
+
+
+_NEVER = 2**62
+
+
+@dataclass(slots=True)
+class Row:
+    """An environment, and the episode that goes on in it; its length is 0 if none does."""
+
+    number: int
+    env: AnyEnv
+    episode: int = 0
+    length: int = 0
+    observation: Any = None
+    digests: Digests = field(default_factory=Digests)
+    lost: str = ""
+    first: int = 0  # of this fragment: the number of its first episode
+    continued: bool = False
+
+
+class Group:
+    """The environments that take each timestep together.
+
+    Args:
+        number: The group's number.
+        n_rows: How many rows a batch has.
+        rows: The environments, as many at most.
+        n_envs: How many environments all workers have together.
+        seeds: The seeds of trajectories, by index.
+        worker: The worker.
+
+    Attributes:
+        seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
+    """
+
+    def __init__(
+        self, number: int, n_rows: int, rows: list[Row], n_envs: int, seeds: TrajectorySeeds, worker: Worker
+    ) -> None:
+        self.number, self.rows, self._n_rows = number, rows, n_rows
+        self._worker, self._n_envs, self._seeds = worker, n_envs, seeds
+        self._position = -1  # of the row in hand; -1 while it is about all of them
+        self._spaces = worker.spaces
+        self._most = worker.context.max_episode_length or _NEVER
+        self._pool = AgentPool(hint=worker.context.worker_number == 0 and not number)
+        self._payloads: tuple[Any, Any, Any] = (None, None, None)
+        self._agent: BatchedAgent | None = None
+        self._seed = self._seed_of(rows[0])  # of the global generators, and of agents that are not reset by rows
+        self._generators: Any = None
+        self._fresh: Any = None
+        self._recorder = StepRecorder(*self._spaces, n_rows)
+        self._has_floats = rounding_for(self._spaces[1]) is not AS_GIVEN
+        self._singles: list[Any] = []
+        self._running: list[Trajectory] = []  # by row
+        self._ended: list[list[Trajectory]] = []
+        self.seconds = [0.0, 0.0, 0.0]
+
+    @property
+    def agent(self) -> BatchedAgent:
+        """The agent, for the rows of this group."""
+        assert self._agent is not None
+        return self._agent
+
+    def _index_of(self, row: Row) -> int:
+        return row.number + row.episode * self._n_envs
+
+    def _seed_of(self, row: Row) -> int:
+        return self._seeds[self._index_of(row)]
+
+    def update_agent(self, load: Callable[[str], Any]) -> None:
+        """Make the agent, or hand it the parameters and filters, that are in force."""
+        worker, spaces = self._worker, self._spaces
+        agent, parameters, filters = in_force = tuple(map(worker.in_force.get, ("agent", "parameters", "filters")))
+        is_new = agent is not self._payloads[0]
+        if is_new:
+            worker.phase = Phase.AGENT_CONSTRUCTION
+            made = worker.load(agent)
+            if filters is not None:
+                made = with_filters(made, load("filters"), spaces[0])
+            self._pool.update(made, self._n_rows, spaces)
+            self._agent = self._pool.batched(self._n_rows)
+            self._payloads = agent, None, filters
+        worker.phase = Phase.AGENT_UPDATE
+        if parameters is not None and parameters is not self._payloads[1]:
+            self._pool.update(load("parameters"), self._n_rows, spaces)
+        # A filter of rewards alone is not the agent's: it would take one for parameters of its own.
+        if filters is not self._payloads[2] and (given := load("filters").observation) is not None:
+            self._pool.update(FilterParameters(given, spaces[0]), self._n_rows, spaces)
+        self._payloads = in_force  # type: ignore[assignment]
+        if is_new:
+            self._begin_new_agent()
+
+    def _begin_new_agent(self) -> None:
+        self.agent.begin_block(self._seed)
+        for position, row in enumerate(self.rows):
+            if row.length:
+                self._begin_agent(position)
+
+    def _begin_agent(self, position: int) -> None:
+        prepared = self.agent.prepare([self._seed_of(self.rows[position])])
+        if prepared is not None:
+            self._worker.phase = Phase.AGENT_RESET
+            self.agent.begin(position, prepared, 0)
+
+    # ------------------------------------------------------------------ running
+
+    def run(self, version: int, n_timesteps: int) -> bool:
+        """Run a fragment; return whether its version may still run.
+
+        Raises:
+            BaseException: What agent or environment raise; `worker.trajectory` says in which episode.
+        """
+        self._position = self.agent.row = -1
+        self._worker.take_in_hand(self._index_of(self.rows[0]))
+        try:
+            return self._run(version, n_timesteps)
+        except BaseException as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: BaseException) -> None:
+        """Say in which row's episode it was raised, and raise a better error where the reason is known."""
+        worker, position = self._worker, self._position_at_fault(error)
+        row = self.rows[position]
+        worker.trajectory = self._index_of(row)
+        if worker.phase is Phase.STEP and self._singles:
+            better = step_error(error, self._singles[position], self._spaces[1], self._step_all)
+            if better is not None:
+                worker.phase = Phase.ACTION if isinstance(better, ActionError) else worker.phase
+                raise better from error
+        if isinstance(error, DataError) and worker.phase in (Phase.RECORDING, Phase.ACTION):
+            locate(error, row.env, None)
+
+    def _position_at_fault(self, error: BaseException) -> int:
+        """Return the position of the row that an exception is about; the first one, where it may be any."""
+        position = max(self._position, self.agent.row)
+        if position < 0 and (position := row_at_fault(error, -1)) < 0:
+            names = ", ".join(str(self._index_of(row)) for row in self.rows)
+            error.add_note(f"get_actions had the observations of trajectories {names}")
+        # A row of no environment has a copy of the first one's observation.
+        return position if 0 <= position < len(self.rows) else 0
+
+    def _run(self, version: int, n_timesteps: int) -> bool:
+        worker, recorder, rows = self._worker, self._recorder, self.rows
+        board = worker.row
+        set_states(self._seed, self._generators)
+        recorder.clear()
+        self._ended = [[] for _ in rows]
+        self._begin_all()
+        live = list(range(len(rows)))
+        sources = None if len(rows) == self._n_rows else [row if row < len(rows) else 0 for row in range(self._n_rows)]
+        for timestep in range(n_timesteps):
+            board.set_phase(Phase.ACTION)
+            began = perf_counter()
+            self._choose(live, sources)
+            between = perf_counter()
+            board.set_phase(Phase.STEP)
+            self._step_all(timestep + 1 < n_timesteps)
+            self.seconds[1] += between - began
+            self.seconds[2] += perf_counter() - between
+            worker.ran_timesteps += len(rows)
+            board.words[board.timesteps_word] = worker.ran_timesteps
+            if not board.may_run(version):
+                return False
+        for position, row in enumerate(rows):
+            if row.length:
+                self._close(position, row.observation, False, False)
+        if self._fresh is None:
+            self._fresh = fresh_states(self._seed)
+        self._generators = drawn_states(self._fresh)
+        return True
+
+    def _begin_all(self) -> None:
+        self._running = [self._begin(position) for position in range(len(self.rows))]
+
+    def _begin(self, position: int) -> Trajectory:
+        """Begin an episode in a row, or go on with the one that is there."""
+        worker, row, began = self._worker, self.rows[position], perf_counter()
+        self._position = position
+        worker.row.set_phase(Phase.RESET)
+        info: dict[str, Any] = {}
+        row.continued, row.first = row.length > 0, row.episode
+        if not row.length:
+            row.observation, info = self._reset(position)
+        self.seconds[0] += perf_counter() - began
+        return self._recorded(position, row.observation, info)
+
+    def _reset(self, position: int) -> Any:
+        worker, row = self._worker, self.rows[position]
+        worker.phase = Phase.RESET
+        worker.take_in_hand(self._index_of(row))
+        result = begin_of(reset_one(row.env, worker.resets, 0, self._seed_of(row)))
+        self._begin_agent(position)
+        return result
+
+    def _recorded(self, position: int, observation: Any, info: dict[str, Any]) -> Trajectory:
+        recorder = self._recorder
+        self._worker.phase = Phase.RECORDING
+        trajectory = Trajectory(None, 0, self._index_of(self.rows[position]), position, recorder.step)
+        trajectory.number = recorder.begin(position, observation, info)
+        return trajectory
+
+    def _choose(self, live: Sequence[int], sources: list[int] | None) -> None:
+        worker, recorder = self._worker, self._recorder
+        worker.phase, self._position = Phase.RECORDING, -1
+        actions, infos = self.agent.choose(recorder.batch(sources), live, worker, self._record_agent_info)
+        worker.phase = Phase.ACTION
+        if sources is not None:
+            actions = padded(self._spaces[1], actions, sources)
+        columns = recorder.actions
+        columns.append(actions)
+        if self._has_floats:
+            actions = columns.row_batch(columns.n_steps - 1)  # rounded as the batch has them
+        self._singles = singles_of(self._spaces[1], actions)
+        if infos:
+            worker.phase = Phase.RECORDING
+            recorder.record_agent_infos(infos)
+
+    def _record_agent_info(self, row: int, info: Any) -> None:
+        self._recorder.record_agent_info((self._recorder.step - 1) * self._n_rows + row, info)
+
+    def _step_all(self, goes_on: bool) -> None:
+        """Step the environments, and begin new episodes where some end, unless the fragment does."""
+        worker, recorder, most = self._worker, self._recorder, self._most
+        worker.phase = Phase.STEP
+        rewards = [0.0] * self._n_rows
+        first = (recorder.step - 1) * self._n_rows
+        try:
+            for position, row in enumerate(self.rows):
+                observation, reward, terminated, truncated, info = row.env.step(self._singles[position])
+                rewards[position] = reward if reward.__class__ is float else number_of(reward)
+                if info.__class__ is not dict or info:
+                    recorder.record_env_info(first + position, info)
+                row.length += 1
+                if terminated is not False or truncated is not False or row.length == most:
+                    terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
+                    if terminated or truncated or row.length == most:
+                        self._close(position, observation, terminated, truncated or row.length == most)
+                        if goes_on:
+                            self._begin_next(position)
+                        continue
+                row.observation = observation
+                recorder.record(position, observation)
+        except BaseException as error:
+            self._position = position
+            if isinstance(error, DataError):
+                worker.phase = Phase.RECORDING
+            raise
+        recorder.rewards.fromlist(rewards)
+
+    def _begin_next(self, position: int) -> None:
+        """Begin another episode in a row."""
+        row = self.rows[position]
+        row.observation, info = self._reset(position)
+        self._running[position] = self._recorded(position, row.observation, info)
+        self._worker.phase = Phase.STEP
+
+    def _close(self, position: int, observation: Any, terminated: bool, truncated: bool) -> None:
+        """End the part of a row's episode that is in this fragment."""
+        self._running[position].length = self._recorder.step - self._running[position].begun
+        self._end_part(position, snapshot(observation), terminated, truncated)
+
+    def _end_part(self, position: int, last: Any, terminated: bool, truncated: bool) -> None:
+        trajectory, row = self._running[position], self.rows[position]
+        trajectory.last, trajectory.terminated, trajectory.truncated = last, terminated, truncated
+        self._ended[position].append(trajectory)
+        if terminated or truncated:
+            row.episode, row.length, row.observation, row.digests = row.episode + 1, 0, None, Digests()
+
+    # ------------------------------------------------------------------ what is told of it
+
+    def gather(self) -> Rollouts:
+        """Return the parts of episodes in this fragment, in order of environment, then time."""
+        worker, parts = self._worker, [each for ended in self._ended for each in ended]
+        owners = [each.index for each in parts]
+        rollouts = worker.finished(partial(self._gathered, parts), owners, self.rows[0].env)
+        state = self.agent.get_state()
+        packed = None if state is None else cloudpickle.dumps((state, self._generators))
+        fragments, stop, n_ended, compared = [], 0, 0, compared_of(rollouts)
+        for row, ended in zip(self.rows, self._ended, strict=True):
+            stop, n_ended = stop + sum(each.length for each in ended), n_ended + len(ended)
+            standing = None
+            if row.length:
+                row.digests.add(compared, stop - ended[-1].length, stop)
+                digests = row.digests.values(compared, n_ended - 1)
+                standing = EpisodeState(row.length, None, digests, state is not None)
+            fragments.append(
+                EnvFragment(row.number, len(ended), row.first, row.continued, standing, row.lost, self.number, packed)
+            )
+            packed, row.lost = None, ""
+        rollouts.fragments = tuple(fragments)
+        return rollouts
+
+    def _gathered(self, parts: Sequence[Trajectory]) -> Rollouts:
+        return self._recorder.gather(parts, self._worker.context.allocate)
+
+    def take_over(self, standings: Mapping[int, Standing], version: int, *, agent_is_replaced: bool) -> int:
+        """Go on where another worker was lost; return how many timesteps environments were run for it.
+
+        Args:
+            standings: Where the rows stand, by the numbers of their environments.
+            version: The agent version in hand.
+            agent_is_replaced: Whether the agent was replaced since then.
+
+        Raises:
+            AbandonedError: The version may not run any more.
+        """
+        packed = next((it.agent for row in self.rows if (it := standings[row.number]).agent), None)
+        self._worker.phase = Phase.RESET
+        ran = sum(self._restore(row, standings[row.number], version, packed is not None) for row in self.rows)
+        if packed is not None:
+            try:
+                with no_failure("its agent"):
+                    self._restore_agent(packed, None if agent_is_replaced else self.agent)
+            except NotRestoredError as error:
+                self._lose_all(str(error))
+        if agent_is_replaced:
+            for position, row in enumerate(self.rows):
+                if row.length:
+                    self._begin_agent(position)
+        return ran
+
+    def _restore(self, row: Row, standing: Standing, version: int, agent_is_known: bool) -> int:
+        """Restore a row's episode, if one went on; return how many timesteps its environment was run for it."""
+        row.episode, state = standing.episode, standing.state
+        if state is None:
+            return 0
+        if not agent_is_known or standing.actions is None:
+            row.lost = "the episode is longer than can be restored" if agent_is_known else UNKNOWN
+            row.episode += 1
+            return 0
+        self._worker.take_in_hand(self._index_of(row))
+        seed = self._seed_of(row)
+        set_states(seed, None)
+        try:
+            row.observation, row.digests, ran = apply_actions(
+                row.env, seed, standing, self._worker.row, self._spaces, version
+            )
+        except NotRestoredError as error:
+            row.lost = str(error)
+            row.episode += 1
+            return error.ran
+        row.length = state.length
+        return ran
+
+    def _restore_agent(self, packed: bytes, agent: BatchedAgent | None) -> None:
+        memory, generators = cloudpickle.loads(packed)
+        if agent is not None:
+            agent.set_state(memory)
+        self._generators = generators
+
+    def _lose_all(self, why: str) -> None:
+        """Let new episodes begin in all rows in which one went on, because the agent remembers none of them."""
+        for row in self.rows:
+            if row.length:
+                row.lost, row.episode, row.length, row.digests = why, row.episode + 1, 0, Digests()
+        self.agent.begin_block(self._seed)
+
+
+# ----------------------------------------------------------------------
 
 
 class RunningGroups:

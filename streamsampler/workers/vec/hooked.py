@@ -12,20 +12,17 @@ from numpy.typing import NDArray
 from streamsampler.agents.base import reset_agent_function
 from streamsampler.data.info_columns import InfoColumns, Owners
 from streamsampler.data.infos import InfoRecorder
-from streamsampler.data.step_values import flag_of, number_of
+from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.data.trees import Tree, snapshot
 from streamsampler.protocol.messages import Dropped, Phase
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import begin_of, summary_of
 from streamsampler.workers.hooks import HookCaller
-from streamsampler.workers.tasks import reset_function
-from streamsampler.workers.trajectory_context import TrajectoryContext, refuse_hidden_infos
-from streamsampler.workers.vec.infos import info_of_row
+from streamsampler.workers.resets import reset_function
+from streamsampler.workers.seams import TrajectoryContext, refuse_hidden_infos
 from streamsampler.workers.vec.lanes import LaneRunner
-from streamsampler.workers.vec.steps import StepRecorder, Trajectory
-from streamsampler.workers.vec.tickets import RunningTicket
-
-__all__ = ["HookedRunner"]
+from streamsampler.workers.vec.rows import info_of_row
+from streamsampler.workers.vec.steps import RunningTicket, StepRecorder, Trajectory
 
 
 class HookedRunner(LaneRunner):

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.step_values import FLAGS, flag_of, number_of
+from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.data.trees import snapshot
 from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
@@ -17,13 +17,10 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
 from streamsampler.workers.generators import seed_generators
-from streamsampler.workers.tasks import reset_one
+from streamsampler.workers.resets import reset_one
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.rows import padded, singles_of
-from streamsampler.workers.vec.steps import StepRecorder, Trajectory
-from streamsampler.workers.vec.tickets import RunningTicket, RunningTickets
-
-__all__ = ["LaneRunner"]
+from streamsampler.workers.vec.steps import RunningTicket, RunningTickets, StepRecorder, Trajectory
 
 _NO_LIMIT = 2**62
 # An enum's member costs 100 ns to look up on Python 3.11.

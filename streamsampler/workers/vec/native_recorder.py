@@ -2,25 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.vector import VectorWrapper
 from numpy.typing import NDArray
 
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.spaces import AnySpace
-from streamsampler.data.step_values import check_rewards
-from streamsampler.data.trees import Tree, concatenate, leaves, take
-from streamsampler.errors import DataError, ObservationError
+from streamsampler.data.spaces import AnySpace, check_rewards, short
+from streamsampler.data.trees import Tree, concatenate, leaves, map_tree, same, snapshot, take
+from streamsampler.environments.updates import AnyVectorEnv, EnvUpdate, NewEnvUpdate
+from streamsampler.errors import DataError, ObservationError, UsageError
+from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.vec.columns import Column, Columns, RowRecorder
-from streamsampler.workers.vec.infos import BatchInfos
-from streamsampler.workers.vec.native_values import column_of_slots
-from streamsampler.workers.vec.rows import row_of
+from streamsampler.workers.vec.rows import BatchInfos, row_of
 
-__all__ = ["NativeRecorder"]
+# ----------------------------------------------------------------------
+# Check what a vector environment returns, and fill batches with one row for each slot.
+
+
+_FINAL = ("final_obs", "final_info")
+
+
+def check_infos(path: str, infos: Any) -> None:
+    """Check that the infos of a vector environment are a dict.
+
+    Raises:
+        DataError: They are something else.
+    """
+    if not isinstance(infos, Mapping):
+        raise DataError(f"{path}: the infos of a vector environment must be a dict, got {short(infos)}")
+
+
+def column_of_slots(values: Any, n_slots: int, name: str, kinds: str) -> NDArray[Any]:
+    """Return rewards or ends as an array with one entry for each slot.
+
+    Raises:
+        DataError: It has another shape or kind; says both.
+    """
+    column = np.asarray(values)
+    if column.shape != (n_slots,) or column.dtype.kind not in kinds:
+        raise DataError(
+            f"{name} should be an array of shape {(n_slots,)}, and is {column.dtype} of shape {column.shape}"
+        )
+    return column
+
+
+def without_final(infos: Any) -> dict[str, Any]:
+    """Return infos without the final observations and infos of AutoresetMode.SAME_STEP."""
+    return {key: value for key, value in infos.items() if key.removeprefix("_") not in _FINAL}
+
+
+def for_env(tree: Tree) -> Any:
+    """Return a batch of stored actions as a vector environment takes it: in arrays of its own, objects in a tuple."""
+    if isinstance(tree, dict):
+        return {key: for_env(child) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(for_env(child) for child in tree)
+    return tuple(tree.tolist()) if tree.dtype.hasobject else tree.copy()
+
+
+# ----------------------------------------------------------------------
+
 
 _FLOAT64 = np.dtype(np.float64)
 _EXACT = "?bBhHiIefd"  # the dtypes whose numbers a float64 holds
@@ -216,3 +264,88 @@ def _append(columns: Columns, batch: Any, unused: NDArray[np.bool_]) -> None:
     for _, leaf in leaves(columns.row_batch(step)):
         leaf[unused] = leaf[rows[0]] if len(rows) else 0
     columns.n_steps = step + 1
+
+
+# ----------------------------------------------------------------------
+# Check that a native vector environment uses the seeds of its resets; otherwise make it from a seed each time.
+
+
+if TYPE_CHECKING:
+    _Wrapper = VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    _Wrapper = VectorWrapper  # which takes no parameters in older versions of Gymnasium
+
+
+def using_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
+    """Return a vector environment whose beginning is a function of the seeds that it is reset with.
+
+    It is reset twice and compared: some environments, such as EnvPool's, draw from the seed that they are made with,
+    and ignore any other. Such an environment is replaced at each reset by one that its factory makes from a seed.
+
+    Args:
+        env: The environment.
+        update: What made it.
+
+    Returns:
+        The environment, or one that is made again for each seed.
+
+    Raises:
+        UsageError: It ignores seeds, and nothing takes one to make it; or the update changed one that is made again.
+    """
+    if isinstance(env, _MadeFromSeeds):
+        raise UsageError(
+            f"{name_of_env(env)} is made again for each block of trajectories, because it ignores the seeds of resets, "
+            "so that a change of it would be lost: pass a function that makes the environment as it is to be"
+        )
+    seeds = list(range(env.num_envs))
+    if _begins_alike(env, seeds):
+        return env
+    name, seeded = name_of_env(env), None
+    if isinstance(update, NewEnvUpdate) and update.with_seed(0) is not None:
+        seeded = _MadeFromSeeds(env, update)
+        if _begins_alike(seeded, 0):
+            return seeded
+    why = "reset twice with the same seeds" if seeded is None else "made twice from the same seed"
+    raise UsageError(
+        f"the vector environment {name} began differently when it was {why}, so that no trajectory could be run again. "
+        "Where reset ignores its seed, pass a function that makes the environment from one, which is called for each "
+        "block of trajectories: lambda seed=0: envpool.make(…, seed=seed)"
+    )
+
+
+class _MadeFromSeeds(_Wrapper):
+    """Makes a new environment at each reset that has a seed."""
+
+    def __init__(self, env: AnyVectorEnv, update: NewEnvUpdate) -> None:
+        super().__init__(env)
+        self._update, self._context = update, copy_context()  # which has the worker's number
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        """Make the environment from a seed, if there is one, and reset it."""
+        if seed is not None:
+            if not isinstance(seed, int):
+                raise TypeError(f"one seed makes all environments, got {seed!r}")
+            self.env.close()
+            make: Any = self._update.with_seed(seed)
+            self.env = self._context.run(make, None)
+        return self.env.reset() if options is None else self.env.reset(options=options)
+
+
+def _begins_alike(env: AnyVectorEnv, seeds: Any) -> bool:
+    """Return whether an environment begins in the same way from the same seeds."""
+    begun = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as EnvPool's, that it ignores the seed
+        for _ in range(2):
+            try:
+                observations, _ = env.reset(seed=seeds)
+            except Exception:
+                if not isinstance(seeds, list):
+                    return True  # no verdict: it is raised again when the first block begins
+                return _begins_alike(env, seeds[0])
+            begun.append(map_tree(_kept, observations))
+    return same(*begun)
+
+
+def _kept(observation: Any) -> Any:
+    return np.array(observation) if hasattr(observation, "__array__") else snapshot(observation)

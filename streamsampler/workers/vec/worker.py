@@ -19,27 +19,25 @@ from streamsampler.environments.updates import (
     ExistingEnvUpdate,
     apply_any_env_update,
     apply_env_update,
+    for_worker,
 )
-from streamsampler.environments.worker_numbers import for_worker
 from streamsampler.errors import DataError, UsageError, positive
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.scheduling.blocks import Layout
+from streamsampler.scheduling.plans import Layout
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
-from streamsampler.workers.distinct_envs import are_one, refuse_copies_of
 from streamsampler.workers.generators import generator_states, seed_generators, set_states
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.resets import FragmentOrder
+from streamsampler.workers.restoring import are_one, refuse_copies_of
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.hooked import HookedRunner
-from streamsampler.workers.vec.infos import noting
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner
-from streamsampler.workers.vec.native_seeds import using_seeds
-
-__all__ = ["DRAWS", "VecWorker"]
+from streamsampler.workers.vec.native_recorder import using_seeds
+from streamsampler.workers.vec.rows import noting
 
 _LOG = logging.getLogger("streamsampler")
 _N_ENVS = 8

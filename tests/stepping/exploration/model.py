@@ -18,14 +18,13 @@ from gymnasium import spaces
 from streamsampler.engines.base import Died
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Phase
-from streamsampler.samplers.records import Hang
-from streamsampler.scheduling.hang_watch import Stillness
-from streamsampler.stepping.env_spaces import EnvSpaces
+from streamsampler.samplers.setbacks import Hang
+from streamsampler.scheduling.restarts import Stillness
 from streamsampler.stepping.links import EnvLink, Said
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import ManagerOptions, is_abnormal
 from streamsampler.stepping.processes import ProcessTransport
-from streamsampler.stepping.rows import Rows
+from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.wire import IDS, ids_in
 from streamsampler.stepping.worker_main import EnvWorker

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from streamsampler.errors import UsageError, WorkerError
+from streamsampler.stepping.episodes import EpisodeSeeds
+from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.rows import Rows
-from streamsampler.stepping.seeds import EpisodeSeeds
-from streamsampler.stepping.states import EnvState
 from tests.stepping.exploration.model import (
     HOWS,
     Board,

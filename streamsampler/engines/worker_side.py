@@ -1,0 +1,202 @@
+"""How much private memory a worker process has, for `max_worker_memory`."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import resource
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Self
+
+from streamsampler.engines.launch.descriptors import lower_limit, original_limit
+from streamsampler.engines.launch.start_methods import working_directory
+from streamsampler.protocol.messages import Answer, Message, Start
+from streamsampler.serialization import Payload, loads
+from streamsampler.workers.base import Worker, WorkerContext
+from streamsampler.workers.board import WorkerRow
+from streamsampler.workers.logs import RecordKeeper
+from streamsampler.workers.threads import ThreadLimit, set_unset
+
+# ----------------------------------------------------------------------
+# A worker's end of what connects it to its sampler, whatever carries the messages. Needs nothing but Python.
+
+
+class WorkerChannel(ABC):
+    """A worker's connection to a sampler in another process; see `streamsampler.workers.loop.Channel`.
+
+    Args:
+        keeper: Keeps log records until they are sent.
+        threads: How many threads libraries compute on.
+    """
+
+    interruptible = False
+
+    def __init__(self, keeper: RecordKeeper, threads: ThreadLimit) -> None:
+        self._keeper, self._threads = keeper, threads
+        self._pid = os.getpid()
+
+    # ------------------------------------------------------------------ to be written
+
+    @abstractmethod
+    def _next(self, *, wait: bool) -> Message | None:
+        """Return the next message, as `receive` does."""
+
+    @abstractmethod
+    def _loaded(self, payload: Any) -> Any:
+        """Return the object of a payload."""
+
+    @abstractmethod
+    def _pickled(self, rollouts: Any, spaces: Any) -> Any:
+        """Pickle what was recorded. An exception reaches the sampler: this is before anything is sent."""
+
+    @abstractmethod
+    def _send(self, records: bytes, answer: Answer | None, pickled: Any) -> None:
+        """Send log records, an answer or None, and what `_pickled` returned or None, without ever waiting."""
+
+    def _end_copy(self) -> None:
+        """End this process, a forked copy of the worker: two would read messages and answer them."""
+        os._exit(1)
+
+    # ------------------------------------------------------------------ what the loop calls
+
+    def receive(self, *, wait: bool) -> Message | None:
+        """Return the next message; `Exit` when the sampler is gone."""
+        if os.getpid() != self._pid:
+            self._end_copy()
+        self._threads.hold()
+        message = self._next(wait=wait)
+        if isinstance(message, Start):
+            if message.levels is not None:
+                self._keeper.set_levels(self.load(message.levels))
+            else:
+                self._keeper.apply()
+        return message
+
+    def load(self, payload: Any) -> Any:
+        """Return the object of a payload."""
+        loaded = self._loaded(payload)
+        self._keeper.apply()  # modules that were imported just now may have set levels of their own
+        self._threads.hold()  # torch may be among them
+        return loaded
+
+    def answer(self, answer: Answer, contents: Any = None) -> None:
+        """Send an answer, with the log records that were made since the last one."""
+        if os.getpid() != self._pid:
+            self._end_copy()
+        if contents is not None:  # a failure has its exception pickled, and as text
+            contents = None if isinstance(contents, BaseException) else self._pickled(*contents)
+        self._send(self._keeper.take(), answer, contents)
+
+    def send_records(self) -> None:
+        """Send the log records that were made since the last answer."""
+        if records := self._keeper.take():
+            self._send(records, None, None)
+
+
+# ----------------------------------------------------------------------
+# What worker processes are given at their start, whatever carries it to them. Imports nothing that only POSIX has.
+
+
+@dataclass(frozen=True)
+class ProcessSetup:
+    """What all workers of a sampler are given, and how their processes become like the sampler's.
+
+    Attributes:
+        make_worker: A pickled callable that makes a worker from its context.
+        seed: The sampler's seed.
+        threads: How many threads libraries compute on; None for no limit.
+        path: The sampler's `sys.path`.
+        cwd: Its working directory; "/" where that is gone.
+        environ: Its environment variables, as they were when the sampler was made.
+        title: Its process title; empty where there is none.
+        descriptors: How many descriptors a process may have; None for as many as the sampler's process may.
+    """
+
+    make_worker: Payload
+    seed: int
+    threads: int | None
+    path: list[str]
+    cwd: str
+    environ: dict[str, str]
+    title: str
+    descriptors: int | None
+
+    @classmethod
+    def of_this_process(cls, make_worker: Payload, seed: int, threads: int | None) -> Self:
+        """Return the setup of workers that are to be like this process; the arguments are as in the class."""
+        title = ""
+        with contextlib.suppress(ImportError):
+            import setproctitle
+
+            title = setproctitle.getproctitle()
+        make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
+        cwd = working_directory() or "/"
+        return cls(make_worker, seed, threads, list(sys.path), cwd, dict(os.environ), title, original_limit())
+
+    def apply(self) -> ThreadLimit:
+        """Make this process, a worker, like the sampler's; return what limits its threads."""
+        # Before the environment variables change: the title is written over their first place in memory.
+        with contextlib.suppress(ImportError):
+            import setproctitle
+
+            setproctitle.setproctitle("worker:" + self.title)
+        lower_limit(self.descriptors)
+        sys.path[:] = self.path
+        for name in os.environ.keys() - self.environ.keys():
+            del os.environ[name]  # a fork server may be older than what was deleted
+        os.environ.update(self.environ)
+        set_unset(os.environ, self.threads)
+        for directory in ("/", self.cwd):  # "/" where the other is gone by now
+            with contextlib.suppress(OSError):
+                os.chdir(directory)
+        return ThreadLimit(self.threads, self.environ)
+
+    def worker(self, context: WorkerContext) -> Worker:
+        """Make the worker."""
+        worker: Worker = loads(self.make_worker)(context)
+        return worker
+
+
+# ----------------------------------------------------------------------
+
+
+_HAS_PROC = os.path.exists("/proc/self/statm")
+
+
+class MemoryReporter:
+    """Writes the private memory of this process to the status board, at each call.
+
+    Pages of files do not count, nor does what a fork has inherited from its parent. Where there is no /proc, the
+    figure is the most memory that the process ever had.
+
+    Args:
+        row: The worker's row of the board.
+    """
+
+    def __init__(self, row: WorkerRow) -> None:
+        self._row = row
+        self._inherited = _inherited_bytes() if _HAS_PROC else 0
+
+    def __call__(self) -> None:
+        """Write how much private memory there is now."""
+        if _HAS_PROC:
+            self._row.set_memory(max(0, _anonymous_bytes() - self._inherited))
+        else:
+            self._row.set_memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def _inherited_bytes() -> int:
+    """Return how much of this process's memory belongs to its parent, too: copied only where one of them writes."""
+    with open("/proc/self/smaps_rollup", "rb") as file:
+        sizes = dict(line.split(b":") for line in file.read().splitlines()[1:])
+    private = sum(1024 * int(sizes[name].split()[0]) for name in (b"Private_Dirty", b"Private_Clean"))
+    return max(0, _anonymous_bytes() - private)
+
+
+def _anonymous_bytes() -> int:
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        resident, shared = file.read().split()[1:3]
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
