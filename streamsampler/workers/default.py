@@ -31,7 +31,7 @@ from streamsampler.workers.fragments import Course, RunningEnvs, running_envs
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller, left_out_by
 from streamsampler.workers.resets import reset_function
-from streamsampler.workers.seams import Observer, SeamLoop, WorkerWithSeams
+from streamsampler.workers.seams import Observer, Seams, WorkerWithSeams
 from streamsampler.workers.several.loop import ParallelLoop
 from streamsampler.workers.several.players import Players, refuse_for_several
 from streamsampler.workers.several.recorder import JointRecorder
@@ -257,28 +257,17 @@ class DefaultWorker(WorkerWithSeams):
         rehearsing: bool = False,
     ) -> tuple[int, Times]:  # fmt: skip
         """Run trajectories in one of the two loops; see `_run`."""
-        hooks, env = None if rehearsing else self._hooks, self._env
+        hooks, env, agent = None if rehearsing else self._hooks, self._env, self._agent
         assert env is not None
-        if hooks is None and not self.overrides_seams():
-            if isinstance(recorder, JointRecorder) and recorder.suits_fast_loop and not rehearsing:
-                return self._run_parallel(version, indices, seeds, recorder)
-            return self._run(version, indices, seeds, recorder)
-        loop = SeamLoop(
-            self,
-            self._agent,
-            env,
-            recorder,
-            self._reset_agent,
-            lambda i: reset_function(env, self.resets, (i,)),
-            hooks or Observer(),
-        )
-        try:
-            abandoned_timesteps = loop.run(version, indices, seeds)
-        except BaseException as error:
-            self._broken_off = loop.seconds
-            self._explain(error, self.phase, loop.action, loop.run_timestep)
-            raise
-        return abandoned_timesteps, loop.seconds
+        seams = None
+        if hooks is not None or self.overrides_seams():
+            seams = Seams(
+                self, hooks or Observer(), version, agent, env, recorder, self._reset_agent,
+                lambda index: reset_function(env, self.resets, (index,)),
+            )  # fmt: skip
+        elif isinstance(recorder, JointRecorder) and recorder.suits_fast_loop and not rehearsing:
+            return self._run_parallel(version, indices, seeds, recorder)
+        return self._run(version, indices, seeds, recorder, seams=seams)
 
     def _run_parallel(
         self, version: int, indices: Sequence[int], seeds: list[int], recorder: JointRecorder
@@ -297,7 +286,7 @@ class DefaultWorker(WorkerWithSeams):
 
     def _run(  # noqa: C901 - see below
         self, version: int, indices: Iterable[int], seeds: Iterable[int], recorder: RolloutRecorder,
-        lengths: Iterable[int] | None = None, rounding: Rounding = AS_GIVEN,
+        lengths: Iterable[int] | None = None, rounding: Rounding = AS_GIVEN, seams: Seams | None = None,
     ) -> tuple[int, Times]:  # fmt: skip
         """Run trajectories, one after the other.
 
@@ -305,7 +294,8 @@ class DefaultWorker(WorkerWithSeams):
         in local variables, the phases included (an enum's member costs 100 ns to look up on Python 3.11).
 
         Without `lengths` each may have `max_episode_length` timesteps. Of iterators the next items are asked for after
-        each trajectory. The environment is stepped with actions as `rounding` gives them.
+        each trajectory. The environment is stepped with actions as `rounding` gives them. With `seams` each timestep is
+        due, and shown to them.
 
         Returns:
             -1, or the timesteps after which a trajectory was abandoned; and the seconds of reset, agent and step.
@@ -315,6 +305,7 @@ class DefaultWorker(WorkerWithSeams):
         assert env is not None
         assert agent is not None
         in_recording, in_action, in_step = _RECORDING, _ACTION, _STEP
+        in_reset: Phase | None = _RESET
         reset, step = reset_function(env, self.resets, indices), env.step
         get_action, clock = agent.get_action, perf_counter
         record_observation, record_action = recorder.record_observation, recorder.record_action
@@ -323,17 +314,22 @@ class DefaultWorker(WorkerWithSeams):
         dtype, shape = recorder.observation_dtype, recorder.observation_shape
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
         plain_action, flag_classes = _NoClass if actions is None else int, FLAGS
+        plain_reward = _NoClass if isinstance(recorder, JointRecorder) else float  # of several agents it is a dict
         rounded_dtype, rounded = rounding
         row, lengths = self.row, lengths or repeat(self.context.max_episode_length or _NO_LIMIT)
-        words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
+        words, timesteps_word = row.words, row.timesteps_word
+        attention: Any = row.attention
         phase_word, trajectory_word = row.phase_word, row.trajectory_word
         is_used = used()  # then each timestep is due: what user code times belongs to the phase on the board
         due = n_before
         terminated = truncated = False
         reset_seconds = agent_seconds = step_seconds = 0.0
-        phase = in_recording
+        phase: Phase | None = in_recording  # None: what is called there notes the worker's phase itself
         observation: Any = None
         action: Any = None
+        if seams is not None:
+            reset, get_action, step, reset_agent = seams.reset, seams.get_action, seams.step, None
+            attention, in_reset = True, None
         began = clock()
         # A trajectory: a reset, then timesteps (record the observation, act, step, record the rest) until it ends.
         # The environment ends it, or the limit does (both break); a newer version ends the whole ticket (return).
@@ -344,18 +340,22 @@ class DefaultWorker(WorkerWithSeams):
                 self.trajectory = index
                 words[trajectory_word] = index + 1
                 words[phase_word] = _RESET_NUMBER
-                phase = _RESET
+                phase = in_reset
                 begin = clock()
                 seed_generators(seed)
                 observation, info = begin_of(reset(seed=seed))
-                phase = _AGENT_RESET
                 if reset_agent is not None:
+                    phase = _AGENT_RESET
                     words[phase_word] = _AGENT_RESET_NUMBER
                     reset_agent(derived_seed(seed, Stream.AGENT))
                 reset_seconds += clock() - begin
                 phase = in_recording
                 start = recorder.begin(info)
                 limit = start + max_length
+                if seams is not None:
+                    phase = None
+                    seams.start(info)
+                    phase = in_recording
                 words[phase_word] = _STEP_NUMBER
                 if attention:
                     due = 0
@@ -398,7 +398,7 @@ class DefaultWorker(WorkerWithSeams):
                         apart = 1 if is_used else min(int(_PROGRESS_SECONDS / (after - before + 1e-9)) + 1, _MOST_APART)
                         due = min(len(rewards) + (apart if due > n_before else 1), limit)  # soon shows that it runs
                     phase = in_recording
-                    if reward.__class__ is float:
+                    if reward.__class__ is plain_reward:
                         rewards.append(reward)
                     else:
                         recorder.record_reward(reward)
@@ -410,8 +410,16 @@ class DefaultWorker(WorkerWithSeams):
                         if terminated.__class__ not in flag_classes or truncated.__class__ not in flag_classes:
                             terminated, truncated = recorder.flags(terminated, truncated)
                         if terminated or truncated:
+                            if seams is not None:
+                                phase = None
+                                seams.timestep(observation, terminated, truncated, info, agent_info)
+                                phase = in_recording
                             break
                     if attention:
+                        if seams is not None:
+                            phase = None
+                            seams.timestep(observation, terminated, truncated, info, agent_info)
+                            phase = in_recording
                         words[timesteps_word] = len(rewards)
                         if not row.may_run(version):
                             n_abandoned = len(rewards) - start
@@ -420,6 +428,10 @@ class DefaultWorker(WorkerWithSeams):
                             spent = clock() - began
                             return n_abandoned, shares(spent, reset_seconds, agent_seconds, step_seconds)
                         due = 0
+                if seams is not None:
+                    phase = None
+                    seams.end(limited=len(rewards) == limit)
+                    phase = in_recording
                 if not terminated and agent_info.__class__ is dict and "value" in agent_info:
                     phase = in_action
                     record_last_value(recorder, agent, observation)
@@ -427,9 +439,11 @@ class DefaultWorker(WorkerWithSeams):
                 recorder.end(observation, bool(terminated), bool(truncated), limited=len(rewards) == limit)
         except BaseException as error:
             self.ran_timesteps += len(rewards) - n_before
-            self.phase = phase
+            self.phase = phase or self.phase
             self._broken_off = shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
-            self._explain(error, phase, action, self._run)
+            if seams is not None:
+                seams.lost(error)
+            self._explain(error, self.phase, action, self._run)
             raise
         self.ran_timesteps += len(rewards) - n_before
         return -1, shares(clock() - began, reset_seconds, agent_seconds, step_seconds)

@@ -16,10 +16,10 @@ in `batch.stats.metrics`: the mean over trajectories, or what a dict `aggregatio
 
 Hooks are pickled as agents are, and each worker gets a copy, with `VecWorker` one for each of its environments; it is
 kept as long as the worker's process lives. So batches are the same for any number of workers as long as what hooks do
-depends on the trajectory in hand alone. Hooks are not called for the trajectories of `check`. With hooks the slower
-loops run that `seams` and `vec.hooked` have. Vector environments take none: they step all their environments in one
-call, so that nothing can be called between the timesteps of one trajectory. With `inference="parent"` hooks run in your
-own process, and have no `TrajectoryContext.env`.
+depends on the trajectory in hand alone. Hooks are not called for the trajectories of `check`. With hooks `VecWorker`
+runs the slower loop of `vec.hooked`. Vector environments take none: they step all their environments in one call, so
+that nothing can be called between the timesteps of one trajectory. With `inference="parent"` hooks run in your own
+process, and have no `TrajectoryContext.env`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The default worker's loop once more, in steps that a subclass may override.
+"""The steps of the default worker's loop that a subclass may override, and that hooks see.
 
-`DefaultWorker` runs a loop written out for speed as long as no class overrides one of these four methods, and then this
-loop costs nothing. A subclass that overrides one is run by this loop. Both give the same trajectories, to the last bit.
-This one takes about 1 µs more for each timestep: CartPole-v1, whose trajectories are short, takes 1.15 times as long
-with an agent that costs next to nothing (CPU time on Python 3.11, the two in turn).
+They cost nothing as long as no class overrides one of these four methods, and there are no hooks. Otherwise each
+timestep takes about 1 µs more: CartPole-v1, whose trajectories are short, takes 1.15 times as long with an agent that
+costs next to nothing (CPU time on Python 3.11, the two in turn).
 
 Override them like this, and call `super()` unless you replace what they do:
 
@@ -19,9 +18,8 @@ from generators that `TrajectoryContext.seed` seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,13 +30,10 @@ from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.trees import Tree
 from streamsampler.environments.updates import AnyEnv
 from streamsampler.errors import UsageError
-from streamsampler.protocol.messages import Phase, Times
+from streamsampler.protocol.messages import Phase
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Worker
-from streamsampler.workers.board import phase_number
-from streamsampler.workers.exact_actions import action_for_env
 from streamsampler.workers.explain import begin_of
-from streamsampler.workers.finishing import record_last_value
 from streamsampler.workers.generators import seed_generators
 
 # ----------------------------------------------------------------------
@@ -131,15 +126,11 @@ def refuse_hidden_infos(context: TrajectoryContext) -> None:
 # ----------------------------------------------------------------------
 
 
-# An enum's member costs 100 ns to look up on Python 3.11.
-_RECORDING, _ACTION, _STEP = Phase.RECORDING, Phase.ACTION, Phase.STEP
-_ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
-
 SEAMS = ("begin_trajectory", "before_step", "after_step", "end_trajectory")
 
 
 class WorkerWithSeams(Worker):
-    """A worker of one environment, with four methods that its slower loop calls; the module's docstring says when."""
+    """A worker of one environment, with four methods that a subclass may override; see the module's docstring."""
 
     @classmethod
     def overrides_seams(cls) -> bool:
@@ -229,152 +220,94 @@ class Observer:
         """See an exception in a trajectory."""
 
 
-class SeamLoop:
-    """Runs trajectories one after the other, and calls the seams of its worker.
+class Seams:
+    """Stands in the loop where environment and agent stand: calls the seams of a worker, and its observer.
 
     Args:
         worker: The worker whose seams are called.
+        observer: Sees the trajectories.
+        version: The version of the ticket.
         agent: The agent.
         env: The environment.
         recorder: Where the trajectories are recorded.
         reset_agent: The agent's `reset`, if it has one.
         reset_of: Returns what resets the environment for a trajectory index.
-        observer: Sees the trajectories.
-
-    Attributes:
-        context: The trajectory in hand; None before the first.
-        seconds: The seconds of resets, of the agent, and of all else.
     """
 
     def __init__(
-        self,
-        worker: WorkerWithSeams,
-        agent: Any,
-        env: Any,
-        recorder: RolloutRecorder,
-        reset_agent: Callable[[int], None] | None,
+        self, worker: WorkerWithSeams, observer: Observer, version: int, agent: Any, env: Any,
+        recorder: RolloutRecorder, reset_agent: Callable[[int], None] | None,
         reset_of: Callable[[int], Callable[..., Any]],
-        observer: Observer,
-    ) -> None:
-        self._observer = observer
-        self._worker, self._agent, self._env, self._recorder = worker, agent, env, recorder
-        self._reset_agent, self._reset_of = reset_agent, reset_of
-        self._row, self._max_length = worker.row, worker.context.max_episode_length
-        self._in_reset = self._in_agent = self._all = 0.0
-        self.context: TrajectoryContext | None = None
+    ) -> None:  # fmt: skip
+        self._worker, self._observer, self._recorder = worker, observer, recorder
+        self._version, self._reset_of = worker.agent_version(version), reset_of
+        self._parts = env, agent
+        self._reset_agent = reset_agent
+        self._context: TrajectoryContext | None = None  # of the trajectory in hand
+        self._chosen: Any = None
 
-    @property
-    def seconds(self) -> Times:
-        """Seconds of resets, of the agent, and of all else."""
-        return Times(self._in_reset, self._in_agent, self._all - self._in_reset - self._in_agent)
-
-    @property
-    def action(self) -> Any:
-        """The last action; None before the first."""
-        return None if self.context is None else self.context.action
-
-    def run(self, version: int, indices: Sequence[int], seeds: Sequence[int]) -> int:
-        """Run trajectories.
-
-        Returns:
-            -1, or the timesteps after which a trajectory was abandoned.
-        """
-        recorder, before, began = self._recorder, self._recorder.n_timesteps, perf_counter()
-        abandoned_timesteps = -1
-        try:
-            for index, seed in zip(indices, seeds, strict=True):
-                if not self._run_one(self._begin(version, index, seed), version):
-                    abandoned_timesteps = len(recorder.float_rewards) - recorder.n_timesteps
-                    break
-        except BaseException as error:
-            if self.context is not None:
-                self._observer.lost(self.context, error)
-            raise
-        finally:
-            self._worker.ran_timesteps += len(recorder.float_rewards) - before
-            self._all = perf_counter() - began
-        if abandoned_timesteps >= 0:
-            recorder.abandon()
-        return abandoned_timesteps
-
-    def _begin(self, version: int, index: int, seed: int) -> TrajectoryContext:
-        worker, recorder = self._worker, self._recorder
-        reset_of = self._reset_of
-        context = self.context = TrajectoryContext(
-            self._env, self._agent, index, seed, worker.agent_version(version), recorder,
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        """Begin the trajectory that the worker has in hand; return the first observation, and the reset's info."""
+        worker, reset_of, index = self._worker, self._reset_of, self._worker.trajectory
+        assert index is not None
+        context = self._context = TrajectoryContext(
+            *self._parts, index, seed, self._version, self._recorder,
             lambda **arguments: reset_of(index)(**arguments), self._reset_agent,
         )  # fmt: skip
-        worker.trajectory = index
-        self._row.begin_trajectory(index)
-        began = perf_counter()
         worker.enter(Phase.RESET)
         context.observation, info = begin_of(worker.begin_trajectory(context))
-        self._in_reset += perf_counter() - began
-        worker.enter(Phase.RECORDING)
-        recorder.begin(info)
-        context.reset_info = context.info = info
-        return context
+        return context.observation, info
 
-    def _run_one(self, context: TrajectoryContext, version: int) -> bool:
-        """Run the timesteps of a trajectory that has begun. False means that its version may no longer run."""
-        row, recorder, limit = self._row, self._recorder, self._max_length
-        self._observer.start(context)
-        observe = None if type(self._observer) is Observer else self._observer.timestep
-        while context.timestep != limit:
-            row.words[row.timesteps_word] = len(recorder.float_rewards)
-            self.run_timestep(context)
-            if observe is not None:
-                observe(context)
-            if context.terminated or context.truncated:
-                break
-            if row.attention and not row.may_run(version):
-                row.words[row.timesteps_word] = len(recorder.float_rewards)
-                return False
-        context.truncated = context.truncated or context.timestep == limit
+    def start(self, info: dict[str, Any]) -> None:
+        """Show a trajectory whose reset is recorded."""
+        assert self._context is not None
+        self._worker.enter(Phase.RECORDING)
+        self._context.reset_info = self._context.info = info
+        self._observer.start(self._context)
+
+    def get_action(self, _observation: Any) -> Any:
+        """Return what the worker's `before_step` does: an action, and the agent's info."""
+        self._chosen = self._worker.before_step(self._context)  # type: ignore[arg-type]
+        return self._chosen
+
+    def step(self, action: Any) -> Any:
+        """Step the environment; return what the worker's `after_step` makes of it."""
+        context = self._context
+        assert context is not None
+        context.action = self._chosen[0]
+        return self._worker.after_step(context, context.env.step(action))
+
+    def timestep(
+        self, observation: Any, terminated: Any, truncated: Any, info: Any, agent_info: Any
+    ) -> None:  # fmt: skip
+        """Show a timestep that is recorded."""
+        context = self._context
+        assert context is not None
+        context.terminated, context.truncated = bool(terminated), bool(truncated)
+        context.observation, context.reward, context.info = observation, self._recorder.float_rewards[-1], info
+        context.agent_info = agent_info
+        context.timestep += 1
+        self._observer.timestep(context)
+
+    def end(self, *, limited: bool) -> None:
+        """Show the end of a trajectory, and record the metrics.
+
+        Args:
+            limited: Whether it has as many timesteps as it may have.
+        """
+        context = self._context
+        assert context is not None
+        context.truncated = context.truncated or limited
         self._worker.end_trajectory(context)
         self._observer.end(context)
         self._worker.enter(Phase.RECORDING)
         if context.metrics:
-            self._record_metrics(context)
-        if not context.terminated and context.agent_info.__class__ is dict and "value" in context.agent_info:
-            self._worker.enter(Phase.ACTION)
-            record_last_value(recorder, context.agent, context.observation)
-            self._worker.enter(Phase.RECORDING)
-        recorder.end(context.observation, context.terminated, context.truncated)
-        return True
+            refuse_hidden_infos(context)
+            self._recorder.record_metrics(context.metrics)
+            for name in context.metrics:
+                self._recorder.metrics[name] = self._observer.aggregation.get(name, "mean")
 
-    def _record_metrics(self, context: TrajectoryContext) -> None:
-        refuse_hidden_infos(context)
-        self._recorder.record_metrics(context.metrics)
-        for name in context.metrics:
-            self._recorder.metrics[name] = self._observer.aggregation.get(name, "mean")
-
-    def run_timestep(self, context: TrajectoryContext) -> None:
-        """Run a timestep of the trajectory in hand, and record it."""
-        worker, recorder, words, phase_word = self._worker, self._recorder, self._row.words, self._row.phase_word
-        worker.phase = _RECORDING
-        recorder.record_observation(context.observation)
-        worker.phase = _ACTION
-        words[phase_word] = _ACTION_NUMBER
-        began = perf_counter()
-        action, agent_info = worker.before_step(context)
-        self._in_agent += perf_counter() - began
-        context.action = action
-        recorder.record_action(action)
-        worker.phase = _STEP
-        words[phase_word] = _STEP_NUMBER
-        result = context.env.step(action_for_env(action))
-        observation, reward, terminated, truncated, info = worker.after_step(context, result)
-        worker.phase = _RECORDING
-        recorder.record_reward(reward)
-        number = len(recorder.float_rewards) - 1
-        if info.__class__ is not dict or info:
-            recorder.record_env_info(number, info)
-        if agent_info.__class__ is not dict or agent_info:
-            recorder.record_agent_info(number, agent_info)
-        if terminated.__class__ is not bool or truncated.__class__ is not bool:
-            terminated, truncated = recorder.flags(terminated, truncated)
-        context.terminated, context.truncated = terminated, truncated
-        context.observation, context.reward, context.info = observation, recorder.float_rewards[number], info
-        context.agent_info = agent_info
-        context.timestep += 1
+    def lost(self, error: BaseException) -> None:
+        """Show an exception in a trajectory that has begun."""
+        if self._context is not None:
+            self._observer.lost(self._context, error)
