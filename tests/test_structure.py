@@ -74,7 +74,7 @@ HOUSE: dict[str, Any] = {
         "filters": 536,
         "formats": 922,
         "protocol": 427,
-        "samplers": 4287,
+        "samplers": 4206,
         "scheduling": 1254,
         "seeding": 116,
         "serialization": 151,

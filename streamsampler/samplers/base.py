@@ -214,13 +214,17 @@ def with_factory(init: Callable[P, None]) -> Callable[P, None]:
 
 
 def with_all_arguments(*others: type) -> Callable[[ClassT], ClassT]:
-    """Let the docstring of a sampler explain all arguments, for `help`; in the source each stands once.
+    """Let signature and docstring of a sampler have all arguments, for `help`; in the source each stands once.
 
     Args:
-        others: The classes whose docstrings explain the arguments that the class's own only refers to.
+        others: The classes whose docstrings explain the arguments that the class's own only refers to; the first one is
+            that whose arguments the class takes as `options`.
     """
 
     def decorate(cls: ClassT) -> ClassT:
+        common, all_of_it = (inspect.signature(kind).parameters for kind in (others[0], cls))
+        further = [it for name, it in all_of_it.items() if name not in common and it.kind is it.KEYWORD_ONLY]
+        cls.__signature__ = inspect.Signature([*common.values(), *further])  # type: ignore[attr-defined]
         if not cls.__doc__:  # Python runs without docstrings
             return cls
         known: dict[str, str] = {}

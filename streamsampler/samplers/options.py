@@ -130,6 +130,16 @@ class SamplerOptions(TypedDict, total=False):
     policy_of: PolicyOf | None
 
 
+class AllSamplerOptions(SamplerOptions, total=False):
+    """What all samplers take that make their workers themselves, without a `WorkerFactory`; see `Sampler`."""
+
+    n_workers: int | None
+    seed: int | None
+    max_episode_length: float | None
+    worker_class: type[Worker]
+    worker_args: Mapping[str, Any] | None
+
+
 class ProcessSamplerOptions(SamplerOptions, total=False):
     """What `MultiprocessingSampler` takes besides; see there."""
 

@@ -1,25 +1,22 @@
 """The sampler whose workers are processes of this machine.
 
-The signature is written out, for readers, editors and type checkers. An argument of all samplers is documented in
-`Sampler`, and is typed again here and in `SamplerOptions`; `Policy` has the defaults. A test names what is missing.
+An argument of all samplers is documented in `Sampler`, and typed again in `AllSamplerOptions`, for type checkers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
-from streamsampler.agents.policies import PolicyOf
 from streamsampler.data.batch import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
 from streamsampler.engines.local import LocalEngine
 from streamsampler.engines.registry import ENGINES, PARENT, EngineName, check_engine
-from streamsampler.errors import CheckMode, keywords
-from streamsampler.filters.base import Filter
+from streamsampler.errors import keywords
 from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory
 from streamsampler.samplers.options import (
+    AllSamplerOptions,
     Inference,
     ProcessSamplerOptions,
     check_inference,
@@ -30,10 +27,8 @@ from streamsampler.samplers.options import (
 )
 from streamsampler.samplers.per_worker import Agents, Envs
 from streamsampler.samplers.updates import Kind
-from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
-from streamsampler.scheduling.result import Order
+from streamsampler.scheduling.restarts import Policy
 from streamsampler.serialization import dumps
-from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 from streamsampler.workers.resets import Resets
@@ -80,27 +75,6 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         agents: Agents,
         envs: Envs,
         *,
-        env_kwargs: Mapping[str, Any] | None = None,
-        n_workers: int | None = None,
-        seed: int | None = None,
-        max_episode_length: float | None = None,
-        worker_class: type[Worker] = DefaultWorker,
-        worker_args: Mapping[str, Any] | None = None,
-        order: Order = "index",
-        on_failure: OnFailure = Policy.on_failure,
-        max_restarts: Quota = Policy.max_restarts,
-        restart_window: float | None = Policy.restart_window,
-        max_lifetime_restarts: Quota = Policy.max_lifetime_restarts,
-        restart_on: type[BaseException] | tuple[type[BaseException], ...] = Policy.restart_on,
-        check: CheckMode = "warn",
-        fingerprint: CheckMode = "warn",
-        worker_threads: int | None = 1,
-        observation_filter: Filter | Mapping[str, Filter] | None = None,
-        reward_filter: Filter | Mapping[str, Filter] | None = None,
-        hooks: Any = None,
-        drop_if: Callable[[dict[str, Any]], Any] | None = None,
-        staleness: int = 0,
-        policy_of: PolicyOf | None = None,
         step_timeout: float | None = Policy.step_timeout,
         construction_timeout: float | None = Policy.construction_timeout,
         max_worker_memory: int | None = Policy.max_worker_memory,
@@ -108,6 +82,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         engine: EngineName | None = None,
         inference: Inference = "worker",
         start_method: StartMethod | None = None,
+        **options: Unpack[AllSamplerOptions],
     ) -> None:
         self._start_method = check_start_method(start_method)
         self._limits = {
@@ -120,37 +95,20 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         self._inference = check_inference(inference)
         self._holds_agent = inference == "parent"
         if inference == "parent":
-            given = {**self._limits, "staleness": staleness or None, "order": None if order == "index" else order}
+            order = options.get("order", "index")
+            given = {
+                **self._limits,
+                "staleness": options.get("staleness") or None,
+                "order": None if order == "index" else order,
+            }
+            worker_class = options.get("worker_class", DefaultWorker)
             check_with_agent_here(engine, worker_class, given, has_factory=self._given_factory is not None)
             refuse_items(agents, envs)
-            refuse_policies(agents, policy_of, 'inference="parent"')
-            worker_class = VecWorker
-            n_workers = processes_for(n_workers, VecWorker.layout(keywords("worker_args", worker_args)).rows)
-        super().__init__(
-            agents,
-            envs,
-            env_kwargs=env_kwargs,
-            n_workers=n_workers,
-            seed=seed,
-            max_episode_length=max_episode_length,
-            worker_class=worker_class,
-            worker_args=worker_args,
-            order=order,
-            on_failure=on_failure,
-            max_restarts=max_restarts,
-            restart_window=restart_window,
-            max_lifetime_restarts=max_lifetime_restarts,
-            restart_on=restart_on,
-            check=check,
-            fingerprint=fingerprint,
-            worker_threads=worker_threads,
-            observation_filter=observation_filter,
-            reward_filter=reward_filter,
-            hooks=hooks,
-            drop_if=drop_if,
-            staleness=staleness,
-            policy_of=policy_of,
-        )
+            refuse_policies(agents, options.get("policy_of"), 'inference="parent"')
+            rows = VecWorker.layout(keywords("worker_args", options.get("worker_args"))).rows
+            options["n_workers"] = processes_for(options.get("n_workers"), rows)
+            options["worker_class"] = VecWorker
+        super().__init__(agents, envs, **options)
 
     @classmethod
     def from_worker_factory(

@@ -44,24 +44,19 @@ timesteps between the last look at an actor and its death are not counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self, Unpack
 
-from streamsampler.agents.policies import PolicyOf
 from streamsampler.data.batch import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
-from streamsampler.errors import CheckMode, UsageError
+from streamsampler.errors import UsageError
 from streamsampler.extras import needed
-from streamsampler.filters.base import Filter
 from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory
-from streamsampler.samplers.options import RaySamplerOptions
+from streamsampler.samplers.options import AllSamplerOptions, RaySamplerOptions
 from streamsampler.samplers.per_worker import Agents, Envs
 from streamsampler.samplers.processes import MultiprocessingSampler
-from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
-from streamsampler.scheduling.result import Order
+from streamsampler.scheduling.restarts import Policy
 from streamsampler.serialization import dumps
-from streamsampler.workers.base import Worker
-from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 
 __all__ = ["RaySampler"]
@@ -101,27 +96,6 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         agents: Agents,
         envs: Envs,
         *,
-        env_kwargs: Mapping[str, Any] | None = None,
-        n_workers: int | None = None,
-        seed: int | None = None,
-        max_episode_length: float | None = None,
-        worker_class: type[Worker] = DefaultWorker,
-        worker_args: Mapping[str, Any] | None = None,
-        order: Order = "index",
-        on_failure: OnFailure = Policy.on_failure,
-        max_restarts: Quota = Policy.max_restarts,
-        restart_window: float | None = Policy.restart_window,
-        max_lifetime_restarts: Quota = Policy.max_lifetime_restarts,
-        restart_on: type[BaseException] | tuple[type[BaseException], ...] = Policy.restart_on,
-        check: CheckMode = "warn",
-        fingerprint: CheckMode = "warn",
-        worker_threads: int | None = 1,
-        observation_filter: Filter | Mapping[str, Filter] | None = None,
-        reward_filter: Filter | Mapping[str, Filter] | None = None,
-        hooks: Any = None,
-        drop_if: Callable[[dict[str, Any]], Any] | None = None,
-        staleness: int = 0,
-        policy_of: PolicyOf | None = None,
         step_timeout: float | None = Policy.step_timeout,
         construction_timeout: float | None = Policy.construction_timeout,
         max_worker_memory: int | None = Policy.max_worker_memory,
@@ -129,6 +103,7 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         ray_address: str | None = None,
         worker_resources: Mapping[str, Any] = _ONE_CPU,
         runtime_env: Mapping[str, Any] | None = None,
+        **options: Unpack[AllSamplerOptions],
     ) -> None:
         needed("ray", "RaySampler", "ray")
         if runtime_env is not None and not isinstance(runtime_env, Mapping):
@@ -144,31 +119,7 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
             "worker_resources": worker_resources,
             "runtime_env": runtime_env,
         }
-        super().__init__(
-            agents,
-            envs,
-            env_kwargs=env_kwargs,
-            n_workers=n_workers,
-            seed=seed,
-            max_episode_length=max_episode_length,
-            worker_class=worker_class,
-            worker_args=worker_args,
-            order=order,
-            on_failure=on_failure,
-            max_restarts=max_restarts,
-            restart_window=restart_window,
-            max_lifetime_restarts=max_lifetime_restarts,
-            restart_on=restart_on,
-            check=check,
-            fingerprint=fingerprint,
-            worker_threads=worker_threads,
-            observation_filter=observation_filter,
-            reward_filter=reward_filter,
-            hooks=hooks,
-            drop_if=drop_if,
-            staleness=staleness,
-            policy_of=policy_of,
-        )
+        super().__init__(agents, envs, **options)
 
     @classmethod
     def from_worker_factory(

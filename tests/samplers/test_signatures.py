@@ -1,12 +1,10 @@
-"""Signatures: written out, the same wherever they should be, and documented in one place."""
+"""Signatures: the same wherever they should be, and documented in one place."""
 
 import ast
 import inspect
 import math
 import pydoc
 import re
-import sys
-from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import click
@@ -17,7 +15,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, RaySampler, Work
 from streamsampler.cli.sample_command import sample
 from streamsampler.errors import UsageError
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.options import ProcessSamplerOptions, RaySamplerOptions, SamplerOptions
+from streamsampler.samplers.options import AllSamplerOptions, ProcessSamplerOptions, RaySamplerOptions, SamplerOptions
 from tests.scripted.failing import Agent, Env
 
 SAMPLERS = [LocalSampler, MultiprocessingSampler]
@@ -117,22 +115,20 @@ def test_a_subclass_keeps_its_own_docstring():
     assert Own.__doc__ == "Does something else."
 
 
-@pytest.mark.parametrize("cls", [MultiprocessingSampler, RaySampler])
-def test_each_argument_is_handed_on(monkeypatch, cls):
-    """What a subclass names, it gives to `Sampler`, under the same name."""
-    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    common = [name for name, p in parameters(Sampler).items() if p.kind is p.KEYWORD_ONLY]
-    seen = {}
-    monkeypatch.setattr(Sampler, "__init__", lambda self, agents, envs, **options: seen.update(options))
-    given: dict[str, Any] = {name: object() for name in common}
-    cls("agents", "envs", **given)
-    assert seen == given
+def hints_of(cls):
+    """Return the type hints of a sampler's arguments, those that it hands on included."""
+    return get_type_hints(Sampler.__init__) | get_type_hints(cls.__init__)
+
+
+def test_what_samplers_hand_on_is_typed_as_it_is_in_the_first_one():
+    names = [name for name in parameters(Sampler) if name not in ("agents", "envs")]
+    assert get_type_hints(AllSamplerOptions) == {name: hints_of(Sampler)[name] for name in names}
 
 
 @pytest.mark.parametrize("cls", [Sampler, *ALL_SAMPLERS])
 def test_from_worker_factory_takes_all_that_the_factory_has_not(cls):
     of_factory = {"agents", "envs", *parameters(WorkerFactory)}
-    hints = get_type_hints(cls.__init__)
+    hints = hints_of(cls)
     expected = {name: hints[name] for name in parameters(cls) if name not in of_factory}
     assert get_type_hints(OPTIONS[cls]) == expected
     declared = inspect.signature(cls.from_worker_factory).parameters["options"]
@@ -156,7 +152,7 @@ def test_the_command_line_mirrors_the_sampler():
         if parameter.default is not parameter.empty and not option.multiple:
             assert str(default) == str(parameter.default), name
         if isinstance(option.type, click.Choice):
-            hint = get_type_hints(MultiprocessingSampler.__init__)[name]
+            hint = hints_of(MultiprocessingSampler)[name]
             literals = [value for part in (hint, *get_args(hint)) for value in get_args(part) if isinstance(value, str)]
             other_samplers = ["ray"] if name == "engine" else []
             assert sorted(option.type.choices) == sorted([*literals, *other_samplers])
