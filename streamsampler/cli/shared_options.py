@@ -93,16 +93,19 @@ HOW = options_of(
     ),
     grouped_option(
         "How", "--engine", type=click.Choice([*ENGINES, "ray"]),
-        help="How processes are connected: 'processes' by pipes and shared memory, on Linux and macOS; 'queues' by "
-        "queues of Python's own multiprocessing, on every system. 'ray' for actors of a Ray cluster, which needs the "
-        "extra 'ray'. The data are the same.",
+        help="How processes are connected: 'processes' by pipes and shared memory, on Linux; 'queues' by queues of "
+        "Python's own multiprocessing, on every system. 'ray' for actors of a Ray cluster, which needs the extra "
+        "'ray'. The data are the same.",
     ),
     grouped_option(
         "How", "--ray-address", metavar="HOST:PORT", show_default="a cluster that is started for this run",
         help="With --engine ray: the address of the Ray cluster, of which this machine is a node; 'auto' finds "
         "one here.",
     ),
-    grouped_option("How", "--start-method", type=click.Choice(START_METHODS), help="How processes are started."),
+    grouped_option(
+        "How", "--start-method", type=click.Choice(START_METHODS),
+        help="How processes are started. 'fork' and 'spawn' choose --engine queues.",
+    ),
 )  # fmt: skip
 """How many workers, from which seed, and how processes are connected."""
 

@@ -266,8 +266,8 @@ class QueueEngine(LinkedEngine[QueueLink]):
         n_workers: int,
         make_worker: Payload,
         seed: int,
-        start_method: StartMethod,
         *,
+        start_method: StartMethod,
         close_timeout: float,
         threads: int | None = None,
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,12 +23,12 @@ class Capabilities:
 
     Attributes:
         made_by: The module and the class.
-        start_methods: How it can start processes on a system without POSIX; none where it needs POSIX.
+        needs_linux: Whether it needs what only Linux has.
         lacks: What it cannot do, by the sampler's argument that needs it, with the reason.
     """
 
     made_by: tuple[str, str]
-    start_methods: tuple[StartMethod, ...] = ()
+    needs_linux: bool = False
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> Callable[..., Engine]:
@@ -38,10 +39,9 @@ class Capabilities:
 
 
 ENGINES: dict[EngineName, Capabilities] = {
-    "processes": Capabilities(("engines.processes.engine", "ProcessEngine")),
+    "processes": Capabilities(("engines.processes.engine", "ProcessEngine"), needs_linux=True),
     "queues": Capabilities(
         ("engines.queues", "QueueEngine"),
-        start_methods=("spawn",),
         lacks={"max_worker_memory": "not every system tells how much memory a process has"},
     ),
 }
@@ -67,6 +67,7 @@ Environments do not run in the main thread, so they cannot set signal handlers, 
 PARENT = Capabilities(
     ("stepping.inference.engine", "ParentEngine"),
     lacks={
+        "start_method": "its processes are started by a fork server",
         "max_worker_memory": "its processes have environments in which trajectories go on from ticket to ticket",
         "staleness": "the agent chooses actions only while you call the sampler, so no batch is sampled between calls",
         "order": "its one worker returns trajectories in the order of their indices",
@@ -105,18 +106,22 @@ def check_engine(name: str | None, start_method: StartMethod, options: Mapping[s
     """
     known: dict[str, EngineName] = {engine: engine for engine in ENGINES}
     if name is None:
-        name = next(engine for engine, able in ENGINES.items() if has_processes() or able.start_methods)
+        name = "processes" if has_processes() and start_method == "forkserver" else "queues"
     if name == "ray":
         raise UsageError('engine="ray" is another sampler: make a RaySampler')
     if name not in known:
         raise UsageError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
     able = ENGINES[known[name]]
-    if not has_processes() and not able.start_methods:
+    if able.needs_linux and not has_processes():
         raise SamplerError(
-            f'engine="{name}" needs Linux or macOS: this system lacks what its worker processes are started and ended '
-            'with. engine="queues" returns the same batches, and so does LocalSampler, from this process alone'
+            f'engine="{name}" needs Linux: this system lacks what its worker processes are started and ended with. '
+            'engine="queues" returns the same batches, and so does LocalSampler, from this process alone'
         )
-    if not has_processes() and start_method not in able.start_methods:
-        raise UsageError(f"this system cannot {start_method}: start_method must be {' or '.join(able.start_methods)}")
+    if able.needs_linux and start_method != "forkserver":
+        raise UsageError(
+            f'engine="{name}" starts workers by a fork server: leave start_method={start_method!r} to engine="queues"'
+        )
+    if not hasattr(os, "fork") and start_method != "spawn":
+        raise UsageError(f"this system cannot {start_method}: start_method must be spawn")
     refuse_lacking(name, able, options)
     return known[name]

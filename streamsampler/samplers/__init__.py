@@ -254,10 +254,8 @@ SIGKILL.
 
 Each worker's parent is a small process, its watchdog. When the worker ends, however it ends, the watchdog sends SIGTERM
 to the processes that the environment started (a simulator, a browser), and SIGKILL a second later, before another
-worker starts. On Linux these are all descendants of the worker, also daemons and those in a session of their own. So an
-environment must not start a server that is to outlive its worker. On macOS only the processes of the worker's process
-group are ended, and a worker that hangs in native code is killed by its watchdog instead of the kernel: the promise
-that nothing is left after two seconds is for Linux.
+worker starts. These are all descendants of the worker, also daemons and those in a session of their own. So an
+environment must not start a server that is to outlive its worker.
 
 With `engine="queues"` there are no watchdogs: when the worker ends, what is still in its process group is killed, and
 nothing else; on Windows, where there are no such groups, nothing.

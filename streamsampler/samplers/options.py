@@ -54,7 +54,7 @@ def check_with_agent_here(
     """
     if not has_processes():
         raise SamplerError(
-            'inference="parent" needs Linux or macOS: this system lacks what its processes are started and ended with. '
+            'inference="parent" needs Linux: this system lacks what its processes are started and ended with. '
             "LocalSampler with worker_class=VecWorker returns the same batches"
         )
     if has_factory:

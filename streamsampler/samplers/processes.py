@@ -52,15 +52,16 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             `stats.replaced`. It does not count as a loss. None for no limit.
         close_timeout: Seconds that all workers together may take to close their environments, at the end and when one
             is replaced; then they are killed. A worker that does not begin with it within a second is killed, too.
-        engine: How workers are connected to this process. "processes" (the default on Linux and macOS): pipes and
+        engine: How workers are connected to this process. "processes" (the default on Linux): pipes and
             shared memory. "queues" (the default elsewhere): queues of Python's own `multiprocessing`, and nothing else;
             it takes no `max_worker_memory`. Batches are the same.
         inference: "worker" lets each worker have an agent of its own. With "parent" there is one agent, in this
             process, and the workers have environments alone: for agents that are large, sit on an accelerator or are a
             service. They are `n_envs` in all, as `VecWorker` has them (`worker_args={"n_envs": 32}`, 8 otherwise), and
             batches are those of one `VecWorker`, for any number of workers; see `streamsampler.stepping.inference`.
-        start_method: "forkserver" (the default; on macOS and Windows "spawn"), "spawn" or "fork". None of them runs the
-            main script again, so no main guard is needed. "fork" is unsafe next to threads.
+        start_method: "forkserver" (the default; on macOS and Windows "spawn"), "spawn" or "fork": the last two are
+            those of engine "queues", which is taken then. None of them runs the main script again, so no main guard is
+            needed. "fork" is unsafe next to threads.
 
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors that the workers need (an OSError).
@@ -98,6 +99,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             order = options.get("order", "index")
             given = {
                 **self._limits,
+                "start_method": None if start_method == "forkserver" else start_method,
                 "staleness": options.get("staleness") or None,
                 "order": None if order == "index" else order,
             }
@@ -120,13 +122,14 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     def make_engine(self, setup: WorkerSetup) -> Engine:
         """Start the worker processes."""
         if self._inference == "parent":
-            return PARENT.load()(setup, policy=self._policy, start_method=self._start_method)
-        options = {"report_memory": True} if self._policy.max_worker_memory is not None else {}
+            return PARENT.load()(setup, policy=self._policy)
+        options: dict[str, Any] = {"report_memory": True} if self._policy.max_worker_memory is not None else {}
+        if self._engine == "queues":
+            options["start_method"] = self._start_method
         return ENGINES[self._engine].load()(
             setup.n_workers,
             dumps(setup.make_worker, "the worker class or its arguments"),
             setup.seed,
-            self._start_method,
             close_timeout=self._policy.close_timeout,
             threads=setup.threads,
             **options,

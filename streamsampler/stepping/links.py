@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.engines.launch.descriptors import make_room
-from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.processes.engine import ProcessPool
 from streamsampler.engines.processes.links import CAME_BACK, HAS_ROOM, PipeLink, SharedFiles, WorkerStart
 from streamsampler.engines.processes.shared_memory import anonymous_file
@@ -173,7 +172,6 @@ class EnvPool(ProcessPool[EnvLink]):
     Args:
         setup: What workers are given; see `worker_main.main`.
         n_workers: How many there are.
-        method: How processes are started.
         threads: How many threads libraries compute on; None for no limit.
         close_timeout: Seconds that all workers together may take to close their environments.
 
@@ -181,13 +179,11 @@ class EnvPool(ProcessPool[EnvLink]):
         files: What they share.
     """
 
-    def __init__(
-        self, setup: Any, n_workers: int, method: StartMethod, threads: int | None, close_timeout: float
-    ) -> None:
+    def __init__(self, setup: Any, n_workers: int, threads: int | None, close_timeout: float) -> None:
         super().__init__(n_workers, close_timeout)
         make_room(n_workers)
         self.files = EnvFiles(setup, n_workers)
-        self._start(method, main, threads, self.files)
+        self._start(main, threads, self.files)
 
     def _new_link(self, number: int) -> EnvLink:
         return EnvLink(self._how, number)

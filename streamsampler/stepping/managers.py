@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from streamsampler.data.trees import snapshot
-from streamsampler.engines.launch.start_methods import default_start_method, has_processes
+from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.errors import SamplerError, SerializationError, UsageError, positive
 from streamsampler.scheduling.restarts import Policy, Quota
@@ -152,7 +152,6 @@ class EnvManager(AnyEnvManager):
         restart_wait: Seconds until a worker that was lost is started again, and an environment that raised is tried
             again; the others go on meanwhile.
         close_timeout: Seconds that all workers together may take to close their environments.
-        start_method: None; processes are started by a fork server.
         worker_threads: How many threads libraries compute on in each worker; None for no limit.
 
     Raises:
@@ -182,7 +181,6 @@ class EnvManager(AnyEnvManager):
         restore_limit: int = RESTORE_LIMIT,
         verify: Verify = "last",
         close_timeout: float = Policy.close_timeout,
-        start_method: Literal["forkserver"] | None = None,
         worker_threads: int | None = 1,
         abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
         copy: bool = True,
@@ -190,7 +188,7 @@ class EnvManager(AnyEnvManager):
     ) -> None:
         if not has_processes():
             raise SamplerError(
-                "EnvManager needs Linux or macOS: this system lacks what its worker processes are started and ended "
+                "EnvManager needs Linux: this system lacks what its worker processes are started and ended "
                 "with. SerialEnvManager has the same calls and returns the same data, from this process alone"
             )
         n_envs = n_envs_of(envs, n_envs)
@@ -202,11 +200,6 @@ class EnvManager(AnyEnvManager):
         self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
         if self.n_workers > n_envs:
             raise UsageError(f"n_workers is {n_workers}, but there are only {n_envs} environments")
-        if start_method not in (None, "forkserver"):
-            raise UsageError(
-                f"EnvManager starts workers by a fork server, got start_method={start_method!r}: leave it out, or "
-                "use SerialEnvManager, which has the same calls and steps environments in this process"
-            )
         self._threads = check_threads(worker_threads)
         self._policy = options.policy(
             max_restarts=max_restarts, restart_window=restart_window, close_timeout=close_timeout
@@ -221,7 +214,7 @@ class EnvManager(AnyEnvManager):
         new_stepper = partial(Stepper, autoreset=self._options.autoreset, own_generators=self._options.own_generators)
         return ProcessTransport(
             self._updates, self.n_workers, new_stepper, self._policy, watch_of(*self._limits),
-            default_start_method(), self._threads, self._options.restart_wait,
+            self._threads, self._options.restart_wait,
         )  # fmt: skip
 
     def worker_pids(self) -> list[int | None]:

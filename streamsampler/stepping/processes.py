@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from streamsampler.engines.base import Died
-from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.errors import (
     DataError,
@@ -79,7 +78,6 @@ class ProcessTransport(Transport):
         new_stepper: Makes what runs the environments of a process.
         policy: Quotas, and which exceptions count.
         watch: Finds the workers that hang, by their phase; None where there is no time limit.
-        start_method: How processes are started.
         threads: How many threads libraries compute on in a worker.
         restart_wait: Seconds until a worker is started again.
     """
@@ -88,13 +86,12 @@ class ProcessTransport(Transport):
 
     def __init__(
         self, updates: Mapping[int, Any], n_workers: int, new_stepper: NewStepper, policy: Policy,
-        watch: Watch | None, start_method: StartMethod, threads: int | None, restart_wait: float = 0.0,
+        watch: Watch | None, threads: int | None, restart_wait: float = 0.0,
     ) -> None:  # fmt: skip
         n_envs = len(updates)
         self._updates = updates
         self._new_stepper = new_stepper
         self._watch = watch
-        self._start_method = start_method
         self._threads = threads
         self._close_timeout, self._restart_wait = policy.close_timeout, restart_wait
         self._worker_of = [env_id * n_workers // n_envs for env_id in range(n_envs)]
@@ -111,9 +108,7 @@ class ProcessTransport(Transport):
 
     def start(self) -> None:
         """Start the workers, all at once, and let each make its environments."""
-        self._pool = EnvPool(
-            self._setup(self._updates), len(self._envs_of), self._start_method, self._threads, self._close_timeout
-        )
+        self._pool = EnvPool(self._setup(self._updates), len(self._envs_of), self._threads, self._close_timeout)
         self._close = weakref.finalize(self, _end, self._pool)
         self._levels = levels_here()
         self._await(lambda: all(link.spaces is not None or link.ended for link in self._pool))
@@ -123,8 +118,7 @@ class ProcessTransport(Transport):
         self.spaces = EnvSpaces([pair for link in self._pool for pair in loads(link.spaces)])
         size, fd = bytes_needed(self.spaces), self._pool.files.rows_fd
         os.ftruncate(fd, size)
-        if hasattr(os, "posix_fallocate"):  # a full machine is an OSError here, and not a SIGBUS in a step
-            os.posix_fallocate(fd, 0, size)
+        os.posix_fallocate(fd, 0, size)  # a full machine is an OSError here, and not a SIGBUS in a step
         self.rows = Rows(self.spaces, buffer_rows(mmap.mmap(fd, size)))
         for link in self._pool:
             self._begin(link)

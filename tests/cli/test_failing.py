@@ -53,7 +53,7 @@ gym.register("Weary-v0", make)
 # One worker: of two, the other one may do all that is left, a copy of the faulty trajectory included, before a worker
 # that takes its time to fail is heard of.
 WEARY = ("sample", "faulty:Weary-v0", "--num-trajectories", 60, "--seed", 7, "--workers", 1)
-BRITTLE = ("sample", "scripted:Scripted-v0", "--env-kwarg", "fail_share=0.3", "--seed", 5, "--start-method", "fork")
+BRITTLE = ("sample", "scripted:Scripted-v0", "--env-kwarg", "fail_share=0.3", "--seed", 5)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def summary_of(result: Any) -> dict[str, Any]:
 
 
 def test_what_is_lost_is_made_good_and_told(weary: Path) -> None:
-    options = ("--start-method", "fork", "--env-kwarg", f"folder={weary / 'faults'}", "--json")
+    options = ("--env-kwarg", f"folder={weary / 'faults'}", "--json")
     lost = invoke(*WEARY, *options, "--env-kwarg", "times=2", "--out", "lost.npz", "--env-kwarg", "kind=exit")
     facts = summary_of(lost)
     assert (facts["restarts"], facts["hangs"], facts["replaced"]) == (2, 0, 0)
@@ -98,7 +98,7 @@ def test_what_is_lost_is_made_good_and_told(weary: Path) -> None:
 
 def undisturbed(folder: Path) -> Any:
     """The same batch without any fault: all that may happen has been recorded already."""
-    options = ("--start-method", "fork", "--env-kwarg", f"folder={folder / 'faults'}", "--env-kwarg", "kind=exit")
+    options = ("--env-kwarg", f"folder={folder / 'faults'}", "--env-kwarg", "kind=exit")
     facts = summary_of(invoke(*WEARY, *options, "--env-kwarg", "times=2", "--out", "calm.npz", "--json"))
     assert facts["restarts"] == 0
     return streamsampler.load(folder / "calm.npz")
@@ -109,7 +109,7 @@ def test_a_hang_is_found_and_told(weary: Path, monkeypatch: pytest.MonkeyPatch) 
     wait_for_stacks(monkeypatch)
     arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "kind=hang")
     # So long that nothing but the fault is taken for a hang.
-    result = invoke(*arguments, "--start-method", "fork", "--step-timeout", 15)
+    result = invoke(*arguments, "--step-timeout", 15)
     assert result.exit_code == 0, result.stderr
     assert re.search(r"^restarts +1, 1 hung$", result.stdout, re.MULTILINE)
     assert re.search(r"^Warning: worker \d made no progress for \d+(\.\d+)? s while stepping", result.stderr)
@@ -119,9 +119,9 @@ def test_a_hang_is_found_and_told(weary: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_a_process_that_grows_is_replaced(weary: Path) -> None:
-    arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "kind=leak", "--start-method")
+    arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "kind=leak")
     options = ("--max-worker-memory", "150M", "--env-kwarg", f"n_bytes={300 << 20}", "--env-kwarg", "trajectory=3")
-    result = run(*arguments, "forkserver", *options, cwd=weary)
+    result = run(*arguments, *options, cwd=weary)
     assert result.returncode == 0, result.stderr
     assert re.search(r"^restarts +[01], 1 had too much memory$", result.stdout, re.MULTILINE)
 
@@ -129,7 +129,7 @@ def test_a_process_that_grows_is_replaced(weary: Path) -> None:
 @pytest.mark.parametrize(("quota", "n_losses"), [(0, 1), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_one_loss_too_many_ends_the_command_with_all_of_them(weary: Path, quota: int, n_losses: int) -> None:
     arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "times=null")
-    result = invoke(*arguments, "--start-method", "fork", "--max-restarts", quota)
+    result = invoke(*arguments, "--max-restarts", quota)
     assert (result.exit_code, result.stdout) == (1, "")
     message = result.stderr.partition("Error: ")[2]
     assert re.match(r"worker \d was killed by SIGKILL .* while stepping the environment in trajectory \d", message)
@@ -145,13 +145,13 @@ def test_one_loss_too_many_ends_the_command_with_all_of_them(weary: Path, quota:
 @pytest.mark.slow
 def test_no_quota_is_none(weary: Path) -> None:
     arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "times=15", "--json")
-    facts = summary_of(invoke(*arguments, "--start-method", "fork", "--max-restarts", "none", "--quiet"))
+    facts = summary_of(invoke(*arguments, "--max-restarts", "none", "--quiet"))
     assert facts["restarts"] == 15
 
 
 @pytest.mark.slow
 def test_quiet_says_nothing(weary: Path) -> None:
-    arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--start-method", "fork")
+    arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}")
     result = invoke(*arguments, "--quiet")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "restarts      1" in result.stdout
@@ -160,7 +160,7 @@ def test_quiet_says_nothing(weary: Path) -> None:
 @pytest.mark.slow
 def test_warnings_do_not_tear_the_bar(weary: Path) -> None:
     arguments = ("--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "times=3", "--env-kwarg", "kind=exit")
-    terminal = Terminal(*WEARY, *arguments, "--start-method", "fork", cwd=weary, columns=300)
+    terminal = Terminal(*WEARY, *arguments, cwd=weary, columns=300)
     assert terminal.finish() == 0
     bar = terminal.text.partition("\r\nenvironment")[0]
     # Of what a terminal shows in the end, each line is either a warning or the bar.
@@ -304,7 +304,7 @@ gymnasium.register("Doubtful-v0", Doubtful)
 @pytest.mark.slow
 def test_data_that_may_be_wrong_are_told(home: Path, users_modules: None) -> None:
     (home / "faulty.py").write_text(DOUBTFUL)
-    arguments = ("sample", "Doubtful-v0", "--import", "faulty", "--num-trajectories", 3, "--start-method", "fork")
+    arguments = ("sample", "Doubtful-v0", "--import", "faulty", "--num-trajectories", 3)
     assert summary_of(invoke(*arguments, "--json"))["anomalies"] == 3
     result = invoke(*arguments)
     assert re.search(r"^anomalies +3: NaN, or outside of its space$", result.stdout, re.MULTILINE)

@@ -23,12 +23,8 @@ def endless(announcements: Announcements, resets: int) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("fork", marks=pytest.mark.slow)])
-def test_the_finished_prefix_is_kept(
-    home: Path, announcements: Announcements, number: signal.Signals, start_method: str
-) -> None:
-    arguments = ("--num-trajectories", 40, "--json", "--start-method", start_method)
-    process = start(*SCRIPTED, *arguments, *endless(announcements, 5), cwd=home)
+def test_the_finished_prefix_is_kept(home: Path, announcements: Announcements, number: signal.Signals) -> None:
+    process = start(*SCRIPTED, "--num-trajectories", 40, "--json", *endless(announcements, 5), cwd=home)
     announcements.wait()
     process.send_signal(number)
     result = finish(process)
@@ -43,7 +39,7 @@ def test_the_finished_prefix_is_kept(
     assert 1 <= len(kept) == summary["trajectories"] < 5
 
     # What was kept is what an undisturbed run begins with.
-    assert run(*SCRIPTED, "--num-trajectories", 5, "--start-method", "fork", cwd=home).returncode == 0
+    assert run(*SCRIPTED, "--num-trajectories", 5, cwd=home).returncode == 0
     assert kept == streamsampler.load(home / "out.npz")[: len(kept)]
 
 

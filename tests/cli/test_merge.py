@@ -169,7 +169,7 @@ def test_a_part_that_ctrl_c_ended_is_not_taken_for_a_whole_one(home: Path, annou
         (("sample", "--out", "folder", "--shard-size", 3000), "folder", "part 1 of 1, is not complete: it lists"),
         (("evaluate", "--out", "found.json"), "found.json", "part 1 of 1, has"),
     ):
-        process = start(*command, *several, "--start-method", "fork", cwd=home)
+        process = start(*command, *several, cwd=home)
         announcements.wait()
         process.send_signal(signal.SIGINT)
         result = finish(process)

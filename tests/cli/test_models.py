@@ -15,7 +15,7 @@ from streamsampler.storage import npz as storage
 
 pytestmark = pytest.mark.extras
 
-TIMESTEPS = ("--num-samples", 200, "--seed", 3, "--workers", 1, "--start-method", "fork")
+TIMESTEPS = ("--num-samples", 200, "--seed", 3, "--workers", 1)
 
 
 def invoke(*arguments: object) -> Result:

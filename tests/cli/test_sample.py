@@ -17,8 +17,7 @@ from streamsampler.workers.kernels import fingerprint
 from tests.cli.harness import SCRIPTED as MODULE
 from tests.cli.harness import finish, run, start
 
-# Quicker to start than the default; what is tested here does not depend on it.
-SCRIPTED = ("sample", "scripted:Scripted-v0", "--start-method", "fork", "--workers", 2)
+SCRIPTED = ("sample", "scripted:Scripted-v0", "--workers", 2)
 
 
 def test_a_whole_run_writes_what_the_library_samples(home: Path) -> None:
@@ -193,11 +192,10 @@ def test_version() -> None:
 
 @pytest.mark.slow
 def test_environments_side_by_side_are_those_of_the_library(home: Path) -> None:
-    arguments = ("sample", "CartPole-v1", "--num-trajectories", 9, "--seed", 7, "--vec", 3, "--start-method", "fork")
+    arguments = ("sample", "CartPole-v1", "--num-trajectories", 9, "--seed", 7, "--vec", 3)
     for workers in (0, 2):
         out = f"out{workers}"
-        options = arguments if workers else arguments[:-2]
-        result = run(*options, "--workers", workers, "--out", out, cwd=home)
+        result = run(*arguments, "--workers", workers, "--out", out, cwd=home)
         assert result.returncode == 0, result.stderr
         assert read(home / f"{out}.npz")[1]["provenance"]["vec"] == 3
     batch = streamsampler.load(home / "out0.npz")
@@ -229,7 +227,7 @@ gym.register("Timed-v0", Timed)
 @pytest.mark.slow
 def test_timers_are_printed_where_they_are_asked_for(home: Path) -> None:
     (home / "scripted.py").write_text(MODULE + TIMED)
-    arguments = ("sample", "scripted:Timed-v0", "--start-method", "fork", "--workers", 1, "--num-trajectories", 9)
+    arguments = ("sample", "scripted:Timed-v0", "--workers", 1, "--num-trajectories", 9)
     text, plain, summary = (
         run(*arguments, *options, cwd=home) for options in (("--timers",), (), ("--timers", "--json"))
     )

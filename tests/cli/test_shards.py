@@ -25,8 +25,8 @@ from streamsampler.storage import npz as storage
 from streamsampler.storage.shards import ShardWriter
 from tests.cli.harness import Announcements, Terminal, finish, run, start
 
-CARTPOLE = ("sample", "CartPole-v1", "--shard-size", 300, "--num-samples", 2000, "--start-method", "fork")
-SCRIPTED = ("sample", "scripted:Scripted-v0", "--workers", 1, "--shard-size", 20, "--start-method", "fork")
+CARTPOLE = ("sample", "CartPole-v1", "--shard-size", 300, "--num-samples", 2000)
+SCRIPTED = ("sample", "scripted:Scripted-v0", "--workers", 1, "--shard-size", 20)
 
 # A user's module that kills the command before one of the steps in which a file or a folder changes.
 KILLING = """
@@ -100,7 +100,7 @@ def test_a_folder_holds_what_a_file_holds(whole: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_trajectories_for_each_worker(tmp_path: Path) -> None:
-    arguments = ("sample", "CartPole-v1", "--shard-size", 200, "--seed", 3, "--workers", 2, "--start-method", "fork")
+    arguments = ("sample", "CartPole-v1", "--shard-size", 200, "--seed", 3, "--workers", 2)
     result = invoke(*arguments, "--trajectories-per-worker", 15, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.stderr
     folder = streamsampler.TrajectoryFolder(tmp_path / "out")
@@ -148,10 +148,10 @@ def killed_at(at: int, arguments: tuple[object, ...], cwd: Path) -> subprocess.C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("start_method", "first"), [("forkserver", 1), ("spawn", 4)])
-def test_killed_at_points_all_along(whole: Path, tmp_path: Path, start_method: str, first: int) -> None:
+@pytest.mark.parametrize("first", [1, 4])
+def test_killed_at_points_all_along(whole: Path, tmp_path: Path, first: int) -> None:
     (tmp_path / "killing.py").write_text(KILLING)
-    arguments = (*CARTPOLE[:-1], start_method, "--seed", 3, "--import", "killing", "--resume", "--out")
+    arguments = (*CARTPOLE, "--seed", 3, "--import", "killing", "--resume", "--out")
     for at in itertools.count(first, 5):
         killed = killed_at(at, (*arguments, f"out{at}", "--workers", 1 + at % 3), tmp_path)
         if killed.returncode == 0:

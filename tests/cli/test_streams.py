@@ -15,7 +15,7 @@ from streamsampler.data.words import duration
 from tests.cli.harness import Terminal, command
 from tests.patience import PATIENCE
 
-SAMPLE = ("sample", "CartPole-v1", "--num-trajectories", 1, "--workers", 1, "--start-method", "fork", "--seed", 1)
+SAMPLE = ("sample", "CartPole-v1", "--num-trajectories", 1, "--workers", 1, "--seed", 1)
 FULL = "Error: standard output could not be written: No space left on device"
 
 

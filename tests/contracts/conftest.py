@@ -25,22 +25,19 @@ from tests.scripted.envs import Steps
 from tests.scripted.one_of_several import alone, as_one_of_several
 from tests.shared_memory import shared_memory
 
-# Each time, everything is tried in this process and with the default start method, and the core of C1, C3 and C4 with
-# every start method; the rest of those is in the slow tier. How processes start, and what carries messages between
-# them, have nothing to do with each other: in the slow tier everything is tried with one start method for each way that
-# messages go, and what depends on the start with all of them. All by all is tried by the proof `contracts`.
+# Each time, everything is tried in this process and in processes of the fork server ("forkserver"). How processes
+# start, and what carries messages between them, have nothing to do with each other: in the slow tier everything is
+# tried with one start method for each way that messages go, and what depends on the start with all of them. All by all
+# is tried by the proof `contracts`.
 ALL_BY_ALL = "ALL_BY_ALL" in os.environ
-SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
-FORK = pytest.param("fork", marks=pytest.mark.slow)
 # The other engine of processes: the core of C1 and C3 by fork each time, all else in the slow tier.
 QUEUES = {f"queues {method}": method for method in ("fork", "spawn", "forkserver")}
 SLOW_QUEUES = [pytest.param(name, marks=pytest.mark.slow) for name in QUEUES]
 # Actors of Ray, for which a virtual environment of its own is needed: the core of each contract in each run with Ray.
 RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.extras])
 SLOW_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.extras, pytest.mark.slow])
-ARENAS = ["forkserver", FORK, SPAWN]  # shared memory, which queues do without
-PROCESSES = [*ARENAS, *SLOW_QUEUES, SLOW_RAY]
-# The default start method with everything through shared memory, however small, and with all that a pipe can hold
+PROCESSES = ["forkserver", *SLOW_QUEUES, SLOW_RAY]
+# Processes of the fork server with everything through shared memory, however small, and with all that a pipe can hold
 # through pipes: nothing waits until there is room in one.
 INLINE_LIMITS = {"shared memory": -1, "pipes": 1 << 14}
 TRANSPORTS = [pytest.param(name, marks=pytest.mark.slow) for name in INLINE_LIMITS]
@@ -58,9 +55,8 @@ SLOW_VEC = [pytest.param(name, marks=pytest.mark.slow) for name in (*VEC, *LANES
 # What is the same in whatever process it happens: with the others in the slow tier.
 NO_CPU = {"num_cpus": 0}
 LOCAL = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", *VEC))]
-OTHER_STARTS = [FORK, SPAWN, *SLOW_QUEUES[1:]]
 ENGINES = ["local", "forkserver", SLOW_QUEUES[0], SLOW_RAY, *TRANSPORTS, *SLOW_VEC, SLOW_SEVERAL]
-ENGINES += OTHER_STARTS if ALL_BY_ALL else []
+ENGINES += SLOW_QUEUES[1:] if ALL_BY_ALL else []
 
 
 def core_on_ray(engines: Sequence[Any]) -> pytest.MarkDecorator:
@@ -185,11 +181,8 @@ class Maker:
             agents = copy.deepcopy(agents)  # the sampler has the very agent, and its updates would reach other samplers
             return self.adopt(MultiprocessingSampler(agents, envs, n_workers=n_workers, inference="parent", **options))
         if engine in QUEUES:
-            options = {"engine": "queues", **options}
-        start_method: Any = QUEUES.get(engine, "forkserver" if engine in INLINE_LIMITS else engine)
-        return self.adopt(
-            MultiprocessingSampler(agents, envs, n_workers=n_workers, start_method=start_method, **options)
-        )
+            options = {"engine": "queues", "start_method": QUEUES[engine], **options}
+        return self.adopt(MultiprocessingSampler(agents, envs, n_workers=n_workers, **options))
 
     def adopt(self, sampler: Sampler) -> Sampler:
         self.made.append(sampler)
@@ -203,9 +196,9 @@ def patient(patient: None) -> None:
 
 @pytest.fixture(scope="session")
 def fork_server() -> None:
-    """The servers that fork belong to this process and stay: they are started before anything is counted."""
-    for method in ("forkserver", "spawn") if has_processes() else ():
-        MultiprocessingSampler(always_zero, Steps, n_workers=1, start_method=method).close()
+    """The fork server belongs to this process and stays: it is started before anything is counted."""
+    if has_processes():
+        MultiprocessingSampler(always_zero, Steps, n_workers=1).close()
 
 
 @cache

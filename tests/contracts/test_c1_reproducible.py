@@ -121,7 +121,7 @@ def assert_same(batches: list[TrajectoryBatch], reference: list[TrajectoryBatch]
 
 
 # In this process with all of them; each start method costs workers, so one number for each, below.
-OTHER_STARTS = ("fork", "spawn", "queues spawn", "queues forkserver") if ALL_BY_ALL else ()
+OTHER_STARTS = ("queues spawn", "queues forkserver") if ALL_BY_ALL else ()
 ENGINES_AND_WORKERS = [
     *((engine, 3) for engine in ("local", "vec")),
     *(
@@ -161,7 +161,7 @@ def test_same_batches(make_sampler: Maker, name: str, n_workers: int) -> None:
 LIVES: list[Any] = [("local", 3), ("forkserver", 7), ("shared memory", 2), ("queues fork", 2)]
 LIVES += [
     pytest.param(engine, n_workers, marks=pytest.mark.slow)
-    for n_workers, engines in ((1, ("forkserver",)), (2, ("fork", "spawn", "pipes", "vec forkserver")), (3, QUEUES))
+    for n_workers, engines in ((1, ("forkserver",)), (2, ("pipes", "vec forkserver")), (3, QUEUES))
     for engine in engines
 ]
 LIVES += [pytest.param("ray", n_workers, marks=RAY.marks) for n_workers in (2, 5)]

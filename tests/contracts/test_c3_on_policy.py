@@ -13,7 +13,7 @@ from streamsampler import LocalSampler
 from streamsampler.errors import ClosedError, RolloutError, SamplerError
 from streamsampler.samplers.base import Sampler
 from streamsampler.testing.fail_points import Records
-from tests.contracts.conftest import FORK, PARENT, PROCESSES, RAY, SLOW_QUEUES, SPAWN, Maker
+from tests.contracts.conftest import PARENT, PROCESSES, RAY, SLOW_QUEUES, Maker
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, Marathon, Steps, jittery
 
@@ -22,7 +22,7 @@ SEED = 17
 STRAY_STEPS = 1
 # An actor of Ray is told by a call that takes its time, while steps of 10 ms or more go on.
 STRAY_STEPS_ON_RAY = 1_000
-EACH_TIME = ["forkserver", FORK, SPAWN, "queues fork", *SLOW_QUEUES[1:], RAY]
+EACH_TIME = ["forkserver", "queues fork", *SLOW_QUEUES[1:], RAY]
 ALL_PROCESSES = pytest.mark.parametrize("engine", EACH_TIME, indirect=True)
 
 

@@ -16,7 +16,7 @@ from streamsampler import LocalSampler, RaySampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
 from streamsampler.samplers.base import Sampler
 from streamsampler.testing.fail_points import Records
-from tests.contracts.conftest import ARENAS, PARENT, PROCESSES, Maker, core_on_ray, slow_on
+from tests.contracts.conftest import PARENT, PROCESSES, Maker, core_on_ray, slow_on
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, SlowOne, Steps, Wide, counted, jittery
 
@@ -135,7 +135,7 @@ def stream_overtaken(sampler: Sampler) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ARENAS, indirect=True)
+@pytest.mark.parametrize("engine", ["forkserver"], indirect=True)
 @pytest.mark.parametrize("call", [samples, trajectories, stream_left, stream_overtaken])
 def test_memory_does_not_grow_from_call_to_call(make_sampler: Maker, call: Callable[[Sampler], None]) -> None:
     others = memory_files().keys()

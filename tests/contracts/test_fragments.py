@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, VecWorker
-from tests.contracts.conftest import FORK, PARENT, SLOW_QUEUES, SPAWN, Maker, core_on_ray
+from tests.contracts.conftest import PARENT, SLOW_QUEUES, Maker, core_on_ray
 from tests.fragments.agents import Drawn, Recurrent, Sticky
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -38,7 +38,7 @@ def expected(kind: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@core_on_ray([pytest.param("local", marks=pytest.mark.slow), "forkserver", FORK, SPAWN, *SLOW_QUEUES])
+@core_on_ray([pytest.param("local", marks=pytest.mark.slow), "forkserver", *SLOW_QUEUES])
 def test_fragments_are_the_same_with_whole_trajectories_in_between_and_after_kills(make_sampler: Maker, kind: str):
     check_calls(make_sampler, kind, KINDS[kind][1])
 

@@ -17,7 +17,7 @@ from streamsampler.errors import RolloutError
 from streamsampler.samplers.session import Session
 from streamsampler.testing import Fault, Faults
 from streamsampler.testing.fail_points import Records
-from tests.contracts.conftest import FORK, RAY, SPAWN, Maker
+from tests.contracts.conftest import RAY, Maker
 from tests.faults.test_interrupts import raise_once
 from tests.scripted.agents import Stamping
 from tests.scripted.envs import AnyLength, Steps
@@ -25,7 +25,7 @@ from tests.scripted.envs import AnyLength, Steps
 LAGGING: dict[str, Any] = {"seed": 29, "staleness": 1, "check": None}
 LIMIT = 120.0  # seconds for what comes at once
 
-ENGINES = ["forkserver", FORK, SPAWN, pytest.param("queues fork", marks=pytest.mark.slow)]
+ENGINES = ["forkserver", pytest.param("queues fork", marks=pytest.mark.slow)]
 ALL = pytest.mark.parametrize("engine", [*ENGINES, "lanes forkserver", RAY], indirect=True)
 PROCESSES = pytest.mark.parametrize("engine", ENGINES, indirect=True)
 

@@ -93,8 +93,6 @@ IN_THE_SLOW_TIER = [
     ("forkserver", 7),
     ("shared memory", 3),
     ("pipes", 2),
-    ("fork", 2),
-    ("spawn", 2),
 ]
 ENGINES_AND_WORKERS = [
     *EACH_TIME,

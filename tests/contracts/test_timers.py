@@ -34,10 +34,8 @@ class Agent:
 
 MAKERS = {
     "local": lambda **options: LocalSampler(Agent(), Timed, n_workers=2, **options),
-    "processes": lambda **options: MultiprocessingSampler(Agent(), Timed, n_workers=2, start_method="fork", **options),
-    "queues": lambda **options: MultiprocessingSampler(
-        Agent(), Timed, n_workers=2, start_method="fork", engine="queues", **options
-    ),
+    "processes": lambda **options: MultiprocessingSampler(Agent(), Timed, n_workers=2, **options),
+    "queues": lambda **options: MultiprocessingSampler(Agent(), Timed, n_workers=2, start_method="fork", **options),
 }
 
 

@@ -10,14 +10,6 @@ import pytest
 from streamsampler.engines.launch import watchdog
 
 IGNORES_SIGTERM = 'trap "" TERM; echo ready; exec sleep 1000'
-open_pidfd = os.pidfd_open
-
-
-@pytest.fixture(autouse=True, params=["with pidfds", "without pidfds"])
-def system(request, monkeypatch):
-    """What this process has."""
-    if request.param == "without pidfds":
-        monkeypatch.delattr(os, "pidfd_open")
 
 
 @pytest.fixture
@@ -26,7 +18,7 @@ def group():
     script = f"sleep 1000 & echo $!; sh -c '{IGNORES_SIGTERM}' & echo $!; wait $(:)"
     leader = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, process_group=0)
     lines = [leader.stdout.readline().strip() for _ in range(3)]
-    pidfds = [open_pidfd(int(line)) for line in lines if line != "ready"]
+    pidfds = [os.pidfd_open(int(line)) for line in lines if line != "ready"]
     leader.kill()
     leader.wait()
     leader.stdout.close()

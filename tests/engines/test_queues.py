@@ -41,6 +41,16 @@ def test_what_it_cannot_do_it_says_at_construction():
         MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, engine="queue")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_start_methods_that_only_it_has_choose_it(method):
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method=method) as sampler:
+        assert isinstance(sampler._session.engine, queue_link.QueueEngine)
+    with pytest.raises(UsageError, match=f"by a fork server: leave start_method='{method}' to engine=\"queues\""):
+        MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, engine="processes", start_method=method)
+    with pytest.raises(UsageError, match=r'inference="parent" takes no start_method: .* fork server\. Leave'):
+        MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, inference="parent", start_method=method)
+
+
 def in_a_daemonic_process():
     with pytest.raises(SamplerError, match="daemon=False"):
         make()

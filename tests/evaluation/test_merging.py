@@ -166,14 +166,14 @@ def test_parts_of_environments_side_by_side_are_cut_at_blocks(tmp_path, args):
 @pytest.mark.slow
 def test_parts_may_be_of_any_number_of_workers_and_of_per_worker_agents(tmp_path):
     agents = [lambda _: 0, lambda _: 1]
-    with MultiprocessingSampler(agents, "CartPole-v1", seed=3, start_method="fork") as sampler:
+    with MultiprocessingSampler(agents, "CartPole-v1", seed=3) as sampler:
         whole = sampler.obtain_trajectories(N)
     parts = []
     for number in (1, 2, 3):
-        with MultiprocessingSampler(agents, "CartPole-v1", seed=3, start_method="fork") as sampler:
+        with MultiprocessingSampler(agents, "CartPole-v1", seed=3) as sampler:
             parts.append(sampler.obtain_trajectories(N, part=(number, 3)))
     assert TrajectoryBatch.concatenate(parts) == whole
-    with MultiprocessingSampler("random", "CartPole-v1", seed=3, n_workers=2, start_method="fork") as sampler:
+    with MultiprocessingSampler("random", "CartPole-v1", seed=3, n_workers=2) as sampler:
         sample_to_folder(sampler, tmp_path / "2", n_trajectories=N, shard_size=50, part=(2, 2))
     one = sharded((1, 2), tmp_path / "1", env="CartPole-v1", size=50)
     merge([tmp_path / "2", one], tmp_path / "merged")

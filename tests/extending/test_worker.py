@@ -1,6 +1,5 @@
 """A worker outside the package keeps the contracts that do not depend on the kind of worker."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ from streamsampler.testing import Fault, Faults
 from tests.extending.pairs import PairWorker
 from tests.extending.pipes import PipeSampler
 from tests.scripted.envs import AnyLength
-
-Forking: Any = partial(MultiprocessingSampler, start_method="fork")
 
 
 class Rivals:
@@ -55,7 +52,7 @@ def expected() -> list[TrajectoryBatch]:
     return three_calls(pairs(LocalSampler, 1))
 
 
-@pytest.mark.parametrize(("cls", "n_workers"), [(LocalSampler, 3), (Forking, 2), (PipeSampler, 3)])
+@pytest.mark.parametrize(("cls", "n_workers"), [(LocalSampler, 3), (MultiprocessingSampler, 2), (PipeSampler, 3)])
 def test_the_same_batches_for_any_engine_and_number_of_workers(cls, n_workers, expected):
     assert three_calls(pairs(cls, n_workers)) == expected
 
@@ -76,13 +73,13 @@ def test_worker_args_and_limits_reach_the_worker():
 
 def test_a_killed_worker_changes_nothing(tmp_path, expected):
     faults = Faults(tmp_path, Fault("kill", trajectory=2, step=2), seed=5)
-    assert three_calls(pairs(Forking, 2, faults.env(AnyLength))) == expected
+    assert three_calls(pairs(MultiprocessingSampler, 2, faults.env(AnyLength))) == expected
     assert faults.fired() == 1
 
 
 def test_an_error_names_phase_and_trajectory(tmp_path):
     faults = Faults(tmp_path, Fault("raise", trajectory=3, step=2, times=None), seed=5)
-    with pairs(Forking, 2, faults.env(AnyLength)) as sampler:
+    with pairs(MultiprocessingSampler, 2, faults.env(AnyLength)) as sampler:
         with pytest.raises(RolloutError) as caught:
             sampler.obtain_trajectories(6)
         assert (caught.value.trajectory, caught.value.phase) == (3, "stepping the environment")

@@ -145,7 +145,7 @@ def n_closed(folder: Path) -> int:
 # ---------------------------------------------------------------------- a user's program
 
 
-def program(folder: str, method: str, end: str, closing: float) -> None:
+def program(folder: str, end: str, closing: float) -> None:
     """Sample, and end as `end` says; for ends from outside, sample until they come."""
     from functools import partial
 
@@ -157,7 +157,7 @@ def program(folder: str, method: str, end: str, closing: float) -> None:
     envs = partial(StartsProcesses, folder, length=length, seconds=seconds, closing=closing, hangs=end == "hang")
     # One worker: of two, the other one might not wait for the one that is lost.
     n_workers, timeout = (1 if end in ("worker", "hang") else 2), (2.0 if end == "hang" else None)
-    options: Any = {"n_workers": n_workers, "seed": 1, "start_method": method, "step_timeout": timeout}
+    options: Any = {"n_workers": n_workers, "seed": 1, "step_timeout": timeout}
     with MultiprocessingSampler(ScriptedAgent(), envs, **options) as sampler:
         if end == "worker":
             sampler.obtain_trajectories(8)
@@ -193,19 +193,19 @@ class Run:
         )
 
     @classmethod
-    def of_library(cls, folder: Path, method: str, end: str, closing: float) -> Run:
+    def of_library(cls, folder: Path, end: str, closing: float) -> Run:
         """Run `program`."""
-        arguments = str(folder), method, end, closing
+        arguments = str(folder), end, closing
         code = f"from tests.faults.child_processes import program; program(*{arguments!r})"
         return cls(folder, [sys.executable, "-c", code])
 
     @classmethod
-    def of_command(cls, folder: Path, method: str, closing: float) -> Run:
+    def of_command(cls, folder: Path, closing: float) -> Run:
         """Run the command line, for ever."""
         options = ["--import", "tests.faults.child_processes", "--num-trajectories", "8", "--workers", "2", "--quiet"]
         kwargs = {"folder": "{folder}", "length": 10**9, "seconds": 0.001, "closing": closing}
         options += [word for key, value in kwargs.items() for word in ("--env-kwarg", f"{key}={value}")]
-        start = [sys.executable, "-m", "streamsampler", "sample", "StartsProcesses-v0", "--start-method", method]
+        start = [sys.executable, "-m", "streamsampler", "sample", "StartsProcesses-v0"]
         return cls(folder, [*start, *options])
 
     def await_events(self, event: str, times: int) -> None:

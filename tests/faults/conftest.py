@@ -14,10 +14,6 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-# In every run this process and the default start method, everything in the slow tier.
-PROCESSES = ["forkserver", slow("spawn"), slow("fork")]
-
-
 def state_of(pid):
     """The kernel's letter for what a process is doing; none if the process is gone."""
     try:
@@ -48,7 +44,7 @@ def kill_only_hung(sampler: Any, hung: Callable[[], Iterable[int]]) -> None:
     watch.look = look_closely
 
 
-@pytest.fixture(params=["local", *PROCESSES])
+@pytest.fixture(params=["local", "processes"])
 def engine(request):
     return request.param
 
@@ -63,7 +59,7 @@ def make_sampler(engine, patient):
         if engine == "local":
             sampler: Any = LocalSampler(agents, envs, n_workers=n_workers, seed=5, **options)
         else:
-            options = {"start_method": engine, "close_timeout": PATIENCE, **options}
+            options = {"close_timeout": PATIENCE, **options}
             sampler = MultiprocessingSampler(agents, envs, n_workers=n_workers, seed=5, **options)
         made.append(sampler)
         return sampler

@@ -21,12 +21,11 @@ from streamsampler.engines.processes import links
 from streamsampler.errors import ClosedError
 from streamsampler.testing import InjectedError, ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
-from tests.faults.conftest import PROCESSES, slow
+from tests.faults.conftest import slow
 from tests.patience import PATIENCE
 from tests.shared_memory import shared_memory
 
 WITHIN = 2.0
-START_METHODS = ["forkserver", "spawn", "fork"]
 # The environment, and the fault that each of three workers meets in its first step; a leak of no bytes only counts it.
 BUSY = {
     "idle": ("ScriptedEnv", None),
@@ -48,7 +47,7 @@ end, fault, patience = {end!r}, {fault!r}, {patience!r}
 if patience:
     lifecycle._CANCEL_SECONDS = patience
 faults = Faults({folder!r}, *([Fault(fault, times=3, n_bytes=0)] if fault else []))
-sampler = MultiprocessingSampler(ScriptedAgent(), faults.env({envs}), n_workers=3, start_method={method!r})
+sampler = MultiprocessingSampler(ScriptedAgent(), faults.env({envs}), n_workers=3)
 if not fault:
     sampler.obtain_trajectories(3)
 
@@ -115,11 +114,11 @@ def gone(pids):
 
 
 @contextmanager
-def run(tmp_path, method, busy, end, within=WITHIN):
+def run(tmp_path, busy, end, within=WITHIN):
     """Start the script; yield it and its workers' process ids once the workers are where they are meant to be."""
     script = tmp_path / "script.py"
     envs, fault = BUSY[busy]
-    values = {"method": method, "envs": envs, "fault": fault, "end": end, "folder": str(tmp_path / "faults")}
+    values = {"envs": envs, "fault": fault, "end": end, "folder": str(tmp_path / "faults")}
     patience = within if within > WITHIN else None
     script.write_text(textwrap.dedent(SCRIPT).format(**values, patience=patience))
     temporary = tmp_path / "tmp"
@@ -157,40 +156,37 @@ QUICK = {
 
 
 def cases(*ends):
-    """The extremes with the default start method in every run; everything, with the two seconds, in the slow tier."""
-    quick = [("forkserver", busy, end, PATIENCE) for busy, end in sorted(QUICK) if end in ends]
-    return [
-        *quick,
-        *(slow(method, busy, end, WITHIN) for method in START_METHODS for busy in BUSY for end in ends),
-    ]
+    """The extremes in every run; everything, with the two seconds, in the slow tier."""
+    quick = [(busy, end, PATIENCE) for busy, end in sorted(QUICK) if end in ends]
+    return [*quick, *(slow(busy, end, WITHIN) for busy in BUSY for end in ends)]
 
 
-@pytest.mark.parametrize(("method", "busy", "end", "within"), cases("kill", "terminate"))
-def test_the_parent_is_killed(tmp_path, method, busy, end, within):
+@pytest.mark.parametrize(("busy", "end", "within"), cases("kill", "terminate"))
+def test_the_parent_is_killed(tmp_path, busy, end, within):
     """It has no time to end its workers. SIGTERM, too, ends a program at once that does not handle it."""
     shm = shared_memory()
-    with run(tmp_path, method, busy, end, within) as (process, pids):
+    with run(tmp_path, busy, end, within) as (process, pids):
         process.send_signal(SIGNALS[end])
         check_nothing_left(process, pids, tmp_path, shm, within)
         assert process.returncode == -SIGNALS[end]
         assert process.stderr.read() == ""
 
 
-@pytest.mark.parametrize(("method", "busy", "end", "within"), cases("interrupt"))
-def test_ctrl_c(tmp_path, method, busy, end, within):
+@pytest.mark.parametrize(("busy", "end", "within"), cases("interrupt"))
+def test_ctrl_c(tmp_path, busy, end, within):
     """The terminal sends it to the whole process group; there is one traceback, the parent's."""
     shm = shared_memory()
-    with run(tmp_path, method, busy, end, within) as (process, pids):
+    with run(tmp_path, busy, end, within) as (process, pids):
         os.killpg(process.pid, SIGNALS[end])
         check_nothing_left(process, pids, tmp_path, shm, within)
         assert process.stderr.read().count("Traceback") == 1
         assert process.returncode == -signal.SIGINT
 
 
-@pytest.mark.parametrize(("method", "busy", "end", "within"), cases("exit", "raise"))
-def test_the_end_of_the_script(tmp_path, method, busy, end, within):
+@pytest.mark.parametrize(("busy", "end", "within"), cases("exit", "raise"))
+def test_the_end_of_the_script(tmp_path, busy, end, within):
     shm = shared_memory()
-    with run(tmp_path, method, busy, end, within) as (process, pids):
+    with run(tmp_path, busy, end, within) as (process, pids):
         check_nothing_left(process, pids, tmp_path, shm, within)
         assert process.returncode == {"exit": 5, "raise": 1}[end]
         assert process.stderr.read().count("Traceback") == (end == "raise")
@@ -198,17 +194,17 @@ def test_the_end_of_the_script(tmp_path, method, busy, end, within):
 
 def close_cases():
     return [
-        ("forkserver", "hung holding the lock", PATIENCE),
-        *(slow(method, busy, WITHIN) for method in START_METHODS for busy in BUSY),
+        ("hung holding the lock", PATIENCE),
+        *(slow(busy, WITHIN) for busy in BUSY),
     ]
 
 
-@pytest.mark.parametrize(("method", "busy", "within"), close_cases())
+@pytest.mark.parametrize(("busy", "within"), close_cases())
 @pytest.mark.slow
-def test_close_within_two_seconds(tmp_path, method, busy, within):
+def test_close_within_two_seconds(tmp_path, busy, within):
     """Also while another thread is in the middle of a call, which then fails."""
     shm = shared_memory()
-    with run(tmp_path, method, busy, "close", within) as (process, pids):
+    with run(tmp_path, busy, "close", within) as (process, pids):
         assert gone_within(pids, within)
         assert process.stdout.readline() == ("ready\n" if busy == "idle" else "closed\n")
         process.kill()
@@ -222,18 +218,17 @@ def ignores_interrupts(pid):
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("method", ["forkserver", slow("fork")])
-def test_close_while_a_worker_is_being_started(monkeypatch, method):
+def test_close_while_a_worker_is_being_started(monkeypatch):
     """The call of another thread starts it; a start that takes long is not waited for."""
     started, go_on = threading.Event(), threading.Event()
     launch, children, raised = links.launch, [], []  # type: ignore[attr-defined]
 
-    def launch_slowly(method, main, number, fds, threads):
+    def launch_slowly(main, number, fds, threads):
         files = [os.fstat(fd).st_ino for fd in fds]
         started.set()
         go_on.wait()
         assert [os.fstat(fd).st_ino for fd in fds] == files
-        children.append(launch(method, main, number, fds, threads))
+        children.append(launch(main, number, fds, threads))
         return children[-1]
 
     def obtain():
@@ -243,10 +238,10 @@ def test_close_while_a_worker_is_being_started(monkeypatch, method):
             raised.append(error)
 
     monkeypatch.setattr("streamsampler.samplers.lifecycle._CANCEL_SECONDS", 0.05)
-    MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method=method).close()
+    MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1).close()
     gc.collect()  # or what an earlier test left would be closed while this one runs
     files = open_files()
-    sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method)
+    sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
     pids = sampler.worker_pids()
     os.kill(pids[0], signal.SIGKILL)
     # The first that the call sees is this death, while there is work: or no worker would be started.
@@ -263,19 +258,17 @@ def test_close_while_a_worker_is_being_started(monkeypatch, method):
     assert gone_within([*pids, *(child.pid for child in children)], 0)
 
 
-@pytest.mark.parametrize("method", PROCESSES)
-def test_workers_ignore_ctrl_c_from_their_start(method):
+def test_workers_ignore_ctrl_c_from_their_start():
     """Also while they import: or each would print a traceback of its own."""
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2) as sampler:
         assert all(ignores_interrupts(pid) for pid in sampler.worker_pids())
         sampler.obtain_trajectories(2)
         assert all(ignores_interrupts(pid) for pid in sampler.worker_pids())
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-@pytest.mark.parametrize("method", PROCESSES)
-def test_garbage_collection(method):
-    sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method)
+def test_garbage_collection():
+    sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
     sampler.obtain_trajectories(2)
     pids = sampler.worker_pids()
     del sampler
@@ -284,12 +277,11 @@ def test_garbage_collection(method):
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("method", PROCESSES)
-def test_an_exception_in_the_with_block(method):
+def test_an_exception_in_the_with_block():
     pids = []
 
     def fail_inside():
-        with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method) as sampler:
+        with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2) as sampler:
             pids.extend(sampler.worker_pids())
             raise InjectedError
 
@@ -299,23 +291,19 @@ def test_an_exception_in_the_with_block(method):
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize(
-    ("method", "n_cycles"),
-    [("forkserver", 10), slow("forkserver", 200), slow("fork", 200)],
-)
 @pytest.mark.slow
-def test_nothing_accumulates_over_samplers(method, n_cycles):
+def test_nothing_accumulates_over_samplers():
     def resources():
         gc.collect()
         return open_files(), set(os.listdir("/proc/self/task")), descendants()
 
     def cycle():
-        with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method) as sampler:
+        with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2) as sampler:
             sampler.obtain_trajectories(2)
 
     cycle()
     before, shm = resources(), shared_memory()
-    for _ in range(n_cycles):
+    for _ in range(200):
         cycle()
     # What an earlier test left may go meanwhile; nothing may come.
     assert [now - then for now, then in zip(resources(), before, strict=True)] == [set()] * 3

@@ -12,7 +12,6 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.errors import RolloutError, SerializationError
 from streamsampler.testing import Fault, Faults
-from tests.faults.conftest import PROCESSES
 from tests.scripted.failing import Agent, Boom, Env, Unpicklable
 
 
@@ -166,7 +165,7 @@ def test_observation_of_the_wrong_shape_shows_both_shapes(make_sampler):
     assert "(2,)" in str(caught.value)
 
 
-@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+@pytest.mark.parametrize("engine", ["processes"], indirect=True)
 def test_a_worker_that_dies_between_calls_is_replaced(make_sampler):
     sampler = make_sampler()
     sampler.obtain_trajectories(1)

@@ -13,7 +13,6 @@ from tests.faults.test_ends import gone_within
 N_WORKERS, N_CALLS, N_TRAJECTORIES, SEED = 3, 2, 24, 5
 # So many steps of a millisecond that each worker gets several tickets in each call.
 SHAPES = {"small": (2,), "shared memory": (2_000,)}
-METHODS = ["forkserver", "fork", "spawn"]
 POINTS = ["start", "continue", "rollout", "write", "send", "sent", "exit"]
 WORKERS = {"first": 0, "second": 1, "last": N_WORKERS - 1}
 
@@ -35,29 +34,19 @@ def undisturbed(payload):
 
 # A diagonal in every run, all of it in the slow tier.
 DIAGONAL = {
-    ("start", "first", 1, "forkserver", "small"),
-    ("rollout", "last", 1, "fork", "small"),
-    ("write", "last", 2, "forkserver", "shared memory"),
-    ("sent", "second", 2, "fork", "shared memory"),
-    ("exit", "first", 2, "forkserver", "small"),
+    ("start", "first", 1, "small"),
+    ("rollout", "last", 1, "small"),
+    ("write", "last", 2, "shared memory"),
+    ("sent", "second", 2, "shared memory"),
+    ("exit", "first", 2, "small"),
 }
-# Everything with one start method. The others differ in how an end is noticed: each point and time with them, and the
-# worker and what it sends in turn.
-TURNS = itertools.cycle(itertools.product(WORKERS, SHAPES))
-CELLS = [
-    *itertools.product(POINTS, WORKERS, (1, 2), METHODS[:1], SHAPES),
-    *(
-        (point, worker, occurrence, method, payload)
-        for method in METHODS[1:]
-        for (point, occurrence), (worker, payload) in zip(itertools.product(POINTS, (1, 2)), TURNS, strict=False)
-    ),
-]
-CELLS = [*DIAGONAL, *(slow(*cell) for cell in CELLS if cell not in DIAGONAL)]
+ALL = itertools.product(POINTS, WORKERS, (1, 2), SHAPES)
+CELLS = [*DIAGONAL, *(slow(*cell) for cell in ALL if cell not in DIAGONAL)]
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize(("point", "worker", "occurrence", "method", "payload"), CELLS)
-def test_a_death_at_a_fail_point(tmp_path, point, worker, occurrence, method, payload):
+@pytest.mark.parametrize(("point", "worker", "occurrence", "payload"), CELLS)
+def test_a_death_at_a_fail_point(tmp_path, point, worker, occurrence, payload):
     fail_point = FailPoint(point, worker=WORKERS[worker], occurrence=occurrence, folder=tmp_path)
     reference = undisturbed(payload)
     agents, envs = arguments(payload)
@@ -66,7 +55,7 @@ def test_a_death_at_a_fail_point(tmp_path, point, worker, occurrence, method, pa
     for _ in range(lives):
         with (
             fail_point.armed(),
-            MultiprocessingSampler(agents, envs, n_workers=N_WORKERS, seed=SEED, start_method=method) as sampler,
+            MultiprocessingSampler(agents, envs, n_workers=N_WORKERS, seed=SEED) as sampler,
         ):
             assert not fail_point.fired()
             assert batches(sampler) == reference

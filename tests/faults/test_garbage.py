@@ -13,7 +13,7 @@ from streamsampler.engines.processes.wire import GarbageError, MessageReader
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from streamsampler.testing.fail_points import Records
-from tests.faults.conftest import PROCESSES, kill_only_hung
+from tests.faults.conftest import kill_only_hung
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, undisturbed
 from tests.patience import PATIENCE
@@ -99,11 +99,9 @@ class ComesBack(ScriptedEnv):
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("method", PROCESSES)
-def test_a_copy_that_comes_back_is_an_error(method):
+def test_a_copy_that_comes_back_is_an_error():
     """At once: a new worker would do the same. And the sampler is usable afterwards."""
-    options = {"n_workers": 2, "seed": SEED, "start_method": method}
-    with MultiprocessingSampler(ScriptedAgent(), ComesBack, **options) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), ComesBack, n_workers=2, seed=SEED) as sampler:
         pids = sampler.worker_pids()
         with pytest.raises(
             WorkerDiedError, match=r"os.fork\(\), and the copy came back .* a new worker would do the same"

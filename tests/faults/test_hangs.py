@@ -58,17 +58,6 @@ def test_stacks_are_asked_for_without_a_process_number(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_that_hangs_is_replaced_with_every_start_method(tmp_path, method):
-    faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
-    options = {"n_workers": 1, "seed": SEED, "start_method": method, "step_timeout": 1.0}
-    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
-        kill_only_hung(sampler, faults.pids)
-        assert calls(sampler) == undisturbed()
-        assert sampler.stats.hangs == faults.fired() == 1
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["hang", "hang_gil"])
 def test_a_hang_in_close_does_not_hold_up_the_end(tmp_path, kind):

@@ -125,7 +125,7 @@ def test_real_interrupts_at_random_times(sampler):
 def test_the_fork_server_is_killed(sampler):
     from streamsampler.engines.launch import start as launch
 
-    os.kill(launch._servers["forkserver", 1, worker_main.main]._process.pid, signal.SIGKILL)
+    os.kill(launch._servers[1, worker_main.main]._process.pid, signal.SIGKILL)
     for pid in sampler.worker_pids():
         os.kill(pid, signal.SIGKILL)
     assert gone(sampler.worker_pids())
@@ -170,13 +170,12 @@ class Forking(Env):
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("method", ["forkserver", slow("fork"), slow("spawn")])
 @pytest.mark.slow
-def test_a_death_is_seen_although_a_grandchild_lives_on(tmp_path, method):
+def test_a_death_is_seen_although_a_grandchild_lives_on(tmp_path):
     pid_file = tmp_path / "pids"
     faults = Faults(tmp_path, Fault("kill", step=2))
     envs = faults.env(functools.partial(Forking, str(pid_file)))
-    with MultiprocessingSampler(Agent(), envs, n_workers=1, seed=5, start_method=method) as sampler:
+    with MultiprocessingSampler(Agent(), envs, n_workers=1, seed=5) as sampler:
         assert is_right_again(sampler)
     assert faults.fired() == 1
     assert gone_within(map(int, pid_file.read_text().split()), 0)

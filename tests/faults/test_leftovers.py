@@ -12,11 +12,8 @@ import pytest
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.faults.child_processes import KINDS, Run, StartsProcesses, n_closed, notes, processes
-from tests.faults.conftest import PROCESSES, slow
 from tests.faults.test_ends import gone_within
 from tests.patience import PATIENCE
-
-ALL_SLOW = [slow("forkserver"), slow("fork"), slow("spawn")]
 
 
 def check_nothing_left(run, n_envs, seconds=2.0):
@@ -26,9 +23,9 @@ def check_nothing_left(run, n_envs, seconds=2.0):
     assert gone_within([*left, *notes(run.folder)], seconds)
 
 
-@pytest.mark.parametrize("method", ALL_SLOW)
-def test_the_parent_is_killed(tmp_path, method):
-    with Run.of_library(tmp_path, method, "kill", 0.0) as run:
+@pytest.mark.slow
+def test_the_parent_is_killed(tmp_path):
+    with Run.of_library(tmp_path, "kill", 0.0) as run:
         run.await_events("made", 2)
         run.process.kill()
         run.wait()
@@ -36,10 +33,10 @@ def test_the_parent_is_killed(tmp_path, method):
         assert n_closed(tmp_path) == 0
 
 
-@pytest.mark.parametrize("method", ALL_SLOW)
-def test_ctrl_c_closes_environments(tmp_path, method):
+@pytest.mark.slow
+def test_ctrl_c_closes_environments(tmp_path):
     """They have more than the second that a worker has which is stuck elsewhere."""
-    with Run.of_library(tmp_path, method, "interrupt", 1.2) as run:
+    with Run.of_library(tmp_path, "interrupt", 1.2) as run:
         run.await_events("made", 2)
         os.killpg(run.process.pid, signal.SIGINT)
         assert run.wait() == -signal.SIGINT
@@ -48,9 +45,9 @@ def test_ctrl_c_closes_environments(tmp_path, method):
         assert run.process.stderr.read().count("Traceback") == 1
 
 
-@pytest.mark.parametrize("method", ALL_SLOW)
-def test_a_second_ctrl_c_does_not_wait_for_environments(tmp_path, method):
-    with Run.of_library(tmp_path, method, "interrupt", 1000.0) as run:
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_environments(tmp_path):
+    with Run.of_library(tmp_path, "interrupt", 1000.0) as run:
         run.await_events("made", 2)
         os.killpg(run.process.pid, signal.SIGINT)
         run.await_events("closing", 2)
@@ -89,14 +86,13 @@ def test_a_second_ctrl_c_at_the_end_of_a_program_prints_nothing_more(tmp_path):
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("method", PROCESSES)
 @pytest.mark.slow
-def test_a_killed_worker(tmp_path, method):
+def test_a_killed_worker(tmp_path):
     """What it leaves has ended before another worker takes its place: that one may need the same port."""
     os.mkfifo(tmp_path / "events")
     events = os.open(tmp_path / "events", os.O_RDWR)
-    options = {"n_workers": 2, "seed": 1, "start_method": method}
-    with MultiprocessingSampler(ScriptedAgent(), [partial(StartsProcesses, str(tmp_path))] * 2, **options) as sampler:
+    envs = [partial(StartsProcesses, str(tmp_path))] * 2
+    with MultiprocessingSampler(ScriptedAgent(), envs, n_workers=2, seed=1) as sampler:
         sampler.obtain_exact_trajectories(2)
         os.read(events, 1000)
         killed, other = sampler.worker_pids()
@@ -115,7 +111,7 @@ def test_a_killed_worker(tmp_path, method):
 
 def test_what_ends_while_its_worker_lives_leaves_no_zombie():
     """A watchdog reaps the daemons that it has adopted."""
-    with MultiprocessingSampler(ScriptedAgent(), Daemonic, n_workers=1, start_method="fork") as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), Daemonic, n_workers=1) as sampler:
         for _ in range(3):
             sampler.obtain_trajectories(1)
         watchdog = parent_of(sampler.worker_pids()[0])

@@ -11,7 +11,7 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.engines.processes import stacks
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerHungError
 from streamsampler.testing import Fault, Faults, InjectedError, ScriptedAgent, ScriptedEnv
-from tests.faults.conftest import PROCESSES, kill_only_hung, slow
+from tests.faults.conftest import kill_only_hung, slow
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.patience import PATIENCE
 
@@ -26,7 +26,6 @@ def second_call(sampler):
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("method", PROCESSES)
 @pytest.mark.parametrize(
     ("kind", "words", "exitcode"),
     [
@@ -35,9 +34,9 @@ def second_call(sampler):
         slow("exit", "exit code 7", 7),
     ],
 )
-def test_too_many_deaths_are_an_error_that_names_the_cause(tmp_path, method, kind, words, exitcode):
+def test_too_many_deaths_are_an_error_that_names_the_cause(tmp_path, kind, words, exitcode):
     faults = Faults(tmp_path, Fault(kind, trajectory=3, times=2), seed=SEED)
-    with make(faults, max_restarts=1, start_method=method) as sampler:
+    with make(faults, max_restarts=1) as sampler:
         with pytest.raises(WorkerDiedError, match=words) as caught:
             calls(sampler)
         error = caught.value
@@ -138,15 +137,6 @@ def private_memory():
     with open("/proc/self/statm") as file:
         resident, shared = file.read().split()[1:3]
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_what_a_fork_inherits_is_not_the_workers(tmp_path):
-    inherited = b"\1" * (100 << 20)
-    faults = Faults(tmp_path)
-    with make(faults, start_method="fork", max_worker_memory=50 << 20) as sampler:
-        assert calls(sampler, 2) == undisturbed(2)
-        assert sampler.stats.replaced == 0
-    assert len(inherited) > 50 << 20
 
 
 def test_a_limit_that_no_worker_can_keep_gives_a_warning(tmp_path, caplog):

@@ -15,7 +15,6 @@ from streamsampler.engines.launch.descriptors import PER_WORKER
 from streamsampler.errors import RolloutError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import open_files
-from tests.faults.conftest import PROCESSES, slow
 from tests.faults.out_of_memory import OutOfMemoryEnv
 from tests.faults.undisturbed import SEED, undisturbed
 
@@ -79,36 +78,32 @@ def test_full_shared_memory_does_not_matter(tmp_path):
     assert printed == ["28", "True", "filler"]
 
 
-METHODS = ["forkserver", "spawn"]
 FEW_DESCRIPTORS = """
 import errno, itertools, os, resource, time
 import streamsampler.engines.processes.engine
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
-from streamsampler.engines.launch import children
 from tests.contracts.conftest import descendants
 
 streamsampler.engines.processes.engine.make_room = lambda n_workers: None  # or there would be enough, or no attempt
 
 def make():
-    return MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=3, seed=1, start_method={method!r})
+    return MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=3, seed=1)
 
 def left():
     return descendants(), len(os.listdir("/proc/self/fd"))
 
 def left_in_the_end():
-    # A watchdog reports before it ends, and is reaped later.
+    # A watchdog reports before it ends.
     deadline = time.monotonic() + 60
     while left() != before and time.monotonic() < deadline:
-        children.reap_strays()
         time.sleep(0.01)
     return left()
 
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 make().close()  # the fork server stays, once there is one
 before = left()
-while len(before[0]) > {n_servers}:
-    children.reap_strays()
+while len(before[0]) > 1:
     time.sleep(0.01)
     before = left()
 made = False
@@ -131,9 +126,8 @@ print(limit - before[1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", slow("forkserver"), slow("spawn")])
-def test_no_half_built_sampler_when_descriptors_run_out(tmp_path, method):
-    (n_failures,) = run_script(tmp_path, FEW_DESCRIPTORS.format(method=method, n_servers=int(method != "fork")))
+def test_no_half_built_sampler_when_descriptors_run_out(tmp_path):
+    (n_failures,) = run_script(tmp_path, FEW_DESCRIPTORS)
     assert int(n_failures) > 20
 
 
@@ -151,12 +145,11 @@ class Limits(ScriptedEnv):
 
 first, soft, hard, n_workers = {first}, {soft}, {hard}, {n_workers}
 if first:  # and with it the fork server
-    MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method={method!r}).close()
+    MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1).close()
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 try:
-    with MultiprocessingSampler(
-        ScriptedAgent(), functools.partial(Limits, shape=(1_000,)), n_workers=n_workers, start_method={method!r}
-    ) as sampler:
+    envs = functools.partial(Limits, shape=(1_000,))
+    with MultiprocessingSampler(ScriptedAgent(), envs, n_workers=n_workers) as sampler:
         batch = sampler.obtain_exact_trajectories(1)
         print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] > soft, set(batch.env_infos["limit"].tolist()) == {{soft}})
         print(len(os.listdir("/proc/self/fd")) < resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -168,16 +161,15 @@ except OSError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", PROCESSES)
-@pytest.mark.parametrize("first", [False, slow(True)])
-def test_the_limit_of_descriptors_is_raised_for_the_sampler_and_not_for_workers(tmp_path, method, first):
+@pytest.mark.parametrize("first", [False, True])
+def test_the_limit_of_descriptors_is_raised_for_the_sampler_and_not_for_workers(tmp_path, first):
     """And for the fork server, as far as it goes."""
-    script = FEWER_ALLOWED.format(first=first, soft=64, hard=256, n_workers=10, method=method)
+    script = FEWER_ALLOWED.format(first=first, soft=64, hard=256, n_workers=10)
     assert run_script(tmp_path, script) == ["True"] * 4
 
 
 def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path):
-    script = FEWER_ALLOWED.format(first=False, soft=64, hard=256, n_workers=50, method="forkserver")
+    script = FEWER_ALLOWED.format(first=False, soft=64, hard=256, n_workers=50)
     said = " ".join(run_script(tmp_path, script))
     found = re.fullmatch(
         r"ResourceLimitError 24 50 workers need (\d+) descriptors \(7 a worker, (\d+) are open already\), and this "

@@ -75,7 +75,7 @@ class Footprint:
     @classmethod
     def now(cls):
         gc.collect()
-        server = launch._servers["forkserver", 1, worker_main.main]._process.pid
+        server = launch._servers[1, worker_main.main]._process.pid
         maps = Path("/proc/self/maps").read_text()
         return cls(
             len(os.listdir("/proc/self/fd")),

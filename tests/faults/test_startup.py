@@ -9,39 +9,35 @@ import sys
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.launch import child as children
 from streamsampler.engines.launch import worker_child
 from streamsampler.engines.processes import engine, links
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
-from tests.faults.conftest import slow
 from tests.faults.test_ends import gone
 
-METHODS = ["fork", "forkserver", slow("spawn")]
 
-
-def make(n_workers, method):
-    return MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=n_workers, start_method=method)
+def make(n_workers):
+    return MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=n_workers)
 
 
 def what_there_is():
-    """Return this process's descendants and files, and the watchdogs that an earlier test has left to be reaped."""
+    """Return this process's descendants and files."""
     gc.collect()
-    return descendants(), open_files(), set(children._strays)
+    return descendants(), open_files()
 
 
 def assert_nothing_new(before):
     """What an earlier test left may go meanwhile: it is reaped, or collected as garbage, at any time."""
     new = [now - then for now, then in zip(what_there_is(), before, strict=True)]
-    assert new == [set()] * 3
+    assert new == [set()] * 2
 
 
 def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
     launch, await_start, said = links.launch, worker_child.WorkerChild.await_start, []  # type: ignore[attr-defined]
 
-    def asking(method, main, number, *rest):
+    def asking(main, number, *rest):
         said.append(f"ask for {number}")
-        return launch(method, main, number, *rest)
+        return launch(main, number, *rest)
 
     def waiting(child):
         said.append("wait")
@@ -50,35 +46,33 @@ def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
     monkeypatch.setattr(engine, "_AT_ONCE", 3)
     monkeypatch.setattr(links, "launch", asking)
     monkeypatch.setattr(worker_child.WorkerChild, "await_start", waiting)
-    make(4, "fork").close()
+    make(4).close()
     assert said == ["ask for 0", "ask for 1", "ask for 2", "wait", "ask for 3", "wait", "wait", "wait"]
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 @pytest.mark.slow
-def test_nothing_is_left_when_a_worker_cannot_be_asked_for(monkeypatch, method, error):
+def test_nothing_is_left_when_a_worker_cannot_be_asked_for(monkeypatch, error):
     launch = links.launch  # type: ignore[attr-defined]
 
-    def fail(method, main, number, *rest):
+    def fail(main, number, *rest):
         if number == 2:
             raise error
-        return launch(method, main, number, *rest)
+        return launch(main, number, *rest)
 
-    make(1, method).close()  # the fork server stays, once there is one
+    make(1).close()  # the fork server stays, once there is one
     before = what_there_is()
     monkeypatch.setattr(links, "launch", fail)
     with pytest.raises(error):
-        make(4, method)
+        make(4)
     assert_nothing_new(before)
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("failing", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 3))])
 @pytest.mark.slow
-def test_nothing_is_left_when_a_worker_cannot_be_known(monkeypatch, method, failing):
+def test_nothing_is_left_when_a_worker_cannot_be_known(monkeypatch, failing):
     """The process runs, and there is no descriptor left for it."""
     open_pidfd, pids = worker_child.open_pidfd, []  # type: ignore[attr-defined]
 
@@ -88,17 +82,17 @@ def test_nothing_is_left_when_a_worker_cannot_be_known(monkeypatch, method, fail
             raise OSError("none left")
         return open_pidfd(pid)
 
-    make(1, method).close()
+    make(1).close()
     before = what_there_is()
     monkeypatch.setattr(worker_child, "open_pidfd", fail)
     with pytest.raises(OSError, match="none left"):
-        make(3, method)
+        make(3)
     assert len(pids) == 3
     assert_nothing_new(before)
 
 
-# Python imports `sitecustomize` before anything else. What is started here says so once its end is arranged, which its
-# parent does for the fork server, and imports no further.
+# Python imports `sitecustomize` before anything else. The fork server says here that its parent has arranged its end,
+# and imports no further.
 SLOW_TO_START = """
 import contextlib, fcntl, os, time
 
@@ -118,37 +112,21 @@ time.sleep(1000)
 
 PROGRAM = """
 import os, sys
-os.environ["PYTHONPATH"] = sys.argv[2]
+os.environ["PYTHONPATH"] = sys.argv[1]
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
-MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method=sys.argv[1])
-"""
-
-SPAWNED_LATER = """
-import os, sys
-from streamsampler import MultiprocessingSampler
-from streamsampler.testing import ScriptedAgent, ScriptedEnv
-
-MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method=sys.argv[1]).close()
-os.environ["PYTHONPATH"] = sys.argv[2]
-sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method=sys.argv[1])
-sampler.obtain_trajectories(1)
+MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1)
 """
 
 
-@pytest.mark.parametrize(
-    ("method", "program"),
-    [("forkserver", PROGRAM), slow("spawn", SPAWNED_LATER)],
-    ids=["the fork server", "a spawned worker"],
-)
 @pytest.mark.slow
-def test_orphans_in_start_up(tmp_path, method, program):
-    """They notice it before their imports, not after."""
+def test_a_fork_server_that_is_orphaned_in_its_start_up(tmp_path):
+    """It notices it before its imports, not after."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_TO_START)
     os.mkfifo(tmp_path / "started")
     started = os.open(tmp_path / "started", os.O_RDWR)
-    command = [sys.executable, "-c", program, method, str(tmp_path)]
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     with subprocess.Popen(command, env={**os.environ, "STARTED": str(tmp_path / "started")}) as process:
         starting = int(os.read(started, 100))
         process.send_signal(signal.SIGKILL)

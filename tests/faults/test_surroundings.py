@@ -16,50 +16,38 @@ import pytest
 import streamsampler
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
-from tests.faults.conftest import slow
 from tests.faults.test_ends import gone, gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.patience import PATIENCE
 
 
-def is_right(folder, method="forkserver", **options):
+def is_right(folder, **options):
     """Whether a sampler here gives the right batches, with a worker killed in between."""
     faults = Faults(folder, Fault("kill", trajectory=2, step=3, version=2), seed=SEED)
-    options = {"n_workers": 2, "seed": SEED, "start_method": method, **options}
+    options = {"n_workers": 2, "seed": SEED, **options}
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
         return calls(sampler, 3) == undisturbed(3) and faults.fired() == 1
 
 
-FORK_SERVER, SPAWN = slow("forkserver"), slow("spawn")
+def exit_with_the_answer(folder):
+    sys.exit(0 if is_right(folder) else 5)
 
 
-def exit_with_the_answer(folder, method):
-    sys.exit(0 if is_right(folder, method) else 5)
-
-
-@pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
-def test_in_a_daemonic_process(tmp_path, method):
+def test_in_a_daemonic_process(tmp_path):
     """`multiprocessing` would not let it have children."""
-    daemon = multiprocessing.get_context("fork").Process(
-        target=exit_with_the_answer, args=(tmp_path, method), daemon=True
-    )
+    daemon = multiprocessing.get_context("fork").Process(target=exit_with_the_answer, args=(tmp_path,), daemon=True)
     daemon.start()
     daemon.join(PATIENCE)
     assert daemon.exitcode == 0
 
 
-@pytest.mark.parametrize("method", ["forkserver", slow("fork"), SPAWN])
-def test_in_a_thread_that_ends_before_the_sampler(tmp_path, method):
+def test_in_a_thread_that_ends_before_the_sampler(tmp_path):
     """The kernel's own signal for a parent's death would come when the thread ends."""
     faults = Faults(tmp_path, Fault("kill", trajectory=2, version=2), seed=SEED)
     made = []
 
     def make():
-        made.append(
-            MultiprocessingSampler(
-                ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, seed=SEED, start_method=method
-            )
-        )
+        made.append(MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, seed=SEED))
 
     thread = threading.Thread(target=make)
     thread.start()
@@ -73,8 +61,7 @@ def test_in_a_thread_that_ends_before_the_sampler(tmp_path, method):
 
 
 @pytest.mark.extras
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])  # not "fork", which is documented as unsafe with threads
-def test_in_a_process_with_threads_of_torch(tmp_path, method):
+def test_in_a_process_with_threads_of_torch(tmp_path):
     import torch
 
     torch.set_num_threads(2)
@@ -82,7 +69,7 @@ def test_in_a_process_with_threads_of_torch(tmp_path, method):
     before = len(os.listdir("/proc/self/task"))
     (matrix @ matrix).sum()
     assert len(os.listdir("/proc/self/task")) >= before
-    assert is_right(tmp_path, method)
+    assert is_right(tmp_path)
     (matrix @ matrix).sum()
 
 
@@ -91,7 +78,7 @@ import os, signal
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
-sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=1, start_method={method!r})
+sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=1)
 sampler.obtain_trajectories(2)
 child = os.fork()
 if child == 0:
@@ -101,10 +88,9 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
-def test_a_parent_that_forked_is_killed(tmp_path, method):
+def test_a_parent_that_forked_is_killed(tmp_path):
     """Its child, which lives on, has copies of all descriptors: they must not keep the workers alive."""
-    command = [sys.executable, "-c", FORKING_PARENT.format(method=method)]
+    command = [sys.executable, "-c", FORKING_PARENT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()) as parent:
         child, *workers = map(int, parent.stdout.readline().split())
         try:
@@ -126,12 +112,11 @@ class Jumping:
         return 1.7e9 + self.dice.uniform(-10_000, 10_000)
 
 
-@pytest.mark.parametrize("method", [slow("fork"), FORK_SERVER])
-def test_a_wall_clock_that_is_set_back_and_forth(tmp_path, monkeypatch, method):
-    """With all limits on: none of them is taken from it. By fork the workers have it, too."""
+def test_a_wall_clock_that_is_set_back_and_forth(tmp_path, monkeypatch):
+    """With all limits on: none of them is taken from it."""
     monkeypatch.setattr(time, "time", Jumping())
     limits = {"step_timeout": 60.0, "construction_timeout": 60.0, "max_worker_memory": 1 << 40, "restart_window": 60.0}
-    assert is_right(tmp_path, method, **limits)
+    assert is_right(tmp_path, **limits)
 
 
 def test_no_module_looks_at_the_wall_clock_to_decide():

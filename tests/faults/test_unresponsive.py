@@ -1,6 +1,5 @@
-"""Processes that do not respond: a worker that no signal ends, a stopped server or watchdog; systems without pidfds."""
+"""Processes that do not respond: a worker that no signal ends, a stopped server or watchdog."""
 
-import errno
 import os
 import pathlib
 import signal
@@ -12,19 +11,15 @@ import pytest
 
 from streamsampler import MultiprocessingSampler
 from streamsampler.engines import linked
-from streamsampler.engines.launch import child as children
 from streamsampler.engines.launch import descriptors, worker_child
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import links, worker_main
-from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
-from tests.faults.conftest import PROCESSES, kill_only_hung, slow
+from tests.faults.conftest import kill_only_hung
 from tests.faults.test_ends import gone, gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.patience import PATIENCE
-
-FORK_SERVER, SPAWN = slow("forkserver"), slow("spawn")
 
 
 @pytest.fixture
@@ -39,28 +34,18 @@ def unkillable(monkeypatch):
     monkeypatch.setattr(worker_child.WorkerChild, "kill", lambda self, signal_number=signal.SIGKILL: None)
 
 
-def strays():
-    """Return what reaps the watchdogs that were given up, in this test or an earlier one."""
-    children.reap_strays()
-    return set(children._strays)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_deadlines", "unkillable")
-@pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
-def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
+def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path):
     faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
-    options = {"n_workers": 1, "seed": SEED, "start_method": method, "step_timeout": 0.4}
-    before = strays()
-    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
+    envs = faults.env(ScriptedEnv)
+    with MultiprocessingSampler(ScriptedAgent(), envs, n_workers=1, seed=SEED, step_timeout=0.4) as sampler:
         kill_only_hung(sampler, faults.pids)
         assert calls(sampler) == undisturbed()
         assert sampler.stats.hangs == sampler.stats.restarts == faults.fired() == 1
         assert faults.pids()[0] not in sampler.worker_pids()
     # Its pipe has ended, and the kernel kills it.
     assert gone(faults.pids())
-    while not strays() <= before:  # for ever, if one is not reaped: the test's own limit ends it
-        os.sched_yield()
 
 
 @pytest.mark.slow
@@ -97,7 +82,7 @@ def give_up(monkeypatch):
 def test_a_stopped_fork_server_is_replaced(give_up):
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
-        server = launch._servers["forkserver", 1, worker_main.main]._process.pid
+        server = launch._servers[1, worker_main.main]._process.pid
         os.kill(server, signal.SIGSTOP)
         for pid in sampler.worker_pids():
             os.kill(pid, signal.SIGKILL)
@@ -105,17 +90,17 @@ def test_a_stopped_fork_server_is_replaced(give_up):
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert 1 <= sampler.stats.restarts <= 2  # as many as there was work for
         assert gone([server])
-        assert launch._servers["forkserver", 1, worker_main.main]._process.pid != server
+        assert launch._servers[1, worker_main.main]._process.pid != server
 
 
 @pytest.mark.slow
 def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
     """It must not read the messages of the worker that was started in its place."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1):
-        server = launch._servers["forkserver", 1, worker_main.main]._process.pid
+        server = launch._servers[1, worker_main.main]._process.pid
         give_up()
         with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
-            assert launch._servers["forkserver", 1, worker_main.main]._process.pid != server
+            assert launch._servers[1, worker_main.main]._process.pid != server
             assert calls(sampler, 3) == undisturbed(3)
     assert gone([server])
 
@@ -125,12 +110,12 @@ def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
 def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(monkeypatch, give_up, number):
     """Its answers to the others are not waited for either."""
     MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1).close()
-    server = launch._servers["forkserver", 1, worker_main.main]._process.pid
+    server = launch._servers[1, worker_main.main]._process.pid
     servers = []
 
     def launch_and_lose(*how):
         child = launch.launch(*how)
-        servers.append(launch._servers["forkserver", 1, worker_main.main]._process.pid)
+        servers.append(launch._servers[1, worker_main.main]._process.pid)
         if len(servers) == 3:
             os.kill(server, number)
         return child
@@ -151,8 +136,8 @@ def test_a_fork_server_that_is_killed_takes_no_worker_with_it():
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
         pids = sampler.worker_pids()
-        os.kill(launch._servers["forkserver", 1, worker_main.main]._process.pid, signal.SIGKILL)
-        assert gone([launch._servers["forkserver", 1, worker_main.main]._process.pid])
+        os.kill(launch._servers[1, worker_main.main]._process.pid, signal.SIGKILL)
+        assert gone([launch._servers[1, worker_main.main]._process.pid])
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert sampler.worker_pids() == pids
         assert sampler.stats.restarts == 0
@@ -168,8 +153,8 @@ from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
 sampler.obtain_trajectories(2)
-print(launch._servers["forkserver", 1, worker_main.main]._process.pid, *sampler.worker_pids())
-os.kill(launch._servers["forkserver", 1, worker_main.main]._process.pid, signal.SIGSTOP)
+print(launch._servers[1, worker_main.main]._process.pid, *sampler.worker_pids())
+os.kill(launch._servers[1, worker_main.main]._process.pid, signal.SIGSTOP)
 """
 
 
@@ -180,74 +165,26 @@ def test_a_stopped_fork_server_does_not_hold_up_the_end_of_the_program():
     assert gone(list(map(int, done.stdout.split())))
 
 
-@pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("number", [errno.ENOSYS, slow(errno.EPERM)])
-@pytest.mark.parametrize("method", PROCESSES)
-@pytest.mark.slow
-def test_a_kernel_without_descriptors_of_processes(tmp_path, monkeypatch, method, number):
-    def refuse(pid, flags=0):
-        raise OSError(number, os.strerror(number))
-
-    faults = Faults(tmp_path, Fault("kill", trajectory=3), seed=SEED)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pidfd_open", refuse)
-        options = {"n_workers": 1, "seed": SEED, "start_method": method}
-        with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
-            pids = sampler.worker_pids()
-            assert calls(sampler) == undisturbed()
-            assert sampler.stats.restarts == faults.fired() == 1
-            pids += sampler.worker_pids()
-    assert gone_within(pids, 0)
-
-
-OUTLIVED_BY_ITS_WORKERS = """
-import os, sys
-del os.pidfd_open
-from streamsampler import MultiprocessingSampler
-from streamsampler.testing import ScriptedAgent, ScriptedEnv
-
-sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=sys.argv[1])
-sampler.obtain_trajectories(2)
-print(*sampler.worker_pids())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", PROCESSES)
-def test_the_end_of_a_program_without_descriptors_of_processes(method):
-    """Since Python 3.12 no thread can be started any more by then."""
-    command = [sys.executable, "-W", "always", "-c", OUTLIVED_BY_ITS_WORKERS, method]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert gone(list(map(int, done.stdout.split())))
-
-
 def parent_of(pid):
     """A worker's watchdog."""
     return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
-def test_a_watchdog_that_is_stopped_does_not_hold_up_the_end(monkeypatch, method):
-    """It may be the child of this process: then it is reaped when it goes on and ends."""
+def test_a_watchdog_that_is_stopped_does_not_hold_up_the_end(monkeypatch):
     monkeypatch.setattr(worker_child, "_REPORT_SECONDS", 0.1)
-    before = strays()
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED, start_method=method) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         assert calls(sampler) == undisturbed()
         watchdogs = [parent_of(pid) for pid in sampler.worker_pids()]
         for pid in watchdogs:
             os.kill(pid, signal.SIGSTOP)
-    assert len(set(children._strays) - before) == (2 if method == "fork" else 0)
     for pid in watchdogs:
         os.kill(pid, signal.SIGCONT)
     assert gone(watchdogs)
-    assert strays() <= before
 
 
-@pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
-def test_a_worker_whose_watchdog_is_killed_is_a_loss(method, caplog):
+def test_a_worker_whose_watchdog_is_killed_is_a_loss(caplog):
     """What its environment starts would not be ended with it."""
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED, start_method=method) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
         first = calls(sampler)
         worker = sampler.worker_pids()[0]
         os.kill(parent_of(worker), signal.SIGKILL)
@@ -261,70 +198,13 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(method, caplog):
         assert caplog.text.count("worker 0 lost its watchdog process, and was killed, while") == 1
 
 
-class WithChild(ScriptedEnv):
-    """It starts a process that lives on, with all descriptors that there are."""
-
-    def reset(self, *, seed=None, options=None):
-        if os.fork() == 0:
-            signal.alarm(300)
-            signal.pause()
-        return super().reset(seed=seed, options=options)
-
-
-class Daemon(ScriptedEnv):
-    """It closes all descriptors, as programs do that become daemons, and hangs."""
-
-    def step(self, action):
-        os.closerange(3, 200)
-        signal.pause()
-
-
-@pytest.fixture
-def without_pidfds(monkeypatch):
-    def refuse(pid, flags=0):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pidfd_open", refuse)
-        yield
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_pidfds")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_children_of_workers_do_not_hold_up_the_end(monkeypatch, method):
-    for module in (linked, processes, links):
-        monkeypatch.setattr(module, "END_SECONDS", 60.0)
-    options = {"n_workers": 2, "seed": SEED, "start_method": method}
-    with MultiprocessingSampler(ScriptedAgent(), WithChild, **options) as sampler:
-        sampler.obtain_trajectories(2)
-        begin = time.monotonic()
-    assert time.monotonic() - begin < linked.END_SECONDS / 2  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_pidfds")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_without_descriptors_is_no_worker(method):
-    options = {"n_workers": 1, "seed": SEED, "start_method": method, "max_restarts": 0}
-    with (
-        MultiprocessingSampler(ScriptedAgent(), Daemon, **options) as sampler,
-        pytest.raises(WorkerDiedError, match="SIGKILL"),
-    ):
-        sampler.obtain_trajectories(2)
-
-
 @pytest.mark.slow
 def test_ends_are_noticed_while_the_fork_server_is_stopped(monkeypatch):
     """The watchdogs report them."""
     monkeypatch.setattr(worker_child, "_REPORT_SECONDS", PATIENCE)
     monkeypatch.setattr(processes, "END_SECONDS", PATIENCE)
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
-        engine, server, causes = (
-            sampler._session.engine,
-            launch._servers["forkserver", 1, worker_main.main]._process,
-            [],
-        )
+        engine, server, causes = sampler._session.engine, launch._servers[1, worker_main.main]._process, []
         for stopped in (True, False, False):
             if stopped:
                 server.send_signal(signal.SIGSTOP)

@@ -30,29 +30,24 @@ class Looks(gymnasium.Env):
         return np.zeros(1, np.float32), float(os.environ.get("LEVEL", "-1")), True, False, {}
 
 
-def seen(method, **options):
+def seen(**options):
     """Return what workers of a sampler see: the variable, and the working directory."""
-    with MultiprocessingSampler("random", Looks, n_workers=1, seed=1, start_method=method, **options) as sampler:
+    with MultiprocessingSampler("random", Looks, n_workers=1, seed=1, **options) as sampler:
         batch = sampler.obtain_trajectories(1)
         return batch.returns.tolist(), batch.episode_infos["directory"].tolist()
 
 
-EACH = pytest.mark.parametrize(
-    ("engine", "method"),
-    [
-        ("processes", "forkserver"),
-        *(slow(engine, method) for engine in ("processes", "queues") for method in ("fork", "spawn", "forkserver")),
-    ],
-)
+QUEUES = [{"engine": "queues", "start_method": method} for method in ("fork", "spawn", "forkserver")]
+EACH = pytest.mark.parametrize("how", [{}, *map(slow, QUEUES)], ids=lambda how: how.get("start_method", "default"))
 
 
 @EACH
-def test_a_variable_that_was_deleted_is_gone_in_workers(monkeypatch, engine, method):
+def test_a_variable_that_was_deleted_is_gone_in_workers(monkeypatch, how):
     """A fork server that was started while it was set still has it."""
     monkeypatch.setenv("LEVEL", "3")
-    assert seen(method, engine=engine)[0] == [3]
+    assert seen(**how)[0] == [3]
     monkeypatch.delenv("LEVEL")
-    assert seen(method, engine=engine)[0] == [-1]
+    assert seen(**how)[0] == [-1]
 
 
 def test_a_variable_that_was_deleted_is_gone_in_managers(monkeypatch):
@@ -66,16 +61,16 @@ def test_a_variable_that_was_deleted_is_gone_in_managers(monkeypatch):
 
 
 @EACH
-def test_where_the_working_directory_is_gone_workers_run_from_the_root(monkeypatch, tmp_path, engine, method):
+def test_where_the_working_directory_is_gone_workers_run_from_the_root(monkeypatch, tmp_path, how):
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
     shutil.rmtree(folder)
-    if engine == "queues" and method != "fork":
+    if how.get("start_method", "fork") != "fork":
         with pytest.raises(SamplerError, match=r'the working directory was removed\. Call os\.chdir\("/"\)'):
-            seen(method, engine=engine)
+            seen(**how)
     else:
-        assert seen(method, engine=engine)[1] == ["/"]
+        assert seen(**how)[1] == ["/"]
 
 
 def test_a_working_directory_that_is_removed_later(monkeypatch, tmp_path):
@@ -83,7 +78,7 @@ def test_a_working_directory_that_is_removed_later(monkeypatch, tmp_path):
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    with MultiprocessingSampler("random", Looks, n_workers=1, seed=1, start_method="forkserver") as sampler:
+    with MultiprocessingSampler("random", Looks, n_workers=1, seed=1) as sampler:
         assert sampler.obtain_trajectories(1).episode_infos["directory"].tolist() == [str(folder)]
         shutil.rmtree(folder)
         os.kill(sampler.worker_pids()[0], signal.SIGKILL)

@@ -16,7 +16,7 @@ FILES = ["losses", "hangs", "ends"]
 OTHERS = ["exceptions", "policies", "stragglers", "unneeded_failures", "surroundings"]
 EXCEPTIONS = {
     "policies": [
-        *("what_a_fork_inherits_is_not_the_workers", "a_limit_that_no_worker_can_keep_gives_a_warning"),  # of memory
+        "a_limit_that_no_worker_can_keep_gives_a_warning",  # of memory
         # A thread answers with stacks, and does not run while native code holds the interpreter's lock.
         "too_many_hangs_are_an_error_that_shows_where",
     ],
@@ -24,8 +24,12 @@ EXCEPTIONS = {
     "hangs": ["stacks_are_asked_for_without_a_process_number"],
     # It is about the other engine's own functions; tests/engines/test_queues.py has one for this engine.
     "ends": ["close_while_a_worker_is_being_started"],
-    # Python forbids the children of a daemonic process. The other one has `max_worker_memory`.
-    "surroundings": ["in_a_daemonic_process", "a_wall_clock_that_is_set_back_and_forth"],
+    "stragglers": ["a_call_does_not_wait_for_a_worker_that_has_just_become_slow[processes]"],
+    "surroundings": [
+        "in_a_daemonic_process",  # Python forbids its children
+        "in_a_process_with_threads_of_torch",  # where a fork is unsafe
+        "a_wall_clock_that_is_set_back_and_forth",  # with `max_worker_memory`
+    ],
 }
 
 

@@ -107,7 +107,8 @@ def _sampler(draw: random.Random, world: dict[str, Any], seed: int, forced: dict
     method: Any = draw.choice(["local", "local", "forkserver", "forkserver", "forkserver", "spawn", "fork"])
     if method == "local" and not forced:
         return LocalSampler(agents, envs, **options)
-    options["start_method"] = None if method == "local" else method
+    # Engine "processes" has one start method; "spawn" and "fork" are drawn for queues.
+    options["start_method"] = None if method == "local" or forced.get("engine") == "processes" else method
     return make_sampler(agents, envs, **{**options, **forced})
 
 

@@ -1,7 +1,7 @@
 """Every way to end, with environments that start processes of their own and do not end them.
 
 The processes are in the worker's group, in a session of their own, ignoring SIGTERM, stopped, daemons, and forked
-without a program. For each end, with each start method: environments are closed or not, as the README says, and two
+without a program. For each end: environments are closed or not, as the README says, and two
 seconds after the end nothing is left.
 """
 
@@ -24,7 +24,6 @@ from streamsampler.cli.interrupts import Interrupts
 from tests.faults.child_processes import KINDS, Run, n_closed, notes, processes
 from tests.faults.test_ends import gone_within
 
-METHODS = ("forkserver", "spawn", "fork")
 AT_ONCE = 3
 WITHIN = 2.0  # seconds, from the end
 
@@ -122,7 +121,7 @@ def stop_programs() -> None:
         run.stop()
 
 
-def check(name: str, method: str, folder: Path) -> float:
+def check(name: str, folder: Path) -> float:
     """Try one end; return how long the last process took to be gone after the program's end.
 
     Raises:
@@ -130,23 +129,22 @@ def check(name: str, method: str, folder: Path) -> float:
     """
     end = ENDS[name]
     if end.program == "command":
-        run = Run.of_command(folder, method, end.closing)
+        run = Run.of_command(folder, end.closing)
     else:
-        run = Run.of_library(folder, method, end.program, end.closing)
+        run = Run.of_library(folder, end.program, end.closing)
     with run, kept(run):
         end.act(run)
         code = run.wait()
         ended = time.monotonic()
         all_of_it = [*processes(folder), *notes(folder)]
-        where = f"{name}, {method}"
-        assert code == end.code, f"{where}: exit code {code}, not {end.code}\n{run.process.stderr.read()}"
-        assert gone_within(all_of_it, WITHIN), f"{where}: something is left after {WITHIN} s"
+        assert code == end.code, f"{name}: exit code {code}, not {end.code}\n{run.process.stderr.read()}"
+        assert gone_within(all_of_it, WITHIN), f"{name}: something is left after {WITHIN} s"
         seconds = time.monotonic() - ended
-        assert len(all_of_it) == end.n_envs * (len(KINDS) + 1), f"{where}: {len(all_of_it)} processes"
-        assert n_closed(folder) == end.n_closed, f"{where}: {n_closed(folder)} environments closed, not {end.n_closed}"
+        assert len(all_of_it) == end.n_envs * (len(KINDS) + 1), f"{name}: {len(all_of_it)} processes"
+        assert n_closed(folder) == end.n_closed, f"{name}: {n_closed(folder)} environments closed, not {end.n_closed}"
         said = run.process.stderr.read()
-        assert "Exception ignored" not in said, f"{where}:\n{said}"
-        assert end.program != "command" or "Traceback" not in said, f"{where}:\n{said}"
+        assert "Exception ignored" not in said, f"{name}:\n{said}"
+        assert end.program != "command" or "Traceback" not in said, f"{name}:\n{said}"
         return seconds
 
 
@@ -154,22 +152,21 @@ def prove(scale: str) -> None:
     """Try all ends.
 
     Args:
-        scale: "short": once, with the default start method. "long": ten times, with all.
+        scale: "short": once. "long": ten times.
     """
-    times, methods = (1, METHODS[:1]) if scale == "short" else (10, METHODS)
-    cases = [(name, method) for _ in range(times) for method in methods for name in ENDS]
+    cases = [*ENDS] * (1 if scale == "short" else 10)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # Side by side, because they mostly wait.
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
-            longest = max(pool.map(lambda case: _check(*case), cases))
+            longest = max(pool.map(_check, cases))
         except BaseException:
             stop_programs()
             raise
-    n_processes = sum(ENDS[name].n_envs * len(KINDS) for name, _ in cases)
+    n_processes = sum(ENDS[name].n_envs * len(KINDS) for name in cases)
     print(f"{len(cases)} ends, {n_processes} processes started by environments, all gone {longest:.2f} s after the end")
 
 
-def _check(name: str, method: str) -> float:
+def _check(name: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        return check(name, method, Path(folder))
+        return check(name, Path(folder))

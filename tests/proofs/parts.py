@@ -77,7 +77,7 @@ class _Case:
         n_workers = self.dice.choice([0, 0, 1, 2])
         if not n_workers:
             return LocalSampler("random", self.env, **self.options)
-        return MultiprocessingSampler("random", self.env, n_workers=n_workers, start_method="fork", **self.options)
+        return MultiprocessingSampler("random", self.env, n_workers=n_workers, **self.options)
 
     def _amount(self) -> dict[str, Any]:
         return {"seeds": range(self.seed, self.seed + self.n)} if self.by_seeds else {"num_trajectories": self.n}

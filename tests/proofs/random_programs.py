@@ -1,6 +1,6 @@
 """Random programs: whatever is called, updated, killed or stopped, each outcome is a `LocalSampler`'s, bit for bit.
 
-A program is drawn from one number: a sampler (start method, workers, kind of worker, agents and environments for all
+A program is drawn from one number: a sampler (workers, kind of worker, agents and environments for all
 or for each, what is done about failures), and what is done with it: calls of every kind, with and without updates,
 updates that are refused, streams that are left early or run into an error, copies by pickling. Some programs have hooks
 with metrics, a `drop_if`, or filters. A third of them has `staleness=1`, and learns between calls while workers run
@@ -136,7 +136,6 @@ class Program:
         agents: See `Sampler`.
         envs: See `Sampler`.
         options: The sampler's other arguments.
-        start_method: How processes are started.
         kills: How many kills are tried.
         stops: How many times a worker is stopped.
         steps: What is done: the name of a method of `Runner`, and its arguments.
@@ -146,7 +145,6 @@ class Program:
     agents: Any
     envs: Any
     options: dict[str, Any]
-    start_method: Any
     kills: int
     stops: int
     steps: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -155,13 +153,12 @@ class Program:
 class Author:
     """Draws a program from a number."""
 
-    def __init__(self, number: int, start_methods: tuple[str, ...]) -> None:
+    def __init__(self, number: int) -> None:
         self.dice = dice = random.Random(number)
         self.of_extras = random.Random(f"hooks {number}")  # on their own: programs stay what they were
         self.vec = dice.random() < 0.35
         self.n_workers = dice.randint(1, 4)
         self.width = dice.choice([2, 3, 1100])
-        self.start_method = dice.choice(start_methods)
         self.lags = number % 3 == 2
 
     def env(self) -> Any:
@@ -197,7 +194,7 @@ class Author:
             options |= {"restart_on": OSError, "max_restarts": dice.randint(0, 3), "restart_window": None}
         agents = self.for_each(self.agent) if dice.random() < 0.2 else self.agent()
         envs = self.for_each(self.env) if dice.random() < 0.2 else self.env()
-        program = Program(self.n_workers, agents, envs, options, self.start_method, kills, stops)
+        program = Program(self.n_workers, agents, envs, options, kills, stops)
         program.steps = [self.step() for _ in range(dice.randint(4, 12))]
         self.add_extras(options)
         if self.lags:
@@ -346,30 +343,25 @@ class Disturber:
         self._thread.join()
 
 
-def run_program(
-    number: int, tally: Counter[str], start_methods: tuple[str, ...] = ("forkserver",), engine: Any = None
-) -> None:
+def run_program(number: int, tally: Counter[str], **how: Any) -> None:
     """Run a program on processes and on a `LocalSampler`, and compare.
 
     Args:
         number: What it is drawn from.
         tally: Where it is counted what happened.
-        start_methods: Those it may use.
-        engine: The engine; None for the default one of processes.
+        how: The engine and the start method, as `MultiprocessingSampler` takes them; none for the default ones.
 
     Raises:
         AssertionError: An outcome differs.
     """
     faulthandler.dump_traceback_later(_LONGEST_PROGRAM, exit=True)
-    local = Author(number, start_methods).program()
+    local = Author(number).program()
     expected = Runner(LocalSampler(local.agents, local.envs, n_workers=local.n_workers, **local.options)).run(local)
-    program = Author(number, start_methods).program()
+    program = Author(number).program()
     limits: dict[str, Any] = {"step_timeout": _STEP_TIMEOUT, "construction_timeout": 5.0} if program.stops else {}
     sampler = make_sampler(
-        program.agents, program.envs, n_workers=program.n_workers, start_method=program.start_method, engine=engine,
-        **limits,
-        **program.options,
-    )  # fmt: skip
+        program.agents, program.envs, n_workers=program.n_workers, **how, **limits, **program.options
+    )
     runner = Runner(sampler)
     with Disturber(runner, program, number, tally):
         found = runner.run(program)
@@ -394,18 +386,16 @@ def prove(scale: str, engine: str | None = None, start_method: str | None = None
 
     Args:
         scale: "short" or "long".
-        engine: The engine; None for the default one of processes.
-        start_method: How all programs start processes; None for several ways.
+        engine: The engine; None for the default one.
+        start_method: How processes are started; None for the engine's own way.
     """
     logging.getLogger("streamsampler").setLevel(logging.CRITICAL)  # it tells of each loss
     n_programs = 500 if scale == "long" else 12
-    start_methods = ("forkserver", "forkserver", "spawn", "fork") if scale == "long" else ("forkserver",)
-    start_methods = (start_method,) if start_method is not None else start_methods
     tally: Counter[str] = Counter()
     began = time.perf_counter()
     with kept_open(engine):
         for number in range(n_programs):
-            run_program(number, tally, start_methods, engine)
+            run_program(number, tally, engine=engine, start_method=start_method)
             if number % 50 == 49:
                 print(f"{time.perf_counter() - began:.0f} s: {dict(tally)}", flush=True)
     print(f"{n_programs} programs: {dict(tally)}")

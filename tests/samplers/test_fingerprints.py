@@ -178,7 +178,7 @@ def test_batches_of_both_say_so(monkeypatch, caplog):
 def test_the_fingerprint_of_a_dead_worker_is_forgotten(monkeypatch):
     forgotten = []
     monkeypatch.setattr(Fingerprints, "worker_died", lambda self, worker: forgotten.append(worker))
-    with MultiprocessingSampler("random", "CartPole-v1", n_workers=1, seed=1, start_method="fork") as sampler:
+    with MultiprocessingSampler("random", "CartPole-v1", n_workers=1, seed=1) as sampler:
         sampler.obtain_trajectories(2)
         os.kill(sampler.worker_pids()[0], signal.SIGKILL)
         sampler.obtain_trajectories(2)
@@ -194,12 +194,14 @@ def test_wrong_words_are_refused():
 
 
 @pytest.mark.skipif(fingerprint().blas in ("", "Nehalem"), reason="NumPy has no OpenBLAS with several kernels here")
-@pytest.mark.parametrize("engine", ["processes", pytest.param("queues", marks=pytest.mark.slow)])
 @pytest.mark.slow
-def test_a_process_with_other_kernels_is_named(engine, monkeypatch, caplog):
-    """The worker that takes a dead one's place has other environment variables, as it would on another machine."""
+def test_a_process_with_other_kernels_is_named(monkeypatch, caplog):
+    """The worker that takes a dead one's place has other environment variables, as it would on another machine.
+
+    It is spawned: what a fork server forks has the server's NumPy.
+    """
     envs = ["CartPole-v1"] * 2  # one for each worker, so that no other worker does its work meanwhile
-    with MultiprocessingSampler("random", envs, seed=1, engine=engine, start_method="spawn") as sampler:
+    with MultiprocessingSampler("random", envs, seed=1, start_method="spawn") as sampler:
         batch = sampler.obtain_samples(400)
         assert batch.fingerprints == {OWN}, "as in this process"
         monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")

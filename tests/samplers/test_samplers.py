@@ -42,7 +42,7 @@ from streamsampler.samplers.call import Call
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.scripted.failing import Agent, Env
 
-SAMPLERS: list[Any] = [LocalSampler, functools.partial(MultiprocessingSampler, start_method="forkserver")]
+SAMPLERS: list[Any] = [LocalSampler, MultiprocessingSampler]
 
 
 @pytest.fixture(params=SAMPLERS, ids=["local", "processes"])

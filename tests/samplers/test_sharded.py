@@ -55,7 +55,7 @@ def test_a_folder_holds_what_one_call_returns(tmp_path, amount):
 
 
 def test_processes_write_the_same_folder(whole, tmp_path):
-    with MultiprocessingSampler("random", "CartPole-v1", n_workers=2, seed=3, start_method="fork") as sampler:
+    with MultiprocessingSampler("random", "CartPole-v1", n_workers=2, seed=3) as sampler:
         sample_to_folder(sampler, tmp_path / "out", **AMOUNT)
     assert contents(tmp_path / "out") == contents(whole)
 

@@ -134,13 +134,6 @@ def test_losses_longer_ago_than_restart_window_are_forgiven():
             manager.step(np.array([1, 1]))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "threads"])
-def test_workers_are_started_by_a_fork_server_alone(method):
-    with pytest.raises(UsageError, match=f"start_method='{method}': leave it out, or use SerialEnvManager"):
-        EnvManager(Counting, n_envs=2, start_method=method)
-    EnvManager(Counting, n_envs=2, start_method="forkserver").close()
-
-
 def test_a_spec_and_one_environment_for_each(new_manager):
     spec = gymnasium.spec("CartPole-v1")
     observations = [

@@ -96,7 +96,7 @@ def test_sampling_ends_with_the_first_trajectory_that_no_file_can_hold(tmp_path,
 
 
 def test_sampling_with_processes_ends_with_the_first_trajectory_that_no_file_can_hold():
-    with MultiprocessingSampler("random", Handles, n_workers=2, seed=1, check=None, start_method="fork") as sampler:
+    with MultiprocessingSampler("random", Handles, n_workers=2, seed=1, check=None) as sampler:
         with pytest.raises(UnwritableInfoError), sampler.writable_infos():
             sampler.obtain_trajectories(20_000)
         assert sampler.obtain_trajectories(3).n_trajectories == 3

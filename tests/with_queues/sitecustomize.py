@@ -5,8 +5,8 @@ START_METHOD, in the environment, is the default start method then.
 
 import os
 
+from streamsampler.engines import registry
 from streamsampler.engines.launch import start_methods
-from streamsampler.engines.registry import ENGINES
 
-ENGINES["processes"] = ENGINES.pop("processes")  # the first one is the default
+registry.has_processes = lambda: False  # type: ignore[attr-defined, assignment]
 start_methods.default_start_method = lambda: os.environ["START_METHOD"]  # type: ignore[assignment, return-value]

@@ -1,9 +1,8 @@
-"""What all processes of a worker do first, whatever started them. Imports nothing that only POSIX has."""
+"""What the processes of a worker do first, whatever started them. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import signal
@@ -11,7 +10,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 from streamsampler.engines.launch.descriptors import own_fd
 
@@ -70,25 +68,23 @@ def own_group(pid: int = 0) -> None:
         os.setpgid(pid, pid)
 
 
-def kill_at_end_of(fd: int, pid: int) -> bool:
+def kill_at_end_of(fd: int, pid: int) -> None:
     """Let the kernel kill process `pid` when the last writing end of a pipe closes, whatever the process is doing then.
 
     A thread would not run while native code holds the interpreter's lock, and PR_SET_PDEATHSIG is about the thread
     that forked. Nothing is ever written to such a pipe, so that its only event is its end.
 
+    Where the system cannot do that, nothing happens: Linux can.
+
     Args:
         fd: The pipe's reading end, of which a copy stays open in any process.
         pid: The process.
-
-    Returns:
-        Whether the system can do that: Linux can.
     """
     if not hasattr(fcntl, "F_SETSIG"):
-        return False
+        return
     fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-    return True
 
 
 def end_with_parent(fd: int) -> None:
@@ -135,51 +131,26 @@ def run_as_child(main: Callable[[], None]) -> None:
 
 
 # ----------------------------------------------------------------------
-# Wait for child processes of the sampler's process, and reap them.
+# Wait for the ends of processes.
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor of a process; None where the kernel has or allows no such thing, or the process is gone."""
-    if not hasattr(os, "pidfd_open"):
-        return None
+    """Return a descriptor of a process; None if it is gone."""
     try:
         return own_fd(os.pidfd_open(pid))
-    except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EPERM, errno.ESRCH):
-            return None
-        raise
+    except ProcessLookupError:
+        return None
 
 
-_strays: list[Callable[[], bool]] = []  # processes that were given up: whether one still runs, reaped if it does not
+_strays: list[subprocess.Popen[bytes]] = []  # servers that were given up
 
 
 def reap_strays() -> None:
-    """Reap processes that were given up and have ended since, so that none stays a zombie."""
-    for is_running in list(_strays):
-        if not is_running():
+    """Reap servers that were given up and have ended since, so that none stays a zombie."""
+    for process in list(_strays):
+        if process.poll() is not None:
             with contextlib.suppress(ValueError):  # another thread was quicker
-                _strays.remove(is_running)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:
-        return False  # other code of this process has waited for all children
-
-
-def forget_or_reap(pid: int, *, ended: bool) -> None:
-    """Reap a child of this process; if it has not ended, later.
-
-    Args:
-        pid: Its process id.
-        ended: Whether it has ended, or is about to.
-    """
-    if ended:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-    elif _is_running(pid):
-        _strays.append(partial(_is_running, pid))
+                _strays.remove(process)
 
 
 def end_server(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -194,4 +165,4 @@ def end_server(process: subprocess.Popen[bytes], seconds: float) -> None:
             process.wait(patience)
             return
         process.kill()
-    _strays.append(lambda: process.poll() is None)
+    _strays.append(process)

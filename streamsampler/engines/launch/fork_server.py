@@ -3,8 +3,7 @@
 It has one thread and no state of the user's, so that forking it is safe and cheap. It talks to its parent over an
 unnamed socket pair: nothing of it is ever in a file system. When the parent's end closes, it ends.
 
-There are two of them. With the start method "forkserver" the package is imported in it, and a worker is a copy of it.
-With "spawn" it has imported next to nothing, and a worker is a fresh interpreter.
+The package is imported in it, and a worker is a copy of it.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import marshal
 import os
 import selectors
 import signal
 import socket
-from collections.abc import Sequence
+
+import setproctitle
 
 from streamsampler.engines.launch.child import (
     PARENT_FD,
@@ -29,10 +28,10 @@ from streamsampler.engines.launch.child import (
     tell_status,
 )
 from streamsampler.engines.launch.descriptors import allow_all, lower_limit
-from streamsampler.engines.launch.watchdog import prepare_watchdogs, watch_over
+from streamsampler.engines.launch.watchdog import watch_over
 
 _MAX_FDS = 16
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that an environment runs inherit nothing
+_CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC  # programs that an environment runs inherit nothing
 
 
 def serve(module: str, name: str, socket_fd: int) -> None:
@@ -44,29 +43,14 @@ def serve(module: str, name: str, socket_fd: int) -> None:
         socket_fd: This end of the socket pair. A request is a worker number and the worker's descriptors, the last of
             which is where its watchdog writes the worker's process id and, later, its exit code.
     """
-    _begin()
-    _preload()
-    main: Main = getattr(importlib.import_module(module), name)
-    _freeze("streamsampler: fork server")
-    _serve(main, socket_fd)
-
-
-def serve_commands(socket_fd: int) -> None:
-    """Serve until the parent is gone; workers are fresh interpreters.
-
-    Args:
-        socket_fd: As in `serve`, but the last descriptor but one of a request is a file with the command to run.
-    """
-    _begin()
-    _freeze("streamsampler: spawn server")
-    _serve(run_command, socket_fd)
-
-
-def _begin() -> None:
     ignore_terminal()  # workers inherit this
     own_group()  # neither Ctrl-Z nor a terminal that closes ends or stops it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    prepare_watchdogs()
+    _preload()
+    main: Main = getattr(importlib.import_module(module), name)
+    _freeze()
+    with socket.socket(fileno=socket_fd) as connection:
+        _Server(main, connection).serve()
 
 
 def _preload() -> None:
@@ -74,29 +58,11 @@ def _preload() -> None:
     import streamsampler.workers.vec.worker  # noqa: F401
 
 
-def _freeze(title: str) -> None:
-    import setproctitle
-
-    setproctitle.setproctitle(title)
+def _freeze() -> None:
+    setproctitle.setproctitle("streamsampler: fork server")
     # What is imported now stays shared between all workers: a collection in one of them must not touch it.
     gc.collect()
     gc.freeze()
-
-
-def run_command(number: int, fds: Sequence[int]) -> None:
-    """Become a fresh interpreter: its command and its environment variables are in the file of the last descriptor."""
-    *worker_fds, command_fd = fds
-    data = os.pread(command_fd, os.fstat(command_fd).st_size, 0)
-    command, environ = marshal.loads(data)  # noqa: S302 - our own parent wrote it
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    for fd in worker_fds:
-        os.set_inheritable(fd, True)
-    os.execve(command[0], [*command, str(number), *map(str, worker_fds)], environ)  # noqa: S606
-
-
-def _serve(main: Main, socket_fd: int) -> None:
-    with socket.socket(fileno=socket_fd) as connection:
-        _Server(main, connection).serve()
 
 
 class _Server:

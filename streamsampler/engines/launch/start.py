@@ -1,4 +1,4 @@
-"""Starting worker processes: by fork, by spawn, or through a fork server.
+"""Start worker processes, through a fork server.
 
 Not `multiprocessing.Process`, because its children import the user's main script (an unguarded script runs itself
 again, and a session on standard input has none), its fork server leaves a socket in the temporary folder when the
@@ -6,13 +6,13 @@ parent is killed, and a daemonic process may not have children at all. What is n
 descriptors, notice the end, and get the exit code.
 
 Here a child gets a worker number and descriptors; everything else it reads from one of them (see
-`processes.worker_main`). Each has a parent of its own, which ends what the worker leaves (see `watchdog`).
+`processes.worker_main`). Each has a parent of its own, which ends what the worker leaves (see `watchdog`). Engine
+`queues` is `multiprocessing.Process`, for other systems and for other start methods.
 """
 
 from __future__ import annotations
 
 import contextlib
-import marshal
 import os
 import socket
 import subprocess
@@ -22,39 +22,31 @@ import weakref
 from collections.abc import Sequence
 
 from streamsampler.engines.launch.child import (
-    PARENT_FD,
     STATUS,
     Main,
     end_server,
-    forget_or_reap,
-    ignore_terminal,
     interrupts_blocked,
     kill_at_end_of,
     reap_strays,
-    run_as_child,
 )
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
-from streamsampler.engines.launch.fork_server import serve, serve_commands
-from streamsampler.engines.launch.start_methods import StartMethod, import_path
-from streamsampler.engines.launch.watchdog import prepare_watchdogs, watch_over
+from streamsampler.engines.launch.fork_server import serve
+from streamsampler.engines.launch.start_methods import import_path
 from streamsampler.engines.launch.worker_child import WatchdogLostError, WorkerChild
-from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.workers.threads import set_unset
 
 _CLOSE_SECONDS = 1.0  # for a server to notice that it is no longer needed
 
 
-def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], threads: int | None = None) -> WorkerChild:
+def launch(main: Main, number: int, fds: Sequence[int], threads: int | None = None) -> WorkerChild:
     """Begin to start a worker process; see `WorkerChild.await_start`.
 
     Args:
-        method: The start method.
         main: What the process runs: a function of a module, called with the number and the descriptors.
         number: The worker number.
         fds: Descriptors that the process gets, in this order; the caller may close them afterwards. That at
             `PARENT_FD` is the reading end of a pipe whose other end only this process holds.
-        threads: How many threads libraries compute on that are loaded in a fresh interpreter; see
-            `streamsampler.workers.threads`.
+        threads: How many threads libraries compute on that the fork server loads; see `streamsampler.workers.threads`.
 
     Raises:
         OSError: There are no processes or descriptors left.
@@ -62,52 +54,7 @@ def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], thr
             attempt has another server, and needs new descriptors: a worker may have those of this attempt.
     """
     reap_strays()
-    match method:
-        case "fork":
-            return _fork(main, number, fds)
-        case "spawn":
-            with contextlib.ExitStack() as command:
-                fd = _command_file(main, threads)
-                command.callback(os.close, fd)
-                return _server("spawn", main, threads).launch(number, [*fds, fd])
-        case "forkserver":
-            return _server("forkserver", main, threads).launch(number, fds)
-
-
-# ---------------------------------------------------------------------- by fork
-
-
-def _fork(main: Main, number: int, fds: Sequence[int]) -> WorkerChild:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            stream.flush()  # or the child would print what is buffered once more
-    prepare_watchdogs()
-    with contextlib.ExitStack() as ours, contextlib.ExitStack() as childs:
-        status = pipe_between(childs, ours, ours_is=0)
-        # Copies, because the child closes the descriptors of this process.
-        copies = []
-        for fd in (*fds, status[1]):
-            copies.append(os.dup(fd))
-            childs.callback(os.close, copies[-1])
-        with interrupts_blocked():
-            watchdog = os.fork()
-            if watchdog == 0:
-                os.close(status[1])
-                run_as_child(lambda: _watch_over_copy(main, number, copies))
-        ours.callback(forget_or_reap, watchdog, ended=False)
-        childs.close()  # or the end of the watchdog could not be noticed
-        child = WorkerChild(status[0], watchdog)
-        ours.pop_all()
-        return child
-
-
-def _watch_over_copy(main: Main, number: int, fds: Sequence[int]) -> None:
-    ignore_terminal()
-    *worker_fds, status_fd = fds
-    watch_over(number, lambda: main(number, worker_fds), fds[PARENT_FD], status_fd)
-
-
-# ---------------------------------------------------------------------- through a server
+    return _server(main, threads).launch(number, fds)
 
 
 def _python(code: str, main: Main) -> list[str]:
@@ -118,22 +65,10 @@ def _python(code: str, main: Main) -> list[str]:
     return [sys.executable, *flags, "-P", "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
 
 
-def _command_file(main: Main, threads: int | None) -> int:
-    """Return an anonymous file with the command of a spawned worker, and its environment variables."""
-    code = (
-        f"number, *fds = map(int, sys.argv[1:]); del sys.argv[1:]; "
-        f"from {main.__module__} import {main.__name__}; {main.__name__}(number, fds)"
-    )
-    environ = dict(os.environ)
-    set_unset(environ, threads)
-    return anonymous_file("streamsampler-command", marshal.dumps((_python(code, main), environ)))
-
-
 class _Server:
     """A fork server of this process: started with the first worker, gone when this process is.
 
     Args:
-        method: "forkserver", whose workers are copies of it, or "spawn", whose workers are fresh interpreters.
         main: What its workers run.
         threads: How many threads the libraries compute on that the server has loaded.
 
@@ -141,17 +76,16 @@ class _Server:
         lost: Whether the server has ended or hangs: it starts no other worker, and its answers are not waited for.
     """
 
-    def __init__(self, method: StartMethod, main: Main, threads: int | None) -> None:
+    def __init__(self, main: Main, threads: int | None) -> None:
         self.lost = False
         self._owner = os.getpid()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
         with ours, theirs, contextlib.ExitStack() as kept, contextlib.ExitStack() as handed_over:
             fd = theirs.fileno()
-            spawned = f"from {serve_commands.__module__} import serve_commands; serve_commands({fd})"
-            forked = f"from {serve.__module__} import serve; serve({main.__module__!r}, {main.__name__!r}, {fd})"
+            code = f"from {serve.__module__} import serve; serve({main.__module__!r}, {main.__name__!r}, {fd})"
             alive = pipe_between(handed_over, kept, ours_is=1)
-            self._process = _start(_python(spawned if method == "spawn" else forked, main), [fd, alive[0]], threads)
+            self._process = _start(_python(code, main), [fd, alive[0]], threads)
             # From its start, also while it imports. The server holds this end of the pipe, and does nothing with it.
             kill_at_end_of(alive[0], self._process.pid)
             self._fds = own_fd(ours.detach()), alive[1]
@@ -205,13 +139,13 @@ def _close_server(fds: Sequence[int], process: subprocess.Popen[bytes], owner: i
         end_server(process, _CLOSE_SECONDS)  # killed, if it is stopped or hangs
 
 
-_servers: dict[tuple[StartMethod, int | None, Main], _Server] = {}  # with their number of threads: hardly ever several
+_servers: dict[tuple[int | None, Main], _Server] = {}  # with their number of threads: hardly ever several
 _servers_lock = threading.Lock()
 
 
-def _server(method: StartMethod, main: Main, threads: int | None) -> _Server:
+def _server(main: Main, threads: int | None) -> _Server:
     with _servers_lock:
-        server = _servers.get((method, threads, main))
+        server = _servers.get((threads, main))
         if server is None or not server.alive():
-            server = _servers[method, threads, main] = _Server(method, main, threads)
+            server = _servers[threads, main] = _Server(main, threads)
         return server

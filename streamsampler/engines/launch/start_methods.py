@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Literal
@@ -12,17 +13,21 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 START_METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")
 
 
+@functools.cache
 def has_processes() -> bool:
-    """Whether this system has what processes need that are started by other means than `multiprocessing`."""
-    return hasattr(os, "fork")
+    """Whether this system has what engine "processes" needs: Linux, with pidfds, anonymous memory and a fork server."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # an older kernel, or one that does not allow it
+        return False
+    return True
 
 
 def default_start_method() -> StartMethod:
-    """Return "forkserver", safe with threads and quick; on macOS, whose libraries do not survive a fork, "spawn".
-
-    On Windows, where there is no other, "spawn" as well.
-    """
-    return "spawn" if sys.platform == "darwin" or not has_processes() else "forkserver"
+    """Return "forkserver", safe with threads and quick, for engine "processes"; "spawn" where that cannot run."""
+    return "forkserver" if has_processes() else "spawn"
 
 
 def check_start_method(method: str | None) -> StartMethod:

@@ -11,23 +11,25 @@ each worker leads a process group, and its parent does nothing but wait for it. 
 sends SIGTERM to the rest of the group, a second later SIGKILL, then reports to the sampler's process, and ends. It
 does so before it reaps the worker, so that no other group can have the number.
 
-On Linux the watchdog is a child subreaper: a process of the worker's that left the group, or became a daemon, is
-adopted by it, and ended as well. Therefore each worker has a watchdog of its own: one watchdog for all could
-not know which worker has started an adopted process.
+The watchdog is a child subreaper: a process of the worker's that left the group, or became a daemon, is adopted by it,
+and ended as well. Therefore each worker has a watchdog of its own: one watchdog for all could not know which worker has
+started an adopted process.
 
-When the sampler's process is gone, the kernel kills the worker, or, where it cannot, the watchdog does.
+When the sampler's process is gone, the kernel kills the worker.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import setproctitle
 
 from streamsampler.engines.launch.child import (
     END_SECONDS,
@@ -44,8 +46,8 @@ from streamsampler.engines.launch.child import (
 # A watchdog does it (see `watchdog`) before it reaps its worker: until then no other process group can have the
 # worker's process id for a number.
 #
-# On Linux a watchdog adopts all that its worker has started as soon as the processes in between are gone, so that
-# whatever is left is a descendant of it, in the worker's group or not. Elsewhere only the group can be found.
+# A watchdog adopts all that its worker has started as soon as the processes in between are gone, so that whatever is
+# left is a descendant of it, in the worker's group or not. Where /proc is not there, only the group can be found.
 
 
 TERM_SECONDS = 1.0
@@ -53,7 +55,7 @@ TERM_SECONDS = 1.0
 
 _PHASES = ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, END_SECONDS))
 _LOOKS = 3  # without finding anything, where it is not known whether there are children
-_LOOK_SECONDS = 0.02  # from one look to the next, where the end of a group is not reported
+_LOOK_SECONDS = 0.02  # from one look at a group to the next: the kernel does not report its end
 
 Wait = Callable[[float], None]
 """Sleeps until a child of this process ends, for so many seconds at most."""
@@ -113,29 +115,11 @@ def _group_ends(leader: int, seconds: float) -> bool:
     """Wait for the end of all processes of a group; return whether it came in time."""
     deadline = time.monotonic() + seconds
     while _signal_group(leader, 0):
-        members = _members(leader)
         left = deadline - time.monotonic()
-        if left <= 0 or members == []:
-            return members == []
-        with contextlib.ExitStack() as opened:
-            poller, pidfds = select.poll(), 0
-            for pid in members or ():
-                with contextlib.suppress(AttributeError, OSError):  # there are none, or the process is gone
-                    fd = os.pidfd_open(pid)
-                    opened.callback(os.close, fd)
-                    poller.register(fd, select.POLLIN)
-                    pidfds += 1
-            # Without pidfds, the ends of processes that are not children of this one are not reported.
-            poller.poll(1000 * (left if pidfds else min(left, _LOOK_SECONDS)))
+        if left <= 0:
+            return False
+        time.sleep(min(left, _LOOK_SECONDS))
     return True
-
-
-def _members(leader: int) -> list[int] | None:
-    """Return the living processes of a group; None where there is no /proc."""
-    if not can_find_descendants():
-        return None
-    stats = {int(name): stat_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
-    return [pid for pid, stat in stats.items() if stat is not None and stat.group == leader and stat.state not in "ZX"]
 
 
 def _signal_group(leader: int, number: int) -> bool:
@@ -146,7 +130,7 @@ def _signal_group(leader: int, number: int) -> bool:
         os.killpg(leader, number)
         if number == signal.SIGTERM:
             os.killpg(leader, signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
-    except OSError:  # none there; on macOS: none but zombies
+    except OSError:  # none there
         return False
     return True
 
@@ -154,7 +138,7 @@ def _signal_group(leader: int, number: int) -> bool:
 def _signal(pid: int, number: int, known: dict[int, tuple[int, int]]) -> None:
     """Signal a process, unless another process has its number by now."""
     with contextlib.suppress(OSError):
-        if known[pid][0] == os.getpid() or not hasattr(os, "pidfd_open"):
+        if known[pid][0] == os.getpid():
             os.kill(pid, number)  # a child of this process keeps its number until it is reaped
             if number == signal.SIGTERM:
                 os.kill(pid, signal.SIGCONT)
@@ -229,23 +213,13 @@ def stat_of(pid: int) -> Stat | None:
 
 
 _PR_SET_CHILD_SUBREAPER = 36
-_prctl: Any = None  # the system's function, where there is one
+_prctl = ctypes.CDLL(None).prctl  # here, before anything is forked: a watchdog loads nothing
 
 _IGNORED = {
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
 }
 """A watchdog ends after its worker, and for no other reason: sent to a whole job, these signals end the worker, too."""
-
-
-def prepare_watchdogs() -> None:
-    """Load what a watchdog needs, in the process that is going to fork it."""
-    global _prctl
-    if sys.platform == "linux" and _prctl is None:
-        with contextlib.suppress(ImportError, OSError, AttributeError):
-            import ctypes
-
-            _prctl = ctypes.CDLL(None).prctl
 
 
 def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: int) -> None:
@@ -258,7 +232,8 @@ def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: 
         status_fd: Where the worker's process id and its exit code are written.
     """
     own_group()
-    adopts = _become_subreaper() and can_find_descendants() and hasattr(os, "waitid")
+    # A sandbox may forbid the first; the second is not there in every namespace.
+    adopts = _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 and can_find_descendants()
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):
         os.set_blocking(fd, False)
@@ -304,7 +279,7 @@ class _Watchdog:
             signal.signal(ignored, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked - _IGNORED)
         _close_others({self._parent_fd, self._status_fd, self._wake_fd, wake_write})
-        _set_title(f"streamsampler: watchdog of worker {number}")
+        setproctitle.setproctitle(f"streamsampler: watchdog of worker {number}")
         exitcode = self._await_end()
         if self._adopts:
             end_descendants(self._worker, self._wait)
@@ -319,7 +294,7 @@ class _Watchdog:
             for fd, _ in self._poller.poll():
                 if fd == self._wake_fd:
                     self._drain()
-                else:  # the sampler's process is gone
+                else:  # the sampler's process is gone; the kernel kills the worker, too
                     self._poller.unregister(fd)
                     os.kill(self._worker, signal.SIGKILL)
         return exitcode
@@ -347,21 +322,9 @@ class _Watchdog:
                 pass
 
 
-def _become_subreaper() -> bool:
-    """Let orphans among this process's descendants become its children; return whether the system can do that."""
-    return _prctl is not None and bool(_prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
-
-
 def _close_others(kept: set[int]) -> None:
     """Close all descriptors but `kept`: a pipe that this process held open would have no end for its reader."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
     close_all_but(kept)
-
-
-def _set_title(title: str) -> None:
-    if sys.platform == "linux":  # elsewhere that may call libraries which do not survive a fork
-        import setproctitle
-
-        setproctitle.setproctitle(title)

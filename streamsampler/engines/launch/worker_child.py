@@ -9,13 +9,13 @@ import signal
 import time
 from typing import Protocol
 
-from streamsampler.engines.launch.child import STATUS, forget_or_reap, open_pidfd
+from streamsampler.engines.launch.child import STATUS, open_pidfd
 from streamsampler.engines.launch.descriptors import close_fd, readable_within
 from streamsampler.errors import SamplerError
 
 _ANSWER_SECONDS = 120.0  # a fork server answers its first request after its imports
 _REPORT_SECONDS = 2.0  # from a worker's end to its watchdog's report, which comes after the end of all it left
-_GONE_SECONDS = 0.25  # from this report until the watchdog has ended and is reaped
+_GONE_SECONDS = 0.25  # from this report until the watchdog has ended
 _SIGNAL_GROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 
 
@@ -39,22 +39,20 @@ class WatchdogLostError(SamplerError):
 class WorkerChild:
     """A worker process; before `await_start` it may not run yet.
 
-    The kernel reports its end where that is possible, else its watchdog.
+    The kernel reports its end; its watchdog does if the process ended before it was known.
 
     Args:
         status_fd: Where its process id is read, and at the end its exit code. The child closes it.
-        watchdog: The watchdog's process id, if it is a child of this process.
-        starter: The server that starts it, if one does.
+        starter: The server that starts it.
 
     Attributes:
         pid: Its process id; 0 before `await_start`, when nothing but `kill` and `discard` may be called.
     """
 
-    def __init__(self, status_fd: int, watchdog: int | None = None, starter: Starter | None = None) -> None:
+    def __init__(self, status_fd: int, starter: Starter) -> None:
         self.pid = 0
         self._fd = status_fd
-        self._watchdog = watchdog
-        self._starter = starter
+        self._starter: Starter | None = starter
         self._pidfd: int | None = None
         self._exitcode: int | None = None
         self._waited = self._given_up = self._closed = False
@@ -125,10 +123,7 @@ class WorkerChild:
         status = os.read(self._fd, STATUS.size)
         if len(status) < STATUS.size:
             return None, ended and self._pidfd is not None  # the watchdog has ended, not the worker
-        # Next comes the end of the pipe, when the watchdog has ended.
-        if readable_within(self._fd, _GONE_SECONDS) and self._watchdog is not None:
-            forget_or_reap(self._watchdog, ended=True)
-            self._watchdog = None
+        readable_within(self._fd, _GONE_SECONDS)  # the end of the pipe: the watchdog has ended
         return STATUS.unpack(status)[0], True
 
     def kill(self, signal_number: int = signal.SIGKILL) -> None:
@@ -170,12 +165,9 @@ class WorkerChild:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptors; a watchdog that has not ended yet is reaped later, see `reap_strays`."""
+        """Close the descriptors."""
         self._closed = True
         self._starter = None
-        if self._watchdog is not None:
-            forget_or_reap(self._watchdog, ended=False)
-            self._watchdog = None
         close_fd(self._fd)
         if self._pidfd is not None:
             close_fd(self._pidfd)

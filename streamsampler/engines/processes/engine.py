@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 from streamsampler.engines.base import Died
 from streamsampler.engines.launch.child import END_SECONDS, Main
 from streamsampler.engines.launch.descriptors import make_room, readable_within
-from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WatchdogLostError
 from streamsampler.engines.linked import GRACE_SECONDS, LinkedEngine, LinkedWorkers
 from streamsampler.engines.processes.links import (
@@ -68,13 +67,12 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
 
     # ------------------------------------------------------------------ starting
 
-    def _start(self, method: StartMethod, main: Main, threads: int | None, shared: SharedFiles) -> None:
+    def _start(self, main: Main, threads: int | None, shared: SharedFiles) -> None:
         """Start the workers, several at a time: the start of a worker passes through several processes.
 
         If that fails, those that were started have ended, without closing environments: no worker has made one.
 
         Args:
-            method: How processes are started.
             main: What a worker runs.
             threads: How many threads libraries compute on; None for no limit.
             shared: What all workers share; closed together with the pool.
@@ -83,7 +81,7 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
         try:
             self._selector = self._opened.enter_context(selectors.DefaultSelector())
             self.board = shared.board
-            self._how = WorkerStart(method, main, threads, shared, self._selector)
+            self._how = WorkerStart(main, threads, shared, self._selector)
             self._start_all()
         except BaseException:
             self._end_all()
@@ -185,7 +183,6 @@ class ProcessEngine(ProcessPool[ArenaLink], LinkedEngine[ArenaLink]):
         n_workers: How many workers there are.
         make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
-        start_method: How processes are started.
         close_timeout: Seconds that all workers together may take to close their environments at the end.
         report_memory: Whether workers write to the status board how much memory they have.
 
@@ -199,7 +196,6 @@ class ProcessEngine(ProcessPool[ArenaLink], LinkedEngine[ArenaLink]):
         n_workers: int,
         make_worker: Payload,
         seed: int,
-        start_method: StartMethod,
         *,
         close_timeout: float,
         report_memory: bool = False,
@@ -209,7 +205,7 @@ class ProcessEngine(ProcessPool[ArenaLink], LinkedEngine[ArenaLink]):
         make_room(n_workers)
         setup = ProcessSetup.of_this_process(make_worker, seed, threads), INLINE_LIMIT, report_memory
         self._shared = PublishedFiles(setup, n_workers, INLINE_LIMIT)
-        self._start(start_method, main, threads, self._shared)
+        self._start(main, threads, self._shared)
 
     def _new_link(self, number: int) -> ArenaLink:
         return ArenaLink(self._how, number, self._shared, lambda: self._oldest_version, self._spaces)

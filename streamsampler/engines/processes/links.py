@@ -18,7 +18,6 @@ from streamsampler.engines.base import Answered, Event, Logged
 from streamsampler.engines.launch.child import END_SECONDS, Main
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
 from streamsampler.engines.launch.start import launch
-from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.linked import EngineLink, KnownSpaces, Link
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file, read_only
 from streamsampler.engines.processes.stacks import stacks_of
@@ -150,14 +149,12 @@ class WorkerStart:
     """How the workers of one pool are started.
 
     Attributes:
-        method: How processes are started.
         main: What a worker runs.
         threads: How many threads libraries compute on; None for no limit.
         shared: What all workers share.
         selector: Reports what it sees of a worker as `(link, SAYS)`, `(link, ENDED)` or `(link, HAS_ROOM)`.
     """
 
-    method: StartMethod
     main: Main
     threads: int | None
     shared: SharedFiles
@@ -192,7 +189,7 @@ class PipeLink(Link):
             for fd in (self.commands_fd, self.answers_fd):
                 os.set_blocking(fd, False)
             given = [commands_read, answers_write, alive_read, *start.shared.fds, *fds]
-            self.child = launch(start.method, start.main, number, given, start.threads)
+            self.child = launch(start.main, number, given, start.threads)
             ours.callback(self.child.discard, END_SECONDS)
             self._ours = ours.pop_all()
 

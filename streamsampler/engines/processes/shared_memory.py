@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import tempfile
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from streamsampler.serialization import Place
 _ALIGNMENT = 64
 _FIRST_MAPPING = 1 << 24
 _FEWEST_LENT_BYTES = 4096
-_MAX_VECTOR = 512  # buffers in one system call; POSIX promises 16, Linux and macOS take 1,024
+_MAX_VECTOR = 512  # buffers in one system call; Linux takes 1,024
 
 
 class Region(NamedTuple):
@@ -37,17 +36,11 @@ class Region(NamedTuple):
 def anonymous_file(name: str, data: bytes = b"") -> int:
     """Return a descriptor of a new memory file that no other process can find.
 
-    Where there is no memfd_create (macOS), it is a temporary file that is unlinked at once.
-
     Args:
         name: For debugging only.
         data: What is written to the file.
     """
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    else:
-        fd, path = tempfile.mkstemp(prefix=name)
-        os.unlink(path)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(data)
@@ -58,7 +51,7 @@ def anonymous_file(name: str, data: bytes = b"") -> int:
 
 
 def read_only(fd: int) -> int:
-    """Return a further descriptor of an anonymous file; one that cannot be written to, where the system has that."""
+    """Return a further descriptor of an anonymous file; one that cannot be written to, where /proc is there."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -159,8 +152,7 @@ class ArenaWriter:
         """Return a mapping of the first `end` bytes and more."""
         if end > self._backed:
             # With memory set aside before, a full machine is an OSError here, and not a SIGBUS where it is written to.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._fd, self._backed, end - self._backed)
+            os.posix_fallocate(self._fd, self._backed, end - self._backed)
             self._backed = end
         if self._map is None or len(self._map) < end:
             # Twice the length, for few mappings: each one costs page faults again. Outgrown ones live on with their

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
-from streamsampler.engines.launch.child import ignore_terminal
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import ProcessChannel
 from streamsampler.engines.worker_side import MemoryReporter, ProcessSetup
@@ -51,8 +50,7 @@ def begin(number: int, fds: Sequence[int]) -> Begun:
         fds: Descriptors of: commands, answers, the pipe at whose end the kernel kills this process, the setup, which
             is a tuple whose first item is a `ProcessSetup`, the board, the pipe for stacks, and others.
     """
-    ignore_terminal()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork would inherit a handler of the user's program
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a program that ignores it lets its fork server ignore it, too
     commands_fd, answers_fd, _, setup_fd, board_fd, stacks_fd, *others = fds
     answer_with_stacks(stacks_fd)
     setup = pickle.loads(mmap.mmap(setup_fd, 0, access=mmap.ACCESS_READ))

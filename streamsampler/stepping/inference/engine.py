@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from streamsampler.engines.base import Answered, Event, Logged, Restored
-from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.local import LocalChannel, LocalEngine
 from streamsampler.errors import WorkerHungError
 from streamsampler.samplers.payloads import EnvironmentFacts
@@ -98,13 +97,12 @@ class ParentEngine(LocalEngine):
     Args:
         setup: What the sampler says of its workers: as many processes as there are workers.
         policy: Time limits and quotas of the processes.
-        start_method: How they are started.
 
     Raises:
         UsageError: There are fewer environments than groups of them.
     """
 
-    def __init__(self, setup: WorkerSetup, *, policy: Policy, start_method: StartMethod) -> None:
+    def __init__(self, setup: WorkerSetup, *, policy: Policy) -> None:
         self._worker: ParentWorker | None = None
         self._mode = EvaluationMode()
         factory = copy.copy(setup.factory)
@@ -118,7 +116,7 @@ class ParentEngine(LocalEngine):
         def launch(updates: Mapping[int, Payload], setbacks: Setbacks | None) -> RolloutTransport:
             new_stepper = partial(RolloutStepper, seed=setup.seed, max_episode_length=factory.max_episode_length)
             return RolloutTransport(
-                updates, setup.n_workers, new_stepper, of_losses, watch_of(*limits), start_method, setup.threads,
+                updates, setup.n_workers, new_stepper, of_losses, watch_of(*limits), setup.threads,
                 setbacks=setbacks,
             )  # fmt: skip
 

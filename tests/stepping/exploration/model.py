@@ -308,7 +308,7 @@ class Modelled(ProcessTransport):
     def __init__(self, world, policy):
         updates: Any = dict.fromkeys(range(world.n_envs))
         no_stepper: Any = None
-        super().__init__(updates, len(world.envs_of), no_stepper, policy, None, "forkserver", 1, world.wait)
+        super().__init__(updates, len(world.envs_of), no_stepper, policy, None, 1, world.wait)
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
         self._setbacks._envs_of = world.envs_of
         self._levels = Levels()
