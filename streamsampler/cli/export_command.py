@@ -33,8 +33,7 @@ Exit codes:
 )  # fmt: skip
 @grouped_option(
     "What", "-o", "--out", required=True, metavar="FOLDER",
-    help="The folder to write, new or empty; with --to sb3 the file, which is replaced. It appears when it is whole. "
-    "After whatever ended an export to Minari, the same command continues it.",
+    help="The folder to write, new or empty; with --to sb3 the file, which is replaced. It appears when it is whole.",
 )  # fmt: skip
 @grouped_option(
     "Minari", "--dataset-id", metavar="ID", show_default="one made of FOLDER or of the environment",

@@ -46,10 +46,7 @@ def execute(
                 with bar:
                     facts = _export_trajectories(sources, name, out, options, bar)
     except Interrupted:
-        print_error(
-            "Interrupted: the same command continues the export." if name == "minari"
-            else "Interrupted: nothing was written."
-        )  # fmt: skip
+        print_error("Interrupted: nothing was written.")
         ctx.exit(interrupts.exit_code)
     print_result(json.dumps(facts) if as_json else _as_text(facts), kept=out)
 

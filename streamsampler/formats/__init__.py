@@ -30,8 +30,8 @@ streamsampler export early.json late.json --to sb3 --timesteps 10000 --timesteps
 | evaluations of Stable-Baselines3 | none | `streamsampler.formats.sb3` |
 
 An export reads one shard of a folder at a time, so that memory holds one or two of them, whatever the amount. It
-appears under its name when it is whole. Until then it is a hidden folder next to it, `.NAME.export`; what a killed
-export to Minari left there, the same call continues, with the same result.
+appears under its name when it is whole. Until then it lies in a hidden folder next to it, `.NAME.export`; what a killed
+export left there, the next one removes.
 
 For training, `TrajectoryFolder.torch_dataset` reads folders as they are.
 """

@@ -26,6 +26,7 @@ from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.spaces import AnySpace, row_spec
 from streamsampler.data.trees import Array
 from streamsampler.errors import DataError, UsageError
+from streamsampler.samplers.progress import Display
 from streamsampler.storage import npz as storage
 from streamsampler.storage.codec import encode
 from streamsampler.storage.files import load_with_header
@@ -202,7 +203,7 @@ class Source:
         shards: The shards, each loaded when it is indexed; at least one.
         sizes: Trajectories and timesteps of each shard.
         facts: What is known of their origin: seed, provenance and version of the package.
-        files: The shards' files; none where they are in memory.
+        files: The shards' files; none where there is one shard, in memory.
 
     Attributes:
         n_trajectories: How many trajectories there are.
@@ -238,29 +239,22 @@ class Source:
     def __len__(self) -> int:
         return len(self._shards)
 
-    def shards(self, first: int = 0) -> Iterator[tuple[int, TrajectoryBatch[Any, Any]]]:
-        """Yield each shard from a number on, with the trajectories that come before it.
+    def shards(self, shown: Display | None = None) -> Iterator[tuple[int, TrajectoryBatch[Any, Any]]]:
+        """Yield each shard, with how many trajectories come before it.
+
+        Args:
+            shown: Shows how much of the shards is done, whenever the next one is asked for.
 
         Raises:
             StorageError: A shard is damaged; names its file.
         """
-        before = sum(trajectories for trajectories, _ in self._sizes[:first])
-        for number in range(first, len(self._shards)):
-            yield before, self._shards[number].unfiltered()  # whose data are of the spaces
-            before += self._sizes[number][0]
-
-    def size_before(self, number: int) -> tuple[int, int]:
-        """Return how many timesteps and trajectories the shards before one have."""
-        sizes = self._sizes[:number]
-        return sum(timesteps for _, timesteps in sizes), sum(trajectories for trajectories, _ in sizes)
-
-    def identity(self) -> Any | None:
-        """Return what tells these files from others and from what they become when they are changed; None without."""
-        if not self._files:
-            return None
-        stats = [os.stat(path) for path in self._files]
-        files = [[path.name, stat.st_size, stat.st_mtime_ns] for path, stat in zip(self._files, stats, strict=True)]
-        return {**self.facts, "files": files}
+        timesteps = trajectories = 0
+        for number, (n_trajectories, n_timesteps) in enumerate(self._sizes):
+            yield trajectories, self._shards[number].unfiltered()  # whose data are of the spaces
+            timesteps += n_timesteps
+            trajectories += n_trajectories
+            if shown is not None:
+                shown.update(lambda: (timesteps, trajectories), complete=False)  # noqa: B023 - it is called at once
 
     def survey(self) -> dict[str, dict[KeyPath, Column]]:
         """Return the columns of env_infos, agent_infos and episode_infos over all shards, and of "all_env_infos".
@@ -278,7 +272,7 @@ class Source:
         return {name: survey.columns() for name, survey in surveys.items()}
 
     def _infos(self, number: int) -> dict[str, Any]:
-        if self._files and len(self) > 1:
+        if self._files:
             return storage.read_trees(self._files[number], *_INFOS)[0]
         return {name: getattr(self._shards[number], name) for name in _INFOS}
 
@@ -288,7 +282,7 @@ class Source:
         return all(limits.min <= seed <= limits.max for number in range(len(self)) for seed in self._seeds(number))
 
     def _seeds(self, number: int) -> Sequence[int]:
-        if self._files and len(self) > 1:
+        if self._files:
             seeds: list[int] = storage.read(self._files[number])[1]["seeds"]
             return seeds
         return self._shards[number].seeds
@@ -313,7 +307,7 @@ def open_source(source: Sourced) -> Source:
     if isinstance(source, Source):
         return source
     if isinstance(source, TrajectoryBatch):
-        return _of_batch(source, {"seed": source.seed, "provenance": {}, "package_version": __version__}, ())
+        return _of_batch(source, {"seed": source.seed, "provenance": {}, "package_version": __version__})
     if isinstance(source, TrajectoryFolder):
         return _of_folder(source)
     if not isinstance(source, str | os.PathLike):
@@ -322,15 +316,14 @@ def open_source(source: Sourced) -> Source:
     if path.is_dir():
         return _of_folder(TrajectoryFolder(path))
     batch, header = load_with_header(path)
-    file = path if path.exists() else path.with_name(f"{path.name}.npz")
     facts = {name: header.get(name) for name in ("seed", "provenance", "package_version")}
-    return _of_batch(batch, facts, (file,))
+    return _of_batch(batch, facts)
 
 
-def _of_batch(batch: TrajectoryBatch[Any, Any], facts: Mapping[str, Any], files: Sequence[Path]) -> Source:
+def _of_batch(batch: TrajectoryBatch[Any, Any], facts: Mapping[str, Any]) -> Source:
     if not len(batch):
         raise DataError("there are no trajectories to export")
-    return Source([batch], [(batch.n_trajectories, batch.n_timesteps)], facts, files)
+    return Source([batch], [(batch.n_trajectories, batch.n_timesteps)], facts)
 
 
 def _of_folder(folder: TrajectoryFolder[Any, Any]) -> Source:

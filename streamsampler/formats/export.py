@@ -68,8 +68,8 @@ def export(
 ) -> Path:
     """Export trajectories to the format of another library, with one shard in memory at a time.
 
-    The folder appears under its name when it is whole; until then it is `.NAME.export` next to it. Whatever ends an
-    export to Minari (Ctrl-C, SIGKILL, a full disk), the same call continues it; the other formats begin again.
+    The folder appears under its name when it is whole; until then it is in `.NAME.export` next to it. An error or
+    Ctrl-C leaves nothing, and what a killed export left is removed by the next one.
 
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.

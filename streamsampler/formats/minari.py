@@ -19,20 +19,15 @@ key nests, as in HDF5. Episode metadata have `seed`, `trajectory_index` and `age
 `streamsampler`: the sampler's seed, the provenance and the version. `env_spec` is there where the environment's id is
 registered when the export is made.
 
-Before something is written its space is reserved, because HDF5 ends the process where the disk is full.
-
-An HDF5 file may be damaged when a process is killed while it writes to it. So each shard is written to a file of its
-own, which stays when it is whole; at the end these are copied into one. Until then they need the space once more.
+Before a shard is written its space is reserved, because HDF5 ends the process where the disk is full.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +42,7 @@ from streamsampler.data.spaces import AnySpace
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.extras import needed
 from streamsampler.formats.columns import Column, Source, Values, info_values
-from streamsampler.formats.staging import Staging, make_whole, reserve, system_errors
+from streamsampler.formats.staging import allocate, new_folder
 from streamsampler.samplers.progress import Display
 
 # ----------------------------------------------------------------------
@@ -83,8 +78,13 @@ class Episodes:
         _check_names([*self._names.values(), *self._agent_names.values(), *masks])
         self._make = needed("minari.data_collector", "the format Minari", "minari").EpisodeBuffer
 
-    def of(self, batch: TrajectoryBatch[Any, Any]) -> Iterator[Any]:
-        """Yield an episode for each trajectory of a shard."""
+    def of(self, batch: TrajectoryBatch[Any, Any], first: int) -> Iterator[Any]:
+        """Yield an episode for each trajectory of a shard.
+
+        Args:
+            batch: The shard.
+            first: How many trajectories come before it.
+        """
         env_infos = dict(info_values(batch.env_infos, batch.n_timesteps, self._env_columns, "env_infos"))
         resets = dict(info_values(batch.episode_infos, len(batch), self._env_columns, "episode_infos"))
         agent_infos = dict(info_values(batch.agent_infos, batch.n_timesteps, self._agent_columns, "agent_infos"))
@@ -101,7 +101,7 @@ class Episodes:
             ends[:, -1] = batch.terminated[i], batch.truncated[i]
             seed = batch.seeds[i]
             yield self._make(
-                id=i,
+                id=first + i,
                 seed=seed if -_LARGEST <= seed < _LARGEST else str(seed),  # Minari reads it back as an integer
                 observations=_plain(trees.concatenate(observations)),
                 actions=_plain(trees.take(batch.actions, steps)),
@@ -194,8 +194,6 @@ _EXTRA = "minari"
 _MAIN = "main_data.hdf5"
 _TEXTS = ("author", "author_email", "code_permalink", "algorithm_name", "description")
 _SETS = ("author", "author_email")
-_LAYOUT = 1
-"""Rises when parts that an earlier version wrote could not be continued."""
 
 
 def write(
@@ -206,11 +204,11 @@ def write(
     dataset_id: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a source as a dataset of Minari, or continue where a killed process stopped.
+    """Write a source as a dataset of Minari, with `metadata.json` and `main_data.hdf5`.
 
     Args:
         source: What to write.
-        out: The dataset's folder, with `metadata.json` and `main_data.hdf5`.
+        out: The dataset's folder.
         shown: Shows the progress.
         dataset_id: Minari's name for it, such as "cartpole/random-v0"; None for one made of the folder's path, or of
             the environment's name.
@@ -218,67 +216,31 @@ def write(
 
     Raises:
         ImportError: Minari is not there; says how to install it.
-        UsageError: The id or the metadata are none, or the folder cannot be made.
+        UsageError: The id or the metadata are none.
         StorageError: A shard is damaged, or Minari cannot hold the spaces or the infos.
-        OSError: The folder cannot be written; the same call continues.
+        OSError: The folder cannot be written; nothing is left of it.
     """
     storage = needed("minari.dataset.minari_storage", "the format Minari", _EXTRA).MinariStorage
-    h5py = needed("h5py", "the format Minari", _EXTRA)
+    needed("h5py", "the format Minari", _EXTRA)
     about = _about(source, out, dataset_id, metadata)
     episodes = Episodes(source)
-    identity = source.identity()
-    minari_version = about["minari_version"]
-    known = None if identity is None else {**identity, "layout": _LAYOUT, "minari": minari_version}
-    with Staging(out, known) as staging, system_errors(out):
-        parts = [staging.path / f"part-{number:06}" for number in range(len(source))]
-        there = next((number for number, part in enumerate(parts) if not part.exists()), len(parts))
-        shown.update(partial(source.size_before, there), complete=False)
-        for number, (_, batch) in enumerate(source.shards(there), there):
-            reserve(staging.path, episodes.most_bytes(batch))
-            _write_part(storage, source, episodes.of(batch), episodes.about(batch), parts[number])
-            shown.update(partial(source.size_before, number + 1), complete=False)
-        folder = staging.path / "dataset"
-        _remove(folder)
-        folder.mkdir()
-        dataset = storage.new(
-            folder, source.observation_space, source.action_space, _env_spec(source), jpeg_encoding=False
-        )
-        reserve(staging.path, 2**20 + sum((part / _MAIN).stat().st_size for part in parts) * 21 // 20)
-        _join(h5py, parts, folder / _MAIN)
-        dataset.update_metadata({**about, "total_episodes": source.n_trajectories, "total_steps": source.n_timesteps})
-        dataset.update_metadata({"dataset_size": float(dataset.get_size())})
-        staging.complete(folder)
+    spaces = source.observation_space, source.action_space
+    with new_folder(out) as folder:
+        dataset = storage.new(folder, *spaces, _env_spec(source), jpeg_encoding=False)
+        for first, batch in source.shards(shown):
+            _reserve(folder, episodes.most_bytes(batch))
+            dataset.update_episodes(episodes.of(batch, first))
+            dataset.update_episode_metadata(episodes.about(batch), range(first, first + len(batch)))
+        dataset.update_metadata(about)
 
 
-def _write_part(storage: Any, source: Source, episodes: Iterator[Any], about: Iterator[Any], part: Path) -> None:
-    """Write the episodes of a shard to a file of its own."""
-    folder = part.with_name("part.tmp")
-    _remove(folder)
-    folder.mkdir()
-    file = storage.new(folder, source.observation_space, source.action_space, jpeg_encoding=False)
-    file.update_episodes(episodes)
-    file.update_episode_metadata(about)
-    make_whole(folder, part)
-
-
-def _join(h5py: Any, parts: list[Path], path: Path) -> None:
-    """Copy the episodes of all parts into one file; they are numbered in order."""
-    number = 0
-    with h5py.File(path, "w", track_order=True) as whole:
-        for part in parts:
-            with h5py.File(part / _MAIN, "r") as file:
-                for own in range(len(file)):
-                    name = f"episode_{number}"
-                    file.copy(f"episode_{own}", whole, name=name)
-                    whole[name].attrs["id"] = number
-                    number += 1
-
-
-def _remove(folder: Path) -> None:
-    for path in folder.iterdir() if folder.exists() else ():
-        path.unlink()
-    with contextlib.suppress(FileNotFoundError):
-        folder.rmdir()
+def _reserve(folder: Path, n_bytes: int) -> None:
+    """Check that there is room for so many bytes more; HDF5 cannot open a file that has room at its end."""
+    trial = folder / "space.tmp"
+    try:
+        allocate(trial, (folder / _MAIN).stat().st_size, n_bytes)
+    finally:
+        trial.unlink(missing_ok=True)
 
 
 # --- What is known of the dataset

@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from streamsampler.extras import needed
 from streamsampler.formats.columns import Column, Source, Values
-from streamsampler.formats.staging import Staging
+from streamsampler.formats.staging import new_folder
 from streamsampler.formats.tables import Tables
 from streamsampler.samplers.progress import Display
 from streamsampler.storage.codec import encode_space
@@ -33,7 +32,6 @@ def write(source: Source, out: Path, shown: Display) -> None:
 
     Raises:
         ImportError: pyarrow is not there; says how to install it.
-        UsageError: The folder cannot be made.
         StorageError: A shard is damaged, or a value cannot be written.
         OSError: The folder cannot be written; nothing is left of it.
     """
@@ -41,21 +39,16 @@ def write(source: Source, out: Path, shown: Display) -> None:
     parquet = needed("pyarrow.parquet", "the format Parquet", "parquet")
     tables = Tables(source)
     columns = {"timesteps": tables.timesteps, "trajectories": tables.trajectories}
-    with Staging(out, None) as staging, contextlib.ExitStack() as files:
-        folder = staging.path / "tables"
-        folder.mkdir()
+    with new_folder(out) as folder, contextlib.ExitStack() as files:
         writers = {
             name: files.enter_context(
                 parquet.ParquetWriter(folder / f"{name}.parquet", _schema(arrow, source, columns[name]))
             )
             for name in columns
         }
-        for number, (first, batch) in enumerate(source.shards()):
+        for first, batch in source.shards(shown):
             _write(arrow, writers["timesteps"], tables.timesteps, tables.timestep_rows(batch, first))
             _write(arrow, writers["trajectories"], tables.trajectories, tables.trajectory_rows(batch, first))
-            shown.update(partial(source.size_before, number + 1), complete=False)
-        files.close()
-        staging.complete(folder)
 
 
 def _schema(arrow: Any, source: Source, columns: dict[str, Column]) -> Any:

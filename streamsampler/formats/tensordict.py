@@ -19,8 +19,6 @@ them.
 from __future__ import annotations
 
 import logging
-import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +29,7 @@ from streamsampler.data.info_columns import KeyPath
 from streamsampler.errors import StorageError
 from streamsampler.extras import needed
 from streamsampler.formats.columns import Column, Source, Sourced, info_values, leaf_column, open_source, space_columns
-from streamsampler.formats.staging import Staging, system_errors
+from streamsampler.formats.staging import allocate, new_folder
 from streamsampler.samplers.progress import Display
 
 if TYPE_CHECKING:
@@ -66,42 +64,26 @@ def write(source: Source, out: Path, shown: Display) -> None:
 
     Raises:
         ImportError: tensordict is not there; says how to install it.
-        UsageError: The folder cannot be made.
         StorageError: A shard is damaged, or a space has values that are no numbers.
         OSError: The folder cannot be written; nothing is left of it.
     """
     torch, kind = _libraries()
     parts = _Parts(source, torch, kind)
-    with Staging(out, None) as staging, system_errors(out):
-        folder = staging.path / "tensordict"
-        whole = None
-        for number, (first, batch) in enumerate(source.shards()):
+    with new_folder(out) as folder:
+        whole, start = None, 0
+        for first, batch in source.shards(shown):
             part = parts.of(batch, first)
             if whole is None:
                 whole = part[:1].expand(source.n_timesteps).memmap_like(prefix=str(folder))
-                _reserve(folder)
-            start, _ = source.size_before(number)
+                for path in folder.rglob("*.memmap"):  # what is mapped into memory and has no space ends the process
+                    allocate(path, 0, path.stat().st_size)
             whole[start : start + batch.n_timesteps].update_(part)
-            shown.update(partial(source.size_before, number + 1), complete=False)
-        staging.complete(folder)
+            start += batch.n_timesteps
 
 
 def _libraries() -> tuple[Any, Any]:
     what = "the format TensorDict"
     return needed("torch", what, "tensordict"), needed("tensordict", what, "tensordict").TensorDict
-
-
-def _reserve(folder: Path) -> None:
-    """Reserve the space of all files: what is mapped into memory and has none ends the process.
-
-    Raises:
-        OSError: There is not enough.
-    """
-    if not hasattr(os, "posix_fallocate"):
-        return
-    for path in folder.rglob("*.memmap"):
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 class _Parts:

@@ -133,32 +133,22 @@ def test_redirected_and_in_a_terminal(to: str, home: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.extras
-def test_ctrl_c_says_how_to_go_on(home: Path, tmp_path: Path) -> None:
-    minari = pytest.importorskip("minari")
+def test_ctrl_c_leaves_nothing(home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("minari")
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal\n"
         "if os.environ.get('INTERRUPT'):\n"
         "    from streamsampler.formats import minari as module\n"
-        "    original = module.make_whole\n"
-        "    def interrupted(folder, name):\n"
-        "        original(folder, name)\n"
-        "        if name.name == 'part-000000':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "    module.make_whole = interrupted\n"
+        "    module.allocate = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
     )
-    out = tmp_path / "out"
     before = dict(os.environ)
-    os.environ |= {"INTERRUPT": "1", "PYTHONPATH": str(tmp_path)}
+    os.environ |= {"INTERRUPT": "1", "PYTHONPATH": os.pathsep.join([str(tmp_path), before.get("PYTHONPATH", "")])}
     try:
-        process = start("export", "folder", "--to", "minari", "--out", out, "--dataset-id", "ab/other-v0", cwd=home)
+        process = start("export", "folder", "--to", "minari", "--out", tmp_path / "out", cwd=home)
     finally:
         os.environ.clear()
         os.environ.update(before)
     ended = finish(process)
     assert (ended.returncode, ended.stdout) == (128 + signal.SIGINT, "")
-    assert ended.stderr.splitlines()[-1] == "Interrupted: the same command continues the export."
-    assert (tmp_path / ".out.export" / "part-000000").is_dir()
-    result = run("export", "folder", "--to", "minari", "--out", out, "--dataset-id", "ab/bc-v1", cwd=home)
-    assert result.returncode == 0, result.stderr
-    assert not (tmp_path / ".out.export").exists()
-    assert minari.MinariDataset(out).id == "ab/bc-v1"
+    assert ended.stderr.splitlines()[-1] == "Interrupted: nothing was written."
+    assert {path.name for path in tmp_path.iterdir()} <= {"sitecustomize.py", "__pycache__"}

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -218,32 +217,19 @@ KILLED = """
 import os, signal, sys
 from minari.dataset._storages import hdf5_storage
 from streamsampler.formats import export
-import h5py
 
-source, out, call = sys.argv[1], sys.argv[2], int(sys.argv[3])
 calls = 0
-update, copy = hdf5_storage.HDF5Storage.update_episodes, h5py.File.copy
-
-def count(kill):
-    global calls
-    calls += 1
-    if calls == call:
-        kill()
+update = hdf5_storage.HDF5Storage.update_episodes
 
 def killed_update(self, episodes):
-    def some():
-        for number, episode in enumerate(episodes):
-            count(lambda: os.kill(os.getpid(), signal.SIGKILL))
-            yield episode
-    return update(self, some())
-
-def killed_copy(self, *args, **kwargs):
-    count(lambda: os.kill(os.getpid(), signal.SIGKILL))
-    return copy(self, *args, **kwargs)
+    global calls
+    update(self, episodes)
+    calls += 1
+    if calls == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 hdf5_storage.HDF5Storage.update_episodes = killed_update
-h5py.File.copy = killed_copy
-export(source, out, to="minari")
+export(sys.argv[1], sys.argv[2], to="minari")
 """
 
 
@@ -262,89 +248,34 @@ def value_of(item):
     return item[()].tolist() if item.dtype == object else (item.dtype, item.shape, item[()].tobytes())
 
 
-def kill_at(call, source, out):
-    run = subprocess.run([sys.executable, "-c", KILLED, source, out, str(call)], capture_output=True, text=True)
+def test_what_a_killed_export_left_is_replaced(odd_folder, tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, odd_folder.path, tmp_path / "out"], capture_output=True, text=True
+    )
     assert run.returncode == -signal.SIGKILL, run.stderr
-    assert not out.exists()
-
-
-def test_a_killed_export_goes_on(odd_folder, odd, tmp_path, monkeypatch):
-    """In the middle of the first shard, of a later one, and while the shards' files are copied into one."""
-    export(odd_folder, tmp_path / "whole", to="minari")
-    hidden = tmp_path / ".out.export"
-    written = []
-    original = minari.dataset.minari_storage.MinariStorage.new
-    monkeypatch.setattr(
-        minari.dataset.minari_storage.MinariStorage, "new",
-        lambda path, *args, **kwargs: written.append(Path(path).name) or original(path, *args, **kwargs),
-    )  # fmt: skip
-    n_first = len(odd_folder.shards[0])
-    for call, n_parts in ((2, 0), (n_first + 2, 1), (2 * len(odd) - n_first - 1, len(odd_folder.shards))):
-        kill_at(call, odd_folder.path, tmp_path / "out")
-        assert len(list(hidden.glob("part-*"))) == n_parts
+    assert os.listdir(tmp_path) == [".out.export"]
     export(odd_folder, tmp_path / "out", to="minari")
-    assert written == ["dataset"], "all parts were there"
+    export(odd_folder, tmp_path / "whole", to="minari")
     assert sorted(os.listdir(tmp_path)) == ["out", "whole"]
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_what_another_export_left_is_not_used(odd_folder, odd, tmp_path):
-    kill_at(len(odd), odd_folder.path, tmp_path / "out")
-    assert (tmp_path / ".out.export" / "part-000000").is_dir()
-    part = odd[-2:]
-    part.save(tmp_path / "part.npz")
-    export(tmp_path / "part.npz", tmp_path / "out", to="minari")
-    for one, episode in zip(part, minari.MinariDataset(tmp_path / "out"), strict=True):
-        check_episode(episode, one)
-    assert sorted(os.listdir(tmp_path)) == ["out", "part.npz"]
-
-
-def test_ctrl_c_keeps_what_is_complete_and_an_error_keeps_nothing(odd_folder, tmp_path, monkeypatch):
-    from streamsampler.formats import minari as module
-    from streamsampler.formats import staging
-
-    original = staging.make_whole
-
-    def interrupted(folder, name):
-        original(folder, name)
-        if name.name == "part-000001":
-            raise error
-
-    monkeypatch.setattr(module, "make_whole", interrupted)
-    error: BaseException = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        export(odd_folder, tmp_path / "out", to="minari")
-    assert [path.name for path in sorted((tmp_path / ".out.export").glob("part-*"))] == ["part-000000", "part-000001"]
-    monkeypatch.undo()
-    export(odd_folder, tmp_path / "out", to="minari")
-    assert os.listdir(tmp_path) == ["out"]
-    monkeypatch.setattr(module, "make_whole", interrupted)
-    error = StorageError("damaged")
-    with pytest.raises(StorageError, match="damaged"):
-        export(odd_folder, tmp_path / "other", to="minari")
-    assert os.listdir(tmp_path) == ["out"]
-
-
-def test_a_full_disk_is_an_error_before_hdf5_meets_it(odd_folder, tmp_path):
-    """Once where a shard is written, and once where all are copied into one; then the export goes on."""
+@pytest.mark.parametrize("n_shards", [0, 2])
+def test_a_full_disk_is_an_error_before_hdf5_meets_it(n_shards, odd_folder, tmp_path):
     from streamsampler.formats.columns import open_source
     from streamsampler.formats.minari import Episodes
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     episodes = Episodes(open_source(odd_folder))
-    enough_for_each = max(episodes.most_bytes(shard) for shard in odd_folder.shards)
-    for most, n_parts in ((50_000, 0), (enough_for_each, len(odd_folder.shards))):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-        try:
-            with pytest.raises(OSError, match="File too large") as caught:
-                export(odd_folder, tmp_path / "out", to="minari")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert caught.value.filename == str(tmp_path / "out")
-        assert len(list((tmp_path / ".out.export").glob("part-*"))) == n_parts
-    export(odd_folder, tmp_path / "out", to="minari")
-    assert len(minari.MinariDataset(tmp_path / "out")) == len(odd_folder)
-    assert os.listdir(tmp_path) == ["out"]
+    most = 50_000 + sum(episodes.most_bytes(shard) for shard in list(odd_folder.shards)[:n_shards])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            export(odd_folder, tmp_path / "out", to="minari")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.filename == str(tmp_path / "out")
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("of", ["odd", "pictures"])

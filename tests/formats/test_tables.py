@@ -276,11 +276,11 @@ def test_progress_is_told_shard_by_shard(odd_folder, tmp_path):
 
 
 def test_two_processes_do_not_write_the_same_export(odd, tmp_path):
-    from streamsampler.formats.staging import Staging
+    from streamsampler.formats.staging import new_folder
 
-    with Staging(tmp_path / "out", None), pytest.raises(StorageError, match="being written by another process"):
+    with new_folder(tmp_path / "out"), pytest.raises(StorageError, match="being written by another process"):
         export(odd, tmp_path / "out", to="parquet")
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_a_library_that_is_missing_is_named(odd, tmp_path, monkeypatch):
