@@ -24,7 +24,7 @@ streamsampler export early.json late.json --to sb3 --timesteps 10000 --timesteps
 | format | extra | |
 |---|---|---|
 | Minari (HDF5) | `minari` | `streamsampler.formats.minari` |
-| Parquet | `parquet` | `streamsampler.formats.parquet` |
+| Parquet | `parquet` | `streamsampler.formats.tables` |
 | pandas | `pandas` | `streamsampler.formats.tables` |
 | TensorDict | `tensordict` | `streamsampler.formats.tensordict` |
 | evaluations of Stable-Baselines3 | none | `streamsampler.formats.sb3` |

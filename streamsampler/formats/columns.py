@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.info_columns import InfoColumn, KeyPath
+from streamsampler.data.info_columns import KeyPath
 from streamsampler.data.infos import Infos, columns_of
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.spaces import AnySpace, row_spec
@@ -33,9 +34,6 @@ from streamsampler.storage.files import load_with_header
 from streamsampler.storage.folder import TrajectoryFolder
 from streamsampler.storage.manifest import shard_name
 from streamsampler.version import __version__
-
-Values: TypeAlias = tuple[Array, NDArray[np.bool_] | None]
-"""The rows of a column, and which of them are there; None where all are."""
 
 _NUMBERS = frozenset("biuf")
 _OBJECT = np.dtype(object)
@@ -58,40 +56,43 @@ class Column:
     always: bool = True
 
 
-class InfoSurvey:
-    """Finds out which columns some infos have.
+class ColumnRows(NamedTuple):
+    """The rows that a shard has of a column.
 
-    Args:
-        name: What the infos are called in errors.
+    Attributes:
+        path: The names of the column, from the outermost inwards.
+        column: What it holds.
+        rows: (N, …) the rows; anything where they are missing.
+        present: (N,) bool, which rows are there; None where all are.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._kinds: dict[KeyPath, set[Column]] = {}
-        self._largest: dict[KeyPath, int] = {}
-        self._present: dict[KeyPath, int] = {}
+    path: KeyPath
+    column: Column
+    rows: Array
+    present: NDArray[np.bool_] | None = None
+
+
+class _InfoSurvey:
+    """Finds out which columns some infos have."""
+
+    def __init__(self) -> None:
+        self._found: defaultdict[KeyPath, list[tuple[Column, int, int]]] = defaultdict(list)
         self._length = 0
 
-    def add(self, infos: Infos, length: int) -> None:
-        """Look at the infos of so many rows.
-
-        Raises:
-            DataError: They are no such infos.
-        """
+    def add(self, infos: Infos, length: int, name: str) -> None:
+        """Look at the infos of so many rows."""
         self._length += length
-        for path, column in columns_of(infos, length, self._name).columns.items():
-            self._kinds.setdefault(path, set()).add(_column_of(column.values))
-            self._largest[path] = max(self._largest.get(path, 0), _largest_integer(column.values))
-            self._present[path] = self._present.get(path, 0) + len(column.values)
+        for path, column in columns_of(infos, length, name).columns.items():
+            rows = column.values
+            self._found[path].append((_column_of(rows), _largest_integer(rows), len(rows)))
 
     def columns(self) -> dict[KeyPath, Column]:
         """Return the columns that hold all of them, by path."""
-        found = {}
-        for path, kinds in self._kinds.items():
-            column = _common(kinds, self._largest[path])
-            always = self._present[path] == self._length
-            found[path] = Column(column.kind, column.dtype, column.shape, always)
-        return found
+        columns = {}
+        for path, found in self._found.items():
+            common = _common({column for column, _, _ in found}, max(largest for _, largest, _ in found))
+            columns[path] = replace(common, always=sum(n for _, _, n in found) == self._length)
+        return columns
 
 
 def _column_of(values: Array) -> Column:
@@ -121,9 +122,9 @@ def _common(kinds: set[Column], largest: int) -> Column:
     return Column("numbers", dtype, next(iter(kinds)).shape)
 
 
-def info_values(
-    infos: Infos, length: int, columns: dict[KeyPath, Column], name: str
-) -> Iterator[tuple[KeyPath, Values]]:
+def info_rows(
+    infos: Infos, length: int, columns: Mapping[KeyPath, Column], name: str, root: KeyPath = ()
+) -> Iterator[ColumnRows]:
     """Yield the rows of each column, also of those that these infos lack.
 
     Args:
@@ -131,26 +132,24 @@ def info_values(
         length: How many rows they have.
         columns: Which columns there are.
         name: What the infos are called in errors.
+        root: What comes before the paths of the columns.
 
     Raises:
         StorageError: A value cannot be written; names it.
     """
     found = columns_of(infos, length, name).columns
     for path, column in columns.items():
-        yield path, _filled(column, found.get(path), length, f"{name}{''.join(f'[{key!r}]' for key in path)}")
-
-
-def _filled(column: Column, found: InfoColumn | None, length: int, path: str) -> Values:
-    if found is not None and found.steps is None:
-        return leaf_values(column, found.values, path), None
-    rows = np.zeros((length, *column.shape), column.dtype)
-    if column.kind != "numbers":
-        rows[:] = None
-    mask = np.zeros(length, np.bool_)
-    if found is not None and found.steps is not None:
-        rows[found.steps] = leaf_values(column, found.values, path)
-        mask[found.steps] = True
-    return rows, mask
+        name_of_key = f"{name}{''.join(f'[{key!r}]' for key in path)}"
+        info = found.get(path)
+        if info is not None and info.steps is None:
+            yield ColumnRows((*root, *path), column, leaf_values(column, info.values, name_of_key))
+            continue
+        rows = np.full((length, *column.shape), 0 if column.kind == "numbers" else None, column.dtype)
+        present = np.zeros(length, np.bool_)
+        if info is not None:
+            rows[info.steps] = leaf_values(column, info.values, name_of_key)
+            present[info.steps] = True
+        yield ColumnRows((*root, *path), column, rows, present)
 
 
 def leaf_column(space: AnySpace) -> Column:
@@ -203,16 +202,15 @@ class Source:
         shards: The shards, each loaded when it is indexed; at least one.
         sizes: Trajectories and timesteps of each shard.
         facts: What is known of their origin: seed, provenance and version of the package.
-        files: The shards' files; none where there is one shard, in memory.
+        folder: The folder that the shards lie in, if any.
 
     Attributes:
         n_trajectories: How many trajectories there are.
         n_timesteps: How many timesteps.
         observation_space: The environment's.
         action_space: The environment's.
-        has_fragments: Whether trajectories may be parts of episodes.
-        of_agents: Whether trajectories are of agents, of which an environment has several.
         facts: See above.
+        provenance: The part of the facts that says which environment and agent they are of.
     """
 
     def __init__(
@@ -220,12 +218,13 @@ class Source:
         shards: Sequence[TrajectoryBatch[Any, Any]],
         sizes: Sequence[tuple[int, int]],
         facts: Mapping[str, Any],
-        files: Sequence[Path] = (),
+        folder: Path | None = None,
     ) -> None:
-        self._shards, self._sizes, self._files = shards, sizes, files
+        self._shards, self._sizes, self._folder = shards, sizes, folder
         self.n_trajectories = sum(trajectories for trajectories, _ in sizes)
         self.n_timesteps = sum(timesteps for _, timesteps in sizes)
         self.facts = facts
+        self.provenance: dict[str, Any] = dict(facts.get("provenance") or {})
         first = shards[0]
         if isinstance(first, MultiAgentBatch):
             raise UsageError(
@@ -233,11 +232,6 @@ class Source:
                 f"batch = streamsampler.load(…); there are {', '.join(map(repr, first.policies))}"
             )
         self.observation_space, self.action_space = first.observation_space, first.action_space
-        self.of_agents = first.agents is not None
-        self.has_fragments = bool(first.fragments)  # of a batch alone: a folder has whole trajectories
-
-    def __len__(self) -> int:
-        return len(self._shards)
 
     def shards(self, shown: Display | None = None) -> Iterator[tuple[int, TrajectoryBatch[Any, Any]]]:
         """Yield each shard, with how many trajectories come before it.
@@ -256,36 +250,34 @@ class Source:
             if shown is not None:
                 shown.update(lambda: (timesteps, trajectories), complete=False)  # noqa: B023 - it is called at once
 
-    def survey(self) -> dict[str, dict[KeyPath, Column]]:
-        """Return the columns of env_infos, agent_infos and episode_infos over all shards, and of "all_env_infos".
+    def survey(self) -> tuple[dict[str, dict[KeyPath, Column]], bool]:
+        """Look at the infos and seeds of all shards.
 
-        The last are those of env_infos and episode_infos together: what `env.reset` and `env.step` returned.
+        Returns:
+            The columns of env_infos, agent_infos and episode_infos, and under "all_env_infos" those of env_infos and
+            episode_infos together, which `env.reset` and `env.step` returned; and whether all seeds of trajectories
+            are 64-bit integers.
+
+        Raises:
+            DataError: They are no infos.
+            StorageError: A shard is damaged; names its file.
         """
-        surveys = {name: InfoSurvey(name) for name in (*_INFOS, "all_env_infos")}
+        surveys = {name: _InfoSurvey() for name in (*_INFOS, "all_env_infos")}
+        seeds_fit = True
         for number, (n_trajectories, n_timesteps) in enumerate(self._sizes):
-            infos = self._infos(number)
+            infos, seeds = self._infos_and_seeds(number)
+            seeds_fit = seeds_fit and all(-(2**63) <= seed < 2**63 for seed in seeds)
             for name in _INFOS:
                 length = n_trajectories if name == "episode_infos" else n_timesteps
-                surveys[name].add(infos[name], length)
-                if name != "agent_infos":
-                    surveys["all_env_infos"].add(infos[name], length)
-        return {name: survey.columns() for name, survey in surveys.items()}
+                for survey in (name,) if name == "agent_infos" else (name, "all_env_infos"):
+                    surveys[survey].add(infos[name], length, name)
+        return {name: survey.columns() for name, survey in surveys.items()}, seeds_fit
 
-    def _infos(self, number: int) -> dict[str, Any]:
-        if self._files:
-            return storage.read_trees(self._files[number], *_INFOS)[0]
-        return {name: getattr(self._shards[number], name) for name in _INFOS}
-
-    def seeds_fit(self) -> bool:
-        """Return whether all seeds of trajectories are 64-bit integers."""
-        limits = np.iinfo(np.int64)
-        return all(limits.min <= seed <= limits.max for number in range(len(self)) for seed in self._seeds(number))
-
-    def _seeds(self, number: int) -> Sequence[int]:
-        if self._files:
-            seeds: list[int] = storage.read(self._files[number])[1]["seeds"]
-            return seeds
-        return self._shards[number].seeds
+    def _infos_and_seeds(self, number: int) -> tuple[dict[str, Any], Sequence[int]]:
+        if self._folder is None:
+            return {name: getattr(self._shards[number], name) for name in _INFOS}, self._shards[number].seeds
+        infos, header = storage.read_trees(self._folder / shard_name(number), *_INFOS)
+        return infos, header["seeds"]
 
 
 Sourced = TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any] | Source | str | os.PathLike[str]
@@ -312,12 +304,10 @@ def open_source(source: Sourced) -> Source:
         return _of_folder(source)
     if not isinstance(source, str | os.PathLike):
         raise UsageError(f"trajectories are exported from a batch, a folder or a path, not from {source!r:.80}")
-    path = Path(source)
-    if path.is_dir():
-        return _of_folder(TrajectoryFolder(path))
-    batch, header = load_with_header(path)
-    facts = {name: header.get(name) for name in ("seed", "provenance", "package_version")}
-    return _of_batch(batch, facts)
+    if Path(source).is_dir():
+        return _of_folder(TrajectoryFolder(source))
+    batch, header = load_with_header(source)
+    return _of_batch(batch, {name: header.get(name) for name in ("seed", "provenance", "package_version")})
 
 
 def _of_batch(batch: TrajectoryBatch[Any, Any], facts: Mapping[str, Any]) -> Source:
@@ -333,5 +323,4 @@ def _of_folder(folder: TrajectoryFolder[Any, Any]) -> Source:
         _log.warning("%s is incomplete: what is exported is what is there now", folder.path)
     package_version = folder.package_version
     facts = {"seed": folder.seed, "provenance": dict(folder.provenance), "package_version": package_version}
-    files = [folder.path / shard_name(number) for number in range(len(folder.shards))]
-    return Source(folder.shards, folder.shard_sizes, facts, files)
+    return Source(folder.shards, folder.shard_sizes, facts, folder.path)

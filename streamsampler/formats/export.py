@@ -39,7 +39,7 @@ class Format:
 
 FORMATS: Mapping[str, Format] = {
     "minari": Format("minari", frozenset({"dataset_id", "metadata"})),
-    "parquet": Format("parquet"),
+    "parquet": Format("tables"),
     "tensordict": Format("tensordict"),
     "sb3": Format("sb3", of="evaluations"),
 }

@@ -38,10 +38,9 @@ from gymnasium import spaces as gym_spaces
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
-from streamsampler.data.spaces import AnySpace
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.extras import needed
-from streamsampler.formats.columns import Column, Source, Values, info_values
+from streamsampler.formats.columns import Column, ColumnRows, Source, info_rows, space_columns
 from streamsampler.formats.staging import allocate, new_folder
 from streamsampler.samplers.progress import Display
 
@@ -51,6 +50,7 @@ from streamsampler.samplers.progress import Display
 
 _HELD = (gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary, gym_spaces.Text)
 _LARGEST = 2**63
+_OF_AGENT = ("agent_infos",)
 _DATASET, _TEXT = 4096, 8192
 """About twice the bytes that HDF5 needs for a dataset besides its rows, and how many more for one of text."""
 
@@ -64,18 +64,15 @@ class Episodes:
 
     def __init__(self, source: Source) -> None:
         for name in ("observation_space", "action_space"):
-            _check_space(getattr(source, name), name)
-        infos = source.survey()
+            for path, space, _ in space_columns(getattr(source, name), None, (name,)):
+                if not isinstance(space, _HELD):
+                    raise StorageError(
+                        f"Minari cannot hold {'.'.join(path)}, a space of the kind {type(space).__name__}"
+                    )
+                _check_name(path, path)
+        infos, _ = source.survey()
         self._env_columns, self._agent_columns = infos["all_env_infos"], infos["agent_infos"]
-        self._names = {path: _hdf5_path(path, "env_infos") for path in self._env_columns}
-        self._agent_names = {path: _hdf5_path(("agent_infos", *path), "agent_infos") for path in self._agent_columns}
-        masks = [
-            (*names[path][:-1], f"_{names[path][-1]}")
-            for names, columns in ((self._names, self._env_columns), (self._agent_names, self._agent_columns))
-            for path, column in columns.items()
-            if not column.always
-        ]
-        _check_names([*self._names.values(), *self._agent_names.values(), *masks])
+        _check_infos(self._env_columns, self._agent_columns)
         self._make = needed("minari.data_collector", "the format Minari", "minari").EpisodeBuffer
 
     def of(self, batch: TrajectoryBatch[Any, Any], first: int) -> Iterator[Any]:
@@ -85,18 +82,18 @@ class Episodes:
             batch: The shard.
             first: How many trajectories come before it.
         """
-        env_infos = dict(info_values(batch.env_infos, batch.n_timesteps, self._env_columns, "env_infos"))
-        resets = dict(info_values(batch.episode_infos, len(batch), self._env_columns, "episode_infos"))
-        agent_infos = dict(info_values(batch.agent_infos, batch.n_timesteps, self._agent_columns, "agent_infos"))
+        n_timesteps = batch.n_timesteps
+        env_infos = list(info_rows(batch.env_infos, n_timesteps, self._env_columns, "env_infos"))
+        resets = list(info_rows(batch.episode_infos, len(batch), self._env_columns, "episode_infos"))
+        agent_infos = list(info_rows(batch.agent_infos, n_timesteps, self._agent_columns, "agent_infos", _OF_AGENT))
         for i, (start, length) in enumerate(zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)):
-            steps = slice(start, start + length)
+            this, steps = slice(i, i + 1), slice(start, start + length)
             infos: dict[str, Any] = {}
-            for path, name in self._names.items():
-                rows = _joined(_cut(resets[path], slice(i, i + 1)), _cut(env_infos[path], steps))
-                _add(infos, name, self._env_columns[path], rows)
-            for path, name in self._agent_names.items():
-                _add(infos, name, self._agent_columns[path], _cut(agent_infos[path], steps))
-            observations = [trees.take(batch.observations, steps), trees.take(batch.last_observations, slice(i, i + 1))]
+            for reset, info in zip(resets, env_infos, strict=True):
+                _add(infos, info, (reset, this), (info, steps))
+            for info in agent_infos:
+                _add(infos, info, (info, steps))
+            observations = [trees.take(batch.observations, steps), trees.take(batch.last_observations, this)]
             ends = np.zeros((2, length), np.bool_)
             ends[:, -1] = batch.terminated[i], batch.truncated[i]
             seed = batch.seeds[i]
@@ -123,59 +120,47 @@ class Episodes:
                     n_bytes += 2 * sum(len(repr(value)) for value in leaf)
         return n_bytes + 20 * batch.n_timesteps + len(batch) * (_DATASET * (n_datasets + 8) + _TEXT * n_text)
 
-    def about(self, batch: TrajectoryBatch[Any, Any]) -> Iterator[dict[str, int]]:
-        """Yield more metadata of each episode."""
-        for index, version in zip(batch.indices.tolist(), batch.agent_versions.tolist(), strict=True):
-            yield {"trajectory_index": index, "agent_version": version}
+
+def _name(path: KeyPath) -> KeyPath:
+    """Return the names of an info in HDF5, from the outermost group inwards."""
+    return tuple("/".join(path).split("/"))
 
 
-def _check_space(space: AnySpace, path: str) -> None:
-    if isinstance(space, gym_spaces.Dict | gym_spaces.Tuple):
-        items = space.spaces.items() if isinstance(space, gym_spaces.Dict) else enumerate(space.spaces)
-        for key, child in items:
-            if isinstance(key, str) and (not key or key == "." or "/" in key):
-                raise StorageError(f"Minari cannot hold {path}: the key {key!r} cannot be a name in HDF5")
-            _check_space(child, f"{path}[{key!r}]")
-    elif not isinstance(space, _HELD):
-        raise StorageError(f"Minari cannot hold {path}, a space of the kind {type(space).__name__}")
+def _check_name(path: KeyPath, name: KeyPath) -> None:
+    if any(part in ("", ".") or "/" in part or "\0" in part for part in name):
+        raise StorageError(f"Minari cannot hold {'.'.join(path)}: that cannot be a name in HDF5")
 
 
-def _hdf5_path(path: KeyPath, where: str) -> KeyPath:
-    names = tuple(name for key in path for name in key.split("/"))
-    if any(name in ("", ".") or "\0" in name for name in names):
-        raise StorageError(f"Minari cannot hold {where}[{'/'.join(path)!r}]: that cannot be a name in HDF5")
-    return names
-
-
-def _check_names(names: list[KeyPath]) -> None:
-    """Refuse names that are a group and a value in HDF5, or that are used twice."""
+def _check_infos(env_columns: Mapping[KeyPath, Column], agent_columns: Mapping[KeyPath, Column]) -> None:
+    """Refuse names that HDF5 has not, that are a group and a value there, or that are used twice."""
+    names = []
+    columns = [*env_columns.items(), *(((*_OF_AGENT, *path), column) for path, column in agent_columns.items())]
+    for path, column in columns:
+        name = _name(path)
+        _check_name(path, name)
+        names += [name] if column.always else [name, (*name[:-1], f"_{name[-1]}")]
     groups = {name[:depth] for name in names for depth in range(1, len(name))}
     twice = next((name for name in names if name in groups or names.count(name) > 1), None)
     if twice is not None:
         raise StorageError(f"Minari cannot hold two infos under the name {'/'.join(twice)!r}: rename one of them")
 
 
-def _cut(values: Values, rows: slice) -> Values:
-    array, mask = values
-    return array[rows], None if mask is None else mask[rows]
-
-
-def _joined(one: Values, other: Values) -> Values:
-    masks = [np.ones(len(rows), np.bool_) if mask is None else mask for rows, mask in (one, other)]
-    return np.concatenate([one[0], other[0]]), np.concatenate(masks)
-
-
-def _add(infos: dict[str, Any], name: KeyPath, column: Column, values: Values) -> None:
-    """Add the rows of an info, and its mask where it was missing in some of them; nothing where it was in none."""
-    rows, mask = values
-    if mask is not None and not mask.any():
+def _add(infos: dict[str, Any], info: ColumnRows, *parts: tuple[ColumnRows, slice]) -> None:
+    """Add parts of an info's rows, with its mask where it is missing in some; nothing where it is missing in all."""
+    rows = np.concatenate([each.rows[part] for each, part in parts])
+    masks = [
+        np.ones(part.stop - part.start, np.bool_) if each.present is None else each.present[part]
+        for each, part in parts
+    ]
+    present = np.concatenate(masks)
+    if not present.any():
         return
-    inner = infos
-    for key in name[:-1]:
-        inner = inner.setdefault(key, {})
-    inner[name[-1]] = rows if column.kind == "numbers" else [text or "" for text in rows]
-    if mask is not None and not mask.all():
-        inner[f"_{name[-1]}"] = mask
+    *groups, name = _name(info.path)
+    for group in groups:
+        infos = infos.setdefault(group, {})
+    infos[name] = rows if info.column.kind == "numbers" else [text or "" for text in rows]
+    if not present.all():
+        infos[f"_{name}"] = present
 
 
 def _plain(tree: Any) -> Any:
@@ -230,7 +215,11 @@ def write(
         for first, batch in source.shards(shown):
             _reserve(folder, episodes.most_bytes(batch))
             dataset.update_episodes(episodes.of(batch, first))
-            dataset.update_episode_metadata(episodes.about(batch), range(first, first + len(batch)))
+            facts = [
+                {"trajectory_index": index, "agent_version": version}
+                for index, version in zip(batch.indices.tolist(), batch.agent_versions.tolist(), strict=True)
+            ]
+            dataset.update_episode_metadata(facts, range(first, first + len(batch)))
         dataset.update_metadata(about)
 
 
@@ -264,13 +253,12 @@ def _about(source: Source, out: Path, dataset_id: str | None, metadata: Mapping[
             f"{name!r} is no id of a Minari dataset, such as 'cartpole/random-v0': letters, digits, '_' and '-', a "
             "namespace of two at least, and a version"
         ) from None
-    facts = dict(source.facts)
     return {
-        "algorithm_name": str(dict(facts.get("provenance") or {}).get("agent") or "unknown"),
+        "algorithm_name": str(source.provenance.get("agent") or "unknown"),
         **{key: {text} if key in _SETS else text for key, text in given.items()},
         "dataset_id": name,
         "minari_version": minari.__version__,
-        "streamsampler": facts,
+        "streamsampler": dict(source.facts),
     }
 
 
@@ -281,21 +269,19 @@ def _name_of(source: Source, out: Path) -> str:
         after = parts[len(parts) - parts[::-1].index("datasets") : -1]
         if after:
             return "/".join(after)
-    provenance = dict(source.facts.get("provenance") or {})
-    words = [re.sub(r"[^\w]+", "-", str(provenance.get(name) or "")).strip("-") for name in ("environment", "agent")]
-    environment = re.sub(r"-v\d+$", "", words[0]).lower()
-    return f"{environment}/{words[1].lower() or 'agent'}-v0" if len(environment) > 1 else "streamsampler/dataset-v0"
+    names = (str(source.provenance.get(name) or "").lower() for name in ("environment", "agent"))
+    environment, agent = (re.sub(r"[^\w]+", "-", name).strip("-") for name in names)
+    environment = re.sub(r"-v\d+$", "", environment)
+    return f"{environment}/{agent or 'agent'}-v0" if len(environment) > 1 else "streamsampler/dataset-v0"
 
 
 def _env_spec(source: Source) -> Any | None:
     """Return the environment's spec if its id is registered; nothing is imported."""
-    provenance = dict(source.facts.get("provenance") or {})
-    name = provenance.get("environment")
-    spec = gymnasium.registry.get(name.rpartition(":")[2]) if isinstance(name, str) else None
-    if spec is None:
+    name, kwargs = (source.provenance.get(each) for each in ("environment", "env_kwargs"))
+    registered = gymnasium.registry.get(str(name).rpartition(":")[2])
+    if registered is None:
         return None
-    spec = copy.deepcopy(spec)
-    kwargs = provenance.get("env_kwargs")
+    spec = copy.deepcopy(registered)
     kwargs = dict(kwargs) if isinstance(kwargs, dict) else {}
     if limit := kwargs.pop("max_episode_steps", None):
         spec.max_episode_steps = None if limit == -1 else limit

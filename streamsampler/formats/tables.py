@@ -18,6 +18,11 @@
 | `last_observation` | what followed the last action |
 | `reset_info.KEY` | the infos of `env.reset` |
 
+As Parquet they are `timesteps.parquet` and `trajectories.parquet` in a folder, which needs `pip install pyarrow`.
+Several numbers are a fixed-size list; the field's metadata has their `shape`. Columns of JSON have `encoding` there.
+The schema's metadata has, under `streamsampler`, seed, provenance, version and spaces as JSON. As data frames they
+need `pip install pandas`; see `to_pandas`.
+
 Of Dict and Tuple spaces, and of nested infos, each leaf is a column: `observation.camera`, `observation.task.0`. Values
 of several numbers are lists, in C order. Text is text. Other values (of Sequence, Graph and OneOf spaces, and infos
 that are no numbers of one shape) are JSON as `streamsampler.storage.npz` describes it. Seeds are text where one of them
@@ -26,149 +31,193 @@ is no 64-bit integer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.info_columns import KeyPath
 from streamsampler.extras import needed
 from streamsampler.formats.columns import (
     Column,
+    ColumnRows,
     Source,
     Sourced,
-    Values,
-    info_values,
+    info_rows,
     leaf_column,
     leaf_values,
     open_source,
     space_columns,
 )
+from streamsampler.formats.staging import new_folder
+from streamsampler.samplers.progress import Display
+from streamsampler.storage.codec import encode_space
 
 if TYPE_CHECKING:
     import pandas
 
-_INT = Column("numbers", np.dtype(np.int64))
-_BOOL = Column("numbers", np.dtype(np.bool_))
-_FLOAT = Column("numbers", np.dtype(np.float64))
-_OF_FRAGMENTS = {"continued": _BOOL, "cut": _BOOL, "env_number": _INT, "earlier_length": _INT, "earlier_return": _FLOAT}
-"""By the names of columns, which are those of `fragments` in the singular."""
+_OF_FRAGMENTS = ("continued", "cut", "env_number", "earlier_length", "earlier_return")
+"""Names of columns, which are those of `fragments` in the singular."""
 
 
-class Tables:
-    """The two tables of a source.
+def tables(
+    source: Source, shown: Display | None = None
+) -> Iterator[tuple[dict[str, ColumnRows], dict[str, ColumnRows]]]:
+    """Yield the rows that each shard has in the two tables, timesteps and trajectories, by the names of their columns.
 
     Args:
-        source: What they are of.
-
-    Attributes:
-        timesteps: The columns of the table with a row for each timestep, by name.
-        trajectories: The same of the other table.
+        source: What the tables are of.
+        shown: Shows the progress.
     """
-
-    def __init__(self, source: Source) -> None:
-        infos = source.survey()
-        observation, action = source.observation_space, source.action_space
-        seed = _INT if source.seeds_fit() else Column("text")
-        self._steps = _Names({
-            ("trajectory",): _INT, ("timestep",): _INT, **_leaves(observation, "observation"),
-            **_leaves(action, "action"), ("reward",): _FLOAT, ("terminated",): _BOOL, ("truncated",): _BOOL,
-            **({("env_timestep",): _INT} if source.of_agents else {}),
-            **_under("env_info", infos["env_infos"]), **_under("agent_info", infos["agent_infos"]),
-        })  # fmt: skip
-        self._wholes = _Names({
-            ("trajectory",): _INT, ("index",): _INT, ("agent_version",): _INT, ("seed",): seed, ("length",): _INT,
-            ("return",): _FLOAT, ("terminated",): _BOOL, ("truncated",): _BOOL,
-            **({(name,): column for name, column in _OF_FRAGMENTS.items()} if source.has_fragments else {}),
-            **({("agent",): Column("text"), ("episode",): _INT} if source.of_agents else {}),
-            **_leaves(observation, "last_observation"), **_under("reset_info", infos["episode_infos"]),
-        })  # fmt: skip
-        self._infos = infos
-        self.timesteps, self.trajectories = self._steps.columns, self._wholes.columns
-
-    def timestep_rows(self, batch: TrajectoryBatch[Any, Any], first: int) -> Iterator[tuple[str, Values]]:
-        """Yield the name and the rows of each column of a batch, one column at a time.
-
-        Args:
-            batch: A shard of the source.
-            first: How many trajectories come before it.
-        """
-        numbers = np.arange(batch.n_trajectories)
-        last = batch.starts + batch.lengths - 1
-        yield "trajectory", (np.repeat(numbers + first, batch.lengths), None)
-        yield "timestep", (np.arange(batch.n_timesteps) - np.repeat(batch.starts, batch.lengths), None)
-        yield from self._steps.leaves(batch.observation_space, batch.observations, "observation")
-        yield from self._steps.leaves(batch.action_space, batch.actions, "action")
-        yield "reward", (batch.rewards, None)
-        for name in ("terminated", "truncated"):
-            ended = np.zeros(batch.n_timesteps, np.bool_)
-            ended[last] = getattr(batch, name)
-            yield name, (ended, None)
-        if batch.agents is not None:
-            yield "env_timestep", (batch.env_timesteps, None)
-        for name, infos in (("env_info", "env_infos"), ("agent_info", "agent_infos")):
-            values = info_values(getattr(batch, infos), batch.n_timesteps, self._infos[infos], infos)
-            yield from self._steps.infos(values, name)
-
-    def trajectory_rows(self, batch: TrajectoryBatch[Any, Any], first: int) -> Iterator[tuple[str, Values]]:
-        """Yield the same of the table with a row for each trajectory."""
-        yield "trajectory", (np.arange(first, first + batch.n_trajectories), None)
-        yield "index", (batch.indices, None)
-        yield "agent_version", (batch.agent_versions, None)
-        as_text = self.trajectories["seed"].kind == "text"
-        seeds = np.empty(len(batch), object) if as_text else np.empty(len(batch), np.int64)
-        seeds[:] = [str(seed) for seed in batch.seeds] if as_text else batch.seeds
-        yield "seed", (seeds, None)
-        yield "length", (batch.lengths, None)
-        yield "return", (batch.returns, None)
-        yield "terminated", (batch.terminated, None)
-        yield "truncated", (batch.truncated, None)
-        for name in _OF_FRAGMENTS if batch.fragments else ():
-            yield name, (batch.fragments[name if name in batch.fragments else f"{name}s"], None)
-        if batch.agents is not None:
-            yield "agent", (batch.agent_ids.astype(object), None)
-            yield "episode", (batch.episode_numbers, None)
-        yield from self._wholes.leaves(batch.observation_space, batch.last_observations, "last_observation")
-        values = info_values(batch.episode_infos, len(batch), self._infos["episode_infos"], "episode_infos")
-        yield from self._wholes.infos(values, "reset_info")
+    infos, seeds_fit = source.survey()
+    for first, batch in source.shards(shown):
+        yield _named(_timesteps(batch, first, infos)), _named(_trajectories(batch, first, infos, seeds_fit=seeds_fit))
 
 
-def _leaves(space: Any, name: str) -> dict[KeyPath, Column]:
-    return {path: leaf_column(child) for path, child, _ in space_columns(space, None, (name,))}
+def _timesteps(batch: TrajectoryBatch[Any, Any], first: int, infos: dict[str, Any]) -> Iterator[ColumnRows]:
+    n_timesteps, lengths = batch.n_timesteps, batch.lengths
+    yield _numbers("trajectory", np.repeat(np.arange(first, first + len(batch)), lengths))
+    yield _numbers("timestep", np.arange(n_timesteps) - np.repeat(batch.starts, lengths))
+    yield from _leaves(batch.observation_space, batch.observations, "observation")
+    yield from _leaves(batch.action_space, batch.actions, "action")
+    yield _numbers("reward", batch.rewards)
+    for name in ("terminated", "truncated"):
+        ended = np.zeros(n_timesteps, np.bool_)
+        ended[batch.starts + lengths - 1] = getattr(batch, name)
+        yield _numbers(name, ended)
+    if batch.agents is not None:
+        yield _numbers("env_timestep", batch.env_timesteps)
+    yield from info_rows(batch.env_infos, n_timesteps, infos["env_infos"], "env_infos", ("env_info",))
+    yield from info_rows(batch.agent_infos, n_timesteps, infos["agent_infos"], "agent_infos", ("agent_info",))
 
 
-def _under(name: str, columns: dict[KeyPath, Column]) -> dict[KeyPath, Column]:
-    return {(name, *path): column for path, column in columns.items()}
+def _trajectories(
+    batch: TrajectoryBatch[Any, Any], first: int, infos: dict[str, Any], *, seeds_fit: bool
+) -> Iterator[ColumnRows]:
+    yield _numbers("trajectory", np.arange(first, first + len(batch)))
+    yield _numbers("index", batch.indices)
+    yield _numbers("agent_version", batch.agent_versions)
+    if seeds_fit:
+        yield _numbers("seed", np.array(batch.seeds, np.int64))
+    else:
+        yield _text("seed", batch.seeds)
+    yield _numbers("length", batch.lengths)
+    yield _numbers("return", batch.returns)
+    yield _numbers("terminated", batch.terminated)
+    yield _numbers("truncated", batch.truncated)
+    for name in _OF_FRAGMENTS if batch.fragments else ():
+        yield _numbers(name, batch.fragments[name if name in batch.fragments else f"{name}s"])
+    if batch.agents is not None:
+        yield _text("agent", batch.agent_ids)
+        yield _numbers("episode", batch.episode_numbers)
+    yield from _leaves(batch.observation_space, batch.last_observations, "last_observation")
+    yield from info_rows(batch.episode_infos, len(batch), infos["episode_infos"], "episode_infos", ("reset_info",))
 
 
-class _Names:
-    """Names of columns by their paths; `~2` and so on keeps apart what would be called the same."""
+def _numbers(name: str, rows: Any) -> ColumnRows:
+    return ColumnRows((name,), Column("numbers", rows.dtype), rows)
 
-    def __init__(self, columns: dict[KeyPath, Column]) -> None:
-        self.columns: dict[str, Column] = {}
-        self._names: dict[KeyPath, str] = {}
-        for path, column in columns.items():
-            plain = name = ".".join(path)
-            number = 1
-            while name in self.columns:
-                number += 1
-                name = f"{plain}~{number}"
-            self._names[path] = name
-            self.columns[name] = column
 
-    def leaves(self, space: Any, tree: Any, root: str) -> Iterator[tuple[str, Values]]:
-        for path, _, rows in space_columns(space, tree, (root,)):
-            name = self._names[path]
-            yield name, (leaf_values(self.columns[name], rows, name), None)
+def _text(name: str, values: Iterable[Any]) -> ColumnRows:
+    return ColumnRows((name,), Column("text"), np.array([str(value) for value in values], object))
 
-    def infos(self, values: Iterator[tuple[KeyPath, Values]], root: str) -> Iterator[tuple[str, Values]]:
-        for path, rows in values:
-            yield self._names[(root, *path)], rows
+
+def _leaves(space: Any, tree: Any, root: str) -> Iterator[ColumnRows]:
+    for path, child, rows in space_columns(space, tree, (root,)):
+        column = leaf_column(child)
+        yield ColumnRows(path, column, leaf_values(column, rows, ".".join(path)))
+
+
+def _named(columns: Iterable[ColumnRows]) -> dict[str, ColumnRows]:
+    """Return columns by their names; `~2` and so on keeps apart what would be called the same."""
+    named: dict[str, ColumnRows] = {}
+    for column in columns:
+        plain = name = ".".join(column.path)
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{plain}~{number}"
+        named[name] = column
+    return named
 
 
 # ----------------------------------------------------------------------
-# Trajectories as data frames of pandas. Needs pandas: `pip install pandas`.
+# Parquet.
+
+
+_GROUP_BYTES = 32 * 2**20
+"""About how much of a shard is converted and written at once: a row group."""
+
+
+def write(source: Source, out: Path, shown: Display) -> None:
+    """Write the two tables of a source into a new folder, shard by shard.
+
+    Raises:
+        ImportError: pyarrow is not there; says how to install it.
+        StorageError: A shard is damaged, or a value cannot be written.
+        OSError: The folder cannot be written; nothing is left of it.
+    """
+    arrow = needed("pyarrow", "the format Parquet", "parquet")
+    parquet = needed("pyarrow.parquet", "the format Parquet", "parquet")
+    writers: dict[str, Any] = {}
+    with new_folder(out) as folder, contextlib.ExitStack() as files:
+        for shard in tables(source, shown):
+            for name, columns in zip(("timesteps", "trajectories"), shard, strict=True):
+                if name not in writers:
+                    writer = parquet.ParquetWriter(folder / f"{name}.parquet", _schema(arrow, source, columns))
+                    writers[name] = files.enter_context(writer)
+                _write_rows(arrow, writers[name], list(columns.values()))
+
+
+def _schema(arrow: Any, source: Source, columns: dict[str, ColumnRows]) -> Any:
+    spaces = {name: encode_space(getattr(source, name), name) for name in ("observation_space", "action_space")}
+    return arrow.schema(
+        [
+            arrow.field(name, _type(arrow, column), metadata=_metadata(column))
+            for name, (_, column, _, _) in columns.items()
+        ],
+        metadata={"streamsampler": json.dumps({**source.facts, **spaces})},
+    )
+
+
+def _type(arrow: Any, column: Column) -> Any:
+    if column.kind != "numbers":
+        return arrow.string()
+    number = arrow.from_numpy_dtype(column.dtype)
+    return arrow.list_(number, math.prod(column.shape)) if column.shape else number
+
+
+def _metadata(column: Column) -> dict[str, str]:
+    if column.kind == "json":
+        return {"encoding": "json"}
+    return {"shape": json.dumps(list(column.shape))} if column.shape else {}
+
+
+def _write_rows(arrow: Any, writer: Any, columns: list[ColumnRows]) -> None:
+    """Write the rows of a shard, a few megabytes at a time."""
+    n_rows = len(columns[0].rows)
+    n_group = max(1, _GROUP_BYTES // max(1, sum(column.rows[:1].nbytes for column in columns)))
+    for start in range(0, n_rows, n_group):
+        arrays = [_array(arrow, column, slice(start, start + n_group)) for column in columns]
+        writer.write_table(arrow.Table.from_arrays(arrays, schema=writer.schema), row_group_size=n_group)
+
+
+def _array(arrow: Any, columns: ColumnRows, part: slice) -> Any:
+    _, column, rows, present = columns
+    missing = None if present is None else ~present[part]
+    if not (column.kind == "numbers" and column.shape):
+        return arrow.array(rows[part], type=_type(arrow, column), mask=missing)
+    flat = arrow.array(np.ascontiguousarray(rows[part]).reshape(-1))
+    absent = None if missing is None else arrow.array(missing)
+    return arrow.FixedSizeListArray.from_arrays(flat, type=_type(arrow, column), mask=absent)
+
+
+# ----------------------------------------------------------------------
+# Data frames of pandas.
 
 
 _MASKED = {"b": "BooleanArray", "i": "IntegerArray", "u": "IntegerArray", "f": "FloatingArray"}
@@ -204,29 +253,24 @@ def to_pandas(source: Sourced) -> Frames:
         StorageError: The file or the folder is damaged; or an info cannot be written.
     """
     pd = needed("pandas", "to_pandas", "pandas")
-    opened = open_source(source)
-    tables = Tables(opened)
     frames: tuple[list[Any], list[Any]] = [], []
-    for first, batch in opened.shards():
-        for columns, rows, parts in (
-            (tables.timesteps, tables.timestep_rows(batch, first), frames[0]),
-            (tables.trajectories, tables.trajectory_rows(batch, first), frames[1]),
-        ):
-            parts.append(pd.DataFrame({name: _series(pd, columns[name], values) for name, values in rows}))
+    for shard in tables(open_source(source)):
+        for columns, parts in zip(shard, frames, strict=True):
+            parts.append(pd.DataFrame({name: _series(pd, rows) for name, rows in columns.items()}))
     return Frames(*(pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0] for parts in frames))
 
 
-def _series(pd: Any, column: Column, values: Values) -> Any:
-    rows, mask = values
+def _series(pd: Any, columns: ColumnRows) -> Any:
+    _, column, rows, present = columns
     if column.kind == "numbers" and not column.shape:
         if column.always:
             return pd.Series(rows)
-        missing = np.zeros(len(rows), np.bool_) if mask is None else ~mask
+        missing = np.zeros(len(rows), np.bool_) if present is None else ~present
         if column.dtype == np.float16:  # which pandas does not mask
             rows = rows.astype(np.float32)
         return pd.Series(getattr(pd.arrays, _MASKED[column.dtype.kind])(rows.copy(), missing))
     cells = np.empty(len(rows), object)
     cells[:] = list(rows) if column.kind == "numbers" else rows
-    if mask is not None:
-        cells[~mask] = None
+    if present is not None:
+        cells[~present] = None
     return pd.Series(cells, dtype=object)

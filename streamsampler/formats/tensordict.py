@@ -28,7 +28,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
 from streamsampler.errors import StorageError
 from streamsampler.extras import needed
-from streamsampler.formats.columns import Column, Source, Sourced, info_values, leaf_column, open_source, space_columns
+from streamsampler.formats.columns import Column, Source, Sourced, info_rows, leaf_column, open_source, space_columns
 from streamsampler.formats.staging import allocate, new_folder
 from streamsampler.samplers.progress import Display
 
@@ -97,7 +97,7 @@ class _Parts:
                     raise StorageError(
                         f"a TensorDict holds numbers, and {'.'.join(path)} is a {type(space).__name__} space"
                     )
-        infos = source.survey()
+        infos, _ = source.survey()
         self._infos = {name: _numbers(infos[name], name) for name in _WHERE}
 
     def of(self, batch: TrajectoryBatch[Any, Any], first: int) -> Any:
@@ -126,12 +126,11 @@ class _Parts:
         found["collector", "traj_ids"] = np.repeat(np.arange(first, first + len(batch)), batch.lengths)
         found["policy_version",] = np.repeat(batch.agent_versions, batch.lengths)
         for name, root in _WHERE.items():
-            columns = self._infos[name]
-            for path, (rows, mask) in info_values(getattr(batch, name), batch.n_timesteps, columns, name):
-                found[*root, *path] = rows
-                if not columns[path].always:
-                    there = np.ones(len(rows), np.bool_) if mask is None else mask
-                    found[*root, *path[:-1], f"_{path[-1]}"] = there
+            columns = info_rows(getattr(batch, name), batch.n_timesteps, self._infos[name], name, root)
+            for path, column, rows, present in columns:
+                found[path] = rows
+                if not column.always:
+                    found[*path[:-1], f"_{path[-1]}"] = np.ones(len(rows), np.bool_) if present is None else present
         made = self._kind({}, batch_size=[batch.n_timesteps])
         for path, rows in found.items():
             made[path] = self._torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ["C", "W"]))

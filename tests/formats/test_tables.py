@@ -111,7 +111,7 @@ def test_parts_of_episodes_are_told_from_episodes():
 
 
 def test_row_groups_are_small_however_large_a_shard(odd, tmp_path, monkeypatch):
-    from streamsampler.formats import parquet as module
+    from streamsampler.formats import tables as module
 
     monkeypatch.setattr(module, "_GROUP_BYTES", 4_000)
     export(odd, tmp_path / "out", to="parquet")

@@ -15,7 +15,7 @@ from streamsampler import TrajectoryBatch, load, replay, sample_to_folder
 from streamsampler.cli.commands import cli
 from streamsampler.errors import UsageError
 from streamsampler.formats.columns import open_source
-from streamsampler.formats.tables import Tables
+from streamsampler.formats.tables import tables
 from streamsampler.storage.folder import TrajectoryFolder
 from tests.scripted.games import Chooser, Comings, Turns
 
@@ -71,15 +71,10 @@ def test_an_info_may_have_any_name(tmp_path: Path) -> None:
 
 def test_tables_say_whose_a_row_is() -> None:
     blue = sampled()["blue"]
-    source = open_source(blue)
-    tables = Tables(source)
-    trajectories = {name: values[0] for name, values in tables.trajectory_rows(blue, 0)}
-    assert trajectories["agent"].tolist() == blue.agent_ids.tolist()
-    assert trajectories["episode"].tolist() == blue.episode_numbers.tolist()
-    timesteps = {name: values[0] for name, values in tables.timestep_rows(blue, 0)}
-    assert timesteps["env_timestep"].tolist() == blue.env_timesteps.tolist()
-    assert set(timesteps) == set(tables.timesteps)
-    assert set(trajectories) == set(tables.trajectories)
+    ((timesteps, trajectories),) = tables(open_source(blue))
+    assert trajectories["agent"].rows.tolist() == blue.agent_ids.tolist()
+    assert trajectories["episode"].rows.tolist() == blue.episode_numbers.tolist()
+    assert timesteps["env_timestep"].rows.tolist() == blue.env_timesteps.tolist()
 
 
 def test_episodes_are_not_exported_without_what_agents_did(tmp_path: Path) -> None:
