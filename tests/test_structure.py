@@ -74,7 +74,7 @@ HOUSE: dict[str, Any] = {
         "filters": 536,
         "formats": 761,
         "protocol": 427,
-        "samplers": 4208,
+        "samplers": 4170,
         "scheduling": 1254,
         "seeding": 116,
         "serialization": 151,

@@ -26,8 +26,8 @@ for iteration in range(100):
 `obtain_samples` returns what one process alone would have sampled. Taking whatever finishes first over-represents short
 trajectories; `order="arrival"` does that.
 
-`progress=True` shows a bar on a terminal or in a notebook (tqdm's, where tqdm and ipywidgets are installed). Elsewhere,
-and where the variable `CI` is set, it writes a line every 30 seconds and one at the end.
+`progress=True` shows a bar on a terminal, and in a notebook where tqdm and ipywidgets are installed. Elsewhere, and
+where the variable `CI` is set, it writes a line every 30 seconds and one at the end.
 
 `streamsampler.LocalSampler` runs its workers in the calling process: the same batches, for debugging and small jobs.
 

@@ -1,4 +1,4 @@
-"""Follow the progress of a call, and draw it as a bar on a terminal."""
+"""Follow the progress of a call, and show it: as a bar on a terminal or in a notebook, or as lines in a log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from time import monotonic
-from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Self, TextIO
 
 from streamsampler.data.words import count, duration
 
@@ -69,7 +68,7 @@ class Snapshot:
 
 
 ProgressArgument = bool | Callable[[Snapshot], Any]
-"""True shows a bar or lines; see `progress_output`. A callable gets a snapshot at the beginning, then several times a
+"""True shows a bar or lines; see `output_on`. A callable gets a snapshot at the beginning, then several times a
 second, and at the end; one with an attribute `interval` after each so many seconds, or with None only at the beginning
 and at the end."""
 
@@ -143,32 +142,48 @@ class Display:
         )
 
 
-class Bar:
-    """A progress bar on a terminal, with rate and remaining time; nothing where the stream is no terminal.
+class Output:
+    """Shows snapshots of a call; a context manager, which is left when the call ends.
 
-    A context manager, and a callable that takes snapshots: ``[####----]  50%  500/1,000 timesteps  99/s  0:05 left``.
-
-    Args:
-        stream: Where to draw; None where the process has no such stream.
-        hidden: Draw nothing.
+    This class shows nothing. Its subclasses show snapshots in different places.
 
     Attributes:
-        interval: Seconds between two snapshots; None where none needs to be drawn.
-        visible: Whether anything is drawn.
-        shows_end: Whether the bar says when a call is complete.
+        interval: Seconds between two snapshots; None where none needs to be shown.
+        shows_end: Whether the end of a call is shown.
     """
 
+    interval: float | None = None
+    shows_end = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        """Show a snapshot."""
+
+    def write_above(self, text: str) -> bool:
+        """Write lines so that they do not tear a bar; return False, and write nothing, where no bar is drawn."""
+        del text
+        return False
+
+
+class Bar(Output):
+    """A progress bar on a terminal: ``[####----]  50%  500/1,000 timesteps  0:05 left  99/s``.
+
+    Args:
+        stream: The terminal.
+    """
+
+    interval = INTERVAL
+    shows_end = True
     _NARROWEST, _WIDEST = 10, 30
 
-    def __init__(self, stream: TextIO | None, *, hidden: bool = False) -> None:
-        self._stream = stream
-        self.visible = not hidden and stream is not None and stream.isatty()
-        self.interval = INTERVAL if self.visible else None
-        self.shows_end = self.visible
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream  # None when the terminal is gone
         self._line = ""  # what is on the screen
-
-    def __enter__(self) -> Bar:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._line:
@@ -177,23 +192,21 @@ class Bar:
 
     def __call__(self, snapshot: Snapshot) -> None:
         """Draw a snapshot; on a terminal that is gone, draw nothing any more."""
-        if not self.visible:
+        if self._stream is None:
             return
         # One column stays free: a terminal that wraps at its last one would need a new line for each drawing.
         room = _columns(self._stream) - 1 - len("[]  ")
         text = _fitting(describe(snapshot), room - self._NARROWEST)
-        line = f"{drawn_bar(snapshot, max(0, min(self._WIDEST, room - len(text))))}  {text}"
+        width = max(0, min(self._WIDEST, room - len(text)))
+        filled = width * snapshot.reached // max(1, snapshot.target)
+        line = f"[{'#' * filled}{'-' * (width - filled)}]  {text}"
         if line != self._line:
             # Spaces cover what was longer before.
             before, self._line = self._line, line
             self._write(f"\r{_HIDE_CURSOR}{line.ljust(len(before))}")
 
     def write_above(self, text: str) -> bool:
-        """Write lines where the bar is, and the bar below them.
-
-        Returns:
-            Whether there is a bar; nothing is written where there is none.
-        """
+        """Write lines where the bar is, and the bar below them; return False where no bar is drawn yet."""
         if not self._line:
             return False
         self._write(f"\r{_CLEAR_LINE}{text}\n\r{self._line}")
@@ -205,13 +218,7 @@ class Bar:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            self.visible, self._line = False, ""
-
-
-def drawn_bar(snapshot: Snapshot, width: int) -> str:
-    """Return a bar of so many characters, between brackets."""
-    filled = width * snapshot.reached // max(1, snapshot.target)
-    return f"[{'#' * filled}{'-' * (width - filled)}]"
+            self._stream, self._line = None, ""
 
 
 def _columns(stream: TextIO | None) -> int:
@@ -262,35 +269,10 @@ def _fitting(bits: list[str], room: int) -> str:
 
 
 # ----------------------------------------------------------------------
-# Choose where progress is shown: a bar on a terminal or in a notebook, lines in a log.
+# Choose where progress is shown.
 
 
 LINE_SECONDS = 30.0
-_NOTEBOOK_SECONDS = 0.25  # each drawing is a message to the browser
-_WIDTH = 30  # of a bar that is text
-
-
-class Output(Protocol):
-    """Shows snapshots of a call; a context manager, which is left when the call ends.
-
-    Attributes:
-        interval: Seconds between two snapshots; None where none needs to be shown.
-        shows_end: Whether the end of a call is shown.
-    """
-
-    interval: float | None
-    shows_end: bool
-
-    def __enter__(self) -> Any: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-    def __call__(self, snapshot: Snapshot) -> None:
-        """Show a snapshot."""
-
-    def write_above(self, text: str) -> bool:
-        """Write lines so that they do not tear a bar; return False, and write nothing, where no bar is drawn."""
 
 
 @contextlib.contextmanager
@@ -325,8 +307,9 @@ def output_on(
         doing: What lines in a log say is being done.
     """
     if hidden or stream is None:
-        return Bar(stream, hidden=True)
-    if _in_notebook():
+        return Output()
+    # tqdm is looked for, not tried: without ipywidgets it fails in the middle, and complains again at its end.
+    if _in_notebook() and find_spec("tqdm") and find_spec("ipywidgets"):
         return NotebookBar()
     if _is_terminal(stream) and os.environ.get("TERM") != "dumb" and not _in_ci():
         return Bar(stream)
@@ -351,7 +334,7 @@ def _in_ci() -> bool:
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
-class Lines:
+class Lines(Output):
     """Writes a line every 30 seconds, and one at the end: for streams that end in a file or in the log of a job.
 
     Args:
@@ -360,19 +343,13 @@ class Lines:
         doing: What the lines say is being done.
     """
 
-    interval: float | None = LINE_SECONDS
+    interval = LINE_SECONDS
 
     def __init__(self, stream: TextIO, *, last_line: bool = True, doing: str = "sampling") -> None:
         self.shows_end = last_line
         self._doing = doing
         self._stream = stream
         self._written = 0.0  # seconds of the call, at the last line
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def __call__(self, snapshot: Snapshot) -> None:
         """Write a line if it is time."""
@@ -384,67 +361,24 @@ class Lines:
             self._stream.write(f"{self._doing}: {text}\n")
             self._stream.flush()
 
-    def write_above(self, text: str) -> bool:
-        """Return False: there is no bar."""
-        del text
-        return False
 
+class NotebookBar(Output):
+    """tqdm's bar in the output of a notebook's cell."""
 
-class NotebookBar:
-    """A bar in the output of a notebook's cell: tqdm's where it is installed with ipywidgets, else one line of text."""
-
-    interval: float | None = _NOTEBOOK_SECONDS
+    interval = 0.25  # each drawing is a message to the browser
     shows_end = True
 
     def __init__(self) -> None:
-        self._drawn: _TqdmBar | _TextBar | None = None
-
-    def __enter__(self) -> Self:
-        return self
+        self._bar: Any = None
 
     def __exit__(self, *_: object) -> None:
-        if self._drawn is not None:
-            self._drawn.close()
-            self._drawn = None
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
     def __call__(self, snapshot: Snapshot) -> None:
         """Draw a snapshot."""
-        if self._drawn is None:
-            # Looked for, not tried: without ipywidgets tqdm fails in the middle, and complains again at its end.
-            has_tqdm = find_spec("tqdm") and find_spec("ipywidgets")
-            self._drawn = _TqdmBar(snapshot.target) if has_tqdm else _TextBar()
-        self._drawn.show(snapshot)
-
-    def write_above(self, text: str) -> bool:
-        """Return False: a notebook keeps what is printed and the bar apart."""
-        del text
-        return False
-
-
-class _TqdmBar:
-    def __init__(self, target: int) -> None:
-        self._bar = import_module("tqdm.notebook").tqdm(total=target, bar_format="{bar} {desc}")
-
-    def show(self, snapshot: Snapshot) -> None:
+        if self._bar is None:
+            self._bar = import_module("tqdm.notebook").tqdm(total=snapshot.target, bar_format="{bar} {desc}")
         self._bar.n = snapshot.reached
         self._bar.set_description_str("  ".join(describe(snapshot)))
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-class _TextBar:
-    def __init__(self) -> None:
-        self._display = import_module("IPython.display").display
-        self._handle: Any = None
-
-    def show(self, snapshot: Snapshot) -> None:
-        text = f"{drawn_bar(snapshot, _WIDTH)}  {'  '.join(describe(snapshot))}"
-        shown = {"text/plain": text.rstrip()}
-        if self._handle is None:
-            self._handle = self._display(shown, raw=True, display_id=True)
-        else:
-            self._handle.update(shown, raw=True)
-
-    def close(self) -> None:
-        pass

@@ -19,7 +19,7 @@ from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.tally import Tally
 from streamsampler.samplers import progress
-from streamsampler.samplers.progress import Bar, Snapshot, clock, describe
+from streamsampler.samplers.progress import Bar, Snapshot, clock, describe, output_on
 from tests.cli.harness import Terminal
 
 ENDLESS = ("sample", "scripted:Scripted-v0", "--env-kwarg", "endless_from=1", "--workers", 1)
@@ -76,11 +76,12 @@ def test_a_bar_ends_full_and_gives_the_cursor_back() -> None:
 
 
 def test_nothing_is_drawn_where_nobody_sees_it() -> None:
-    stream = io.StringIO()
-    for bar in (Bar(stream), Bar(None), Bar(Tty(), hidden=True)):
-        with bar:
-            bar(Snapshot(5, 1, 10, "timesteps", 1.0))
-        assert bar.interval is None
+    stream = Tty()
+    for output in (output_on(None), output_on(stream, hidden=True)):
+        with output:
+            output(Snapshot(5, 1, 10, "timesteps", 1.0))
+            assert not output.write_above("a line")
+        assert output.interval is None
     assert stream.getvalue() == ""
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from streamsampler import LocalSampler
 from streamsampler.samplers import progress as progress_output
-from streamsampler.samplers.progress import Bar, Display, Lines, NotebookBar, Snapshot, output_on
+from streamsampler.samplers.progress import Bar, Display, Lines, Snapshot, output_on
 
 
 class Tty(io.StringIO):
@@ -70,6 +70,16 @@ def test_a_short_call_is_one_line_in_a_log_or_none_where_its_end_is_told_otherwi
     assert stream.getvalue() == "sampling: 30%  300/1,000 timesteps  1:10 left  10/s\n"
 
 
+def test_a_terminal_that_is_gone_ends_no_call() -> None:
+    class Gone(Tty):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    bar = Bar(Gone())
+    follow(bar, [30.0, 100.0])
+    assert not bar.write_above("a line")
+
+
 def test_a_log_that_is_full_or_closed_ends_no_call() -> None:
     closed = io.StringIO()
     closed.close()
@@ -101,60 +111,39 @@ class Widget:
         self.closed = True
 
 
-class Shown:
-    """What IPython displayed."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> Shown:
-        assert raw
-        assert display_id
-        self.texts.append(data["text/plain"])
-        return self
-
-    def update(self, data: dict[str, str], *, raw: bool) -> None:
-        assert raw
-        self.texts.append(data["text/plain"])
-
-
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Shown:
-    """This process as a notebook's kernel, without tqdm."""
-    shell, shown = types.SimpleNamespace(config={"IPKernelApp": {}}), Shown()
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Widget]:
+    """This process as a notebook's kernel, and the bars that tqdm made there."""
+    made: list[Widget] = []
+    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
     ipython: Any = types.ModuleType("IPython")
     ipython.get_ipython = lambda: shell
-    ipython.display = types.ModuleType("IPython.display")
-    ipython.display.display = shown.display
+    tqdm: Any = types.ModuleType("tqdm.notebook")
+    tqdm.tqdm = lambda **options: made.append(Widget(**options)) or made[-1]
     monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
-    monkeypatch.setattr(progress_output, "find_spec", lambda name: None)
-    return shown
+    monkeypatch.setitem(sys.modules, "tqdm.notebook", tqdm)
+    return made
 
 
-def test_a_notebook_gets_one_line_that_is_updated(notebook: Shown, capsys: pytest.CaptureFixture[str]) -> None:
-    output = output_on(sys.stderr)
-    assert isinstance(output, NotebookBar)
-    follow(output, [0.1, 0.2, 0.3, 50.0, 100.0])
-    assert [text.split("]")[0].count("#") for text in notebook.texts] == [0, 0, 15, 30]
-    assert notebook.texts[0].endswith("]    0%  0/1,000 timesteps  starting")
-    assert notebook.texts[-1].endswith("]  100%  1,000/1,000 timesteps  in 1 min 40 s  10/s")
-    assert capsys.readouterr().err == ""
-
-
-def test_a_notebook_with_tqdm_gets_its_bar(notebook: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Widget] = []
-    module: Any = types.ModuleType("tqdm.notebook")
-    module.tqdm = lambda **options: made.append(Widget(**options)) or made[-1]
-    monkeypatch.setitem(sys.modules, "tqdm.notebook", module)
+def test_a_notebook_with_tqdm_gets_its_bar(made: list[Widget], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_output, "find_spec", lambda name: name in ("tqdm", "ipywidgets"))
-    follow(output_on(sys.stderr), [50.0, 100.0])
+    follow(output_on(io.StringIO()), [50.0, 100.0])
     (bar,) = made
     assert bar.options["total"] == 1_000
     assert [n for n, _ in bar.seen] == [0, 500, 1_000]
     assert bar.seen[-1][1] == "100%  1,000/1,000 timesteps  in 1 min 40 s  10/s"
     assert bar.closed
-    assert notebook.texts == []
+
+
+@pytest.mark.parametrize("there", [(), ("tqdm",), ("ipywidgets",)])
+def test_a_notebook_without_tqdm_or_what_it_needs_gets_lines(
+    there: tuple[str, ...], made: list[Widget], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_output, "find_spec", lambda name: name in there)
+    stream = io.StringIO()
+    follow(output_on(stream), [0.1, 100.0])
+    assert stream.getvalue() == "sampling: 100%  1,000/1,000 timesteps  in 1 min 40 s  10/s\n"
+    assert made == []
 
 
 def test_the_real_tqdm_takes_what_it_is_told() -> None:
