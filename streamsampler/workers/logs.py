@@ -4,15 +4,15 @@ A worker process has one handler of its own, a `RecordKeeper`, and none of those
 file's handler would write what the sampler's process writes as well. The sampler sends its levels with the first
 `Start` after they changed, so that loggers in workers make the records that its own loggers would let through.
 
-What crosses is text and plain values, written by `marshal`: arguments are formatted in the worker, where their objects
-are, and an exception is its traceback as text. So no record can fail to be pickled, or to be read.
+Arguments are formatted in the worker, where their objects are, and an exception is its traceback as text. What `extra`
+gave a record is pickled; what cannot be pickled arrives as text. So no record fails a rollout.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import marshal
+import pickle
 import sys
 import traceback
 from collections import Counter
@@ -20,19 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 MOST_RECORDS = 1_000
 """How many records travel with one answer; of those that follow, one record says how many they are."""
 
 _MOST_BYTES = 1 << 20  # of one answer's records, but for the last one
 _MOST_OF_ONE = 1 << 17  # bytes of a record; a larger one loses what `extra` gave it
 _MOST_CHARACTERS = 10_000  # of one text
-_DEEPEST = 3  # containers in containers of what `extra` gives
 
-_AS_TEXT = {"msg", "args", "exc_info", "exc_text", "stack_info"}
-_STANDARD = set(logging.makeLogRecord({}).__dict__) - _AS_TEXT
-_PLAIN = (str, int, float, bool, bytes, type(None))
+_STANDARD = set(logging.makeLogRecord({}).__dict__)
 _formatter = logging.Formatter()
 
 
@@ -49,12 +44,6 @@ class Levels:
     disabled: int = 0
     root: int = logging.WARNING
     named: dict[str, int] = field(default_factory=dict)
-
-    def least(self, name: str) -> int:
-        """Return the lowest level that the logger `name` lets through."""
-        while name and name not in self.named:
-            name = name.rpartition(".")[0]
-        return max(self.disabled + 1, self.named.get(name, self.root))
 
 
 def levels_here() -> Levels:
@@ -77,7 +66,6 @@ class RecordKeeper(logging.Handler):
         super().__init__()
         self._worker = worker
         self._levels = Levels()
-        self._least: dict[str, int] = {}  # by logger
         self._inherited: list[logging.Handler] = []
         self._records: list[bytes] = []
         self._n_bytes = 0
@@ -98,7 +86,6 @@ class RecordKeeper(logging.Handler):
         for name in self._levels.named.keys() - levels.named.keys():
             logging.getLogger(name).setLevel(logging.NOTSET)
         self._levels = levels
-        self._least = {}
         logging.disable(levels.disabled)
         self.apply()
 
@@ -110,15 +97,9 @@ class RecordKeeper(logging.Handler):
                 logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record, if the sampler's process lets it through."""
-        name, level = record.name, record.levelno
-        least = self._least.get(name)
-        if least is None:
-            least = self._least[name] = self._levels.least(name)
-        if level < least:
-            return
+        """Keep a record, if there is room for it."""
         if len(self._records) >= MOST_RECORDS or self._n_bytes >= _MOST_BYTES:
-            self._left_out[level] += 1
+            self._left_out[record.levelno] += 1
             return
         try:
             self._keep(record)
@@ -126,9 +107,9 @@ class RecordKeeper(logging.Handler):
             self.handleError(record)  # as logging does with arguments that do not fit the message
 
     def _keep(self, record: logging.LogRecord) -> None:
-        data = marshal.dumps(_values(record, everything=True))
-        if len(data) > _MOST_OF_ONE:
-            data = marshal.dumps(_values(record, everything=False))
+        extra = {key: _picklable(value) for key, value in record.__dict__.items() if key not in _STANDARD}
+        of_extra = pickle.dumps(extra) if extra else b""
+        data = pickle.dumps((_standard(record), of_extra if len(of_extra) <= _MOST_OF_ONE else b""))
         self._records.append(data)
         self._n_bytes += len(data)
 
@@ -144,7 +125,7 @@ class RecordKeeper(logging.Handler):
             self._left_out.clear()
         finally:
             self.release()
-        return marshal.dumps(records)
+        return pickle.dumps(records)
 
     def _summary(self) -> logging.LogRecord:
         by_level = ", ".join(f"{n:,} {logging.getLevelName(level)}" for level, n in sorted(self._left_out.items()))
@@ -154,46 +135,30 @@ class RecordKeeper(logging.Handler):
         return logging.LogRecord("streamsampler", level, __file__, 0, message, args, None, "take")
 
 
-def _values(record: logging.LogRecord, *, everything: bool) -> dict[str, Any]:
-    """Return a record's attributes as plain values; `everything` includes what `extra` gave it."""
-    attributes = record.__dict__.items()
-    values = {
-        key: _plain(value) for key, value in attributes if key in _STANDARD or (everything and key not in _AS_TEXT)
-    }
-    values["msg"] = _shortened(record.getMessage())
+def _standard(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the attributes that all records have, with texts instead of objects."""
     trace = record.exc_text or (_formatter.formatException(record.exc_info) if record.exc_info else None)
-    values["exc_text"] = trace and _shortened(trace)
-    values["stack_info"] = record.stack_info and _shortened(record.stack_info)
-    return values
+    return {
+        **{key: value for key, value in record.__dict__.items() if key in _STANDARD},
+        "levelno": int(record.levelno),
+        "msg": _shortened(record.getMessage()),
+        "args": None,
+        "exc_info": None,
+        "exc_text": trace and _shortened(trace),
+        "stack_info": record.stack_info and _shortened(record.stack_info),
+    }
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Return what `marshal` can write and read back: numbers, text and containers of them, all else as text."""
-    kind = type(value)
-    if kind is str:
-        return _shortened(value)
-    if kind in _PLAIN:
-        return value
-    if kind is dict and depth < _DEEPEST:
-        return {_plain(key, _DEEPEST): _plain(item, depth + 1) for key, item in value.items()}
-    if kind in (list, tuple) and depth < _DEEPEST:
-        return kind(_plain(item, depth + 1) for item in value)
-    return _converted(value)
-
-
-def _converted(value: Any) -> Any:
-    """Return an object as the number that it is a kind of (NumPy's, an enumeration's), or as text."""
-    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-        return value.item()
-    for base in (int, float):
-        if isinstance(value, base):
-            return base(value)
-    if isinstance(value, str):
-        return _shortened(str(value))
+def _picklable(value: Any) -> Any:
+    """Return a value, as text where it cannot be pickled."""
     try:
-        return _shortened(repr(value))
+        pickle.dumps(value)
     except Exception:
-        return object.__repr__(value)
+        try:
+            return _shortened(repr(value))
+        except Exception:
+            return object.__repr__(value)
+    return value
 
 
 def _shortened(text: str) -> str:
@@ -211,17 +176,24 @@ def handle_records(worker: int, records: bytes) -> None:
         worker: The worker number.
         records: What `RecordKeeper.take` returned.
     """
-    for data in marshal.loads(records):  # noqa: S302 - our own worker wrote it
-        record = logging.makeLogRecord(marshal.loads(data))  # noqa: S302
-        record.worker = worker
-        logger = logging.getLogger(record.name)
+    for data in pickle.loads(records):
         try:
+            values, of_extra = pickle.loads(data)
+            record = logging.makeLogRecord({**values, **_read(of_extra), "worker": worker})
+            logger = logging.getLogger(record.name)
             if logger.isEnabledFor(record.levelno):
                 logger.handle(record)
         except Exception:
             # A filter or a handler of the user's own: the call goes on, as it does where a handler of logging's fails.
             if logging.raiseExceptions and sys.stderr is not None:
                 traceback.print_exc()
+
+
+def _read(of_extra: bytes) -> dict[str, Any]:
+    """Return what `extra` gave a record; nothing where this process cannot import what the worker could."""
+    with contextlib.suppress(Exception):
+        return dict(pickle.loads(of_extra)) if of_extra else {}
+    return {}
 
 
 @contextlib.contextmanager

@@ -11,10 +11,19 @@ from streamsampler.workers.logs import Levels, RecordKeeper, handle_records, lev
 
 
 class Raises:
+    """Has no text, and cannot be pickled."""
+
     def __str__(self):
         raise ValueError("no text")
 
-    __repr__ = __str__
+    __repr__ = __reduce__ = __str__
+
+
+class OfTheWorkerAlone:
+    """What the sampler's process cannot read."""
+
+    def __reduce__(self):
+        return (__import__, ("no_such_module",))
 
 
 class Kept(logging.Handler):
@@ -93,19 +102,16 @@ class Level(enum.IntEnum):
 @pytest.mark.parametrize(
     ("given", "arrives"),
     [
-        (np.float32(0.5), 0.5),
-        (np.int64(3), 3),
-        (Level.NOTICE, 25),
-        ({"a": (1, [np.float64(2.0)])}, {"a": (1, [2.0])}),
-        (np.zeros(2), "array([0., 0.])"),
+        (np.float32(0.5), np.float32(0.5)),
+        (Level.NOTICE, Level.NOTICE),
+        ({"a": (1, [2.0])}, {"a": (1, [2.0])}),
         (b"bytes", b"bytes"),
         ("\udcff", "\udcff"),
         (logging, repr(logging)),
-        (np.datetime64("2020-01-01"), repr(np.datetime64("2020-01-01"))),
     ],
     ids=str,
 )
-def test_what_extra_gives_arrives_plain_or_as_text(keeper, logger, given, arrives):
+def test_what_extra_gives_arrives_or_its_text_does(keeper, logger, given, arrives):
     logger.log(Level.NOTICE, "", extra={"given": given})
     (record,) = crossed(keeper, logger)
     assert record.given == arrives
@@ -114,16 +120,20 @@ def test_what_extra_gives_arrives_plain_or_as_text(keeper, logger, given, arrive
 
 
 def test_nothing_that_cannot_be_written_fails_the_rollout(keeper, logger, capsys):
-    loop = []
-    loop.append(loop)
     logger.info("bad %d", "text")
     logger.info("%s", Raises())
-    logger.info("odd", extra={"raises": Raises()})
-    logger.info("loop", extra={"loop": loop})
-    odd, record = crossed(keeper, logger)
+    logger.info("odd", extra={"raises": Raises(), "good": 1})
+    (odd,) = crossed(keeper, logger)
     assert "Raises object" in odd.raises
-    assert record.loop == [[["[[...]]"]]]
+    assert odd.good == 1
     assert capsys.readouterr().err.count("--- Logging error ---") == 2
+
+
+def test_what_the_sampler_cannot_read_is_left_out_of_the_record(keeper, logger):
+    logger.info("read", extra={"value": OfTheWorkerAlone()})
+    (record,) = crossed(keeper, logger)
+    assert record.getMessage() == "read"
+    assert not hasattr(record, "value")
 
 
 def test_logging_raises_nothing_and_says_nothing_where_it_is_told_so(keeper, logger, capsys, monkeypatch):
@@ -177,9 +187,11 @@ def test_a_worker_keeps_what_the_sampler_lets_through(name, level, kept):
     keeper = RecordKeeper(0)
     keeper.set_levels(Levels(0, logging.root.level, {"a": logging.INFO, "a.loud": logging.DEBUG}))
     try:
-        keeper.handle(logging.LogRecord(name, level, "", 0, "message", None, None))
+        logging.getLogger(name).addHandler(keeper)
+        logging.getLogger(name).log(level, "message")
         assert bool(keeper.take()) == (kept or level >= logging.root.level)
     finally:
+        logging.getLogger(name).removeHandler(keeper)
         keeper.set_levels(Levels(0, logging.root.level, {}))
     assert (logging.getLogger("a").level, logging.getLogger("a.loud").level) == (0, 0)
 
@@ -187,10 +199,10 @@ def test_a_worker_keeps_what_the_sampler_lets_through(name, level, kept):
 def test_levels_are_those_of_the_loggers(monkeypatch, logger):
     levels = levels_here()
     assert levels.named[logger.name] == logging.DEBUG
-    assert levels.root == logging.root.level
+    assert (levels.root, levels.disabled) == (logging.root.level, 0)
     logging.disable(logging.ERROR)
     try:
-        assert levels_here().least(logger.name) == logging.ERROR + 1
+        assert levels_here().disabled == logging.ERROR
     finally:
         logging.disable(logging.NOTSET)
 
