@@ -101,10 +101,7 @@ def _trajectories(
     yield _numbers("trajectory", np.arange(first, first + len(batch)))
     yield _numbers("index", batch.indices)
     yield _numbers("agent_version", batch.agent_versions)
-    if seeds_fit:
-        yield _numbers("seed", np.array(batch.seeds, np.int64))
-    else:
-        yield _text("seed", batch.seeds)
+    yield _numbers("seed", np.array(batch.seeds, np.int64)) if seeds_fit else _text("seed", batch.seeds)
     yield _numbers("length", batch.lengths)
     yield _numbers("return", batch.returns)
     yield _numbers("terminated", batch.terminated)
@@ -176,25 +173,19 @@ def write(source: Source, out: Path, shown: Display) -> None:
 def _schema(arrow: Any, source: Source, columns: dict[str, ColumnRows]) -> Any:
     spaces = {name: encode_space(getattr(source, name), name) for name in ("observation_space", "action_space")}
     return arrow.schema(
-        [
-            arrow.field(name, _type(arrow, column), metadata=_metadata(column))
-            for name, (_, column, _, _) in columns.items()
-        ],
+        [_field(arrow, name, rows.column) for name, rows in columns.items()],
         metadata={"streamsampler": json.dumps({**source.facts, **spaces})},
     )
 
 
-def _type(arrow: Any, column: Column) -> Any:
+def _field(arrow: Any, name: str, column: Column) -> Any:
     if column.kind != "numbers":
-        return arrow.string()
+        return arrow.field(name, arrow.string(), metadata={"encoding": "json"} if column.kind == "json" else None)
     number = arrow.from_numpy_dtype(column.dtype)
-    return arrow.list_(number, math.prod(column.shape)) if column.shape else number
-
-
-def _metadata(column: Column) -> dict[str, str]:
-    if column.kind == "json":
-        return {"encoding": "json"}
-    return {"shape": json.dumps(list(column.shape))} if column.shape else {}
+    if not column.shape:
+        return arrow.field(name, number)
+    shape = {"shape": json.dumps(list(column.shape))}
+    return arrow.field(name, arrow.list_(number, math.prod(column.shape)), metadata=shape)
 
 
 def _write_rows(arrow: Any, writer: Any, columns: list[ColumnRows]) -> None:
@@ -202,18 +193,18 @@ def _write_rows(arrow: Any, writer: Any, columns: list[ColumnRows]) -> None:
     n_rows = len(columns[0].rows)
     n_group = max(1, _GROUP_BYTES // max(1, sum(column.rows[:1].nbytes for column in columns)))
     for start in range(0, n_rows, n_group):
-        arrays = [_array(arrow, column, slice(start, start + n_group)) for column in columns]
+        part = slice(start, start + n_group)
+        arrays = [_array(arrow, field.type, column, part) for field, column in zip(writer.schema, columns, strict=True)]
         writer.write_table(arrow.Table.from_arrays(arrays, schema=writer.schema), row_group_size=n_group)
 
 
-def _array(arrow: Any, columns: ColumnRows, part: slice) -> Any:
+def _array(arrow: Any, kind: Any, columns: ColumnRows, part: slice) -> Any:
     _, column, rows, present = columns
     missing = None if present is None else ~present[part]
-    if not (column.kind == "numbers" and column.shape):
-        return arrow.array(rows[part], type=_type(arrow, column), mask=missing)
+    if not column.shape:
+        return arrow.array(rows[part], type=kind, mask=missing)
     flat = arrow.array(np.ascontiguousarray(rows[part]).reshape(-1))
-    absent = None if missing is None else arrow.array(missing)
-    return arrow.FixedSizeListArray.from_arrays(flat, type=_type(arrow, column), mask=absent)
+    return arrow.FixedSizeListArray.from_arrays(flat, type=kind, mask=None if missing is None else arrow.array(missing))
 
 
 # ----------------------------------------------------------------------

@@ -19,6 +19,8 @@ them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +54,8 @@ def to_tensordict(source: Sourced) -> TensorDict:
         DataError: There are no trajectories.
         StorageError: The file or the folder is damaged, or a space has values that are no numbers.
     """
-    torch, kind = _libraries()
-    opened = open_source(source)
-    parts = _Parts(opened, torch, kind)
-    made = [parts.of(batch, first) for first, batch in opened.shards()]
-    return made[0] if len(made) == 1 else torch.cat(made)
+    parts = list(_parts(open_source(source)))
+    return parts[0] if len(parts) == 1 else import_module("torch").cat(parts)
 
 
 def write(source: Source, out: Path, shown: Display) -> None:
@@ -67,74 +66,67 @@ def write(source: Source, out: Path, shown: Display) -> None:
         StorageError: A shard is damaged, or a space has values that are no numbers.
         OSError: The folder cannot be written; nothing is left of it.
     """
-    torch, kind = _libraries()
-    parts = _Parts(source, torch, kind)
     with new_folder(out) as folder:
         whole, start = None, 0
-        for first, batch in source.shards(shown):
-            part = parts.of(batch, first)
+        for part in _parts(source, shown):
             if whole is None:
                 whole = part[:1].expand(source.n_timesteps).memmap_like(prefix=str(folder))
                 for path in folder.rglob("*.memmap"):  # what is mapped into memory and has no space ends the process
                     allocate(path, 0, path.stat().st_size)
-            whole[start : start + batch.n_timesteps].update_(part)
-            start += batch.n_timesteps
+            whole[start : start + len(part)].update_(part)
+            start += len(part)
 
 
-def _libraries() -> tuple[Any, Any]:
-    what = "the format TensorDict"
-    return needed("torch", what, "tensordict"), needed("tensordict", what, "tensordict").TensorDict
+def _parts(source: Source, shown: Display | None = None) -> Iterator[Any]:
+    """Yield a TensorDict of each shard, all with the same keys."""
+    torch, tensordict = (needed(name, "the format TensorDict", "tensordict") for name in ("torch", "tensordict"))
+    for name in ("observation_space", "action_space"):
+        for path, space, _ in space_columns(getattr(source, name), None, (name,)):
+            if leaf_column(space).kind != "numbers":
+                raise StorageError(
+                    f"a TensorDict holds numbers, and {'.'.join(path)} is a {type(space).__name__} space"
+                )
+    infos, _ = source.survey()
+    numbers = {name: _numbers(infos[name], name) for name in _WHERE}
+    for first, batch in source.shards(shown):
+        made = tensordict.TensorDict({}, batch_size=[batch.n_timesteps])
+        for path, rows in _rows(batch, first, numbers).items():
+            made[path] = torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ["C", "W"]))
+        yield made
 
 
-class _Parts:
-    """Makes a TensorDict of each shard, all with the same keys."""
+def _rows(batch: TrajectoryBatch[Any, Any], first: int, infos: Mapping[str, Any]) -> dict[KeyPath, Any]:
+    """Return the rows of a shard by key.
 
-    def __init__(self, source: Source, torch: Any, kind: Any) -> None:
-        self._torch, self._kind = torch, kind
-        for name in ("observation_space", "action_space"):
-            for path, space, _ in space_columns(getattr(source, name), None, (name,)):
-                if leaf_column(space).kind != "numbers":
-                    raise StorageError(
-                        f"a TensorDict holds numbers, and {'.'.join(path)} is a {type(space).__name__} space"
-                    )
-        infos, _ = source.survey()
-        self._infos = {name: _numbers(infos[name], name) for name in _WHERE}
-
-    def of(self, batch: TrajectoryBatch[Any, Any], first: int) -> Any:
-        """Return the TensorDict of a shard.
-
-        Args:
-            batch: The shard.
-            first: How many trajectories come before it.
-        """
-        found: dict[tuple[str, ...], Any] = {}
-        spaces: list[tuple[tuple[str, ...], Any, Any]] = [
-            (("observation",), batch.observation_space, batch.observations),
-            (("action",), batch.action_space, batch.actions),
-            (("next", "observation"), batch.observation_space, batch.next_observations),
-        ]
-        for root, space, tree in spaces:
-            found |= {key: rows for key, _, rows in space_columns(space, tree, root)}
-        found["next", "reward"] = batch.rewards[:, None]
-        last = batch.starts + batch.lengths - 1
-        for name in ("terminated", "truncated"):
-            found[name,] = np.zeros((batch.n_timesteps, 1), np.bool_)
-            found["next", name] = np.zeros((batch.n_timesteps, 1), np.bool_)
-            found["next", name][last, 0] = getattr(batch, name)
-        found["done",] = np.zeros((batch.n_timesteps, 1), np.bool_)
-        found["next", "done"] = found["next", "terminated"] | found["next", "truncated"]
-        found["collector", "traj_ids"] = np.repeat(np.arange(first, first + len(batch)), batch.lengths)
-        found["policy_version",] = np.repeat(batch.agent_versions, batch.lengths)
-        for name, root in _WHERE.items():
-            columns = info_rows(getattr(batch, name), batch.n_timesteps, self._infos[name], name, root)
-            for path, column, rows, present in columns:
-                found[path] = rows
-                if not column.always:
-                    found[*path[:-1], f"_{path[-1]}"] = np.ones(len(rows), np.bool_) if present is None else present
-        made = self._kind({}, batch_size=[batch.n_timesteps])
-        for path, rows in found.items():
-            made[path] = self._torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ["C", "W"]))
-        return made
+    Args:
+        batch: The shard.
+        first: How many trajectories come before it.
+        infos: The columns of its infos.
+    """
+    found: dict[KeyPath, Any] = {}
+    spaces: list[tuple[KeyPath, Any, Any]] = [
+        (("observation",), batch.observation_space, batch.observations),
+        (("action",), batch.action_space, batch.actions),
+        (("next", "observation"), batch.observation_space, batch.next_observations),
+    ]
+    for root, space, tree in spaces:
+        found |= {key: rows for key, _, rows in space_columns(space, tree, root)}
+    found["next", "reward"] = batch.rewards[:, None]
+    last = batch.starts + batch.lengths - 1
+    for name in ("terminated", "truncated"):
+        found[name,] = np.zeros((batch.n_timesteps, 1), np.bool_)
+        found["next", name] = np.zeros((batch.n_timesteps, 1), np.bool_)
+        found["next", name][last, 0] = getattr(batch, name)
+    found["done",] = np.zeros((batch.n_timesteps, 1), np.bool_)
+    found["next", "done"] = found["next", "terminated"] | found["next", "truncated"]
+    found["collector", "traj_ids"] = np.repeat(np.arange(first, first + len(batch)), batch.lengths)
+    found["policy_version",] = np.repeat(batch.agent_versions, batch.lengths)
+    for name, root in _WHERE.items():
+        for path, column, rows, present in info_rows(getattr(batch, name), batch.n_timesteps, infos[name], name, root):
+            found[path] = rows
+            if not column.always:
+                found[*path[:-1], f"_{path[-1]}"] = np.ones(len(rows), np.bool_) if present is None else present
+    return found
 
 
 def _numbers(columns: dict[KeyPath, Column], name: str) -> dict[KeyPath, Column]:
