@@ -298,22 +298,21 @@ def open_source(source: Sourced) -> Source:
     """
     if isinstance(source, Source):
         return source
-    if isinstance(source, TrajectoryBatch):
-        return _of_batch(source, {"seed": source.seed, "provenance": {}, "package_version": __version__})
+    if not isinstance(source, TrajectoryBatch | TrajectoryFolder | str | os.PathLike):
+        raise UsageError(f"trajectories are exported from a batch, a folder or a path, not from {source!r:.80}")
+    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
+        source = TrajectoryFolder(source)
     if isinstance(source, TrajectoryFolder):
         return _of_folder(source)
-    if not isinstance(source, str | os.PathLike):
-        raise UsageError(f"trajectories are exported from a batch, a folder or a path, not from {source!r:.80}")
-    if Path(source).is_dir():
-        return _of_folder(TrajectoryFolder(source))
-    batch, header = load_with_header(source)
-    return _of_batch(batch, {name: header.get(name) for name in ("seed", "provenance", "package_version")})
-
-
-def _of_batch(batch: TrajectoryBatch[Any, Any], facts: Mapping[str, Any]) -> Source:
-    if not len(batch):
+    facts: Mapping[str, Any] = {"seed": None, "provenance": {}, "package_version": __version__}
+    if isinstance(source, TrajectoryBatch):
+        facts = {**facts, "seed": source.seed}
+    else:
+        source, header = load_with_header(source)
+        facts = {name: header.get(name) for name in facts}
+    if not len(source):
         raise DataError("there are no trajectories to export")
-    return Source([batch], [(batch.n_trajectories, batch.n_timesteps)], facts)
+    return Source([source], [(source.n_trajectories, source.n_timesteps)], facts)
 
 
 def _of_folder(folder: TrajectoryFolder[Any, Any]) -> Source:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from streamsampler.errors import UsageError
+from streamsampler.formats import minari, tables, tensordict
 from streamsampler.formats.columns import Sourced, open_source
+from streamsampler.formats.sb3 import save_evaluations
 from streamsampler.formats.staging import check_out
 from streamsampler.samplers.progress import ProgressArgument, display
 
@@ -23,25 +24,21 @@ class Format:
     """A format of another library.
 
     Attributes:
-        module: The module of this room that writes it, trajectories by `write`.
+        write: Writes it.
         options: The names of the arguments that only this format takes.
         of: What is written in it.
     """
 
-    module: str
+    write: Callable[..., object]
     options: frozenset[str] = frozenset()
     of: Literal["trajectories", "evaluations"] = "trajectories"
 
-    def load(self) -> Any:
-        """Return the module."""
-        return import_module(f"streamsampler.formats.{self.module}")
-
 
 FORMATS: Mapping[str, Format] = {
-    "minari": Format("minari", frozenset({"dataset_id", "metadata"})),
-    "parquet": Format("tables"),
-    "tensordict": Format("tensordict"),
-    "sb3": Format("sb3", of="evaluations"),
+    "minari": Format(minari.write, frozenset({"dataset_id", "metadata"})),
+    "parquet": Format(tables.write),
+    "tensordict": Format(tensordict.write),
+    "sb3": Format(save_evaluations, of="evaluations"),
 }
 
 
@@ -93,6 +90,6 @@ def export(
     check_out(target)
     opened = open_source(source)
     with display(progress, opened.n_timesteps, "timesteps", doing="exporting") as shown:
-        kind.load().write(opened, target, shown, **options)
+        kind.write(opened, target, shown, **options)
         shown.update(lambda: (opened.n_timesteps, opened.n_trajectories), complete=True)
     return target

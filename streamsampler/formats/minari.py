@@ -237,8 +237,7 @@ def _reserve(folder: Path, n_bytes: int) -> None:
 
 def _about(source: Source, out: Path, dataset_id: str | None, metadata: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the metadata of the dataset, but for its size."""
-    given = dict(metadata or {})
-    for name, text in given.items():
+    for name, text in (metadata or {}).items():
         if name not in _TEXTS or not isinstance(text, str):
             raise UsageError(
                 f"the metadata of a Minari dataset are texts, some of {', '.join(_TEXTS)}; not {name}={text!r}"
@@ -255,7 +254,7 @@ def _about(source: Source, out: Path, dataset_id: str | None, metadata: Mapping[
         ) from None
     return {
         "algorithm_name": str(source.provenance.get("agent") or "unknown"),
-        **{key: {text} if key in _SETS else text for key, text in given.items()},
+        **{key: {text} if key in _SETS else text for key, text in (metadata or {}).items()},
         "dataset_id": name,
         "minari_version": minari.__version__,
         "streamsampler": dict(source.facts),
