@@ -58,9 +58,7 @@ def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
         contents = _of_folder(path, quick=quick) if path.is_dir() else _of_file(path, quick=quick)
     print_result(json.dumps(contents.facts(), allow_nan=False) if as_json else contents.text())
     if contents.damaged:
-        print_error(
-            f"Error: {count(len(contents.damaged), 'shard')} of {path} cannot be read; --repair samples them again"
-        )
+        print_error(f"Error: {count(len(contents.damaged), 'shard')} of {path} cannot be read")
     return 1 if contents.damaged else 0
 
 

@@ -40,7 +40,7 @@ def out_file(ctx: click.Context, _param: click.Parameter, value: str) -> Path:
         return checked_file(value, ".npz", _WHERE)
     if not given.exists():
         _check_format(given, ".npz", _WHERE)
-    return _folder(given, resume=bool(ctx.params.get("resume") or ctx.params.get("repair")))
+    return _folder(given, resume=bool(ctx.params.get("resume")))
 
 
 def checked_file(value: str, suffix: str, where: str) -> Path:

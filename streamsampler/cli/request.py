@@ -88,7 +88,6 @@ class Request(SamplingOptions):
     deterministic: bool | None = None
     shard_size: int | None = None
     resume: bool = False
-    repair: bool = False
     vec_normalize: str | None = None
     timers: bool = False
     without_infos: KeptInfos | None = None
@@ -97,11 +96,11 @@ class Request(SamplingOptions):
     @property
     def command_to_resume(self) -> str:
         """The command that continues a folder of shards."""
-        return self.command_with("--repair" if self.repair else "--resume")
+        return self.command_with("--resume")
 
     def command_with(self, *options: str) -> str:
-        """Return what the user typed, with other options than `--resume` and `--repair`."""
-        typed = tuple(argument for argument in self.command if argument not in ("--resume", "--repair"))
+        """Return what the user typed, with other options than `--resume`."""
+        typed = tuple(argument for argument in self.command if argument != "--resume")
         return command_line(typed, *options)
 
     def command_to_repeat(self, seed: int) -> str:

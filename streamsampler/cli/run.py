@@ -118,7 +118,7 @@ def _way_out_named(request: Request) -> Iterator[None]:
 def _seed(request: Request) -> int:
     if request.seed is not None:
         return request.seed
-    if (request.resume or request.repair) and request.out is not None and (request.out / MANIFEST).exists():
+    if request.resume and request.out is not None and (request.out / MANIFEST).exists():
         return read_manifest(request.out).seed
     if request.amount.part is not None:
         raise UsageError("--part needs --seed, the same for all parts: each would draw one of its own")
@@ -172,7 +172,6 @@ def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Out
                 shard_size=request.shard_size,
                 part=request.amount.part,
                 resume=request.resume,
-                repair=request.repair,
                 provenance=request.described(),
                 infos=request.kept_infos,
                 progress=follower,
@@ -186,10 +185,7 @@ def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Out
         interrupted = True
         seconds = follower.seconds
         kept, n_shards = Tally.of_folder(request.out)
-    except DamagedShardError as error:
-        error.add_note(f"To sample damaged and missing shards again: {request.command_with('--repair')}")
-        raise
-    except UnwritableInfoError:
+    except (DamagedShardError, UnwritableInfoError):
         raise  # the same again would end the same way
     except (SamplerError, OSError) as error:
         if follower.earlier_timesteps is not None:

@@ -90,11 +90,6 @@ _OUTPUT = options_of(
         "folder is the same as without the interruption.",
     ),
     grouped_option(
-        "Output", "--repair", is_flag=True, is_eager=True,
-        help="Like --resume, and sample damaged and missing shards again, and those of another run. Reads all of each "
-        "shard first.",
-    ),
-    grouped_option(
         "Output", "--without-infos", is_flag=False, flag_value=arguments.ALL_INFOS, callback=arguments.without_infos,
         metavar="[NAME,...]", help="Leave infos out of the file or the folder: objects in them cannot be written: "
         "all infos, or those of some names, such as --without-infos handle,pose. It stands after ENV_ID.",
@@ -125,7 +120,7 @@ def sample(
     _check_sharding(options)
     _check_tasks(options, kind)
     _check_agent(options)
-    check_part(options, kind, number, seed_is_known=options["resume"] or options["repair"])
+    check_part(options, kind, number, seed_is_known=options["resume"])
     _check_output_of_part(options)
     _check_infos(options)
     from streamsampler.cli.execution import execute
@@ -138,8 +133,6 @@ def _check_sharding(options: dict[str, Any]) -> None:
     if options["shard_size"] is None:
         if options["resume"]:
             raise click.UsageError("--resume continues a folder of shards: give --shard-size, too.")
-        if options["repair"]:
-            raise click.UsageError("--repair samples shards again: give --shard-size, too.")
         return
     if options["out"] is None:
         raise click.UsageError("--shard-size needs a folder to write to: give --out, too.")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from streamsampler.data.batch import ActionsT, ObservationsT, TrajectoryBatch
+from streamsampler.data.batch import ActionsT, ObservationsT
 from streamsampler.errors import UnwritableInfoError, UsageError, positive
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.obtaining import part_of_call
 from streamsampler.samplers.progress import Display, ProgressArgument, display
 from streamsampler.samplers.session import sampled_elsewhere
-from streamsampler.samplers.streaming import Stream
 from streamsampler.scheduling.plans import PartArgument, Target
 from streamsampler.storage.folder import TrajectoryFolder
 from streamsampler.storage.kept_infos import InfosArgument, KeptInfos
@@ -36,7 +33,6 @@ def sample_to_folder(
     shard_size: int,
     part: PartArgument | None = None,
     resume: bool = False,
-    repair: bool = False,
     provenance: Mapping[str, Any] | None = None,
     infos: InfosArgument = True,
     progress: ProgressArgument = False,
@@ -75,8 +71,6 @@ def sample_to_folder(
             seed. `streamsampler.merge` makes of their folders the folder that one run would have written: until then
             the values of an info that are of several kinds stay objects.
         resume: Whether to continue with what the folder holds. A new folder may be resumed, too.
-        repair: Like `resume`, and files are sampled again that are damaged, missing or of another run. Reads all of
-            each file first.
         provenance: What else identifies the data, by name: anything that JSON can hold. Each file has it, next to the
             sampler's arguments.
         infos: True for all infos, False for none, or the names of the outermost keys that are written, whichever of
@@ -89,7 +83,7 @@ def sample_to_folder(
     Raises:
         UsageError: An argument cannot work; or the folder holds something else, or was begun with other arguments (a
             ValueError).
-        DamagedShardError: A file in the folder is damaged, missing or of another run, and `repair` is false.
+        DamagedShardError: A file in the folder is damaged, missing or of another run; names the file.
         UnwritableInfoError: A trajectory has an info that no file can hold: raised when the trajectory arrives.
         StorageError: Another process is writing to the folder; the system cannot lock folders; or the data cannot be
             written.
@@ -109,16 +103,14 @@ def sample_to_folder(
     )
     target = wanted.target
     path = Path(folder)
-    with ShardWriter(path, resume=resume, repair=repair) as writer:
+    with ShardWriter(path, resume=resume) as writer:
         writer.begin(wanted)
-        for name, reason in writer.removed.items():
-            _log.warning("%s was removed, and is sampled again where it is wanted: %s", name, reason)
-        for reason in writer.damaged.values():
-            _log.warning("sampled again: %s", reason)
         sampling = _Sampling(sampler, writer, path, target, size, kept, is_part=part is not None)
         before, was_begun, version = sampler.filters, writer.n_shards > 0, sampler.agent_version
         if not sampling.complete:
-            with display(progress, target.number, target.unit, earlier=writer.intact) as shown:
+            with display(
+                progress, target.number, target.unit, earlier=(writer.n_timesteps, writer.n_trajectories)
+            ) as shown:
                 try:
                     sampling.run(shown)
                 except UnwritableInfoError:
@@ -190,64 +182,37 @@ class _Sampling:
         self._size = size
         self._kept = kept
         self._is_part = is_part
-        self._done = writer.intact  # timesteps and trajectories in intact shards
         self._earlier = frozenset() if writer.manifest is None else writer.manifest.fingerprints
         self._compared: frozenset[str] = frozenset()
 
     @property
     def complete(self) -> bool:
-        """Whether all shards are there and intact."""
-        return not (self._writer.damaged or self._missing)
+        """Whether all shards are there."""
+        return not self._missing
 
     @property
     def _missing(self) -> int:
         return self._target.missing(self._writer.n_trajectories, self._writer.n_timesteps)
 
     def run(self, shown: Display) -> None:
-        """Write what is missing, first in the places of damaged shards."""
+        """Write the shards that are missing."""
         writer = self._writer
-        for first, stop in _ranges(sorted(writer.damaged)):
-            # A copy, because each stream of a sampler has another agent version, and all shards have the same.
-            with copy.copy(self._sampler) as sampler, sampler.writable_infos(self._kept):
-                with self._stream(sampler, first) as stream:
-                    base = self._done
-                    for number in range(first, stop):
-                        batch = self._take(stream, writer.before(number)[1:], base, shown)
-                        self._keep(batch, partial(writer.replace, number), shown)
-                self._sampler.stats.merge(sampler.stats)
-        if self._missing:
-            with self._sampler.writable_infos(self._kept), self._stream(self._sampler, writer.n_shards) as stream:
-                base = self._done
-                while self._missing:
-                    batch = self._take(stream, (writer.n_trajectories, writer.n_timesteps), base, shown)
-                    self._keep(batch, writer.write, shown)
-
-    def _stream(self, sampler: Sampler[Any, Any], number: int) -> Stream:
-        """Return a sampler's trajectories from those of a shard on."""
-        return sampler.stream(first_trajectory=self._writer.before(number)[0], keeps_kinds=self._is_part)
-
-    def _take(self, stream: Stream, there: tuple[int, int], base: tuple[int, int], shown: Display) -> TrajectoryBatch:
-        """Return the next shard.
-
-        Args:
-            stream: Where from.
-            there: The trajectories and timesteps of all shards before it.
-            base: The timesteps and trajectories that were done when the stream began.
-            shown: Shows the progress.
-        """
+        before = writer.n_timesteps, writer.n_trajectories
 
         def watch(timesteps: int, trajectories: int) -> None:
-            shown.update(lambda: (base[0] + timesteps, base[1] + trajectories), complete=False)
+            shown.update(lambda: (before[0] + timesteps, before[1] + trajectories), complete=False)
 
-        portion = self._target.next_portion(self._size, *there)
-        return stream.take(portion, None if shown.interval is None else watch, shown.interval)
-
-    def _keep(self, batch: TrajectoryBatch, write: Callable[[TrajectoryBatch], None], shown: Display) -> None:
-        if not batch.fingerprints <= self._compared:
-            self._compare(batch.fingerprints)
-        write(batch)
-        self._done = self._done[0] + batch.n_timesteps, self._done[1] + batch.n_trajectories
-        shown.update(lambda: self._done, complete=self.complete)
+        with (
+            self._sampler.writable_infos(self._kept),
+            self._sampler.stream(first_trajectory=writer.following, keeps_kinds=self._is_part) as stream,
+        ):
+            while self._missing:
+                portion = self._target.next_portion(self._size, writer.n_trajectories, writer.n_timesteps)
+                batch = stream.take(portion, None if shown.interval is None else watch, shown.interval)
+                if not batch.fingerprints <= self._compared:
+                    self._compare(batch.fingerprints)
+                writer.write(batch)
+                shown.update(lambda: (writer.n_timesteps, writer.n_trajectories), complete=self.complete)
 
     def _compare(self, found: frozenset[str]) -> None:
         """Compare how the workers compute with how those did that wrote the folder.
@@ -261,12 +226,3 @@ class _Sampling:
             raise UsageError(text)
         if text and mode == "warn":
             _log.warning("%s", text)
-
-
-def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return where consecutive ones of rising numbers begin, and the number that follows them."""
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        first = ranges.pop()[0] if ranges and ranges[-1][1] == number else number
-        ranges.append((first, number + 1))
-    return ranges

@@ -31,7 +31,7 @@ Whatever ends the run (Ctrl-C, a full disk, an error, SIGKILL), the same call wi
 `--resume` continues with the first missing shard, on any number of workers. The finished folder is the same, byte for
 byte, as that of an uninterrupted run. So is what `streamsampler.merge` makes of the folders of all parts of a run
 (`part=(2, 7)`, `--part 2/7`); it cuts the shards anew. Where a shard is damaged, missing or of another run, resuming
-says which, and `repair=True` or `--repair` samples it again.
+is an error that says which.
 
 `manifest.json` in the folder holds what decides about the data (environment, seed, amounts, version; of the command
 also the agent) and which trajectories each shard has. What differs is refused; `--resume` reads the seed from it where

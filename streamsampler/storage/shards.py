@@ -204,26 +204,20 @@ class ShardWriter:
     Args:
         path: The folder; it is made where there is none.
         resume: Whether to continue with the shards that are there.
-        repair: Whether to continue even if shards are damaged, missing or of another run. Then all of each shard is
-            read. Damaged shards that the manifest lists are to be written again, by `replace`; of the others, the first
-            damaged one and all that follow it are removed.
 
     Attributes:
         manifest: What the folder is to hold; None in a new one, until `begin`. It may list too few shards.
         n_trajectories: How many trajectories the shards have.
         n_timesteps: How many timesteps the shards have.
-        damaged: Which of the shards are to be written again, and why.
-        removed: The names of the files that `begin` removes, and why.
 
     Raises:
         UsageError: See `check_folder`.
-        DamagedShardError: A shard is damaged or missing, and `repair` is false; names the file.
+        DamagedShardError: A shard is damaged, missing or of another run; names the file.
         StorageError: The system has no locks on folders; another process writes there; the manifest is damaged.
         OSError: The folder cannot be made or read.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False, repair: bool = False) -> None:
-        resume = resume or repair
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
         check_locks()
         check_folder(path, resume=resume)
         if not path.exists():
@@ -234,17 +228,15 @@ class ShardWriter:
         try:
             check_folder(path, resume=resume)  # again, because only now no other process writes there
             self._shards: list[Shard] = []
-            self.damaged: dict[int, str] = {}
-            self.removed: dict[str, str] = {}
-            self.manifest = self._recover(repair=repair)
+            self.manifest = self._recover()
         except BaseException:
             self.close()
             raise
         self.n_trajectories = sum(shard.trajectories for shard in self._shards)
         self.n_timesteps = sum(shard.timesteps for shard in self._shards)
 
-    def _recover(self, *, repair: bool) -> Manifest | None:
-        """Fill `damaged` and `removed`; return the manifest, if there is one."""
+    def _recover(self) -> Manifest | None:
+        """Find the shards that are there; return the manifest, if there is one."""
         for name in os.listdir(self._path):
             if is_leftover(name):
                 (self._path / name).unlink()
@@ -252,18 +244,13 @@ class ShardWriter:
             return None
         manifest = read_manifest(self._path)
         files = ShardFiles(self._path, manifest)
-        self._shards, damaged = files.survey(
-            files.load if repair else lambda number, shard: files.read(number, shard, "rewards")
-        )
-        unlisted = damaged.pop(len(self._shards), None)
+        self._shards, damaged = files.survey(lambda number, shard: files.read(number, shard, "rewards"))
+        if damaged:
+            raise next(iter(damaged.values()))
         known = {shard_name(number) for number in range(len(self._shards))}
-        others = sorted(_shard_names(self._path) - known, key=lambda name: (len(name), name))
-        if others and unlisted is None:
-            unlisted = DamagedShardError(f"{self._path / others[0]} does not follow on {len(known)} shards")
-        if not repair and (errors := [*damaged.values(), *([unlisted] if unlisted else [])]):
-            raise errors[0]
-        self.damaged = {number: str(error) for number, error in damaged.items()}
-        self.removed = dict.fromkeys(others, str(unlisted))
+        if others := _shard_names(self._path) - known:
+            first = min(others, key=lambda name: (len(name), name))
+            raise DamagedShardError(f"{self._path / first} does not follow on {len(known)} shards")
         return manifest
 
     def begin(self, manifest: Manifest) -> None:
@@ -285,8 +272,6 @@ class ShardWriter:
         ]
         if differences:
             raise UsageError(f"{str(self._path)!r} was begun with other arguments: {'; '.join(differences)}")
-        for name in self.removed:
-            (self._path / name).unlink()
 
     @property
     def n_shards(self) -> int:
@@ -294,32 +279,9 @@ class ShardWriter:
         return len(self._shards)
 
     @property
-    def intact(self) -> tuple[int, int]:
-        """How many timesteps and trajectories the shards have that are not damaged."""
-        shards = [shard for number, shard in enumerate(self._shards) if number not in self.damaged]
-        return sum(shard.timesteps for shard in shards), sum(shard.trajectories for shard in shards)
-
-    def before(self, number: int) -> tuple[int, int, int]:
-        """Return the index that shard `number` begins with, and the trajectories and timesteps of those before it."""
-        shards = self._shards[:number]
-        following = shards[-1].stop if shards else self._begun().first_trajectory
-        return following, sum(shard.trajectories for shard in shards), sum(shard.timesteps for shard in shards)
-
-    def replace(self, number: int, batch: TrajectoryBatch) -> None:
-        """Write a damaged shard again.
-
-        Raises:
-            StorageError: The batch is not what the manifest says of the shard; or as `write`.
-            OSError: It cannot be written; the file that was there is still there.
-        """
-        path = self._path / shard_name(number)
-        try:
-            check_shard(path, self._shards[number], batch.indices, batch.lengths)
-        except DamagedShardError as error:
-            raise StorageError(f"sampled again, it is not what it was; has the environment changed? {error}") from None
-        self._note_fingerprints(batch.fingerprints)
-        storage.save(batch, path, provenance=self._begun().provenance)
-        del self.damaged[number]
+    def following(self) -> int:
+        """The index that the next shard begins with."""
+        return self._shards[-1].stop if self._shards else self._begun().first_trajectory
 
     def write(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Write the next shard.
@@ -331,7 +293,7 @@ class ShardWriter:
         self._note_fingerprints(batch.fingerprints)
         manifest = self._begun()
         storage.save(batch, self._path / shard_name(len(self._shards)), provenance=manifest.provenance)
-        first = self.before(len(self._shards))[0]
+        first = self.following
         n_dropped = int(batch.indices[-1]) + 1 - first - batch.n_trajectories
         self._shards.append(Shard(first, batch.n_trajectories, batch.n_timesteps, n_dropped))
         self.n_trajectories += batch.n_trajectories

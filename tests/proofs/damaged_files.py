@@ -1,4 +1,4 @@
-"""Damaged files and folders: a `StorageError` or the right data, and a folder that is repaired is what it was."""
+"""Damaged files and manifests: a `StorageError` or the right data."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from streamsampler.errors import StorageError
 from streamsampler.storage.files import load
 from streamsampler.storage.manifest import MANIFEST
 from streamsampler.storage.npz import read, save
-from streamsampler.storage.shards import ShardWriter
 from tests.data.test_recorder import batch_of, tickets
 from tests.storage.damage import damaged_bytes, damaged_json, entry, header_of, with_entry, with_header
-from tests.storage.test_damaged_files import assert_same_folder, spoil
-from tests.storage.test_shards import LENGTHS, SHARDS, WANTED, write_all
+from tests.storage.test_shards import LENGTHS, write_all
 
 SECONDS = {"short": 30.0, "long": 900.0}
 SPACE = S.Dict(
@@ -52,7 +50,6 @@ def prove(scale: str) -> None:
             for _ in range(20):
                 _damage_a_file(folder / "x.npz", chance.choice(files), batch, chance, counts)
             _damage_a_manifest(folder / "whole", chance, counts)
-            _repair_a_folder(folder, chance, counts)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(", ".join(f"{number:,} {what}" for what, number in sorted(counts.items())), f"; {grown:.0f} MB more at most")
     assert grown < 300, "memory was taken for what was only claimed"
@@ -98,22 +95,3 @@ def _damage_a_manifest(folder: Path, chance: random.Random, counts: Counter[str]
         counts["manifests refused"] += 1
     finally:
         (folder / MANIFEST).write_bytes(manifest)
-
-
-def _repair_a_folder(folder: Path, chance: random.Random, counts: Counter[str]) -> None:
-    expected = {path.name: path.read_bytes() for path in (folder / "whole").iterdir()}
-    batch = batch_of(tickets(LENGTHS, []))
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        path = Path(name)
-        for file, data in expected.items():
-            (path / file).write_bytes(data)
-        spoil(path, expected, chance)
-        with ShardWriter(path, repair=True) as writer:
-            writer.begin(WANTED)
-            for number in list(writer.damaged):
-                writer.replace(number, batch[slice(*SHARDS[number])])
-            for bounds in SHARDS[writer.n_shards :]:
-                writer.write(batch[slice(*bounds)])
-            writer.finish()
-        assert_same_folder(path, expected, folder / "whole")
-    counts["folders repaired"] += 1

@@ -19,6 +19,7 @@ from streamsampler.samplers.session import Fingerprints, sampled_elsewhere
 from streamsampler.storage.manifest import MANIFEST, read_manifest
 from streamsampler.workers import loop
 from streamsampler.workers.kernels import fingerprint
+from tests.storage.damage import forget_shards
 
 OWN = fingerprint().without_torch().bits
 A, B = Fingerprint("numpy=aa", "here"), Fingerprint("numpy=bb", "there")
@@ -231,12 +232,12 @@ def begun(folder, bits="numpy=elsewhere"):
     text = (folder / MANIFEST).read_text()
     assert read_manifest(folder).fingerprints == {OWN}
     (folder / MANIFEST).write_text(text.replace(OWN, bits))
-    (folder / "shard-000001.npz").unlink()
+    forget_shards(folder, 1)
 
 
 def resumed(folder, **options):
     with LocalSampler("random", "CartPole-v1", seed=3, **options) as sampler:
-        return sample_to_folder(sampler, folder, **AMOUNT, repair=True)
+        return sample_to_folder(sampler, folder, **AMOUNT, resume=True)
 
 
 def test_a_folder_that_is_resumed_elsewhere_says_so(tmp_path, caplog):

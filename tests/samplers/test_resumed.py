@@ -9,7 +9,6 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, sample_to_folder
 from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
-from streamsampler.storage.manifest import shard_name
 
 FILTERS = {"observation_filter": RunningNorm(clip=3.0), "reward_filter": RunningReturnNorm(0.9)}
 AMOUNT: dict[str, Any] = {"num_samples": 400, "shard_size": 60}
@@ -75,8 +74,6 @@ def test_what_follows_a_resumed_folder_is_what_follows_a_whole_one(tmp_path: Pat
     assert sampled(tmp_path / "cut", filters=filters, stop_at=200) is None
     agree(expected, sampled(tmp_path / "cut", filters=filters, resume=True))
     agree(expected, sampled(tmp_path / "cut", filters=filters, resume=True))  # now there is nothing to sample
-    (tmp_path / "cut" / shard_name(1)).write_bytes(b"damaged")
-    agree(expected, sampled(tmp_path / "cut", filters=filters, repair=True))
 
 
 def test_with_processes(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_what_fails_leaves_what_is_complete(tmp_path):
         assert folder.to_batch() == sampler.obtain_trajectories(20)
 
 
-def test_damaged_files_are_named_or_sampled_again(whole, tmp_path, caplog):
+def test_a_damaged_file_is_named(whole, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     for name, data in contents(whole).items():
@@ -180,11 +180,6 @@ def test_damaged_files_are_named_or_sampled_again(whole, tmp_path, caplog):
     (out / shard_name(3)).write_bytes(b"half of it")
     with make() as sampler, pytest.raises(DamagedShardError, match=r"shard-000001\.npz is missing"):
         sample_to_folder(sampler, out, **AMOUNT, resume=True)
-    with make() as sampler:
-        sample_to_folder(sampler, out, **AMOUNT, repair=True)
-        assert sampler.stats.kept_timesteps == sum(TrajectoryFolder(whole).shards[n].n_timesteps for n in (1, 3))
-    assert contents(out) == contents(whole)
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["sampled again"] * 2
 
 
 @pytest.mark.slow
@@ -203,10 +198,6 @@ def test_a_sampler_that_made_calls_before_is_resumed_by_one_that_made_as_many(wh
         folder = sample_to_folder(sampler, out, **AMOUNT, resume=True)
     with advanced() as sampler:
         assert folder.to_batch() == sampler.obtain_samples(500)
-    (out / shard_name(1)).unlink()
-    with advanced() as sampler:
-        repaired = sample_to_folder(sampler, out, **AMOUNT, repair=True)
-    assert repaired.to_batch() == folder.to_batch(), "a repair keeps the agent version"
 
 
 # ---------------------------------------------------------------------- wrong arguments
@@ -342,21 +333,3 @@ def test_progress_is_shown_when_it_is_asked_for(tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sampling: 100%  500/500 timesteps")
     assert folder.n_timesteps >= 500
-
-
-def test_progress_of_a_repair_counts_what_is_intact(whole, tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    for name, data in contents(whole).items():
-        (out / name).write_bytes(data)
-    (out / shard_name(1)).unlink()
-    seen = []
-    with make() as sampler:
-        folder = sample_to_folder(sampler, out, **AMOUNT, repair=True, progress=seen.append)
-    intact = folder.n_timesteps - folder.shards[1].n_timesteps
-    assert (seen[0].timesteps, seen[-1].timesteps, seen[-1].complete) == (intact, folder.n_timesteps, True)
-    timesteps = [snapshot.timesteps for snapshot in seen]
-    assert timesteps == sorted(timesteps)
-    assert TrajectoryFolder(out).to_batch() == TrajectoryFolder(whole).to_batch()
-    assert np.all(folder.to_batch().lengths > 0)
-    assert (out / MANIFEST).exists()

@@ -18,6 +18,7 @@ from streamsampler.filters import RunningNorm
 from streamsampler.storage.folder import TrajectoryFolder
 from tests.scripted.games import Chooser, Comings, Turns
 from tests.several.test_policies import Rows
+from tests.storage.damage import forget_shards
 
 # Calls return a `MultiAgentBatch`, which type checkers cannot know.
 LocalSampler: Any = streamsampler.LocalSampler
@@ -243,9 +244,9 @@ def test_a_folder_is_the_batch_and_may_be_resumed(tmp_path: Path) -> None:
     assert list(folder) == batch.split()
     last = sorted((tmp_path / "x").glob("shard-*.npz"))[-1]
     whole = last.read_bytes()
-    last.unlink()
+    forget_shards(tmp_path / "x", len(folder.shards) - 1)
     with made("local", 3, "turns") as sampler:
-        sample_to_folder(sampler, tmp_path / "x", n_trajectories=12, shard_size=40, repair=True)
+        sample_to_folder(sampler, tmp_path / "x", n_trajectories=12, shard_size=40, resume=True)
     assert last.read_bytes() == whole
 
 

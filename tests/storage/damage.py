@@ -7,7 +7,11 @@ import io
 import json
 import random
 import zipfile
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+from streamsampler.storage.manifest import read_manifest, shard_name, write_manifest
 
 STRANGE = [
     None, True, False, 0, 1, -1, 2**31, 2**63, 10**400, -(10**30), 0.5, 1e308, float("nan"), float("inf"), "", "x", "0",
@@ -15,6 +19,14 @@ STRANGE = [
     {"$": "array", "dtype": "<f8", "shape": [10**12], "base64": ""}, {"space": "Discrete", "n": -3, "start": 0},
 ]  # fmt: skip
 """Values that stand where others should."""
+
+
+def forget_shards(folder: Path, n_left: int) -> None:
+    """Let a folder hold its first shards only, as if the run that wrote it had been killed then."""
+    manifest = read_manifest(folder)
+    for number in range(n_left, len(manifest.shards)):
+        (folder / shard_name(number)).unlink()
+    write_manifest(folder, replace(manifest, shards=manifest.shards[:n_left], complete=False))
 
 
 def damaged_bytes(data: bytes, chance: random.Random) -> bytes:

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.errors import StorageError
+from streamsampler.errors import DamagedShardError, StorageError
 from streamsampler.storage.files import load
-from streamsampler.storage.manifest import MANIFEST, read_manifest, shard_name
+from streamsampler.storage.manifest import MANIFEST, shard_name
 from streamsampler.storage.npz import read, save
-from streamsampler.storage.shards import ShardWriter
 from tests.data.test_recorder import batch_of, tickets
 from tests.storage.damage import damaged_bytes, damaged_json, entry, header_of, nested, npy, with_entry, with_header
-from tests.storage.test_shards import LENGTHS, SHARDS, WANTED, write_all
+from tests.storage.test_shards import LENGTHS, write_all
 
 SPACE = S.Dict({"a": S.Box(-1, 1, (2,), np.float32), "b": S.Text(4), "c": S.Tuple([S.Discrete(3), S.MultiBinary(2)])})
 SEEDS = st.integers(0, 10**9)
@@ -156,31 +155,6 @@ def test_manifests_that_change(folder, seed):
         (folder / MANIFEST).write_bytes(manifest)
 
 
-def spoil(path, expected, chance):
-    """Remove, swap or damage some of a folder's shards, and perhaps forget some of them in its manifest."""
-    if chance.random() < 0.5:
-        with ShardWriter(path, resume=True) as writer:
-            del writer._shards[chance.randrange(4) :]
-            writer._list(complete=False)
-    for number in chance.sample(range(4), chance.randrange(1, 4)):
-        shard = path / shard_name(number)
-        match chance.randrange(4):
-            case 0:
-                shard.unlink(missing_ok=True)
-            case 1:
-                shard.write_bytes(expected[shard_name(chance.randrange(3))])
-            case _:
-                shard.write_bytes(damaged_bytes(expected[shard_name(min(number, 2))], chance))
-
-
-def assert_same_folder(path, expected, folder):
-    assert {item.name for item in path.iterdir()} == set(expected)
-    for name, data in expected.items():
-        if (path / name).read_bytes() != data:
-            # A change that no checksum covers, such as a date in the zip's directory, changes no data.
-            assert streamsampler.load(path / name) == streamsampler.load(folder / name)
-
-
 def test_a_shard_with_an_entry_of_another_name_is_damaged(folder, tmp_path):
     """No checksum covers the names in a zip's directory."""
     expected = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -188,28 +162,5 @@ def test_a_shard_with_an_entry_of_another_name_is_damaged(folder, tmp_path):
         (tmp_path / name).write_bytes(data)
     path = tmp_path / shard_name(1)
     path.write_bytes(path.read_bytes().replace(b"actions.npy", b"aktions.npy"))
-    with ShardWriter(tmp_path, repair=True) as writer:
-        assert list(writer.damaged) == [1]
-
-
-@FUZZ
-@given(seed=SEEDS)
-@pytest.mark.slow
-def test_folders_that_change_are_repaired(folder, tmp_path_factory, seed):
-    """Whatever becomes of the shards, `repair` finds it, and what is written then makes the folder what it was."""
-    expected = {path.name: path.read_bytes() for path in folder.iterdir()}
-    path = tmp_path_factory.mktemp("parts") / "folder"
-    path.mkdir()
-    for name, data in expected.items():
-        (path / name).write_bytes(data)
-    spoil(path, expected, random.Random(seed))
-    batch = batch_of(tickets(LENGTHS, []))
-    with ShardWriter(path, repair=True) as writer:
-        writer.begin(WANTED)
-        for number in list(writer.damaged):
-            writer.replace(number, batch[slice(*SHARDS[number])])
-        for bounds in SHARDS[writer.n_shards :]:
-            writer.write(batch[slice(*bounds)])
-        writer.finish()
-    assert_same_folder(path, expected, folder)
-    assert read_manifest(path) == read_manifest(folder)
+    with pytest.raises(DamagedShardError, match=shard_name(1)):
+        streamsampler.TrajectoryFolder(tmp_path).to_batch()

@@ -9,7 +9,6 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, load, sample_to_folder
 from streamsampler.errors import UnwritableInfoError, UsageError
-from streamsampler.storage.npz import read
 
 
 class Handle:
@@ -122,17 +121,3 @@ def test_the_same_folder_takes_other_infos_after_the_error_and_keeps_them_when_i
     assert folder.to_batch().episode_infos == {}
     with make() as sampler, pytest.raises(UsageError, match=r"infos is .* there, and \['x'\] here"):
         sample_to_folder(sampler, tmp_path / "out", n_trajectories=50, shard_size=60, infos=others, resume=True)
-
-
-def test_a_damaged_file_of_a_folder_is_sampled_again_with_the_same_infos(tmp_path):
-    amount: dict[str, Any] = {"n_trajectories": 50, "shard_size": 60, "infos": ["x"]}
-    with make() as sampler:
-        sample_to_folder(sampler, tmp_path / "out", **amount)
-    path = tmp_path / "out" / "shard-000000.npz"
-    before = path.read_bytes()
-    path.write_bytes(before[:-100])
-    with make() as sampler:
-        sample_to_folder(sampler, tmp_path / "out", **amount, repair=True)
-    assert path.read_bytes() == before
-    assert "env_infos.x" in np.load(path).files
-    assert read(path, "rewards")[1]["provenance"]["infos"] == ["x"]

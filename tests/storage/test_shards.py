@@ -307,22 +307,3 @@ def test_the_manifest_is_written_seldom_when_there_are_many_shards(batch, tmp_pa
     assert len(written) < 450
     assert written[-1] == 2_000
     assert all(after - before <= after // 64 + 1 for before, after in itertools.pairwise(written[:-1]))
-
-
-def test_nothing_is_removed_for_a_request_that_is_refused(batch, tmp_path):
-    folder = tmp_path / "folder"
-    with ShardWriter(folder) as writer:
-        writer.begin(WANTED)
-        writer.write(batch[:3])
-    (folder / shard_name(1)).write_bytes(b"half of it")
-    before = contents(folder)
-    with ShardWriter(folder, repair=True) as writer, pytest.raises(UsageError, match="seed is 7 there"):
-        writer.begin(dataclasses.replace(WANTED, seed=8))
-    assert contents(folder) == before
-    with ShardWriter(folder, repair=True) as writer:
-        assert writer.n_shards == 1
-        writer.begin(WANTED)
-        assert writer.removed.keys() == {shard_name(1)}
-        assert not (folder / shard_name(1)).exists()
-        writer.write(batch[3:6])
-    assert len(read_manifest(folder).shards) == 2
