@@ -117,7 +117,7 @@ COMMANDS = """
 import json, os
 from click.testing import CliRunner
 import streamsampler
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 
 def sample(*arguments):
     result = CliRunner().invoke(cli, ["sample", "CartPole-v1", "--seed", "1", *map(str, arguments)])

@@ -47,7 +47,7 @@ for bit, and says where it differs first: see `streamsampler.replay`. Its exit c
 films it; `streamsampler evaluate --video FOLDER` films trajectories of an evaluation.
 
 Every command takes options from a TOML file with `--config FILE`; those that are typed win. Keys are the options'
-names, and `env-id`; `--print-config` prints such a file. Paths in it are relative to the current directory:
+names, and `env-id`. Paths in it are relative to the current directory:
 
 ```text
 env-id = "CartPole-v1"
@@ -105,6 +105,6 @@ dropped       40 trajectories
 ```
 """
 
-from streamsampler.cli.commands import main
+from streamsampler.cli.app import main
 
 __all__ = ["main"]

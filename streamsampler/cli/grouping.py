@@ -1,17 +1,24 @@
-"""What all commands have: options in groups in the help, and options from a file."""
+"""What all commands have: options in groups in the help, examples below them, and options from a TOML file."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import tomllib
 from collections.abc import Callable, Mapping
-from copy import copy
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from streamsampler.cli.config import FILE, RAW, as_toml, from_file
-
 TYPED = "streamsampler.cli.typed"
+"""Where a context's `meta` has what the user typed: the command's name, and then its arguments."""
+_FILE = "streamsampler.cli.config"
+"""Where a context's `meta` has the name of the file with options."""
+
+_JOINED = {"seeds", "without_infos"}
+"""Options of one text that may be a list in a file."""
 
 
 class GroupedOption(click.Option):
@@ -26,19 +33,17 @@ class GroupedOption(click.Option):
         self.heading = heading
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Convert a value, and keep how it was given: `ctx.meta[RAW]`.
+        """Convert a value.
 
         Raises:
             click.BadParameter: It is something else; names the file that has it.
         """
-        name = str(self.name)
-        ctx.meta.setdefault(RAW, {})[name] = value
         try:
             return super().process_value(ctx, value)
         except click.BadParameter as error:
-            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
+            if not is_from_file(ctx, str(self.name)):
                 raise
-            raise click.BadParameter(f"{error.message} (in {ctx.meta[FILE]!r})", ctx, self) from None
+            raise click.BadParameter(f"{error.message} (in {ctx.meta[_FILE]!r})", ctx, self) from None
 
 
 class SeveralArgument(click.Argument):
@@ -67,49 +72,32 @@ def options_of(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-_FROM_A_FILE = options_of(
-    grouped_option(
-        "Options from a file", "--config", callback=from_file, is_eager=True, expose_value=False, metavar="FILE",
-        help="Take options from a TOML file, such as 'num-trajectories = 100'; those that are typed win.",
-    ),
-    grouped_option(
-        "Options from a file", "--print-config", is_flag=True, expose_value=False,
-        help="Print such a file with the options as they are given, and exit.",
-    ),
-)  # fmt: skip
-
-
-def _optional(param: click.Parameter) -> click.Parameter:
-    """Return a parameter that may be missing, as it may in a file."""
-    optional = copy(param)
-    optional.required = False
-    return optional
+def is_from_file(ctx: click.Context, name: str) -> bool:
+    """Whether an option's value comes from a file of options."""
+    return ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP
 
 
 class GroupedCommand(click.Command):
-    """Lists its options under their headings, in the order in which these first appear.
+    """Lists its options under their headings, in the order in which these first appear; it has `--config`.
 
-    It has `--config` and `--print-config`.
+    What its docstring has from "Examples:" on is printed below the options, line by line.
     """
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
-        holder = _FROM_A_FILE(lambda: None)
-        self.params += reversed(holder.__click_params__)
+        self.help, _, examples = inspect.cleandoc(self.help or "").partition("\n\nExamples:")
+        self.epilog = "\b\nExamples:" + examples.replace("\n\n", "\n\n\b\n")
+        config = GroupedOption(
+            ["--config"], heading="Options from a file", callback=_from_file, is_eager=True, expose_value=False,
+            metavar="FILE",
+            help="Take options from a TOML file, such as 'num-trajectories = 100'; those that are typed win.",
+        )  # fmt: skip
+        self.params.append(config)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and keep what was typed: `ctx.meta[TYPED]`; with `--print-config` print, and exit."""
+        """Parse, and keep what was typed: `ctx.meta[TYPED]`."""
         ctx.meta[TYPED] = (ctx.command_path, *args)
-        if "--print-config" in args:
-            self._print_config(ctx, args)
         return super().parse_args(ctx, args)
-
-    def _print_config(self, ctx: click.Context, args: list[str]) -> NoReturn:
-        relaxed = copy(self)
-        relaxed.params = [_optional(param) for param in self.params]
-        super(GroupedCommand, relaxed).parse_args(ctx, args)
-        click.echo(as_toml(ctx))
-        ctx.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups into the help."""
@@ -121,3 +109,57 @@ class GroupedCommand(click.Command):
         for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def command(short_help: str) -> Callable[[Any], Any]:
+    """Return the decorator that makes a function a command; its docstring is the help, with the examples at the end."""
+    return click.command(cls=GroupedCommand, short_help=short_help)
+
+
+def _from_file(ctx: click.Context, _param: click.Parameter, name: str | None) -> None:
+    """Take a command's options from a file, where they are not typed: an option's callback.
+
+    Raises:
+        click.BadParameter: The file cannot be read, is no TOML, or has what the command does not.
+    """
+    if name is None:
+        return
+    try:
+        found = tomllib.loads(Path(name).read_bytes().decode())
+    except OSError as error:
+        raise click.BadParameter(f"{name!r} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"{name!r} is no TOML: {error}") from None
+    params = {}
+    for param in ctx.command.params:
+        long = next((each for each in param.opts if each.startswith("--")), str(param.name))
+        params[long.removeprefix("--").replace("_", "-")] = param
+    del params["config"]
+    ctx.meta[_FILE], ctx.default_map = name, {}
+    for key, value in found.items():
+        if (known := params.get(key.replace("_", "-"))) is None:
+            near = difflib.get_close_matches(key.replace("_", "-"), params, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(sorted(params))}."
+            raise click.BadParameter(f"{name!r} has {key!r}, which is no option of {ctx.command.name}.{hint}")
+        ctx.default_map[str(known.name)] = _as_typed(value, known, f"{name!r}: {key}")
+
+
+def _as_typed(value: Any, param: click.Parameter, what: str) -> Any:
+    """Return a value as the command line would give it: as text, but for flags."""
+    if getattr(param, "is_flag", False):
+        if not isinstance(value, bool):
+            raise click.BadParameter(f"{what} should be true or false, and is {value!r}")
+        return value
+    if isinstance(value, Mapping) and param.name == "env_kwargs":
+        return [f"{key}={item!r}" for key, item in value.items()]
+    takes_list = getattr(param, "multiple", False) or param.nargs != 1 or param.name in _JOINED
+    items = value if takes_list and isinstance(value, list) else [value]
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise click.BadParameter(f"{what} should be a text or a number, and is {item!r}")
+    texts = [str(item) for item in items]
+    if getattr(param, "multiple", False) or param.nargs == -1:
+        return texts
+    if param.nargs != 1 and len(texts) != param.nargs:
+        raise click.BadParameter(f"{what} should be a list of {param.nargs} values, and is {value!r}")
+    return texts if param.nargs != 1 else ",".join(texts)

@@ -1,25 +1,20 @@
-"""Convert the values of options."""
+"""The options that several commands have, and how the values of options are converted."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from streamsampler.errors import CheckMode
-from streamsampler.scheduling.plans import PartArgument
-from streamsampler.scheduling.restarts import Quota
-
-if TYPE_CHECKING:
-    from streamsampler.storage.kept_infos import KeptInfos
+from streamsampler.cli.grouping import grouped_option, is_from_file, options_of
+from streamsampler.engines.launch.start_methods import START_METHODS
+from streamsampler.engines.registry import ENGINES
 
 _COUNT = re.compile(
     r"(?P<thousands>[0-9]{1,3}(,[0-9]{3})+)"
@@ -29,27 +24,11 @@ _COUNT = re.compile(
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+) ?(?P<unit>[KMGT])(i?B)?", re.IGNORECASE)
-_SEEDS = re.compile(r"(?P<first>[0-9]{1,18})(-(?P<last>[0-9]{1,18}))?")
-_MOST_SEEDS = 10_000_000
 _PART = re.compile(r"([0-9]{1,18}) ?/ ?([0-9]{1,18})")
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
-ALL_INFOS = "*"
-"""What stands for all infos, where an option says which infos are left out."""
 ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
-BELOW_HALF = click.FloatRange(min=0, max=0.5, min_open=True, max_open=True)
-
-
-def option_of(name: str) -> str:
-    """Return the option whose value goes by a name in Python."""
-    return f"--{name.replace('_', '-')}"
-
-
-def command_line(typed: Sequence[str], *options: str) -> str:
-    """Return what the user typed as one line for a shell: the command's name, its arguments, and further options."""
-    name, *arguments = typed
-    return f"{name} {shlex.join([*options, *arguments] if '--' in arguments else [*arguments, *options])}"
 
 
 class Count(click.IntRange):
@@ -127,59 +106,23 @@ def size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int 
     return int(n_bytes)
 
 
-def without_infos(_ctx: click.Context, _param: click.Parameter, text: str | None) -> KeptInfos | None:
-    """Return which infos are kept where those of some names, ``handle,pose``, are left out: an option's callback.
+def count_or(**words: str | None) -> Callable[[click.Context, click.Parameter, str], int | str | None]:
+    """Return a callback that takes an integer of at least 0, or one of some words for their values.
 
-    Raises:
-        click.BadParameter: A name is empty.
+    The callback raises `click.BadParameter` for anything else.
     """
-    if text is None:
-        return None
-    from streamsampler.storage.kept_infos import KeptInfos  # not for --help, which it would slow down
 
-    if text == ALL_INFOS:
-        return KeptInfos.of(False)
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise click.BadParameter(f"{text!r} should be names of infos, such as handle,pose, or nothing for all infos")
-    return KeptInfos(without=frozenset(names))
+    def convert(_ctx: click.Context, _param: click.Parameter, text: str) -> int | str | None:
+        if (word := text.strip().lower()) in words:
+            return words[word]
+        if not _DIGITS.fullmatch(word):
+            raise click.BadParameter(f"{text!r} is neither an integer of at least 0 nor 'none'")
+        return int(word)
 
-
-def number_or_none(_ctx: click.Context, _param: click.Parameter, text: str) -> int | None:
-    """Return an integer of at least 0, or None for 'none': an option's callback.
-
-    Raises:
-        click.BadParameter: It is neither.
-    """
-    if text.strip().lower() == "none":
-        return None
-    if not _DIGITS.fullmatch(text.strip()):
-        raise click.BadParameter(f"{text!r} is neither an integer of at least 0 nor 'none'")
-    return int(text)
+    return convert
 
 
-def check_mode(_ctx: click.Context, _param: click.Parameter, text: str) -> CheckMode:
-    """Return "warn", "error", or None for 'none': an option's callback.
-
-    Raises:
-        click.BadParameter: It is none of them.
-    """
-    match text.strip().lower():
-        case "none":
-            return None
-        case "warn":
-            return "warn"
-        case "error":
-            return "error"
-    raise click.BadParameter(f"{text!r} is neither 'warn' nor 'error' nor 'none'")
-
-
-def quota(context: click.Context, param: click.Parameter, text: str) -> Quota:
-    """Return "auto", or what `number_or_none` does: an option's callback."""
-    return "auto" if text.strip().lower() == "auto" else number_or_none(context, param, text)
-
-
-def env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str]) -> dict[str, Any]:
+def _env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str]) -> dict[str, Any]:
     """Return the arguments that were given as ``key=value``: an option's callback.
 
     Raises:
@@ -198,88 +141,196 @@ def env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str
     return result
 
 
-def seeds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> list[int] | None:
-    """Return seeds that were given as ``3,7,10-19``: an option's callback.
-
-    Raises:
-        click.BadParameter: They have no such form.
-    """
-    if text is None:
-        return None
-    found: list[int] = []
-    for bit in text.split(","):
-        match = _SEEDS.fullmatch(bit.strip())
-        if match is None:
-            raise click.BadParameter(f"{bit.strip()!r} is neither a seed nor a range of seeds, such as 3,7,10-19")
-        first, last = int(match["first"]), int(match["last"] or match["first"])
-        if last < first:
-            raise click.BadParameter(f"{bit.strip()!r} goes down: a range of seeds is 10-19")
-        if last - first >= _MOST_SEEDS:
-            raise click.BadParameter(f"{bit.strip()!r} has {last - first + 1:,} seeds, more than {_MOST_SEEDS:,}")
-        found += range(first, last + 1)
-    return found
-
-
-def part(_ctx: click.Context, _param: click.Parameter, text: str | None) -> PartArgument | None:
+def _part(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[int, int] | None:
     """Return a part that was given as ``2/7``: an option's callback.
 
     Raises:
-        click.BadParameter: It has no such form, or there is no such part.
+        click.BadParameter: It has no such form.
     """
     if text is None:
         return None
     match = _PART.fullmatch(text.strip())
     if match is None:
         raise click.BadParameter(f"{text!r} is not a part's number and how many there are, such as 2/7")
-    number, of = int(match[1]), int(match[2])
-    if not 1 <= number <= of:
-        raise click.BadParameter(f"there is no part {number} of {of}: parts are numbered from 1 to {of}")
-    return number, of
+    return int(match[1]), int(match[2])
 
 
-def is_model_file(agent: str) -> bool:
-    """Whether `--agent` names a file, and no object of a module."""
-    return agent.endswith(".zip")
-
-
-def check_statistics(agents: Iterable[str], vec_normalize: object) -> None:
-    """Refuse `--vec-normalize` where no agent is a model of Stable-Baselines3.
+def existing(name: str, *suffixes: str, what: str = "FILE|FOLDER") -> Path:
+    """Return the file or the folder of a name, which may lack one of the suffixes.
 
     Raises:
-        click.UsageError: None is.
+        click.BadParameter: There is none.
     """
-    if vec_normalize and not any(map(is_model_file, agents)):
-        raise click.UsageError("--vec-normalize is for a model of Stable-Baselines3: give --agent model.zip, too.")
+    for suffix in ("", *suffixes):
+        if Path(name + suffix).exists():
+            return Path(name + suffix)
+    raise click.BadParameter(f"there is no file or folder {name!r}", param_hint=what)
 
 
-def check_side_by_side(options: Mapping[str, Any]) -> None:
-    """Refuse options that make no sense with environments side by side.
+def given_amounts(ctx: click.Context, options: dict[str, Any], names: Sequence[str], *together: str) -> dict[str, Any]:
+    """Take the options of amount out of all options, and return the one that is given, by name.
 
-    Raises:
-        click.UsageError: One does not.
-    """
-    if options["vec"] is not None and options["on_failure"] == "drop":
-        raise click.UsageError("--vec cannot be used with --on-failure drop: environments side by side fail together.")
-
-
-def refuse_without(ctx: click.Context, options: Mapping[str, Any], needed: str, given: str) -> None:
-    """Refuse options that need another one, in whose place another one is given.
-
-    Options from a file are passed over where that one is typed, which wins over the file.
+    What is typed wins over what a file of options has.
 
     Args:
         ctx: The command's context.
-        options: The options by name.
-        needed: The option that they need.
-        given: The name of what is given in its place.
+        options: The command's options, which lose these.
+        names: The names of the options of amount.
+        *together: Two of them that may be given together.
 
     Raises:
-        click.UsageError: One is given.
+        click.UsageError: None is given, or several are.
     """
-    of_file = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP}
-    if ctx.get_parameter_source(given) is ParameterSource.DEFAULT_MAP:
-        of_file = set()
-    useless = [option_of(name) for name, value in options.items() if value not in (None, False) and name not in of_file]
-    if useless:
-        verb = "needs" if len(useless) == 1 else "need"
-        raise click.UsageError(f"{' and '.join(useless)} {verb} {needed}: give it, too.")
+    given = {name: value for name in names if (value := options.pop(name)) is not None}
+    if typed := {name for name in given if not is_from_file(ctx, name)}:
+        given = {name: value for name, value in given.items() if name in typed or {name, *typed} <= {*together}}
+    *most, last = (f"--{name.replace('_', '-')}" for name in names)
+    if not given:
+        raise click.UsageError(f"How much? Give one of {', '.join(most)} and {last}.")
+    if len(given) > 1 and not given.keys() <= {*together}:
+        shown = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise click.UsageError(f"{shown} exclude each other: give exactly one of {', '.join(most)} and {last}.")
+    return given
+
+
+POSITIVE = Count(min=1)
+
+NAMED_AGENTS = (
+    "'random', or 'package.module:object' for an agent, a function observation -> action, an object with predict, a "
+    "torch module, or a class or function that makes one of these from the observation space and the action space. Or "
+    "'model.zip' for a model of Stable-Baselines3 ('pip install stable-baselines3'); such files can run code."
+)
+WHAT_STATISTICS_ARE = (
+    "the statistics of the VecNormalize that the model was trained under, which Stable-Baselines3 saves by themselves; "
+    "'none' for a model that was trained without"
+)
+DETERMINISTIC = grouped_option(
+    "What", "--deterministic/--stochastic", "deterministic", default=None,
+    help="For models of Stable-Baselines3, other objects with predict, and torch modules: whether to act without "
+    "drawing. The default of evaluate and compare is --deterministic, but for torch modules, and of sample, "
+    "--stochastic.",
+)  # fmt: skip
+
+STATISTICS = grouped_option(
+    "What", "--vec-normalize", metavar="FILE", help=f"With --agent model.zip: {WHAT_STATISTICS_ARE}."
+)
+
+VIDEO_EXTRA = "Needs PyAV ('pip install av'), and an environment with render_mode 'rgb_array'."
+
+ENV_ID = click.argument("env_id", metavar="ENV_ID")
+
+AGENT = options_of(
+    grouped_option("What", "--agent", default="random", show_default=True, metavar="NAME",
+        help=f"What chooses the actions: {NAMED_AGENTS}"),
+    STATISTICS,
+    DETERMINISTIC,
+)  # fmt: skip
+"""Which agent."""
+
+ENVIRONMENT = options_of(
+    grouped_option("What", "--env-kwarg", "env_kwargs", callback=_env_kwargs, multiple=True, metavar="KEY=VALUE",
+        help="An argument for making the environment; a Python literal, or true, false or null, or else text. May be "
+        "repeated."),
+    grouped_option("What", "--import", "imports", multiple=True, metavar="MODULE",
+        help="Import a module first, which registers the environment; from the current directory if it is not "
+        "installed. May be repeated."),
+    grouped_option(
+        "What", "--max-episode-length", type=POSITIVE, metavar="N", show_default="the environment's own limit",
+        help="Truncate trajectories after N timesteps."),
+)  # fmt: skip
+"""Which environment."""
+
+HOW = options_of(
+    grouped_option(
+        "How", "--workers", type=click.IntRange(min=0), metavar="N", show_default="the cores there are to use",
+        help="How many processes; 0 for none but this one."),
+    grouped_option("How", "--vec", type=POSITIVE, metavar="N",
+        help="Run N environments side by side in each process, and ask the agent for their actions at once: faster "
+        "with a network. Another N may give other trajectories."),
+    grouped_option(
+        "How", "--seed", type=click.IntRange(min=0), metavar="N", show_default="a random one, shown in the summary",
+        help="The same seed gives the same trajectories, whatever the number of workers."),
+    grouped_option("How", "--worker-threads", callback=count_or(none=None), default="1", show_default=True, metavar="N",
+        help="How many threads a network computes on in each process; 'none' leaves that to the libraries. The last "
+        "bits of its numbers may depend on it."),
+    grouped_option("How", "--engine", type=click.Choice([*ENGINES, "ray"]),
+        help="How processes are connected: 'processes' by pipes and shared memory, on Linux; 'queues' by queues of "
+        "Python's own multiprocessing, on every system. 'ray' for actors of a Ray cluster, which needs the extra "
+        "'ray'. The data are the same."),
+    grouped_option("How", "--ray-address", metavar="HOST:PORT", show_default="a cluster that is started for this run",
+        help="With --engine ray: the address of the Ray cluster, of which this machine is a node; 'auto' finds "
+        "one here."),
+    grouped_option("How", "--start-method", type=click.Choice(START_METHODS),
+        help="How processes are started. 'fork' and 'spawn' choose --engine queues."),
+)  # fmt: skip
+"""How many workers, from which seed, and how processes are connected."""
+
+FAILURES = options_of(
+    grouped_option("When something fails", "--on-failure", type=click.Choice(["raise", "drop"]), default="raise",
+        show_default=True,
+        help="What an exception of the environment or the agent does: 'raise' ends the command. 'drop' leaves its "
+        "trajectory out, and takes another one instead; where failures depend on the state, what is left is biased."),
+    grouped_option(
+        "When something fails", "--fingerprint", type=click.Choice(["warn", "error", "none"]), default="warn",
+        show_default=True, callback=lambda _ctx, _param, text: None if text == "none" else text,
+        help="What is done where processes compute with other kernels than others, or than those that wrote the folder "
+        "that --resume continues: the same seed may give other trajectories there."),
+    grouped_option(
+        "When something fails", "--step-timeout", type=ABOVE_ZERO, metavar="SECONDS", show_default="no limit",
+        help="Kill and replace a process in which a reset, an action or a timestep takes longer."),
+    grouped_option("When something fails", "--max-restarts", callback=count_or(none=None, auto="auto"), default="auto",
+        show_default=True, metavar="N",
+        help="How many processes that died or hung are replaced within a minute, and ten times as many in all; 'none' "
+        "for any number, 'auto' for 10 with up to eight workers, in proportion with more. Their trajectories are run "
+        "again, with the same result. One more ends the command."),
+    grouped_option(
+        "When something fails", "--max-worker-memory", callback=size, metavar="SIZE", show_default="no limit",
+        help="Replace a process that uses more private memory than this, such as 500MB or 2GB."),
+    grouped_option("When something fails", "--close-timeout", type=ABOVE_ZERO, default=5.0, show_default=True,
+        metavar="SECONDS", help="How long all processes together may take to close their environments at the end."),
+)  # fmt: skip
+"""What happens when something fails."""
+
+_QUIET = "Print nothing on standard error but errors"
+QUIET = grouped_option("Output", "-q", "--quiet", is_flag=True, help=f"{_QUIET}.")
+
+QUIET_WITH_MODELS = grouped_option(
+    "Output", "-q", "--quiet", is_flag=True,
+    help=f"{_QUIET}, and the warning that a model's statistics are missing.",
+)  # fmt: skip
+"""Of the commands that take `--agent`."""
+
+PRINTED = options_of(
+    grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object."),
+    QUIET_WITH_MODELS,
+)
+"""What is printed."""
+
+PART = grouped_option(
+    "In parts", "--part", callback=_part, metavar="I/N",
+    help="Only the I-th, from 1 on, of N contiguous ranges of the trajectories, such as 2/7: for job arrays on "
+    "clusters. 'streamsampler merge' makes of the files of all parts the file of one run, byte for byte. Not where it "
+    "is unknown how many trajectories there will be.",
+)  # fmt: skip
+"""Which part of the trajectories."""
+
+SAMPLED_BY = options_of(ENVIRONMENT, HOW, FAILURES)
+"""What all commands have that run an environment."""
+
+POLICY_OF = grouped_option(
+    "What", "--policy-of", multiple=True, metavar="AGENT=POLICY",
+    help="Which policy plays an agent of an environment of several; may be repeated, then for all agents.",
+)  # fmt: skip
+
+POLICIES = options_of(
+    grouped_option("What", "--agent", multiple=True, default=("random",), show_default=True, metavar="[POLICY=]NAME",
+        help=f"What chooses the actions: {NAMED_AGENTS} For several agents in one environment (PettingZoo's), once "
+        "for each policy, with its name: --agent archer=random --agent knight=my_agents:make. An agent is played by "
+        "the policy whose name is its id, or its id up to the last '_'."),
+    POLICY_OF,
+    grouped_option("What", "--aec", is_flag=True,
+        help="Where ENV_ID is a module of PettingZoo: its env, whose agents take turns, also where it has a "
+        "parallel_env."),
+    STATISTICS, DETERMINISTIC,
+)  # fmt: skip
+"""Which agent, or which policies."""

@@ -23,8 +23,8 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
     """Return a summary for programs; what is undefined is None."""
     kept, stats = outcome.kept, outcome.stats
     return {
-        **request.described(),
-        "wanted": {request.amount.unit: _wanted(request, outcome)},
+        **request.described,
+        "wanted": {request.unit: _wanted(request, outcome)},
         **({} if outcome.part is None else {"part": outcome.part.facts()}),
         "interrupted": outcome.interrupted,
         **kept.facts(),
@@ -46,24 +46,24 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
         },
         "out": None if outcome.written is None else str(outcome.written),
         **_sharding(request, outcome),
-        **({"timers": _milliseconds(stats)} if request.timers else {}),
+        **({"timers": _milliseconds(stats)} if request.options["timers"] else {}),
         "version": __version__,
     }
 
 
 def as_text(request: Request, outcome: Outcome) -> str:
     """Return a summary for people, with the tree of timers where it was asked for."""
-    timers = f"\n\n{timers_text(outcome.stats.timers())}" if request.timers else ""
+    timers = f"\n\n{timers_text(outcome.stats.timers())}" if request.options["timers"] else ""
     return _summary(request, outcome) + timers
 
 
 def _summary(request: Request, outcome: Outcome) -> str:
     facts = as_json(request, outcome)
-    arguments = ", ".join(f"{key}={value!r}" for key, value in request.env_kwargs.items())
+    arguments = ", ".join(f"{key}={value!r}" for key, value in request.options["env_kwargs"].items())
     return table({
         "interrupted": _interrupted(request, outcome) if outcome.interrupted else "",
         "environment": request.env_id + (f" ({arguments})" if arguments else ""),
-        "agent": request.agent,
+        "agent": request.options["agent"],
         "part": part_text(outcome.part),
         "trajectories": f"{facts['trajectories']:,}",
         "timesteps": f"{facts['timesteps']:,}",
@@ -93,7 +93,7 @@ def policy_rows(policies: Mapping[str, Tally]) -> dict[str, str]:
 
 
 def _wanted(request: Request, outcome: Outcome) -> int:
-    return request.amount.total(outcome.n_workers) if outcome.part is None else outcome.part.trajectories
+    return request.total(outcome.n_workers) if outcome.part is None else outcome.part.trajectories
 
 
 def part_text(part: Part | None) -> str:
@@ -136,14 +136,14 @@ def _sharding(request: Request, outcome: Outcome) -> dict[str, Any]:
     return {
         "shards": outcome.shards,
         "earlier_timesteps": outcome.earlier_timesteps,
-        "to_go_on": request.command_to_resume if outcome.interrupted else None,
+        "to_go_on": request.command_with("--resume") if outcome.interrupted else None,
     }
 
 
 def _interrupted(request: Request, outcome: Outcome) -> str:
-    there = outcome.kept.timesteps if request.amount.unit == "timesteps" else outcome.kept.trajectories
+    there = outcome.kept.timesteps if request.unit == "timesteps" else outcome.kept.trajectories
     wanted = _wanted(request, outcome)
-    return f"after {there:,} of {count(wanted, 'timestep' if request.amount.unit == 'timesteps' else 'trajectory')}"
+    return f"after {there:,} of {count(wanted, 'timestep' if request.unit == 'timesteps' else 'trajectory')}"
 
 
 def _written(request: Request, outcome: Outcome) -> str:

@@ -1,28 +1,107 @@
-"""The request of the command line, and the outcome of its run."""
+"""The request of `streamsampler sample`, its run and its outcome; and options as arguments of samplers."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+import json
+import secrets
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from streamsampler.cli.options import command_line, is_model_file
-from streamsampler.cli.output import storable
-from streamsampler.cli.sampling_options import SamplingOptions, ray_option_named
+from streamsampler.cli.interrupts import Interrupted
+from streamsampler.cli.naming import environment_of, is_model_file, load_agents
+from streamsampler.cli.running import Follower, Run
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
+from streamsampler.engines.registry import RAY, refuse_lacking
+from streamsampler.errors import DamagedShardError, SamplerError, UnwritableInfoError, UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
-from streamsampler.scheduling.plans import Part, PartArgument, part_of
-from streamsampler.scheduling.result import Order
+from streamsampler.samplers.sharded import sample_to_folder
+from streamsampler.scheduling.plans import Part, part_of
+from streamsampler.storage.codec import check_writable
 from streamsampler.storage.kept_infos import KeptInfos
+from streamsampler.storage.manifest import MANIFEST, read_manifest
+from streamsampler.version import __version__
+from streamsampler.workers.factory import usable_cores
+from streamsampler.workers.vec.worker import VecWorker
 
+_IN_ALL = 10
+"""The quota of losses in a run, as a multiple of the quota within a minute."""
+_OF_ALL_SAMPLERS = ("max_episode_length", "on_failure", "worker_threads", "fingerprint")
+_NEED_PROCESSES = ("engine", "start_method", "step_timeout", "max_worker_memory", "ray_address")
 _DECIDING = ("agent", "max_episode_length", "order", "on_failure", "worker_threads", "vec")
 """Options that decide about the data."""
+_OF_THE_SAMPLER = "worker", "worker_class", "worker_args", "versions"
+"""What a file has of the sampler's provenance; the options say the rest."""
+
+
+def command_line(typed: Sequence[str], *options: str) -> str:
+    """Return what the user typed as one line for a shell: the command's name, its arguments, and further options."""
+    name, *arguments = typed
+    return f"{name} {shlex.join([*options, *arguments] if '--' in arguments else [*arguments, *options])}"
+
+
+def drawn_seed() -> int:
+    """Return a seed of which JSON readers take each digit exactly."""
+    return secrets.randbits(53)
+
+
+def sampler_arguments(options: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    """Return what `streamsampler.samplers.choosing.make_sampler` takes, besides agent and environment.
+
+    Args:
+        options: The options of all commands that run an environment, by name.
+        seed: The seed.
+
+    Raises:
+        UsageError: An option needs worker processes, or Ray, and there are to be none.
+    """
+    arguments = {"seed": seed, **{name: options[name] for name in _OF_ALL_SAMPLERS}}
+    if options.get("policy_of") is not None:
+        arguments["policy_of"] = options["policy_of"]
+    if options["vec"] is not None:
+        arguments |= {"worker_class": VecWorker, "worker_args": {"n_envs": options["vec"]}}
+    given = {name: options[name] for name in _NEED_PROCESSES if options[name] is not None}
+    if options["workers"] == 0:
+        if given:
+            useless = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"only worker processes take {useless}: give --workers 1 or more")
+        return {**arguments, "n_workers": 0}
+    quota = options["max_restarts"]
+    arguments |= {"max_restarts": quota, "max_lifetime_restarts": _IN_ALL * quota if isinstance(quota, int) else quota}
+    arguments |= {"n_workers": options["workers"] or usable_cores(), "close_timeout": options["close_timeout"], **given}
+    if options["engine"] == "ray":
+        refuse_lacking("ray", RAY, arguments)
+    elif "ray_address" in given:
+        raise UsageError("--ray-address needs --engine ray")
+    return arguments
+
+
+def storable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as JSON can hold them; others, such as sets, as Python writes them."""
+    return {key: value if _fits_json(value) else _written(value) for key, value in arguments.items()}
+
+
+def _written(value: Any) -> str:
+    # Python writes a set's strings in an order that is another one in each process.
+    if isinstance(value, set) and value:
+        return f"{{{', '.join(sorted(map(repr, value)))}}}"
+    return repr(value)
+
+
+def _fits_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def _digest(path: Path) -> str:
@@ -35,126 +114,81 @@ def _digest(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Amount:
-    """How much to sample.
+class Request:
+    """What to sample, and how.
 
     Attributes:
+        env_id: The environment.
         kind: "num_samples", "num_trajectories" or "trajectories_per_worker".
         number: How many.
-        part: Only the i-th of n ranges of them; None for all.
-        tasks: Tasks of the environment: `number` counts trajectories of each, or in timesteps they take turns. None for
-            the environment as it is.
+        options: The other options, by name.
+        command: What the user typed: the command's name, and then its arguments.
     """
 
+    env_id: str
     kind: str
     number: int
-    part: PartArgument | None = None
-    tasks: tuple[Any, ...] | None = None
+    options: Mapping[str, Any]
+    command: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:
         """What is counted."""
         return "timesteps" if self.kind == "num_samples" else "trajectories"
 
+    @property
+    def out(self) -> Path | None:
+        """The file or the folder to write."""
+        out: Path | None = self.options["out"]
+        return out
+
     def total(self, n_workers: int) -> int:
         """How many of all workers together."""
-        if self.kind == "num_trajectories" and self.tasks is not None:
-            return self.number * len(self.tasks)
+        if self.kind == "num_trajectories" and self.options["tasks"] is not None:
+            return self.number * len(self.options["tasks"])
         return self.number * n_workers if self.kind == "trajectories_per_worker" else self.number
-
-    def obtain(self, sampler: Sampler, progress: Any) -> TrajectoryBatch[Any, Any]:
-        """Make the obtaining call that this amount stands for."""
-        match self.kind:
-            case "num_samples":
-                return sampler.obtain_samples(self.number, progress=progress, tasks=self.tasks)
-            case "num_trajectories":
-                return sampler.obtain_trajectories(self.number, progress=progress, part=self.part, tasks=self.tasks)
-            case _:
-                return sampler.obtain_exact_trajectories(self.number, progress=progress)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request(SamplingOptions):
-    """What to sample, and how; the names are those of the options.
-
-    Attributes:
-        command: What the user typed: the command's name, and then its arguments.
-    """
-
-    agent: str
-    amount: Amount
-    order: Order
-    out: Path | None
-    deterministic: bool | None = None
-    shard_size: int | None = None
-    resume: bool = False
-    vec_normalize: str | None = None
-    timers: bool = False
-    without_infos: KeptInfos | None = None
-    command: tuple[str, ...] = ()
-
-    @property
-    def command_to_resume(self) -> str:
-        """The command that continues a folder of shards."""
-        return self.command_with("--resume")
 
     def command_with(self, *options: str) -> str:
         """Return what the user typed, with other options than `--resume`."""
-        typed = tuple(argument for argument in self.command if argument != "--resume")
-        return command_line(typed, *options)
+        return command_line([argument for argument in self.command if argument != "--resume"], *options)
 
     def command_to_repeat(self, seed: int) -> str:
         """Return the command that samples the same again, with the seed that was drawn."""
-        return self.command_with(*(() if self.seed is not None else ("--seed", str(seed))))
+        return self.command_with(*(() if self.options["seed"] is not None else ("--seed", str(seed))))
 
     @property
     def kept_infos(self) -> KeptInfos:
         """The infos that a file or a folder gets."""
-        return self.without_infos or KeptInfos()
+        without = self.options["without_infos"]
+        if without is None:
+            return KeptInfos()
+        return KeptInfos(without=frozenset(without)) if without else KeptInfos.of(False)
 
+    @cached_property
     def described(self) -> dict[str, Any]:
-        """Return what decides about the data, as JSON can hold it."""
+        """What decides about the data, as JSON can hold it."""
+        options = self.options
+        said = ("tasks", "deterministic", "policies", "policy_of")
         return {
             "environment": self.env_id,
-            "env_kwargs": storable(self.env_kwargs),
-            **({} if self.amount.tasks is None else {"tasks": list(self.amount.tasks)}),
-            **self.chosen(*_DECIDING, *(() if self.deterministic is None else ("deterministic",))),
-            **({} if self.policies is None else {"policies": dict(self.policies)}),
-            **({} if self.policy_of is None else {"policy_of": dict(self.policy_of)}),
+            "env_kwargs": storable(options["env_kwargs"]),
+            **{name: options[name] for name in _DECIDING},
+            **{name: options[name] for name in said if options[name] is not None},
             **self._agent_files,
-            **self._infos,
+            # A folder says by itself which infos it has.
+            **(self.kept_infos.facts() if options["shard_size"] is None else {}),
         }
 
     @property
-    def _infos(self) -> dict[str, Any]:
-        """Which infos the file has; the folder says so by itself."""
-        return self.kept_infos.facts() if self.shard_size is None else {}
-
-    @cached_property
     def _agent_files(self) -> dict[str, str]:
         """Digests of the agent's files: another model of the same name is another agent."""
-        named = {"agent_sha256": self.agent} if self.policies is None else {
-            f"agent_sha256 of {name}": agent for name, agent in self.policies.items()
-        }  # fmt: skip
-        models = {key: agent if is_model_file(agent) else "" for key, agent in named.items()}
-        files = {**models, "vec_normalize": self.vec_normalize}
-        return {name: _digest(Path(file)) for name, file in files.items() if file}
-
-    def sampler(self, agent: Any, env: Any, seed: int) -> Sampler:
-        """Return a sampler as it was asked for.
-
-        Args:
-            agent: The agent.
-            env: The environment.
-            seed: The seed.
-
-        Raises:
-            SamplerError: As the sampler says, or Ray is missing.
-            UsageError: An option needs worker processes, and there are to be none.
-        """
-        arguments = {**self.arguments(seed), "order": self.order}
-        with ray_option_named():
-            return make_sampler(agent, env, arguments)
+        policies, statistics = self.options["policies"] or {}, self.options["vec_normalize"]
+        named = {f"agent_sha256 of {name}": agent for name, agent in policies.items()}
+        files = {
+            key: name for key, name in (named or {"agent_sha256": self.options["agent"]}).items() if is_model_file(name)
+        }
+        files |= {"vec_normalize": statistics} if statistics else {}
+        return {key: _digest(Path(name)) for key, name in files.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +221,145 @@ class Outcome:
     part: Part | None = None
     policies: Mapping[str, Tally] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, sampler: Sampler, amount: Amount, **others: Any) -> Outcome:
-        """Return the outcome of a sampler's call."""
-        part = None if amount.part is None else part_of(amount.part, amount.total(1), sampler.layout.block)
-        return cls(n_workers=sampler.n_workers, seed=sampler.seed, stats=sampler.stats, part=part, **others)
+
+def carry_out(request: Request, run: Run) -> Outcome:
+    """Sample what was asked for, and write it.
+
+    Raises:
+        SamplerError: As the samplers say.
+        click.ClickException: The environment cannot be made.
+        OSError: The file or folder cannot be written.
+        Interrupted: A signal came before anything was sampled, or a second one came later.
+    """
+    options = request.options
+    env, spaces = environment_of(request.env_id, options["env_kwargs"])
+    if request.out is not None:
+        for name, space in zip(("observation_space", "action_space"), spaces, strict=True):
+            check_writable(space, name)
+    agent = load_agents(options, spaces)
+    seed = _seed(request)
+    sampler = make_sampler(agent, env, {**sampler_arguments(options, seed), "order": options["order"]})
+    with sampler:
+        with _way_out_named(request):
+            follower = Follower(run, ends_later=True)
+            facts = (_to_file if options["shard_size"] is None else _to_folder)(request, sampler, follower, run)
+        part = None if options["part"] is None else part_of(options["part"], request.total(1), sampler.layout.block)
+        outcome = Outcome(n_workers=sampler.n_workers, seed=seed, stats=sampler.stats, part=part, **facts)
+        _close(sampler, outcome)
+    return outcome
+
+
+@contextlib.contextmanager
+def _way_out_named(request: Request) -> Iterator[None]:
+    """Raise what says which option leaves out the infos that no file can hold."""
+    try:
+        yield
+    except UnwritableInfoError as error:
+        names = ",".join(sorted(request.kept_infos.without.union(error.names)))
+        advice = f"--without-infos {shlex.quote(names)} leaves {'it' if ',' not in names else 'them'} out"
+        if request.options["shard_size"] is not None and request.out is not None and (request.out / MANIFEST).exists():
+            advice += f", in another folder than {request.out}, whose shards have other infos"
+        told = UnwritableInfoError(f"{error.problem}. {advice}")
+        told.__notes__ = getattr(error, "__notes__", [])
+        raise told from None
+
+
+def _seed(request: Request) -> int:
+    seed: int | None = request.options["seed"]
+    if seed is not None:
+        return seed
+    if request.options["resume"] and request.out is not None and (request.out / MANIFEST).exists():
+        return read_manifest(request.out).seed
+    if request.options["part"] is not None:
+        raise UsageError("--part needs --seed, the same for all parts: each would draw one of its own")
+    return drawn_seed()
+
+
+def _obtain(request: Request, sampler: Sampler[Any, Any], progress: Follower) -> TrajectoryBatch[Any, Any]:
+    number, tasks = request.number, request.options["tasks"]
+    match request.kind:
+        case "num_samples":
+            return sampler.obtain_samples(number, progress=progress, tasks=tasks)
+        case "num_trajectories":
+            part = request.options["part"]
+            return sampler.obtain_trajectories(number, progress=progress, part=part, tasks=tasks)
+    return sampler.obtain_exact_trajectories(number, progress=progress)
+
+
+def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: Run) -> dict[str, Any]:
+    """Sample into a file, or into none, and return the outcome."""
+    interrupted = False
+    batch: TrajectoryBatch[Any, Any] | None
+    try:
+        try:
+            with run.bar, sampler.writable_infos(request.kept_infos) if request.out else nullcontext():
+                batch = _obtain(request, sampler, follower)
+                seconds, kept = follower.seconds, Tally.of_batch(batch)
+                follower.finish(kept, seconds)
+        except Interrupted:
+            interrupted = True
+            batch = sampler.salvage()
+            seconds, kept = follower.seconds, Tally.of_batch(batch)
+        written = None if batch is None else request.out
+        if batch is not None and written is not None:
+            own = {name: value for name, value in sampler.provenance().items() if name in _OF_THE_SAMPLER}
+            provenance = {"library": f"streamsampler {__version__}", **request.described, **own}
+            provenance |= {"wanted": {request.unit: request.total(sampler.n_workers)}, "interrupted": interrupted}
+            batch.save(written, provenance={**provenance, "fingerprints": sorted(batch.fingerprints)})
+    except (SamplerError, OSError) as error:
+        error.add_note(f"The seed was {sampler.seed}; --seed {sampler.seed} samples the same again.")
+        raise
+    facts = {"kept": kept, "seconds": seconds, "interrupted": interrupted, "written": written}
+    return {**facts, "policies": Tally.of_policies(batch)}
+
+
+def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: Run) -> dict[str, Any]:
+    """Sample into a folder of shards, and return the outcome."""
+    assert request.out is not None
+    options, interrupted = request.options, False
+    try:
+        with run.bar:
+            sample_to_folder(
+                sampler,
+                request.out,
+                **{
+                    "num_samples" if request.unit == "timesteps" else "n_trajectories": request.total(sampler.n_workers)
+                },
+                shard_size=options["shard_size"],
+                part=options["part"],
+                resume=options["resume"],
+                provenance=request.described,
+                infos=request.kept_infos,
+                progress=follower,
+            )
+            seconds = follower.seconds
+            kept, n_shards = Tally.of_folder(request.out)
+            follower.finish(kept, seconds)
+    except Interrupted:
+        if follower.earlier_timesteps is None:
+            raise
+        interrupted = True
+        seconds = follower.seconds
+        kept, n_shards = Tally.of_folder(request.out)
+    except (DamagedShardError, UnwritableInfoError):
+        raise  # the same again would end the same way
+    except (SamplerError, OSError) as error:
+        if follower.earlier_timesteps is not None:
+            error.add_note(f"What is complete is in {request.out}. To go on: {request.command_with('--resume')}")
+        raise
+    earlier = kept.timesteps if follower.earlier_timesteps is None else follower.earlier_timesteps
+    facts = {"kept": kept, "seconds": seconds, "interrupted": interrupted, "written": request.out}
+    return {**facts, "shards": n_shards, "earlier_timesteps": earlier}
+
+
+def _close(sampler: Sampler[Any, Any], outcome: Outcome) -> None:
+    try:
+        sampler.close()
+    except Interrupted:
+        return  # at a second signal the environments are not waited for; what was written stays
+    except SamplerError as error:
+        if outcome.interrupted:
+            return  # a worker that was interrupted may fail to close its environment
+        if outcome.written is not None:
+            error.add_note(f"Everything had been written to {outcome.written} before.")
+        raise

@@ -7,7 +7,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -38,6 +38,17 @@ def stdout_reserved() -> Iterator[None]:
             sys.stdout.flush()
         os.dup2(kept, stdout)
         os.close(kept)
+
+
+def failure(message: str, details: str = "", notes: Iterable[str] = ()) -> click.ClickException:
+    """Return what ends the command with exit code 1.
+
+    Args:
+        message: What went wrong.
+        details: A traceback of the user's code, if there is one.
+        notes: What to do now, below the details.
+    """
+    return click.ClickException("\n\n".join(part for part in (message, details, "\n".join(notes)) if part))
 
 
 def print_error(text: str) -> None:

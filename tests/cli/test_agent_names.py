@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler.agents.random import RandomAgent
-from streamsampler.cli.agent_names import load_agent
+from streamsampler.cli.naming import load_agent
 from streamsampler.errors import UnknownAgentError
 
 OBSERVATIONS = spaces.Box(-1, 1, (3,))

@@ -1,20 +1,16 @@
-"""Options from a file: `--config` and `--print-config`."""
+"""Options from a file: `--config`."""
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
-from hypothesis import strategies as st
 
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.evaluation.evaluation import Evaluation
-from tests.cli.harness import Terminal, run
+from tests.cli.harness import run
 
 
 def invoke(*arguments: object) -> Result:
@@ -45,60 +41,8 @@ def test_a_file_holds_options_and_what_is_typed_wins(home: Path) -> None:
     assert found.settings["env_kwargs"] == {"endless_from": 50}
 
 
-@pytest.mark.slow
-def test_what_is_printed_can_be_read_again(home: Path) -> None:
-    """On a terminal and redirected."""
-    arguments = ("scripted:Scripted-v0", "--num-samples", "1e2", "--seed", 3, "--workers", 0, "--out", "one", "--quiet")
-    terminal = Terminal("sample", *arguments, "--print-config", cwd=home)
-    assert terminal.finish() == 0
-    result = run("sample", *arguments, "--print-config", cwd=home)
-    assert result.stdout.replace("\n", "\r\n") == terminal.text
-    (home / "run.toml").write_text(result.stdout)
-    assert not (home / "one.npz").exists()
-    assert run("sample", *arguments, cwd=home).returncode == 0
-    one = (home / "one.npz").read_bytes()
-    assert run("sample", "--config", "run.toml", "--out", "two", cwd=home).returncode == 0
-    assert (home / "two.npz").read_bytes() == one
-
-
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda text: not text.startswith("-"))
-
-
-@given(
-    env_id=TEXTS, agent=TEXTS, imports=st.lists(TEXTS, max_size=3),
-    kwargs=st.dictionaries(st.sampled_from("abc"), TEXTS), chosen=st.none() | st.booleans(),
-    seed=st.none() | st.integers(0, 2**62), timeout=st.none() | st.floats(1e-300, 1e300),
-    threads=st.none() | st.just("none") | st.integers(0, 9), bounds=st.none() | st.tuples(st.floats(), st.floats()),
-)  # fmt: skip
-def test_a_printed_file_has_the_same_options(tmp_path_factory: pytest.TempPathFactory, **given: Any) -> None:
-    """With any text and any number."""
-    args = [given["env_id"], "--agent", given["agent"], "--num-trajectories", "1_000"]
-    for name in given["imports"]:
-        args += ["--import", name]
-    for key, value in given["kwargs"].items():
-        args += ["--env-kwarg", f"{key}={value}"]
-    for option, name in {"--seed": "seed", "--step-timeout": "timeout", "--worker-threads": "threads"}.items():
-        if given[name] is not None:
-            args += [option, str(given[name])]
-    if given["bounds"] is not None:
-        args += ["--bounds", *map(repr, given["bounds"])]
-    if given["chosen"] is not None:
-        args += ["--deterministic" if given["chosen"] else "--stochastic"]
-    path = tmp_path_factory.getbasetemp() / "printed.toml"
-    path.write_text(invoke("evaluate", *args, "--print-config").stdout)
-    command = cli.commands["evaluate"]
-    typed, read = (command.make_context("evaluate", list(each)).params for each in (args, ["--config", str(path)]))
-    assert repr(sorted(typed.items())) == repr(sorted(read.items()))  # NaN among the bounds is not equal to itself
-
-
 @pytest.mark.parametrize("name", sorted(cli.commands))
-def test_every_command_prints_a_file_with_every_option(name: str) -> None:
-    command = cli.commands[name]
-    text = invoke(name, "--print-config").stdout
-    options = {option for param in command.params for option in param.opts if option.startswith("--")}
-    for option in options - {"--config", "--print-config"}:
-        assert f"\n# {option[2:]} = " in text
-    assert tomllib.loads(text) == {}
+def test_every_command_takes_a_file(name: str) -> None:
     assert "--config FILE" in invoke(name, "--help").stdout
 
 
@@ -122,7 +66,7 @@ def test_every_command_prints_a_file_with_every_option(name: str) -> None:
         ("env-kwarg = ['size']", "'--env-kwarg': 'size' is not of the form key=value (in"),
         ("seeds = [3, 1979-05-27]", "seeds should be a text or a number"),
         ("num-trajectories = 5\nseeds = '3'", "--num-trajectories and --seeds exclude each other"),
-        ("num-trajectories = 5\nguarantee = true", "--guarantee needs --until-halfwidth"),
+        ("num-trajectories = 5\nguarantee = true", "--guarantee is for --until-halfwidth"),
     ],
 )
 def test_what_is_wrong_in_a_file(file: Path, text: str, words: str) -> None:

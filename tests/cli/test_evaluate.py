@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from streamsampler import evaluate
-from streamsampler.cli.commands import cli
-from streamsampler.cli.evaluating import EvaluationRequest
+from streamsampler.cli.app import cli
+from streamsampler.cli.compare import short_names
 from streamsampler.engines.processes import links
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
@@ -228,13 +228,14 @@ def test_an_object_with_predict_is_deterministic_unless_it_is_not_to_be(option: 
 
 UNTIL = ("--until-halfwidth", 5)
 DECIDED = ("--until-decided", 0.05)
+RANDOM = ("--agent", "random", "--agent", "random")
 
 
 @pytest.mark.usefixtures("no_workers")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "How many trajectories? Give one of --num-trajectories, --seeds, --scenarios and --until-halfwidth."),
+        ((), "How much? Give one of --num-trajectories, --seeds, --scenarios and --until-halfwidth."),
         (("--num-trajectories", 5, "--seeds", "1-3"), "--num-trajectories and --seeds exclude each other"),
         (("--num-trajectories", 5, *UNTIL), "--num-trajectories and --until-halfwidth exclude each other"),
         (("--num-trajectories", 0), "0 is not in the range x>=1"),
@@ -247,8 +248,7 @@ DECIDED = ("--until-decided", 0.05)
         ((*UNTIL, "--bounds", 0, 1), "--bounds are for --guarantee"),
         ((*UNTIL, "--guarantee"), "--guarantee needs --bounds LEAST LARGEST of returns"),
         ((*UNTIL, "--guarantee", "--bounds", 5, 1), "bounds must be (least, largest), two finite numbers that rise"),
-        ((*UNTIL, "--guarantee", "--bounds", 0, 1, "--precision-of", "success"), "--bounds are those of returns"),
-        (("--num-trajectories", 5, "--guarantee", "--max-trajectories", 9), "--guarantee and --max-trajectories need "),
+        (("--num-trajectories", 5, "--guarantee", "--max-trajectories", 9), "--guarantee and --max-trajectories are"),
         (("--scenarios", "nowhere.json"), "'nowhere.json' cannot be read: No such file"),
         (("--scenarios", "broken.json"), "'broken.json' is no JSON: Expecting value: line 1 column 2"),
         (("--scenarios", "number.json"), "'number.json' should hold a list such as"),
@@ -258,7 +258,7 @@ DECIDED = ("--until-decided", 0.05)
         (("--num-trajectories", 5, "--vec-normalize", "x.pkl"), "--vec-normalize is for a model"),
         (("--num-trajectories", 5, "--deterministic"), "this RandomAgent decides for itself"),
         (("--num-trajectories", 5, "--agent", "randm"), "Did you mean 'random'?"),
-        (("--num-trajectories", 5, "--workers", 0, "--step-timeout", 5), "--step-timeout needs worker processes"),
+        (("--num-trajectories", 5, "--workers", 0, "--step-timeout", 5), "only worker processes take --step-timeout"),
         (("--num-trajectories", 5, "--ray-address", "auto"), "--ray-address needs --engine ray"),
         (("--num-trajectories", 5, "--order", "arrival"), "No such option"),
     ],
@@ -281,10 +281,8 @@ def test_usage_errors(
     [
         (("--num-trajectories", 5), "a comparison needs two agents or more"),
         (("--num-trajectories", 5, "--agent", "random"), "a comparison needs two agents or more"),
-        ((*DECIDED, "--agent", "random", "--agent", "random"), "--until-decided needs --bounds LEAST LARGEST"),
-        ((*DECIDED, "--decide-on", "success", "--bounds", 0, 1), "--bounds are those of returns"),
-        (("--until-decided", 0.5), "0.5 is not in the range 0<x<0.5"),
-        (("--num-trajectories", 5, "--bounds", 0, 1), "--bounds needs --until-decided"),
+        ((*DECIDED, *RANDOM), "--until-decided needs --bounds LEAST LARGEST of returns"),
+        (("--num-trajectories", 5, *RANDOM, "--bounds", 0, 1), "--bounds is for --until-decided"),
         (
             ("--num-trajectories", 5, *("--agent", "a.zip") * 3, *("--vec-normalize", "none") * 2),
             "--vec-normalize is given 2 times, and 3 agents are models",
@@ -307,11 +305,7 @@ def test_usage_errors_of_comparisons(arguments: tuple[object, ...], words: str) 
     ],
 )
 def test_names_of_agents(agents: tuple[str, ...], names: list[str]) -> None:
-    request = EvaluationRequest(
-        env_id="", env_kwargs={}, workers=0, seed=0, max_episode_length=None, start_method=None, agents=agents,
-        vec_normalize=(), deterministic=None, amount={}, success="end", out=None,
-    )  # fmt: skip
-    assert request.names() == names
+    assert short_names(agents) == names
 
 
 @pytest.mark.parametrize("name", ["evaluate", "compare"])

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from streamsampler import LocalSampler, evaluate, load, sample_to_folder
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.formats.export import FORMATS
 from tests.cli.harness import Terminal, finish, run, start
 
@@ -60,7 +60,7 @@ def test_evaluations(home: Path, tmp_path: Path) -> None:
     [
         (["nowhere", "--to", "parquet"], "there is no file or folder 'nowhere'"),
         (["folder", "--to", "excel"], "there is no format 'excel', only minari, parquet, tensordict, sb3"),
-        (["folder", "--to", "parquet", "--dataset-id", "a/b-v0"], "takes no dataset_id"),
+        (["folder", "--to", "parquet", "--dataset-id", "a/b-v0"], "takes no --dataset-id"),
         (["folder", "--to", "parquet", "--timesteps", "5"], "--timesteps is for evaluations"),
         (["folder", "file.npz", "--to", "parquet"], "--to parquet takes one FILE or FOLDER, and not 2"),
         (["folder", "--to", "minari", "--metadata", "author"], "'author' is not of the form key=text"),
@@ -81,10 +81,10 @@ def test_wrong_usage_is_a_line_that_says_what_to_do(
 
 def test_options_come_from_a_file(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
-    arguments = ("late.json", "early.json", "--to", "sb3", "--timesteps", "2000", "--timesteps", "1000")
-    printed = invoke(*arguments, "--out", tmp_path / "evaluations.npz", "--print-config")
-    assert printed.exit_code == 0, printed.output
-    (tmp_path / "options.toml").write_text(printed.stdout)
+    (tmp_path / "options.toml").write_text(
+        "sources = ['late.json', 'early.json']\nto = 'sb3'\ntimesteps = [2000, 1000]\n"
+        f"out = {json.dumps(str(tmp_path / 'evaluations.npz'))}\n"
+    )
     result = invoke("--config", tmp_path / "options.toml")
     assert result.exit_code == 0, result.output
     with np.load(tmp_path / "evaluations.npz") as found:

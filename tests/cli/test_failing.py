@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.errors import StorageError
 from streamsampler.storage.manifest import Shard
 from streamsampler.storage.shards import check_shard
@@ -261,7 +261,7 @@ def test_a_folder_is_not_gone_on_with_otherwise(brittle: Path) -> None:
     assert invoke(*SHARDS, "--num-samples", 60, "--out", "out").exit_code == 0
     result = invoke(*SHARDS, "--on-failure", "raise", "--num-samples", 60, "--out", "out", "--resume")
     assert result.exit_code == 2
-    assert "on_failure is 'drop' there, and 'raise' here" in result.stderr
+    assert "--on-failure is 'drop' there, and 'raise' here" in result.stderr
 
 
 @pytest.mark.parametrize(

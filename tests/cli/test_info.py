@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler import LocalSampler, RandomAgent, __version__
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation, Found
 from streamsampler.filters import RunningReturnNorm

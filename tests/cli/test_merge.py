@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.engines.processes import links
 from tests.cli.harness import Announcements, Terminal, finish, run, start
 
@@ -93,21 +93,17 @@ COMPARE = ("compare", "CartPole-v1", "--agent", "random", "--agent", "random", "
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((*SAMPLE, "--num-samples", 5, "--seed", 1), "how many trajectories --num-samples takes is known only when"),
-        ((*SAMPLE, "--trajectories-per-worker", 5, "--seed", 1), "takes another number where there are other workers"),
+        ((*SAMPLE, "--num-samples", 5, "--seed", 1), "--part needs --num-trajectories"),
+        ((*SAMPLE, "--trajectories-per-worker", 5, "--seed", 1), "--part needs --num-trajectories"),
         ((*SAMPLE, "--num-trajectories", 5), "--part needs --seed, the same for all parts"),
-        ((*SAMPLE, *AMOUNT, "--on-failure", "drop"), "--part cannot be used with --on-failure drop"),
-        ((*SAMPLE, *AMOUNT, "--order", "arrival"), "--part needs --order index"),
-        (("sample", "CartPole-v1", *AMOUNT, "--part", "1/2"), "streamsampler merge puts together: give --out, too"),
-        ((*SAMPLE, *AMOUNT, "--part", "0/2"), "there is no part 0 of 2: parts are numbered from 1 to 2"),
-        ((*SAMPLE, *AMOUNT, "--part", "3/2"), "there is no part 3 of 2"),
+        ((*SAMPLE, *AMOUNT, *HERE, "--order", "arrival"), "a part needs --order index"),
+        (("sample", "CartPole-v1", *AMOUNT, "--part", "1/2"), "--part needs --out: give it, too"),
+        ((*SAMPLE, *AMOUNT, *HERE, "--part", "3/2"), "there is no part 3 of 2"),
         ((*SAMPLE, *AMOUNT, "--part", "two"), "'two' is not a part's number and how many there are, such as 2/7"),
-        ((*SAMPLE, *AMOUNT, "--part", "1/24", *HERE), "23 trajectories cannot be cut into 24 parts: there are 23 at"),
         ((*SAMPLE, "--num-trajectories", 5, "--shard-size", 9, "--resume"), "--part needs --seed"),
         ((*EVALUATE, "--until-halfwidth", 5, "--seed", 1), "where --until-halfwidth stops is known only when all"),
-        ((*EVALUATE, "--num-trajectories", 5), "--part needs --seed"),
-        ((*EVALUATE, *AMOUNT, "--on-failure", "drop"), "--part cannot be used with --on-failure drop"),
-        ((*COMPARE, "--until-decided", 0.05, "--seed", 1), "when --until-decided is sure is known only when all pairs"),
+        ((*EVALUATE, "--num-trajectories", 5), "give --seed, the same for all parts"),
+        ((*EVALUATE, *AMOUNT, *HERE, "--on-failure", "drop"), "a part cannot be sampled with --on-failure drop"),
         (("merge", "nowhere.npz", "--out", "x"), "Invalid value for PART: there is no file or folder 'nowhere.npz'"),
         (("merge", "here.txt", "--out", "x"), "here.txt is no part: it holds neither trajectories nor an evaluation"),
         (("merge", "here.txt"), "Missing option '-o' / '--out'"),
@@ -145,7 +141,10 @@ def test_seeds_and_scenarios_in_parts_need_no_seed(tmp_path: Path) -> None:
         done("merge", *parts, "--out", tmp_path / "merged.json")
         assert (tmp_path / "merged.json").read_bytes() == (tmp_path / f"{number}.json").read_bytes()
     scenarios.write_text('[{"name": "a"}, {"name": "b"}]')
-    assert "--part needs --seed" in invoke(*EVALUATED, tmp_path / "x", "--scenarios", scenarios, "--part", "1/2").stderr
+    assert (
+        "give --seed, the same for all parts"
+        in invoke(*EVALUATED, tmp_path / "x", "--scenarios", scenarios, "--part", "1/2").stderr
+    )
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from streamsampler import LocalSampler, load
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.storage import npz as storage
 
 pytestmark = pytest.mark.extras

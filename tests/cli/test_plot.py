@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import evaluate
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.evaluation.charts import Source, read_source, read_sources
 from streamsampler.storage.codec import encode
 from tests.cli.harness import Terminal, run

@@ -8,15 +8,15 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from streamsampler import LocalSampler
-from streamsampler.cli import run as sampling
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.cli.interrupts import Interrupts
-from streamsampler.cli.notices import notices_shown
+from streamsampler.cli.running import Follower, Run, notices_shown
 from streamsampler.cli.tally import Tally
 from streamsampler.samplers import progress
 from streamsampler.samplers.progress import Bar, Snapshot, clock, describe, output_on
@@ -168,7 +168,8 @@ def test_without_a_terminal_the_command_writes_lines_unless_it_is_to_be_quiet(
 def test_the_end_of_a_call_is_shown_with_the_numbers_of_the_summary() -> None:
     """The call itself sees its end before the batch is assembled, and counts what is left over."""
     shown: list[Snapshot] = []
-    follower = sampling._Follower(cast("Any", _Callable(shown.append)), Interrupts())
+    ctx = click.Context(cli, obj=Interrupts())
+    follower = Follower(Run(ctx, cast("Any", _Callable(shown.append)), quiet=False), ends_later=True)
     follower(Snapshot(5, 1, 10, "timesteps", 0.5))
     follower(Snapshot(14, 3, 10, "timesteps", 1.0, complete=True))
     assert [snapshot.complete for snapshot in shown] == [False]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.videos import VideoError, Videos
@@ -85,7 +85,11 @@ def test_redirected_and_on_a_terminal(home: Path) -> None:
         (("a", "--index", 0, "--agent-version", 2), 2, "there are trajectories of agent versions 1"),
         (("b", "--index", 0), 2, "there is no file or folder 'b'"),
         (("a",), 2, "Missing option '--index'"),
-        (("a", "--index", 0, "--actions", "--agent", "random"), 2, "leave out --agent"),
+        (
+            ("a", "--index", 0, "--actions", "--agent", "random"),
+            2,
+            "the recorded actions are replayed without an agent: leave it out",
+        ),
         (("a", "--index", 0, "--vec-normalize", "x"), 2, "give --agent model.zip, too"),
         (("a", "--index", 0, "--agent", "nobody"), 2, "unknown agent 'nobody'"),
         (("a", "--index", 0, "--env", "CartPoel-v1"), 2, "Did you mean 'CartPole-v1'"),
@@ -109,7 +113,7 @@ def test_wrong_usage(arguments, code, message, cartpole, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--video-of", "best"), "give --video, the folder"),
+        (("--video-of", "best"), "--video-of says what to film"),
         (("--video", "v", "--video-of", "bets"), "'bets' is neither first, best, median, worst nor an index"),
     ],
 )
@@ -128,7 +132,7 @@ def test_without_the_library_the_error_says_how_to_install_it(cartpole, monkeypa
     ):
         result = invoke(*arguments)
         assert result.exit_code == 1
-        assert "--video: a video needs PyAV: pip install av (in a clone" in result.stderr
+        assert "a video needs PyAV: pip install av (in a clone" in result.stderr
 
 
 @pytest.mark.parametrize("error", [VideoError, EvaluationInterruptedError])

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.samplers.progress import Snapshot, describe
 from streamsampler.storage import npz as storage
 from streamsampler.storage.shards import ShardWriter
@@ -343,16 +343,21 @@ def test_two_commands_do_not_write_at_once(whole: Path) -> None:
             "wanted is {'timesteps': 2000} there, and {'timesteps': 2001} here",
             marks=pytest.mark.slow,
         ),
-        pytest.param(("--shard-size", 301), "shard_size is 300 there, and 301 here", marks=pytest.mark.slow),
+        pytest.param(("--shard-size", 301), "--shard-size is 300 there, and 301 here", marks=pytest.mark.slow),
         pytest.param(
-            ("--max-episode-length", 9), "max_episode_length is None there, and 9 here", marks=pytest.mark.slow
+            ("--max-episode-length", 9), "--max-episode-length is None there, and 9 here", marks=pytest.mark.slow
         ),
-        (("--env-kwarg", "sutton_barto_reward=true"), "env_kwargs is {} there, and {'sutton_barto_reward': True} here"),
+        (
+            ("--env-kwarg", "sutton_barto_reward=true"),
+            "--env-kwarg is {} there, and {'sutton_barto_reward': True} here",
+        ),
         pytest.param(
             ("--agent", "agents:zero"), "agent is 'random' there, and 'agents:zero' here", marks=pytest.mark.slow
         ),
-        pytest.param(("--worker-threads", 2), "worker_threads is 1 there, and 2 here", marks=pytest.mark.slow),
-        pytest.param(("--worker-threads", "none"), "worker_threads is 1 there, and None here", marks=pytest.mark.slow),
+        pytest.param(("--worker-threads", 2), "--worker-threads is 1 there, and 2 here", marks=pytest.mark.slow),
+        pytest.param(
+            ("--worker-threads", "none"), "--worker-threads is 1 there, and None here", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_going_on_with_something_else_is_refused(
@@ -372,9 +377,9 @@ def test_going_on_with_something_else_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--shard-size", 5], "--shard-size needs a folder to write to: give --out"),
-        (["--resume", "--out", "new"], "--resume continues a folder of shards: give --shard-size"),
-        (["--shard-size", 5, "--out", "new", "--order", "arrival"], "--shard-size needs --order index"),
+        (["--shard-size", 5], "--shard-size needs --out: give it, too"),
+        (["--resume", "--out", "new"], "--resume needs --shard-size: give it, too"),
+        (["--shard-size", 5, "--out", "new", "--order", "arrival"], "--shard-size needs a sampler with --order index"),
         (["--shard-size", 0, "--out", "new"], "'--shard-size': 0"),
         (["--out", "whole", "--shard-size", 5], "holds trajectories already"),
         (["--out", "thesis.txt", "--shard-size", 5], "is a file, and shards need a folder"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler.cli import report as summary
-from streamsampler.cli.output import storable
+from streamsampler.cli.request import storable
 from streamsampler.cli.tally import Spread, Tally
 from streamsampler.data.words import count, duration
 from streamsampler.errors import RemoteTraceback, StorageError

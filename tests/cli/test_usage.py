@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from streamsampler import load
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.cli.options import Count, parse_value, size
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.engines.processes import links
@@ -58,11 +58,17 @@ def sample(*arguments: object) -> Result:
         (["--num-samples", "10_"], "'10_' is not a whole number"),
         (["--num-samples", 5, "--workers", -1], "'--workers': -1"),
         (["--num-samples", 5, "--ray-address", "h:1"], "--ray-address needs --engine ray"),
-        (["--num-samples", 5, "--engine", "ray", "--start-method", "fork"], 'engine="ray" takes no start_method'),
-        (["--num-samples", 5, "--engine", "ray", "--workers", 0], "--engine needs worker processes"),
+        (["--num-samples", 5, "--engine", "ray", "--start-method", "fork"], "--engine ray takes no --start-method"),
+        (
+            ["--num-samples", 5, "--engine", "ray", "--workers", 0],
+            "only worker processes take --engine: give --workers 1 or more",
+        ),
         (["--num-samples", 5, "--vec", 0], "'--vec': 0 is not in the range"),
-        (["--num-samples", 5, "--vec", 2, "--on-failure", "drop"], "--vec cannot be used with --on-failure drop"),
-        (["--num-samples", 5, "--vec", 2, "--out", "x", "--shard-size", 5], "--shard-size cannot be used with --vec"),
+        (["--num-samples", 5, "--vec", 2, "--on-failure", "drop"], "--vec cannot leave out trajectories"),
+        (
+            ["--num-samples", 5, "--workers", 0, "--vec", 2, "--out", "x", "--shard-size", 5],
+            "--shard-size needs workers that run each trajectory by itself",
+        ),
         (["--num-samples", 5, "--vec-normalize", "x.pkl"], "--vec-normalize is for a model of Stable-Baselines3"),
         (["--num-samples", 5, "--agent", "nowhere.zip"], "unknown agent 'nowhere.zip': there is no such file"),
         (["--num-samples", 5, "--out", "x.csv"], ".csv is not written. What is sampled goes into a .npz file"),
@@ -72,8 +78,7 @@ def sample(*arguments: object) -> Result:
         (["--num-samples", 5, "--order", "random"], "'random' is not one of 'index', 'arrival'"),
         (["--num-samples", 5, "--on-failure", "ignore"], "'ignore' is not one of 'raise', 'drop'"),
         (["--num-samples", 5, "--step-timeout", 0], "'--step-timeout': 0.0 is not in the range x>0"),
-        (["--num-samples", 5, "--step-timeout", "nan"], "step_timeout must be a number of seconds above 0, got nan"),
-        (["--num-samples", 5, "--step-timeout", "1e999"], "step_timeout must be a number of seconds above 0, got inf"),
+        (["--num-samples", 5, "--step-timeout", "nan"], "--step-timeout must be a number of seconds above 0, got nan"),
         (["--num-samples", 5, "--step-timeout", "soon"], "'soon' is not a valid float"),
         (
             ["--num-samples", 5, "--max-restarts", -1],
@@ -199,7 +204,13 @@ def test_what_the_library_foresees_is_a_failure(monkeypatch: pytest.MonkeyPatch,
 
 def test_help_shows_examples_groups_and_defaults() -> None:
     text = invoke("sample", "--help").stdout
-    for words in ("Examples:", "How much (exactly one of these):", "Output:", "[default: random]", "Exit codes:"):
+    for words in (
+        "Examples:\n    streamsampler sample",
+        "How much (exactly one of these):",
+        "Output:",
+        "[default: random]",
+        "Exit codes:",
+    ):
         assert words in text
     assert "sample" in invoke("--help").stdout
 
@@ -294,7 +305,7 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "ray", None)
     result = sample("--num-samples", 5, "--engine", "ray")
     assert result.exit_code == 1
-    assert "--engine ray: RaySampler needs Ray: pip install ray (in a clone" in result.stderr
+    assert "RaySampler needs Ray: pip install ray (in a clone" in result.stderr
 
 
 @pytest.mark.usefixtures("no_workers")
@@ -305,7 +316,7 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
         (
             "tasks.json",
             ["--num-samples", 9, "--out", "x", "--shard-size", 5],
-            "--tasks cannot be used with --shard-size",
+            "--tasks needs --num-trajectories or --num-samples, and no --shard-size",
         ),
         ("none.json", ["--num-samples", 9], "'none.json' holds no task"),
         ("one.json", ["--num-samples", 9], "'one.json' should hold a list such as [0.5"),

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_without_names_all_infos_are_left_out(tmp_path: Path) -> None:
 
 def test_what_cannot_be_left_out_is_said(tmp_path: Path) -> None:
     result = sample("--without-infos")
-    assert (result.exit_code, "--without-infos leaves infos out of a file: give --out" in result.stderr) == (2, True)
+    assert (result.exit_code, "--without-infos needs --out: give it, too" in result.stderr) == (2, True)
     result = sample("--out", tmp_path / "x", "--without-infos", "a,,b")
     assert (result.exit_code, "'a,,b' should be names of infos" in result.stderr) == (2, True)
     result = sample("--out", tmp_path / "x", "--num-trajectories", 3, "--without-infos", "handle,poses,hands")

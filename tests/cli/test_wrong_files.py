@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 
 
 def refused(*arguments):
@@ -39,7 +39,7 @@ def test_statistics_that_are_not_there(tmp_path, monkeypatch):
 
 def test_a_folder_of_shards_as_a_file(tmp_path):
     (tmp_path / "manifest.json").touch()
-    said = refused("sample", "CartPole-v1", "--num-samples", "9", "--out", str(tmp_path), "--resume")
+    said = refused("sample", "CartPole-v1", "--num-samples", "9", "--out", str(tmp_path))
     assert "is a folder of shards: --shard-size and --resume go on with it" in said
 
 

@@ -10,7 +10,7 @@ import re
 import click
 import pytest
 
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

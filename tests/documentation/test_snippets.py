@@ -45,7 +45,7 @@ def files(tmp_path_factory):
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
-    from streamsampler.cli.commands import cli
+    from streamsampler.cli.app import cli
 
     folder = tmp_path_factory.mktemp("snippets")
     env = VecNormalize(make_vec_env("CartPole-v1"))

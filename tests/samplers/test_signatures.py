@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, RaySampler, WorkerFactory
-from streamsampler.cli.sample_command import sample
+from streamsampler.cli.sample import sample
 from streamsampler.errors import UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import AllSamplerOptions, ProcessSamplerOptions, RaySamplerOptions, SamplerOptions
@@ -154,8 +154,8 @@ def test_the_command_line_mirrors_the_sampler():
         if isinstance(option.type, click.Choice):
             hint = hints_of(MultiprocessingSampler)[name]
             literals = [value for part in (hint, *get_args(hint)) for value in get_args(part) if isinstance(value, str)]
-            other_samplers = ["ray"] if name == "engine" else []
-            assert sorted(option.type.choices) == sorted([*literals, *other_samplers])
+            others = {"engine": ["ray"], "fingerprint": ["none"]}.get(name, [])  # another sampler's, and None
+            assert sorted(option.type.choices) == sorted([*literals, *others])
 
 
 @pytest.mark.parametrize("name", OBTAINING)

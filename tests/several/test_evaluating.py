@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import streamsampler
 from streamsampler import compare, evaluate
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.errors import DataError, UsageError
 from streamsampler.evaluation.evaluation import Evaluation
 from tests.scripted.games import IDS, Chooser, Comings, Turns
@@ -222,7 +222,7 @@ def test_evaluate_with_policies() -> None:
         (["--agent", "red=random", "--agent", "green=random"], "no policy plays agent 'blue_0'"),
         (["--agent", "red=random", "--agent", "blue=random", "--agent", "x=random"], "no agent is played by it"),
         (["--policy-of", "red_0"], "'red_0' is not of the form AGENT=POLICY"),
-        (["--policy-of", "red_0=x"], "policy_of names the policy 'x'"),
+        (["--policy-of", "red_0=x"], "--policy-of names the policy 'x'"),
         (["--agent", "red=randm"], "unknown agent 'randm'"),
         (["--vec", "2"], "of several agents"),
     ],

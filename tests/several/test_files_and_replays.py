@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 import streamsampler
 from streamsampler import LocalSampler as AnySampler
 from streamsampler import TrajectoryBatch, load, replay, sample_to_folder
-from streamsampler.cli.commands import cli
+from streamsampler.cli.app import cli
 from streamsampler.errors import UsageError
 from streamsampler.formats.columns import open_source
 from streamsampler.formats.tables import tables

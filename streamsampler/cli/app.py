@@ -1,6 +1,6 @@
-"""The list of commands. Each has its options in a file of its own, and what carries it out in another one.
+"""The list of commands.
 
-What carries out a command is imported when it is needed: help and errors about options do not wait for NumPy and
+What carries out a command is imported when the command runs: help and errors about options do not wait for NumPy and
 Gymnasium.
 """
 
@@ -11,32 +11,19 @@ import sys
 
 import click
 
-from streamsampler.cli.bench_command import bench
-from streamsampler.cli.check_command import check
-from streamsampler.cli.compare_command import compare
-from streamsampler.cli.evaluate_command import evaluate
-from streamsampler.cli.export_command import export
-from streamsampler.cli.info_command import info
+from streamsampler.cli.bench import bench
+from streamsampler.cli.check import check
+from streamsampler.cli.compare import compare
+from streamsampler.cli.evaluate import evaluate
+from streamsampler.cli.export import export
+from streamsampler.cli.info import info
 from streamsampler.cli.interrupts import Interrupts
-from streamsampler.cli.merge_command import merge
-from streamsampler.cli.plot_command import plot
-from streamsampler.cli.replay_command import replay
-from streamsampler.cli.sample_command import sample
+from streamsampler.cli.merge import merge
+from streamsampler.cli.plot import plot
+from streamsampler.cli.replay import replay
+from streamsampler.cli.sample import sample
 from streamsampler.cli.streams import stream_errors_shown
 from streamsampler.version import __version__
-
-_COMMANDS = (
-    sample,
-    evaluate,
-    compare,
-    merge,
-    check,
-    bench,
-    info,
-    replay,
-    plot,
-    export,
-)  # fmt: skip
 
 
 class _Listed(click.Group):
@@ -54,7 +41,7 @@ def cli() -> None:
     """Collect trajectories from Gymnasium environments in parallel, reproducibly, and evaluate agents."""
 
 
-for _command in _COMMANDS:
+for _command in (sample, evaluate, compare, merge, check, bench, info, replay, plot, export):
     cli.add_command(_command)
 
 

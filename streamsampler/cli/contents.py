@@ -1,25 +1,22 @@
-"""Print what a file or a folder holds, and which shards are damaged: `streamsampler info`.
+"""What a file or a folder holds, and which shards are damaged.
 
-Evaluations and comparisons are printed as the library prints them, with what else their files say.
+Evaluations and comparisons are shown as the library prints them, with what else their files say.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from streamsampler.cli.errors import translated
 from streamsampler.cli.report import part_text, policy_rows, spread_text
-from streamsampler.cli.streams import print_error, print_result
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch_fields import sums
-from streamsampler.data.words import count, table
+from streamsampler.data.words import table
 from streamsampler.errors import DamagedShardError, StorageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
@@ -37,78 +34,66 @@ _SHOWN_DAMAGE = 10
 _OWN_ROWS = ("environment", "agent", "library", "fingerprints", "versions")
 
 
-def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
-    """Print what is in a file or a folder, trajectories, an evaluation or a comparison.
+def contents_of(path: Path, *, quick: bool) -> Trajectories | Findings:
+    """Return what is in a file or a folder: trajectories, an evaluation or a comparison.
 
     Args:
         path: The file or the folder.
-        as_json: Print it as one JSON object.
         quick: Look at sizes, lengths, rewards and headers only, and not at every byte.
 
-    Returns:
-        The exit code: 1 if a shard is damaged.
-
     Raises:
-        click.ClickException: The file, or the folder's manifest, is damaged, or is none.
-    """
-    with translated():
-        if (found := _read_found(path)) is not None:
-            print_result(json.dumps(_facts_of(path, found), allow_nan=False) if as_json else _text_of(path, found))
-            return 0
-        contents = _of_folder(path, quick=quick) if path.is_dir() else _of_file(path, quick=quick)
-    print_result(json.dumps(contents.facts(), allow_nan=False) if as_json else contents.text())
-    if contents.damaged:
-        print_error(f"Error: {count(len(contents.damaged), 'shard')} of {path} cannot be read")
-    return 1 if contents.damaged else 0
-
-
-def _read_found(path: Path) -> Evaluation | Comparison | None:
-    """Return the evaluation or the comparison of a file; None where it holds trajectories, or nothing that is known.
-
-    Raises:
-        StorageError: It is damaged.
+        StorageError: The file, or the folder's manifest, is damaged, or is none.
         OSError: It cannot be read.
     """
     match kind_of(path):
         case "evaluation":
-            return Evaluation.load(path)
+            return Findings(path, Evaluation.load(path))
         case "comparison":
-            return Comparison.load(path)
-    return None
+            return Findings(path, Comparison.load(path))
+    return _of_folder(path, quick=quick) if path.is_dir() else _of_file(path, quick=quick)
 
 
-def _facts_of(path: Path, found: Evaluation | Comparison) -> dict[str, Any]:
-    facts = found.contents()
-    del facts["format"]  # `kind` says it
-    return {"path": str(path), "kind": found.KIND, "bytes": path.stat().st_size, **facts}
+@dataclass(frozen=True)
+class Findings:
+    """What a file holds that `evaluate` or `compare` wrote.
 
+    Attributes:
+        path: The file.
+        found: What was found.
+        damaged: Nothing: a damaged file is an error.
+    """
 
-def _text_of(path: Path, found: Evaluation | Comparison) -> str:
-    evaluations = [found] if isinstance(found, Evaluation) else found.evaluations
-    names = [""] if isinstance(found, Evaluation) else [f" of {name}" for name in found.names]
-    facts = found.contents()
-    settings = evaluations[0].settings
-    return "\n".join(
-        [
-            f"{found.KIND}: {path} ({path.stat().st_size:,} bytes)",
+    path: Path
+    found: Evaluation | Comparison
+    damaged: tuple[()] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was found for programs."""
+        facts = self.found.contents()
+        del facts["format"]  # `kind` says it
+        return {"path": str(self.path), "kind": self.found.KIND, "bytes": self.path.stat().st_size, **facts}
+
+    def text(self) -> str:
+        """Return what was found as text, as it was printed, with what else the file says."""
+        found, facts = self.found, self.found.contents()
+        named = {"": found} if isinstance(found, Evaluation) else {
+            f" of {name}": each for name, each in zip(found.names, found.evaluations, strict=True)
+        }  # fmt: skip
+        digests = {name: each.agent.get("parameters") for name, each in named.items()}
+        first = next(iter(named.values()))
+        return "\n".join([
+            f"{found.KIND}: {self.path} ({self.path.stat().st_size:,} bytes)",
             str(found),
-            *_parameters(names, evaluations),
-            f"settings: {', '.join(f'{name}={value!r:.60}' for name, value in settings.items())}",
+            *(f"parameters{name}: {digest}" for name, digest in digests.items() if digest is not None),
+            f"settings: {', '.join(f'{name}={value!r:.60}' for name, value in first.settings.items())}",
             f"written by: streamsampler {facts['package_version']}, format {facts['format_version']}",
-            f"versions: {_versions(dict(evaluations[0].versions))}",
-        ]
-    )
-
-
-def _parameters(names: Sequence[str], evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return a line about the parameters of each agent that has some."""
-    digests = [evaluation.agent.get("parameters") for evaluation in evaluations]
-    return [f"parameters{name}: {digest}" for name, digest in zip(names, digests, strict=True) if digest is not None]
+            f"versions: {_versions(dict(first.versions))}",
+        ])  # fmt: skip
 
 
 @dataclass
-class _Contents:
-    """What a file or a folder holds.
+class Trajectories:
+    """The trajectories of a file or a folder.
 
     Attributes:
         path: The file or the folder.
@@ -262,11 +247,11 @@ class _Contents:
         return {"damaged": "\n               ".join([*lines, *more]) or "no shard"}
 
 
-def _of_file(path: Path, *, quick: bool) -> _Contents:
+def _of_file(path: Path, *, quick: bool) -> Trajectories:
     if not quick:
         load_file(path)
     arrays, header = storage.read(path, *_ARRAYS)
-    contents = _Contents(path, header, n_bytes=path.stat().st_size)
+    contents = Trajectories(path, header, n_bytes=path.stat().st_size)
     with damage_raised(path):
         _check_header(header)
         contents.add(arrays)
@@ -296,10 +281,10 @@ def _policies(path: Path, header: Mapping[str, Any]) -> dict[str, Tally]:
     return found
 
 
-def _of_folder(path: Path, *, quick: bool) -> _Contents:
+def _of_folder(path: Path, *, quick: bool) -> Trajectories:
     manifest = read_manifest(path)
     names = ("seed", "provenance", "package_version")
-    contents = _Contents(path, {name: getattr(manifest, name) for name in names} | {"format_version": 1}, manifest)
+    contents = Trajectories(path, {name: getattr(manifest, name) for name in names} | {"format_version": 1}, manifest)
     files = ShardFiles(path, manifest)
 
     def add(number: int, shard: Shard) -> None:
@@ -313,7 +298,7 @@ def _of_folder(path: Path, *, quick: bool) -> _Contents:
     return contents
 
 
-def _add_shard(contents: _Contents, path: Path, arrays: Mapping[str, Any]) -> None:
+def _add_shard(contents: Trajectories, path: Path, arrays: Mapping[str, Any]) -> None:
     with damage_raised(path, error=DamagedShardError):
         contents.add(arrays)
         contents.n_bytes += path.stat().st_size

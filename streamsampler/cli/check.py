@@ -1,0 +1,95 @@
+"""The command `check`, and how commands examine an environment and an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamsampler.cli.grouping import command, grouped_option, options_of
+from streamsampler.cli.options import ABOVE_ZERO, AGENT, ENV_ID, ENVIRONMENT, POSITIVE, PRINTED
+
+if TYPE_CHECKING:  # the command's help is to come at once
+    from streamsampler.cli.naming import Spaces
+
+_LIMITS = options_of(
+    grouped_option("Limits", "--ends-within", type=POSITIVE, default=10_000, show_default=True, metavar="N",
+        help="How many timesteps a trajectory may have: with more it is taken never to end."),
+    grouped_option("Limits", "--time-limit", type=ABOVE_ZERO, default=60.0, show_default=True, metavar="SECONDS",
+        help="How long all of it may take, about. What there is no time for is not checked."),
+    grouped_option("Limits", "--step-timeout", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
+        help="How long a reset, an action or a timestep may take: with more it is taken to hang."),
+)  # fmt: skip
+
+_SEED = grouped_option(
+    "How", "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+    help="The same seed runs the same trajectories.",
+)  # fmt: skip
+
+
+@command("Check an environment and an agent; find out how fast.")
+@ENV_ID
+@options_of(AGENT, ENVIRONMENT, _SEED, _LIMITS, PRINTED)
+@click.pass_context
+def check(ctx: click.Context, /, env_id: str, **options: Any) -> None:
+    """Check an environment, and an agent in it, and recommend workers for them.
+
+    ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
+    first. Is a trajectory a function of its seed, do observations keep to their space, do trajectories end, … : a table
+    of passes, warnings and failures, with what to do. Environments that hang or end their process are found out. In the
+    end workers are measured, on a machine that should do nothing else meanwhile.
+
+    Examples:
+      streamsampler check CartPole-v1
+      streamsampler check my/Maze-v0 --import my_envs --agent my_agents:greedy
+      streamsampler check HalfCheetah-v5 --agent model.zip --time-limit 120 --json
+
+    Exit codes:
+      0 no failure, 1 failures, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+    """
+    from streamsampler.checking.check import CheckInterruptedError, Settings, check_update
+    from streamsampler.checking.report import text_of
+
+    def checked(env: Any, code: str, make_agent: Any, bar: Any) -> Any:
+        return check_update(env, code, make_agent, Settings(**options), bar)
+
+    as_json = options.pop("as_json")
+    report, run = examined(ctx, env_id, options, checked, CheckInterruptedError, ("checking", "found"))
+    run.finish(report.to_json().rstrip("\n") if as_json else text_of(report, for_command=True), failed=not report.ok)
+
+
+def examined(
+    ctx: click.Context, env_id: str, options: dict[str, Any], examine: Callable[..., Any], interruption: Any,
+    said: tuple[str, str],
+) -> tuple[Any, Any]:  # fmt: skip
+    """Examine an environment and an agent, and return the report, and the run.
+
+    Args:
+        ctx: The command's context.
+        env_id: The environment.
+        options: The options, which lose those that are not about what is examined.
+        examine: Returns the report of the environment, its code, what makes the agent, and the progress bar.
+        interruption: What Ctrl-C raises in `examine`: the exception whose `found` is the report so far.
+        said: What the command does, as progress says it, and what was done with what was found before Ctrl-C.
+    """
+    from streamsampler.benchmarking.way import env_code
+    from streamsampler.cli.naming import env_update_of, load_agents, statistics_of
+    from streamsampler.cli.running import running
+    from streamsampler.cli.streams import print_error
+
+    agent = {name: options.pop(name) for name in ("agent", "vec_normalize", "deterministic")}
+    env_kwargs = options.pop("env_kwargs")
+
+    def make_agent(spaces: Spaces) -> Any:
+        return load_agents(agent, spaces, predicting=True)
+
+    with running(ctx, said[0], quiet=options.pop("quiet"), imports=options.pop("imports")) as run, run.bar:
+        statistics_of([agent["agent"]], [agent["vec_normalize"]] if agent["vec_normalize"] else ())
+        env, code = env_update_of(env_id, env_kwargs), env_code(env_id, env_kwargs)
+        try:
+            report = examine(env, code, None if agent["agent"] == "random" else make_agent, run.bar)
+        except interruption as interrupt:
+            report = interrupt.found
+            print_error(f"Interrupted: what follows was {said[1]} before.")
+    return report, run

@@ -1,0 +1,286 @@
+"""The command `evaluate`, and what it has in common with `compare`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamsampler.cli.grouping import TYPED, command, grouped_option, is_from_file, options_of
+from streamsampler.cli.options import (
+    ABOVE_ZERO,
+    ENV_ID,
+    PART,
+    POLICIES,
+    POSITIVE,
+    PRINTED,
+    SAMPLED_BY,
+    VIDEO_EXTRA,
+    given_amounts,
+    json_list,
+)
+
+if TYPE_CHECKING:  # the command's help is to come at once
+    from streamsampler.cli.running import Run
+    from streamsampler.evaluation.comparison import Comparison
+    from streamsampler.evaluation.evaluation import Evaluation
+
+_SEEDS = re.compile(r"(?P<first>[0-9]{1,18})(-(?P<last>[0-9]{1,18}))?")
+_MOST_SEEDS = 10_000_000
+_WHICH = ("first", "best", "median", "worst")
+_UNTIL = ("guarantee", "bounds", "min_trajectories", "max_trajectories")
+
+
+def _seeds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> list[int] | None:
+    """Return seeds that were given as ``3,7,10-19``: an option's callback.
+
+    Raises:
+        click.BadParameter: They have no such form.
+    """
+    if text is None:
+        return None
+    found: list[int] = []
+    for bit in text.split(","):
+        match = _SEEDS.fullmatch(bit.strip())
+        if match is None:
+            raise click.BadParameter(f"{bit.strip()!r} is neither a seed nor a range of seeds, such as 3,7,10-19")
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        if last < first:
+            raise click.BadParameter(f"{bit.strip()!r} goes down: a range of seeds is 10-19")
+        if last - first >= _MOST_SEEDS:
+            raise click.BadParameter(f"{bit.strip()!r} has {last - first + 1:,} seeds, more than {_MOST_SEEDS:,}")
+        found += range(first, last + 1)
+    return found
+
+
+def _scenarios(_ctx: click.Context, _param: click.Parameter, name: str | None) -> list[Any] | None:
+    return json_list(name, '[{"seed": 1, "options": {}, "name": "…"}]')
+
+
+def _video_of(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """Return words, and indices as integers; None for the default."""
+    for value in values:
+        if value not in _WHICH and not value.isdecimal():
+            raise click.BadParameter(f"{value!r} is neither {', '.join(_WHICH)} nor an index")
+    return tuple(int(value) if value.isdecimal() else value for value in values) or None
+
+
+SEEDS_AND_SCENARIOS = options_of(
+    grouped_option("How much (exactly one of these)", "--seeds", callback=_seeds, metavar="SEEDS",
+        help="One trajectory from each of these seeds, such as 3,7,10-19."),
+    grouped_option("How much (exactly one of these)", "--scenarios", callback=_scenarios, metavar="FILE",
+        help="One trajectory for each scenario in a JSON file, in this order. It holds a list of objects with some of "
+        "the keys 'seed', 'options' (what the reset gets) and 'name'."),
+)  # fmt: skip
+"""Which trajectories."""
+
+SUCCESS = grouped_option(
+    "What", "--success", type=click.Choice(["end", "once"]), default="end", show_default=True,
+    help="Where infos have 'success' or 'is_success': a trajectory succeeds if its last timestep says so, or any "
+    "timestep.",
+)  # fmt: skip
+
+RESULT = grouped_option(
+    "Output", "-o", "--out", metavar="FILE",
+    help="Write what was found, with every return, its index and its seed, to a .json file. After Ctrl-C it gets what "
+    "is finished.",
+)  # fmt: skip
+
+
+def bounds(heading: str) -> Callable[[Any], Any]:
+    """Return the option of the bounds of returns, under a heading."""
+    return grouped_option(
+        heading, "--bounds", type=float, nargs=2, metavar="LEAST LARGEST",
+        help="The least and the largest return that there can be.",
+    )  # fmt: skip
+
+
+def most(heading: str) -> Callable[[Any], Any]:
+    """Return the option of the most trajectories, under a heading."""
+    return grouped_option(
+        heading, "--max-trajectories", type=POSITIVE, metavar="N", show_default="10,000, or as many as there are seeds",
+        help="The most trajectories.",
+    )  # fmt: skip
+
+
+_RETURN_OF = grouped_option(
+    "What", "--return-of", multiple=True, metavar="AGENT|POLICY|all",
+    help="In environments of several agents: whose return counts. May be repeated, for a team.",
+)  # fmt: skip
+
+_HOW_MUCH = options_of(
+    grouped_option("How much (exactly one of these)", "-n", "--num-trajectories", type=POSITIVE, metavar="N",
+        help="Exactly N trajectories."),
+    SEEDS_AND_SCENARIOS,
+    grouped_option("How much (exactly one of these)", "--until-halfwidth", type=ABOVE_ZERO, metavar="H",
+        help="Go on until half the width of the interval of the mean return is at most H. May go through --seeds."),
+)  # fmt: skip
+
+_PRECISION = options_of(
+    grouped_option(
+        "With --until-halfwidth", "--precision-of", type=click.Choice(["return", "success"]), default="return",
+        show_default=True, help="What the interval is of: the mean return, or the rate of success."),
+    grouped_option("With --until-halfwidth", "--guarantee", is_flag=True,
+        help="Use an interval that holds although it decides when to stop. It needs more trajectories, and for returns "
+        "their --bounds. Without, intervals of returns hold in 90 to 95 of 100 evaluations."),
+    bounds("With --until-halfwidth"),
+    grouped_option("With --until-halfwidth", "--min-trajectories", type=POSITIVE, metavar="N",
+        show_default="30 for returns, 10 for success, 1 with --guarantee",
+        help="The fewest trajectories to stop after."),
+    most("With --until-halfwidth"),
+)  # fmt: skip
+
+_VIDEOS = options_of(
+    grouped_option("Output", "--video", type=click.Path(path_type=Path), metavar="FOLDER",
+        help="Film some trajectories, which are chosen when the evaluation is complete, and run again. The files are "
+        f"named by index, seed and return. {VIDEO_EXTRA}"),
+    grouped_option("Output", "--video-of", callback=_video_of, multiple=True, metavar="WHICH",
+        show_default="first, best, median and worst",
+        help="With --video: which ones: first, best, median, worst, or an index. May be repeated."),
+)  # fmt: skip
+
+
+@command("Evaluate an agent: numbers with their intervals.")
+@ENV_ID
+@options_of(_HOW_MUCH, _PRECISION, PART, POLICIES, _RETURN_OF, SUCCESS, SAMPLED_BY, RESULT, _VIDEOS, PRINTED)
+@click.pass_context
+def evaluate(
+    ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
+) -> None:
+    """Evaluate an agent in an environment, and print each number with the interval that holds for it.
+
+    ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
+    first; or a module of PettingZoo. The trajectories are the same for any number of workers. Progress is shown on
+    standard error, with the interval as it narrows. After Ctrl-C the finished trajectories are evaluated.
+
+    Examples:
+      streamsampler evaluate CartPole-v1 --agent model.zip --num-trajectories 100 --seed 1 --out model.json
+      streamsampler evaluate CartPole-v1 --agent my_agents:greedy --seeds 0-99
+      streamsampler evaluate CartPole-v1 --until-halfwidth 5
+      streamsampler evaluate my/Maze-v0 --import my_envs --until-halfwidth 0.05 --precision-of success --guarantee
+      streamsampler evaluate my/Maze-v0 --import my_envs --scenarios mazes.json --json
+      streamsampler evaluate CartPole-v1 --num-trajectories 100 --video videos --video-of worst --video-of 17
+      streamsampler evaluate CartPole-v1 --num-trajectories 700 --seed 1 --part 2/7 --out part-2.json
+
+    Exit codes:
+      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+    """
+    names = ("num_trajectories", "seeds", "scenarios", "until_halfwidth")
+    amount = taken_amount(ctx, options, names, _UNTIL)
+    from streamsampler.cli import naming
+    from streamsampler.cli.running import Follower
+    from streamsampler.evaluation.evaluate import evaluate as evaluated
+
+    env_id = naming.take_policies(options, env_id)
+    told = {name: options[name] for name in ("precision_of", "video", "video_of")}
+    told |= {"return_of": options["return_of"]} if options["return_of"] else {}
+
+    def find(run: Run) -> Evaluation:
+        spaces = naming.environment_of(env_id, options["env_kwargs"])[1]
+        agent = naming.load_agents(options, spaces, predicting=True)
+        follower = Follower(run, 1 if options["video"] is None else 2)
+        return evaluated(agent, env_id, **amount, **told, **shared_arguments(options, amount), progress=follower)
+
+    print_found(ctx, options, find, as_json=as_json, quiet=quiet, imports=imports)
+
+
+def taken_amount(
+    ctx: click.Context, options: dict[str, Any], names: tuple[str, ...], of_rule: tuple[str, ...]
+) -> dict[str, Any]:
+    """Take the options that say how many trajectories there are out of all options, and return them by name.
+
+    Args:
+        ctx: The command's context.
+        options: The command's options.
+        names: The options of amount; the last one is a rule that decides when to stop, and may go through seeds.
+        of_rule: The options of this rule.
+    """
+    amount = given_amounts(ctx, options, names, "seeds", names[-1])
+    rule = {name: options.pop(name) for name in of_rule}
+    if names[-1] not in amount and not any(is_from_file(ctx, name) for name in amount):
+        rule = {name: value for name, value in rule.items() if not is_from_file(ctx, name)}
+    return {**amount, **rule, "part": options.pop("part")}
+
+
+def shared_arguments(options: dict[str, Any], amount: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that `streamsampler.evaluate` and `compare` have in common, without agents and amounts."""
+    from streamsampler.cli.request import drawn_seed, sampler_arguments
+
+    # The library says that parts need the same seed.
+    seed = drawn_seed() if options["seed"] is None and amount["part"] is None else options["seed"]
+    arguments = {**sampler_arguments(options, seed), "success": options["success"]}
+    return {**arguments, "env_kwargs": options["env_kwargs"]} if options["env_kwargs"] else arguments
+
+
+def print_found(
+    ctx: click.Context, options: dict[str, Any], find: Callable[[Run], Evaluation | Comparison], *, as_json: bool,
+    quiet: bool, imports: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Evaluate or compare, print what was found, write it, and exit.
+
+    Args:
+        ctx: The command's context.
+        options: The options by name.
+        find: Returns what was found.
+        as_json: Whether to print what `--out` writes.
+        quiet: Whether to print nothing on standard error but errors.
+        imports: Modules to import before.
+    """
+    from streamsampler.cli.naming import checked_file
+    from streamsampler.cli.running import running, translated
+    from streamsampler.cli.streams import print_error, print_result
+    from streamsampler.evaluation.evaluate import EvaluationInterruptedError
+    from streamsampler.evaluation.videos import VideoError
+
+    out = options["out"] and checked_file(options["out"], ".json", "What is found goes into a .json file")
+    begun, problem = perf_counter(), None
+    with running(ctx, "evaluating", quiet=quiet, imports=imports) as run:
+        try:
+            with run.bar:
+                found = find(run)
+        except EvaluationInterruptedError as interrupt:
+            found = interrupt.found
+        except VideoError as error:
+            found, problem = error.found, error
+        if out is not None:
+            found.save(out)
+        text = found.to_json().rstrip("\n") if as_json else str(found)
+    interrupted = run.interrupts.received is not None
+    if interrupted or not run.shows_end:
+        print_error(_line(found, perf_counter() - begun, interrupted=interrupted))
+    if not as_json:
+        text += _written(ctx, out, options, found)
+        if options.get("video") and problem is None and not interrupted:
+            text += f"\nvideos in: {options['video']}"
+    if problem is None:
+        run.finish(text, kept=out)
+    with translated(ctx):
+        print_result(text, kept=out)
+        raise problem
+
+
+def _written(ctx: click.Context, out: Path | None, options: dict[str, Any], found: Evaluation | Comparison) -> str:
+    """Return lines about the file; where it was interrupted, with the command that makes the whole file."""
+    from streamsampler.cli.request import command_line
+    from streamsampler.evaluation.comparison import Comparison
+    from streamsampler.evaluation.evaluate import INTERRUPTED
+
+    if out is None or found.stopped != INTERRUPTED:
+        return "" if out is None else f"\nwritten to: {out}"
+    seed = (found.evaluations[0] if isinstance(found, Comparison) else found).seed
+    drawn = () if options["seed"] is not None or seed is None else ("--seed", str(seed))
+    return f"\nwritten to: {out}\nto get all: {command_line(ctx.meta[TYPED], *drawn)}"
+
+
+def _line(found: Evaluation | Comparison, seconds: float, *, interrupted: bool) -> str:
+    from streamsampler.data.words import count, duration
+    from streamsampler.evaluation.comparison import Comparison
+
+    evaluations = found.evaluations if isinstance(found, Comparison) else [found]
+    n_timesteps = sum(int(each.lengths.sum()) for each in evaluations)
+    line = f"{count(sum(map(len, evaluations)), 'trajectory')}, {count(n_timesteps, 'timestep')} in {duration(seconds)}"
+    return f"Interrupted: what follows is of {line}." if interrupted else line

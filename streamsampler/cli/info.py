@@ -1,0 +1,40 @@
+"""The command `info`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from streamsampler.cli.grouping import command, grouped_option
+from streamsampler.cli.options import existing
+
+
+@command("Show what is in a file or a folder.")
+@click.argument("path", metavar="FILE|FOLDER")
+@grouped_option("Output", "--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+@grouped_option("Output", "--quick", is_flag=True, help="Do not read every byte: damaged observations are not found.")
+@click.pass_context
+def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
+    """Show what is in a file or a folder that was sampled, or in what evaluate or compare wrote.
+
+    Shown are its environment, agent, trajectories, timesteps, returns, spaces, seed and version, and of a folder which
+    shards are damaged or missing. Exit code 1 if anything is. Of an evaluation or a comparison what was found is shown,
+    as it was printed, with settings and versions.
+
+    Examples:
+      streamsampler info cartpole.npz
+      streamsampler info big --quick --json
+      streamsampler info evaluation.json
+    """
+    found = existing(path, ".npz", ".json")
+    from streamsampler.cli.contents import contents_of
+    from streamsampler.cli.running import running
+    from streamsampler.cli.streams import print_error
+    from streamsampler.data.words import count
+
+    with running(ctx, "reading") as run:
+        contents = contents_of(found, quick=quick)
+    if n_damaged := len(contents.damaged):
+        print_error(f"Error: {count(n_damaged, 'shard')} of {path} cannot be read")
+    run.finish(json.dumps(contents.facts(), allow_nan=False) if as_json else contents.text(), failed=n_damaged > 0)

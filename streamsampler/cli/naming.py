@@ -1,0 +1,535 @@
+"""What users name: modules, environments, agents, policies, models, and files to write."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import gymnasium
+from gymnasium.spaces import Space
+
+from streamsampler.agents.base import (
+    NAMED_AGENTS,
+    WHAT_AN_AGENT_IS,
+    CallableAgent,
+    as_agent,
+    binds,
+    is_module,
+    signature_of,
+    takes_keyword,
+)
+from streamsampler.agents.policies import SHARED, Policies
+from streamsampler.agents.random import RandomAgent
+from streamsampler.cli.streams import failure
+from streamsampler.engines.launch.start_methods import working_directory
+from streamsampler.environments.ids import find_spec, is_pettingzoo_id
+from streamsampler.environments.multi_agent import SpacesOfAgents
+from streamsampler.environments.updates import EnvUpdate, as_env_update
+from streamsampler.errors import StorageError, UnknownAgentError, UnknownEnvironmentError, UsageError
+from streamsampler.evaluation.agents import evaluated_agent, has_predict
+from streamsampler.storage.atomic import temporary_beside
+from streamsampler.storage.manifest import MANIFEST
+from streamsampler.storage.shards import check_folder
+from streamsampler.workers.explain import traceback_of
+
+Spaces = tuple[Space[Any], Space[Any]]
+"""The environment's observation space and action space."""
+
+_log = logging.getLogger("streamsampler")
+_NO_STATISTICS = "none"
+_POLICY = re.compile(r"(?P<name>[\w-]+)=(?P<agent>.+)", re.DOTALL)
+
+
+# ----------------------------------------------------------------------
+# Modules.
+
+
+def append_current_directory() -> None:
+    """Let modules in the current directory be found, after all others: an installed command does not look there.
+
+    If it came first, a file in it that is called like another module, such as `re.py`, would run in that module's
+    place.
+    """
+    directory = working_directory()
+    if directory is not None and directory not in sys.path and "" not in sys.path:
+        sys.path.append(directory)
+    # A module written a moment ago may be younger than the listing that the importer remembers.
+    importlib.invalidate_caches()
+
+
+def import_named(name: str, what: str, error: type[UsageError] = UsageError) -> ModuleType:
+    """Import a module that the user has named, from the current directory if it is nowhere else.
+
+    Args:
+        name: The module's name.
+        what: What it was named for; errors begin with this.
+        error: The type of the errors.
+
+    Raises:
+        UsageError: There is no such module; or importing it raised, which is the cause.
+    """
+    append_current_directory()
+    try:
+        module = importlib.import_module(name)
+    except Exception as raised:
+        missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise error(f"{what}: there is no module {missing!r}{_hint(name)}") from None
+        raise error(f"{what}: importing {name} raised {type(raised).__name__}: {raised}") from raised
+    warn_of_hidden(name)
+    return module
+
+
+def _hint(name: str) -> str:
+    if (dotted := dotted_name(name)) is not None:
+        return f". A module goes by its name, not its file's: {dotted!r}"
+    here = working_directory()
+    if here is None:
+        return ", and the working directory was removed"
+    near = difflib.get_close_matches(name, [path.stem for path in Path(here).glob("*.py")], n=1)
+    return f". Did you mean {near[0]!r}?" if near else f", neither installed nor in {here}"
+
+
+def dotted_name(file_name: str) -> str | None:
+    """Return the name of the module in a file; None if it is not the name of a file."""
+    if not file_name.endswith(".py") and "/" not in file_name:
+        return None
+    return file_name.removesuffix(".py").strip("./").replace("/", ".")
+
+
+def warn_of_hidden(name: str) -> None:
+    """Warn if an imported module hides one of the same name in the current directory."""
+    top = name.partition(".")[0]
+    here = Path(working_directory() or os.devnull)
+    mine = next((path for path in (here / f"{top}.py", here / top / "__init__.py") if path.is_file()), None)
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if mine is not None and file is not None and not os.path.samefile(file, mine):
+        _log.warning("%s was imported from %s, which hides %s: rename the latter to use it", top, file, mine)
+
+
+# ----------------------------------------------------------------------
+# Environments.
+
+
+def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdate, Spaces]:
+    """Return what makes the environment of an id, and its spaces, of which one is made here.
+
+    Raises:
+        UnknownEnvironmentError: There is none of that name.
+        click.ClickException: It cannot be made.
+    """
+    update = env_update_of(env_id, env_kwargs)
+    try:
+        env = update(None)
+        try:
+            return update, (env.observation_space, env.action_space)
+        finally:
+            env.close()
+    except Exception as error:
+        # Gymnasium's own errors say what to do; where they were raised says nothing more.
+        details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)
+        message = f"the environment {env_id} cannot be made and closed: {type(error).__name__}: {error}"
+        raise failure(message, details) from None
+
+
+def import_module_of(env_id: str) -> None:
+    """Import the module of an environment's id, if it has one, from the current directory if it is nowhere else.
+
+    Raises:
+        UnknownEnvironmentError: There is none of that name.
+    """
+    if ":" in env_id:
+        append_current_directory()
+        if not is_pettingzoo_id(env_id):
+            find_spec(env_id)
+        warn_of_hidden(env_id.rpartition(":")[0])
+
+
+def env_update_of(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
+    """Return what makes the environment of an id, `module:id` included.
+
+    Raises:
+        UnknownEnvironmentError: There is none of that name.
+    """
+    module, colon, _ = env_id.rpartition(":")
+    if colon:
+        append_current_directory()
+    try:
+        update = as_env_update(env_id, env_kwargs=env_kwargs)
+    except UnknownEnvironmentError as error:
+        hint = "" if colon or is_pettingzoo_id(env_id) else " Or import it with --import."
+        raise UnknownEnvironmentError(f"{error}{hint}") from error.__cause__
+    if colon:
+        warn_of_hidden(module)
+    return update
+
+
+# ----------------------------------------------------------------------
+# Agents: `random`, or `package.module:object`.
+
+
+def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Any:
+    """Load the agent that `--agent` names.
+
+    Modules are also looked for in the current directory, after all others; it is the last entry of ``sys.path`` from
+    then on.
+
+    Args:
+        name: ``random``, or ``package.module:object``, where the object is an agent, a plain callable
+            ``observation -> action``, or a factory: a class, or a function of two arguments, the observation space and
+            the action space. A factory with parameters of these names gets those it has; a factory that takes no
+            arguments gets none. The object, or what a factory makes, may be a policy as well: an object with `predict`,
+            or a torch module.
+        observation_space: The environment's observation space.
+        action_space: The environment's action space.
+
+    Returns:
+        The agent, or the policy.
+
+    Raises:
+        UnknownAgentError: If there is none of that name, or what the name stands for is no agent, or the factory fails.
+    """
+    if name in NAMED_AGENTS:
+        return RandomAgent(action_space)
+    module_name, colon, path = name.partition(":")
+    if not (module_name and colon and path) or dotted_name(module_name) is not None:
+        raise UnknownAgentError(_malformed(name))
+    obj = _attribute(import_named(module_name, f"agent {name!r}", UnknownAgentError), path, name)
+    if not isinstance(obj, type) and callable(getattr(obj, "get_action", None)):
+        return as_agent(obj)
+    if _is_policy(obj):
+        return obj
+    if not callable(obj):
+        raise UnknownAgentError(
+            f"{name!r} is no agent, but of type {type(obj).__qualname__}. An agent is {WHAT_AN_AGENT_IS}"
+        )
+    call = _factory_call(obj, {"observation_space": observation_space, "action_space": action_space}, name)
+    return CallableAgent(obj) if call is None else _made(call, name)
+
+
+_WEIGHTS = "weights are no agent: name a function that makes the agent with them, such as 'my_agents:trained'"
+_FILES = {
+    ".pt": _WEIGHTS,
+    ".pth": _WEIGHTS,
+    ".pkl": "the statistics of a VecNormalize go to --vec-normalize, with --agent model.zip",
+    ".npz": "it holds trajectories",
+    ".json": "it holds an evaluation",
+}
+"""What files hold that are no agents, by their endings."""
+
+
+def _malformed(name: str) -> str:
+    message = f"unknown agent {name!r}: an agent is 'random' or 'package.module:object'"
+    if Path(f"{name}.zip").is_file():
+        return f"{message}, or 'model.zip'. Did you mean '{name}.zip'?"
+    if (what := _FILES.get(Path(name).suffix)) is not None:
+        return f"{message}, or 'model.zip'; {what}"
+    near = difflib.get_close_matches(name.lower(), NAMED_AGENTS, n=1)
+    if near:
+        return f"{message}. Did you mean {near[0]!r}?"
+    module_name, _, attribute = name.partition(":")
+    if (dotted := dotted_name(module_name)) is not None:
+        return f"{message}. A module goes by its name, not its file's: '{dotted}:{attribute or 'object'}'"
+    module_name, _, attribute = name.rpartition(".")
+    if module_name and attribute and ":" not in name:
+        return f"{message}. Did you mean '{module_name}:{attribute}'?"
+    return message
+
+
+def _attribute(module: Any, path: str, name: str) -> Any:
+    obj = module
+    for part in path.split("."):
+        try:
+            obj = getattr(obj, part)
+        except AttributeError:
+            owner = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or type(obj).__qualname__
+            near = difflib.get_close_matches(part, [other for other in dir(obj) if not other.startswith("_")], n=1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise UnknownAgentError(f"unknown agent {name!r}: {owner} has no attribute {part!r}{hint}") from None
+    return obj
+
+
+def _factory_call(obj: Callable[..., Any], spaces: dict[str, Space[Any]], name: str) -> Callable[[], Any] | None:
+    """How to call a factory, or None if the object is itself a plain callable ``observation -> action``."""
+    is_class = isinstance(obj, type)
+    signature = signature_of(obj)
+    if signature is None:
+        return (lambda: obj(*spaces.values())) if is_class else None
+    named = {key: space for key, space in spaces.items() if takes_keyword(signature, key)}
+    if named:
+        return lambda: obj(**named)
+    if _required(signature) < 2 and not is_class and binds(signature, None):
+        return None
+    if binds(signature, *spaces.values()):
+        return lambda: obj(*spaces.values())
+    if binds(signature):
+        return obj
+    raise UnknownAgentError(
+        f"{name!r} takes {signature}, but an agent's factory takes (observation_space, action_space), and a plain "
+        "callable one observation"
+    )
+
+
+def _required(signature: inspect.Signature) -> int:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is p.empty for p in signature.parameters.values())
+
+
+def _is_policy(obj: Any) -> bool:
+    """Whether an object is one that adapters make agents of."""
+    return not isinstance(obj, type) and (has_predict(obj) or is_module(obj))
+
+
+def _made(call: Callable[[], Any], name: str) -> Any:
+    try:
+        made = call()
+    except Exception as error:
+        raise UnknownAgentError(f"the agent factory {name!r} raised {type(error).__name__}: {error}") from error
+    if _is_policy(made):
+        return made
+    with contextlib.suppress(UsageError):
+        return as_agent(made)
+    raise UnknownAgentError(f"the agent factory {name!r} returned {made!r}, no agent. An agent is {WHAT_AN_AGENT_IS}")
+
+
+# ----------------------------------------------------------------------
+# Models that Stable-Baselines3 saved, and policies of environments of several agents.
+
+
+def is_model_file(agent: str) -> bool:
+    """Whether `--agent` names a file, and no object of a module."""
+    return agent.endswith(".zip")
+
+
+def statistics_of(names: Iterable[str], given: Sequence[str]) -> list[str | None]:
+    """Return what `--vec-normalize` says for each agent: once for all models among them, or for each in their order.
+
+    Raises:
+        UsageError: There is no model, or there are more or fewer of them.
+    """
+    are_models = [*map(is_model_file, names)]
+    n_models = sum(are_models)
+    if given and not n_models:
+        raise UsageError("--vec-normalize is for a model of Stable-Baselines3: give --agent model.zip, too")
+    if len(given) > 1 and len(given) != n_models:
+        raise UsageError(
+            f"--vec-normalize is given {len(given)} times, and {n_models} agents are models: give it once for all of "
+            "them, or for each in their order; 'none' for one that was trained without"
+        )
+    left = iter([*given] * (n_models if len(given) == 1 else 1))
+    return [next(left, None) if is_model else None for is_model in are_models]
+
+
+def load_each(
+    names: Collection[str], statistics: Sequence[str], spaces: Iterable[Spaces], deterministic: bool | None,
+    *, predicting: bool = False,
+) -> list[Any]:  # fmt: skip
+    """Return the agents that names stand for.
+
+    Args:
+        names: Names as `load_agent` takes them, or files of Stable-Baselines3.
+        statistics: See `statistics_of`.
+        spaces: The observation space and the action space of each.
+        deterministic: Whether to act without drawing; None for the default.
+        predicting: The default of what has `predict`.
+
+    Raises:
+        UsageError: There is no such agent, or it is for other spaces.
+        click.ClickException: It cannot be loaded.
+    """
+    agents = []
+    for name, each, its_spaces in zip(names, statistics_of(names, statistics), spaces, strict=False):
+        if is_model_file(name):
+            agents.append(_model(name, each, its_spaces, predicting if deterministic is None else deterministic))
+            continue
+        agent = load_agent(name, *its_spaces)
+        draws_not = predicting if deterministic is None and has_predict(agent) else deterministic
+        agents.append(evaluated_agent(agent, draws_not, None, lambda: its_spaces[1]))  # noqa: B023 (called at once)
+    return agents
+
+
+def load_agents(options: Mapping[str, Any], spaces: Spaces, *, predicting: bool = False) -> Any:
+    """Return the agent that `--agent` names; or, where it names policies, a dict of agents.
+
+    Args:
+        options: The options; see `take_policies`.
+        spaces: The environment's; those of several agents have the spaces of each.
+        predicting: See `load_each`.
+    """
+    name, policies, policy_of = options["agent"], options.get("policies"), options.get("policy_of")
+    statistics = () if options["vec_normalize"] is None else (options["vec_normalize"],)
+    how = {"deterministic": options["deterministic"], "predicting": predicting}
+    if not isinstance(spaces[0], SpacesOfAgents):
+        if policies is not None:
+            raise UsageError("--agent POLICY=NAME is for environments of several agents, and this one has one")
+        return load_each([name], statistics, [spaces], **how)[0]
+    known = Policies(dict.fromkeys(policies or (SHARED,), NAMED_AGENTS[0]), policy_of)
+    of_policies: dict[str, Spaces] = {}
+    for agent_id in spaces[0].spaces:
+        of_policies.setdefault(known.name_for(agent_id, 0), (spaces[0][agent_id], spaces[1][agent_id]))  # type: ignore[index]
+    if idle := [policy for policy in policies or () if policy not in of_policies]:
+        raise UsageError(f"--agent {idle[0]}=…: no agent is played by it; there are {', '.join(spaces[0].spaces)}")
+    if policies is None:
+        return load_each([name], statistics, [of_policies[SHARED]], **how)[0]
+    agents = load_each(policies.values(), statistics, [of_policies[policy] for policy in policies], **how)
+    return dict(zip(policies, agents, strict=True))
+
+
+def _model(name: str, statistics: str | None, spaces: Spaces, deterministic: bool) -> Any:
+    from streamsampler.adapters.sb3 import SB3Agent
+
+    if not Path(name).is_file():
+        raise UnknownAgentError(f"unknown agent {name!r}: there is no such file")
+    if statistics not in (None, _NO_STATISTICS) and not Path(statistics).is_file():
+        raise UsageError(f"--vec-normalize: there is no file {statistics!r}")
+    try:
+        found = False if statistics == _NO_STATISTICS else statistics
+        agent = SB3Agent.load(name, deterministic=deterministic, vec_normalize=found)
+    except UsageError:
+        raise
+    except Exception as error:
+        said = f": {error}" if isinstance(error, ImportError) else f" cannot be loaded: {type(error).__name__}: {error}"
+        raise failure(f"--agent {name}{said}") from None
+    for what, here in zip(("observation", "action"), spaces, strict=True):
+        if not _fit(there := getattr(agent.policy, f"{what}_space", None), here):
+            raise UsageError(f"--agent {name} was trained with {what}s in {there}, and the environment's are in {here}")
+    return agent
+
+
+def _fit(there: Any, here: gymnasium.Space[Any]) -> bool:
+    """Whether a policy may be asked about values of a space; of images it takes either order of axes."""
+    if isinstance(there, gymnasium.spaces.Dict) and isinstance(here, gymnasium.spaces.Dict):
+        return there.keys() == here.keys() and all(_fit(there[key], here[key]) for key in there)
+    if isinstance(there, gymnasium.spaces.Box) and isinstance(here, gymnasium.spaces.Box):
+        return sorted(there.shape) == sorted(here.shape)
+    return there is None or there == here
+
+
+def take_policies(options: dict[str, Any], env_id: str = "") -> str:
+    """Put what was said of agents and policies into the options `agent`, `policies` and `policy_of`.
+
+    Args:
+        options: All options of a command; they are changed.
+        env_id: The environment that was asked for.
+
+    Returns:
+        The environment's id.
+
+    Raises:
+        click.BadParameter: There are several agents, and they have no names, or one has no such form.
+    """
+    given: tuple[str, ...] = options["agent"]
+    pairs = [None if Path(text).is_file() else _POLICY.fullmatch(text) for text in given]
+    options["policies"] = None
+    if len(given) > 1 or any(pairs):
+        if None in pairs:
+            raise click.BadParameter(
+                f"{given[pairs.index(None)]!r} has no name: of several agents each is a policy, POLICY=NAME",
+                param_hint="--agent",
+            )
+        options["policies"] = _as_dict((pair.groups() for pair in pairs if pair), "--agent")
+    options["agent"] = ", ".join(given) or None
+    for text in options["policy_of"]:
+        if not all(text.partition("=")):
+            raise click.BadParameter(f"{text!r} is not of the form AGENT=POLICY", param_hint="--policy-of")
+    options["policy_of"] = _as_dict((text.split("=", 1) for text in options["policy_of"]), "--policy-of") or None
+    if not options.pop("aec", False) or env_id.rpartition(":")[2] == "env":
+        return env_id
+    if not re.fullmatch(r"[\w.]+(:parallel_env)?", env_id):
+        raise click.BadParameter(
+            f"{env_id} is no module of PettingZoo's, such as pettingzoo.classic.chess_v6", param_hint="--aec"
+        )
+    return f"{env_id.removesuffix(':parallel_env')}:env"
+
+
+def _as_dict(pairs: Iterable[Iterable[Any]], option: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given twice", param_hint=option)
+        found[name] = value
+    return found
+
+
+# ----------------------------------------------------------------------
+# Files and folders that a run writes, which are checked before the run: it may take hours.
+
+_FORMATS = frozenset((
+    ".arrow", ".avro", ".csv", ".db", ".eps", ".feather", ".gif", ".gz", ".h5", ".hdf", ".hdf5", ".ipc", ".jpeg",
+    ".jpg", ".json", ".jsonl", ".mat", ".mp4", ".msgpack", ".nc", ".npy", ".npz", ".orc", ".parquet", ".pdf", ".pickle",
+    ".pkl", ".png", ".pt", ".pth", ".safetensors", ".sqlite", ".svg", ".tar", ".tfrecord", ".tgz", ".tsv", ".txt",
+    ".xls", ".xlsx", ".xz", ".yaml", ".yml", ".zarr", ".zip",
+))  # fmt: skip
+"""Endings of files of known formats: a user who asks for one that is not written would get something else."""
+
+
+def checked_file(value: str, suffix: str, where: str) -> Path:
+    """Return a file that can be written; one without the suffix gets it.
+
+    Args:
+        value: The file's name.
+        suffix: Its suffix.
+        where: What is written, and where, for errors.
+
+    Raises:
+        click.BadParameter: It cannot be written, or has the suffix of another format.
+    """
+    given = Path(value)
+    if given.is_dir() or not given.name:
+        if (given / MANIFEST).exists():
+            raise _bad_out(f"{value!r} is a folder of shards: --shard-size and --resume go on with it")
+        example = str(given / f"out{suffix}")
+        raise _bad_out(f"{value!r} is a directory: name a file in it, such as {example!r}")
+    _check_format(given, suffix, where)
+    target = given if given.name.endswith(suffix) else given.with_name(f"{given.name}{suffix}")
+    if target.is_dir():
+        raise _bad_out(f"{str(target)!r} is a directory")
+    if not target.parent.is_dir():
+        raise _bad_out(f"there is no directory {str(target.parent)!r}")
+    _try(target)
+    return target
+
+
+def _check_format(given: Path, suffix: str, where: str) -> None:
+    if given.suffix.lower() in _FORMATS - {suffix}:
+        raise _bad_out(f"{str(given)!r}: {given.suffix} is not written. {where}")
+
+
+def checked_folder(value: str, suffix: str, where: str, *, resume: bool) -> Path:
+    """Return a folder that shards can be written into; see `checked_file`."""
+    path = Path(value)
+    if not path.exists():
+        _check_format(path, suffix, where)
+    try:
+        check_folder(path, resume=resume)
+    except UsageError as error:
+        raise _bad_out(str(error)) from None
+    except (StorageError, OSError) as error:
+        raise failure(str(error)) from None
+    _try(path / "x" if path.exists() else path)
+    return path
+
+
+def _bad_out(message: str) -> click.BadParameter:
+    return click.BadParameter(message, param_hint="'--out'")
+
+
+def _try(target: Path) -> None:
+    """Make and remove a file next to the target: missing rights, a full quota and too long a name are found now."""
+    trial = temporary_beside(target)
+    try:
+        trial.open("xb").close()
+        trial.unlink()
+    except OSError as error:
+        raise _bad_out(f"{str(target)!r} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,52 @@
+"""The command `plot`."""
+
+from __future__ import annotations
+
+import click
+
+from streamsampler.cli.grouping import SeveralArgument, command, grouped_option
+from streamsampler.cli.options import QUIET, existing
+
+_MOST_NAMES = 3
+"""How many files a picture is named after."""
+
+
+@command("Draw returns and lengths.")
+@click.argument("paths", cls=SeveralArgument, nargs=-1, required=True, metavar="FILE|FOLDER...")
+@grouped_option(
+    "Output", "-o", "--out", metavar="FILE", show_default="next to the first file, with the names of all",
+    help="The picture, a .png file.",
+)  # fmt: skip
+@grouped_option("Output", "--dark", is_flag=True, help="Draw for a dark page.")
+@QUIET
+@click.pass_context
+def plot(ctx: click.Context, /, paths: tuple[str, ...], out: str | None, dark: bool, quiet: bool) -> None:
+    """Draw the returns and lengths of trajectories: by index, and how they are distributed.
+
+    Of what was sampled into a file or a folder, or of the JSON that evaluate or compare wrote. For a comparison also
+    the returns of both agents, pair by pair. Several files are drawn in one picture, without pairs. Needs matplotlib:
+    'pip install matplotlib'.
+
+    Examples:
+      streamsampler plot cartpole.npz
+      streamsampler plot big --out big-on-dark.png --dark
+      streamsampler plot both.json
+      streamsampler plot old.json new.json --out both.png
+
+    Exit codes:
+      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+    """
+    found = [existing(path, ".npz", ".json") for path in paths]
+    if out is None:
+        first, *_ = whole = [path.resolve() for path in found]
+        names = [path.stem if path.suffix in (".npz", ".json") else path.name for path in whole]
+        name = "-".join(names) if len(names) <= _MOST_NAMES else f"{names[0]}-and-{len(names) - 1}-others"
+        out = str(first.with_name(f"{name}{'-dark' if dark else ''}.png"))
+    from streamsampler.cli.naming import checked_file
+    from streamsampler.cli.running import running
+    from streamsampler.evaluation.charts import draw
+
+    picture = checked_file(out, ".png", "The picture goes into a .png file")
+    with running(ctx, "drawing", quiet=quiet) as run:
+        draw(found, picture, dark=dark)
+    run.finish(f"written to: {picture}", kept=picture)

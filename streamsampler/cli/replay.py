@@ -1,0 +1,152 @@
+"""The command `replay`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from streamsampler.cli.grouping import command, grouped_option, options_of
+from streamsampler.cli.options import (
+    DETERMINISTIC,
+    ENVIRONMENT,
+    POLICY_OF,
+    POSITIVE,
+    QUIET_WITH_MODELS,
+    STATISTICS,
+    VIDEO_EXTRA,
+    Count,
+    existing,
+)
+
+_WHICH = options_of(
+    grouped_option("Which", "--index", type=Count(min=0), required=True, metavar="I",
+        help="The trajectory's index, as batch.indices has it."),
+    grouped_option("Which", "--agent-version", "version", type=POSITIVE, metavar="N",
+        help="The agent version, where trajectories of several versions have this index."),
+)  # fmt: skip
+
+_AGENT = options_of(
+    grouped_option("What", "--agent", multiple=True, metavar="[POLICY=]NAME", show_default="'random', if it was that",
+        help="The agent that made the trajectory, or each policy, named as for sample. A file does not decide which "
+        "code runs, so it is named again."),
+    POLICY_OF,
+    STATISTICS, DETERMINISTIC,
+    grouped_option("What", "--actions", is_flag=True, help="Replay the recorded actions, without the agent."),
+    grouped_option("What", "--env", metavar="ENV_ID", show_default="the one that was recorded",
+        help="The environment; module:ENV_ID imports a module first."),
+)  # fmt: skip
+
+_HOW = options_of(
+    grouped_option("How, where the file does not say it", "--vec", type=POSITIVE, metavar="N",
+        help="How many environments ran side by side in each process."),
+    grouped_option("How, where the file does not say it", "--worker-threads", type=POSITIVE, metavar="N",
+        help="How many threads a network computed on."),
+)  # fmt: skip
+
+_OUTPUT = options_of(
+    grouped_option("Output", "--video", type=click.Path(path_type=Path), metavar="FILE.mp4",
+        help=f"Film the trajectory. {VIDEO_EXTRA}"),
+    grouped_option("Output", "--json", "as_json", is_flag=True, help="Print what came of it as one JSON object."),
+    QUIET_WITH_MODELS,
+)  # fmt: skip
+
+
+@command("Run a recorded trajectory again, and compare it.")
+@click.argument("path", metavar="FILE|FOLDER")
+@options_of(_WHICH, _AGENT, ENVIRONMENT, _HOW, _OUTPUT)
+@click.pass_context
+def replay(
+    ctx: click.Context, /, path: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
+) -> None:
+    """Run a recorded trajectory again, and say where it differs first.
+
+    It runs from the same seed, in the same row of a batch of the same shape. Observations, actions, rewards and the end
+    are compared bit for bit. Where they differ, likely reasons are named.
+
+    Examples:
+      streamsampler replay cartpole.npz --index 17
+      streamsampler replay big --index 123456 --agent model.zip --video it.mp4
+      streamsampler replay maze.npz --index 3 --env my_envs:my/Maze-v0 --actions
+
+    Exit codes:
+      0 the same as recorded, 1 a difference or a failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+    """
+    source = existing(path, ".npz")
+    from streamsampler.cli import naming
+    from streamsampler.cli.running import running
+    from streamsampler.evaluation.replay import replay as replayed
+    from streamsampler.workers.vec.worker import VecWorker
+
+    naming.take_policies(options)
+    if options["vec_normalize"] is not None and options["agent"] is None:
+        raise click.UsageError("--vec-normalize is for a model of Stable-Baselines3: give --agent model.zip, too.")
+    how = {name: options[name] for name in ("max_episode_length", "worker_threads", "env_kwargs", "policy_of")}
+    if options["vec"] is not None:
+        how |= {"worker_class": VecWorker, "worker_args": {"n_envs": options["vec"]}}
+    with running(ctx, "replaying", quiet=quiet, imports=imports) as run:
+        if options["env"] is not None:
+            naming.import_module_of(options["env"])
+        found = replayed(
+            source, options["index"], agent=None if options["agent"] is None else _agent(source, options),
+            env=options["env"], version=options["version"], actions=options["actions"], video=options["video"],
+            **{name: value for name, value in how.items() if value},
+        )  # fmt: skip
+    text = json.dumps(_facts(found), allow_nan=False) if as_json else str(found)
+    run.finish(text, kept=found.video, failed=not found.same)
+
+
+def _agent(path: Path, options: Mapping[str, Any]) -> Any:
+    """Return the agent that `--agent` names, or those of policies by name.
+
+    Raises:
+        UsageError: It is for other spaces, or the file has no policy of that name.
+    """
+    from streamsampler.agents.policies import SHARED
+    from streamsampler.cli.naming import load_each
+    from streamsampler.errors import UsageError
+    from streamsampler.storage import npz as storage
+    from streamsampler.storage.codec import decode_space
+    from streamsampler.storage.manifest import shard_name
+
+    header = storage.read(path / shard_name(0) if path.is_dir() else path)[1]
+    said, given = header.get("policies") or {}, options["policies"]
+    if given is None:
+        playing, names = [said.get(SHARED, header)["spaces"]], [options["agent"]]
+    elif unknown := sorted(given.keys() - said.keys()):
+        there = ", ".join(map(repr, said)) or "none"
+        raise UsageError(f"--agent POLICY=NAME: {path} has no policy {unknown[0]!r}; it has {there}")
+    else:
+        playing, names = [said[policy]["spaces"] for policy in given], [*given.values()]
+    spaces = [(decode_space(each["observation_space"]), decode_space(each["action_space"])) for each in playing]
+    statistics = () if options["vec_normalize"] is None else (options["vec_normalize"],)
+    agents = load_each(names, statistics, spaces, options["deterministic"])
+    return agents[0] if given is None else dict(zip(given, agents, strict=True))
+
+
+def _facts(found: Any) -> dict[str, Any]:
+    """Return what came of it for programs."""
+    from streamsampler.data.differences import shown
+
+    trajectory, difference = found.trajectory, found.difference
+    return {
+        "trajectory": int(trajectory.indices[0]),
+        "agent_version": int(trajectory.agent_versions[0]),
+        "seed": trajectory.seeds[0],
+        "timesteps": trajectory.n_timesteps,
+        "return": float(trajectory.returns[0]),
+        "same": found.same,
+        "difference": None if difference is None else {
+            "timestep": difference.timestep,
+            "what": difference.what,
+            "path": difference.path,
+            "recorded": shown(difference.recorded),
+            "replayed": shown(difference.replayed),
+        },
+        "reasons": list(found.reasons),
+        "notes": list(found.notes),
+        "video": None if found.video is None else str(found.video),
+    }  # fmt: skip

@@ -1,0 +1,288 @@
+"""Run a command: notices above its progress, errors as messages, Ctrl-C, and exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from time import perf_counter
+from typing import NoReturn
+
+import click
+
+from streamsampler.adapters.vec_normalize import VecNormalizeWarning
+from streamsampler.cli.interrupts import Interrupted, Interrupts
+from streamsampler.cli.naming import import_named
+from streamsampler.cli.streams import failure, print_error, print_result, stdout_reserved
+from streamsampler.cli.tally import Tally
+from streamsampler.errors import ProtocolError, SamplerError, StorageError, UsageError, WorkerError
+from streamsampler.samplers.progress import Output, Snapshot, output_on
+from streamsampler.workers.explain import traceback_of, without_own_frames
+
+_LOGGER = logging.getLogger("streamsampler")
+_PLAIN = logging.Formatter()
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_QUOTAS = {"max_restarts": "--max-restarts", "max_lifetime_restarts": "ten times --max-restarts"}
+
+
+class Run:
+    """A command that runs.
+
+    Attributes:
+        bar: Shows the progress.
+        interrupts: Its first signal ends the run, and what is finished is kept.
+        quiet: Whether nothing is printed on standard error but errors.
+        if_interrupted: What is printed where a signal comes before anything is kept.
+    """
+
+    def __init__(self, ctx: click.Context, bar: Output, *, quiet: bool) -> None:
+        self.bar = bar
+        self.interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
+        self.quiet = quiet
+        self.if_interrupted = "nothing was kept"
+        self._ctx = ctx
+
+    @property
+    def shows_end(self) -> bool:
+        """Whether the user knows that the run is complete, or does not want to."""
+        return self.quiet or self.bar.shows_end
+
+    def finish(self, text: str, kept: object = None, *, failed: bool = False) -> NoReturn:
+        """Print the result, and exit.
+
+        Args:
+            text: The result.
+            kept: The file that has what the result is about; None if there is none.
+            failed: Whether the exit code is 1, unless a signal came.
+        """
+        print_result(text, kept=kept)
+        self._ctx.exit(self.interrupts.exit_code or int(failed))
+
+
+@contextlib.contextmanager
+def running(ctx: click.Context, doing: str, *, quiet: bool = False, imports: Iterable[str] = ()) -> Iterator[Run]:
+    """Run what a command does; `Run.finish` comes afterwards.
+
+    Args:
+        ctx: The command's context.
+        doing: What lines in a log say is being done.
+        quiet: Whether to print nothing on standard error but errors.
+        imports: Modules to import before.
+
+    Raises:
+        click.ClickException: For what the library foresees, and what the system refuses.
+    """
+    # No last line: the command itself says that the run is complete.
+    bar = output_on(sys.stderr, hidden=quiet, last_line=False, doing=doing)
+    run = Run(ctx, bar, quiet=quiet)
+    try:
+        with stdout_reserved(), translated(ctx), notices_shown(bar, quiet=quiet):
+            for name in imports:
+                import_named(name, f"--import {name}")
+            yield run
+    except Interrupted:
+        print_error(f"Interrupted: {run.if_interrupted}.")
+        ctx.exit(run.interrupts.exit_code)
+
+
+class Follower:
+    """Shows the progress of calls, and keeps Ctrl-C from cutting short what is complete.
+
+    Args:
+        run: The command.
+        n_calls: How many calls there are; what they do is complete with the last one.
+        ends_later: Whether the last snapshot waits for `finish`, so that the numbers at the end are the summary's.
+
+    Attributes:
+        interval: Seconds between two snapshots.
+        earlier_timesteps: How many timesteps were there when the first call began; None before.
+    """
+
+    def __init__(self, run: Run, n_calls: int = 1, *, ends_later: bool = False) -> None:
+        self.interval = run.bar.interval
+        self.earlier_timesteps: int | None = None
+        self._run = run
+        self._n_calls = n_calls
+        self._ends_later = ends_later
+        self._begun = perf_counter()
+        self._last: Snapshot | None = None
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        """Show a snapshot."""
+        if self.earlier_timesteps is None:
+            self.earlier_timesteps = snapshot.earlier_timesteps
+            self._begun = perf_counter()
+        self._n_calls -= snapshot.complete
+        if self._n_calls == 0:
+            self._run.interrupts.shield()
+        if snapshot.complete and self._ends_later:
+            self._last = snapshot
+        else:
+            self._run.bar(snapshot)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the first call began; 0 if there was nothing to do."""
+        return 0.0 if self.earlier_timesteps is None else perf_counter() - self._begun
+
+    def finish(self, kept: Tally, seconds: float) -> None:
+        """Show that the call is complete, and how long it took."""
+        if self._last is not None:
+            self._run.bar(
+                replace(self._last, seconds=seconds, timesteps=kept.timesteps, trajectories=kept.trajectories)
+            )
+
+
+# ----------------------------------------------------------------------
+# Exceptions become messages and exit codes, with the user's frames of tracebacks and none of this package's.
+
+
+@contextlib.contextmanager
+def translated(ctx: click.Context) -> Iterator[None]:
+    """Turn the library's errors into the command's.
+
+    Raises:
+        click.UsageError: For a `UsageError`; what it calls by the names of arguments goes by the names of options.
+        click.ClickException: For what else the library foresees.
+    """
+    try:
+        yield
+    except UsageError as error:
+        details = traceback_of(error.__cause__)
+        message = _in_options(str(error), ctx)
+        raise click.UsageError("\n\n".join(part for part in (message, details) if part)) from None
+    except ProtocolError:
+        raise  # a bug in this package: its traceback is needed
+    except ImportError as error:
+        raise failure(str(error)) from None  # a library is missing; says how to install it
+    except (SamplerError, OSError, MemoryError) as error:
+        message = _message_of(error)
+        if isinstance(error, MemoryError):
+            message = f"there is not enough memory{message and f': {message}'}"
+        elif not isinstance(error, SamplerError):
+            about = None if error.filename is None else f"{error.filename} could not be read or written"
+            message = f"{about or 'the operating system refused'}: {error.strerror or error}"
+        # A damaged file is no code of the user's: where reading it failed says nothing.
+        by_user = isinstance(error, SamplerError) and not isinstance(error, StorageError)
+        details = traceback_of(error.__cause__) if by_user else ""
+        raise failure(message, details, getattr(error, "__notes__", ())) from None
+
+
+_OTHER_NAMES = {
+    "n_trajectories": "--num-trajectories",
+    "n_workers": "--workers",
+    "worker_args": "--vec",
+    "VecWorker": "--vec",
+    "sample_to_folder": "--shard-size",
+}
+_PLAIN_WORDS = {"bounds", "guarantee"}
+"""Arguments that go by their names alone; other names of one word are names of arguments where a value follows."""
+_NAMED = re.compile(
+    r"(?P<verb>\b[Pp]ass )?\b(?P<name>[A-Za-z]\w*)(?P<value>=(?:True|…|'[^']*'|\"[^\"]*\"|\([^)]*\)|\[[^]]*\])?)?"
+)
+
+
+def _in_options(text: str, ctx: click.Context) -> str:
+    """Return a message of the library with the options of the command in the place of arguments of Python."""
+    names = dict(_OTHER_NAMES)
+    for param in ctx.command.params:
+        names |= {str(param.name): each for each in param.opts if each.startswith("--")}
+
+    def as_option(match: re.Match[str]) -> str:
+        verb, name, value = match["verb"] or "", match["name"], match["value"]
+        if name not in names or not (value or "_" in name or name in _PLAIN_WORDS or name in _OTHER_NAMES):
+            return match[0]
+        shown = "" if value in (None, "=True") else value.strip('=…"()[]')
+        if value and value[1:2] == "(":  # names of several values
+            shown = shown.replace(",", "").upper()
+        verb = verb.replace("Pass", "Give").replace("pass", "give")
+        return f"{verb}{names[name]}{shown and ' '}{shown}"
+
+    return _NAMED.sub(as_option, text)
+
+
+def _message_of(error: BaseException) -> str:
+    """Return an error's message, with the option that sets a quota, and nothing about a sampler's next call."""
+    if not isinstance(error, WorkerError):
+        return str(error)
+    quota = error.quota
+    return error.worded(quota and quota._replace(argument=_QUOTAS[quota.argument]))
+
+
+# ----------------------------------------------------------------------
+# What the library, the environment and the agent log stands above the progress bar.
+class _AboveTheBar(logging.Handler):
+    """Writes warnings, and what is worse, as lines above the bar; or as plain lines where no bar is drawn."""
+
+    def __init__(self, bar: Output) -> None:
+        super().__init__(logging.WARNING)
+        self._bar = bar
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = f"{record.levelname.capitalize()}: {_text(record)}"
+        except Exception:
+            self.handleError(record)
+            return
+        _write(self._bar, text)
+
+
+def _write(bar: Output, text: str) -> None:
+    if not _takes_colours():
+        text = _COLOUR.sub("", text)
+    if not bar.write_above(text):
+        print_error(text)
+
+
+def _takes_colours() -> bool:
+    """Whether the user may see colours: on a terminal that has them, unless NO_COLOR is set (see no-color.org)."""
+    stream = sys.stderr
+    return bool(stream and stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"))
+
+
+def _text(record: logging.LogRecord) -> str:
+    if record.name == _LOGGER.name:
+        return without_own_frames(record.getMessage())
+    return f"{record.name}: {_PLAIN.format(record)}"
+
+
+def _text_of_warning(warning: Warning | str) -> str:
+    text = str(warning).replace("WARN: ", "", 1)  # a word of Gymnasium's own
+    if isinstance(warning, VecNormalizeWarning):
+        text = text.replace("vec_normalize=False", "--vec-normalize none").replace("vec_normalize=", "--vec-normalize ")
+    return text
+
+
+@contextlib.contextmanager
+def notices_shown(bar: Output, *, quiet: bool) -> Iterator[None]:
+    """Show what the library logs and, unless the user's modules set up logging themselves, what all others do.
+
+    Warnings of Python are shown in the same way, a line each.
+
+    Args:
+        bar: The bar that may be on the screen.
+        quiet: Show nothing that the library logs, and no warnings but a `VecNormalizeWarning`: with it, what the
+            command prints is probably wrong.
+    """
+    handler = logging.NullHandler() if quiet else _AboveTheBar(bar)
+    # A handler of the user's own, at the root, would write the same again, across the bar.
+    before, _LOGGER.propagate = _LOGGER.propagate, False
+    loggers = [_LOGGER] if quiet or logging.root.handlers else [_LOGGER, logging.root]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            if quiet:
+                warnings.simplefilter("ignore")
+            warnings.simplefilter("always", VecNormalizeWarning)
+            warnings.showwarning = lambda warning, *_: _write(bar, f"Warning: {_text_of_warning(warning)}")
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        _LOGGER.propagate = before

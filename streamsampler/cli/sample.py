@@ -1,0 +1,147 @@
+"""The command `sample`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from streamsampler.cli.grouping import TYPED, command, grouped_option, options_of
+from streamsampler.cli.options import (
+    ENV_ID,
+    ENVIRONMENT,
+    FAILURES,
+    HOW,
+    PART,
+    POLICIES,
+    POSITIVE,
+    PRINTED,
+    given_amounts,
+    json_list,
+)
+
+_WHERE = (
+    "What is sampled goes into a .npz file, or with --shard-size into a folder of them; streamsampler.load reads both"
+)
+_AMOUNTS = ("num_samples", "num_trajectories", "trajectories_per_worker")
+
+
+def _tasks(_ctx: click.Context, _param: click.Parameter, name: str | None) -> list[Any] | None:
+    found = json_list(name, '[0.5, {"goal": [1, 2]}]')
+    if found == []:
+        raise click.BadParameter(f"{name!r} holds no task")
+    return found
+
+
+def _without_infos(_ctx: click.Context, _param: click.Parameter, text: str | None) -> list[str] | None:
+    """Return the names of infos that are left out, of ``handle,pose``; none of them means all infos."""
+    if text in (None, "*"):
+        return None if text is None else []
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise click.BadParameter(f"{text!r} should be names of infos, such as handle,pose, or nothing for all infos")
+    return names
+
+
+_HOW_MUCH = options_of(
+    grouped_option("How much (exactly one of these)", "-n", "--num-samples", type=POSITIVE, metavar="N",
+        help="At least N timesteps, of whole trajectories: the shortest sequence of them that has so many. Numbers may "
+        "be written 100000, 100_000, 1e5 or 100k."),
+    grouped_option("How much (exactly one of these)", "--num-trajectories", type=POSITIVE, metavar="N",
+        help="Exactly N trajectories."),
+    grouped_option("How much (exactly one of these)", "--trajectories-per-worker", type=POSITIVE, metavar="N",
+        help="Exactly N trajectories for each worker."),
+)  # fmt: skip
+
+_TASKS = grouped_option(
+    "How", "--tasks", callback=_tasks, metavar="FILE",
+    help="A JSON file with a list of tasks: what the environment's set_task gets before the reset. With "
+    "--num-trajectories N there are N trajectories of each, in order; with --num-samples tasks take turns.",
+)  # fmt: skip
+
+_ORDER = grouped_option(
+    "How", "--order", type=click.Choice(["index", "arrival"]), default="index", show_default=True,
+    help="'index' takes trajectories as one process alone would have sampled them. 'arrival' takes what is finished "
+    "first, which favours short ones.",
+)  # fmt: skip
+
+_OUTPUT = options_of(
+    grouped_option("Output", "-o", "--out", metavar="FILE",
+        help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. After Ctrl-C it "
+        "gets those that are finished. With --shard-size, a folder of such files."),
+    grouped_option("Output", "--shard-size", type=POSITIVE, metavar="N",
+        help="Write files of at least N timesteps each into the folder --out, as they are complete. Memory holds about "
+        "two of them, whatever the amount."),
+    grouped_option("Output", "--resume", is_flag=True,
+        help="Continue the folder --out after whatever ended the run that wrote it. Complete shards stay; the finished "
+        "folder is the same as without the interruption."),
+    grouped_option("Output", "--without-infos", is_flag=False, flag_value="*", callback=_without_infos,
+        metavar="[NAME,...]", help="Leave infos out of the file or the folder: objects in them cannot be written: "
+        "all infos, or those of some names, such as --without-infos handle,pose. It stands after ENV_ID."),
+    grouped_option("Output", "--timers", is_flag=True,
+        help="Print where the workers' time went, too: resets, actions, timesteps, and what environments and agents "
+        "time with streamsampler.timed; in milliseconds for each timestep."),
+)  # fmt: skip
+
+
+@command("Sample trajectories from an environment.")
+@ENV_ID
+@options_of(_HOW_MUCH, PART, POLICIES, ENVIRONMENT, HOW, _TASKS, _ORDER, FAILURES, _OUTPUT, PRINTED)
+@click.pass_context
+def sample(
+    ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
+) -> None:
+    """Sample trajectories from an environment, in parallel, and summarise them.
+
+    ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
+    first; or a module of PettingZoo, such as pettingzoo.sisl.pursuit_v5. Progress is shown on standard error, the
+    summary is printed on standard output.
+
+    Examples:
+      streamsampler sample CartPole-v1 --num-samples 100000 --out cartpole.npz
+      streamsampler sample CartPole-v1 --agent my_agents:greedy --num-trajectories 100 --seed 1
+      streamsampler sample CartPole-v1 --num-samples 1000000000 --seed 1 --out big --shard-size 1000000
+      streamsampler sample pettingzoo.sisl.pursuit_v5 --num-trajectories 10 --out pursuit.npz
+      streamsampler sample my/Maze-v0 --import my_envs --env-kwarg size=9 --num-samples 5000 --json
+      streamsampler sample CartPole-v1 --num-trajectories 1000 --seed 1 --part 2/7 --out part-2.npz
+
+    Exit codes:
+      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+    """
+    ((kind, number),) = given_amounts(ctx, options, _AMOUNTS).items()
+    _check(options, kind)
+    from streamsampler.cli import report, streams
+    from streamsampler.cli.naming import checked_file, checked_folder, take_policies
+    from streamsampler.cli.request import Request, carry_out
+    from streamsampler.cli.running import running
+
+    if options["out"] is not None and options["shard_size"] is None:
+        options["out"] = checked_file(options["out"], ".npz", _WHERE)
+    elif options["out"] is not None:
+        options["out"] = checked_folder(options["out"], ".npz", _WHERE, resume=options["resume"])
+    env_id = take_policies(options, env_id)
+    request = Request(env_id, kind, number, options, ctx.meta[TYPED])
+    with running(ctx, "sampling", quiet=quiet, imports=imports) as run:
+        if options["shard_size"] is not None:
+            run.if_interrupted = f"nothing was added to {request.out}"
+        outcome = carry_out(request, run)
+    if not run.shows_end:
+        streams.print_error(report.as_line(request, outcome))
+    text = report.as_text(request, outcome)
+    if as_json:
+        text = json.dumps(report.as_json(request, outcome), allow_nan=False)
+    run.finish(text, kept=outcome.written)
+
+
+def _check(options: dict[str, Any], kind: str) -> None:
+    """Refuse options of which another one is missing, without which they would be passed over."""
+    if options["part"] is not None and kind != "num_trajectories":
+        raise click.UsageError("--part needs --num-trajectories: of other amounts no part is known before the others.")
+    if options["tasks"] is not None and (kind == "trajectories_per_worker" or options["shard_size"] is not None):
+        raise click.UsageError("--tasks needs --num-trajectories or --num-samples, and no --shard-size.")
+    needed = {"resume": "shard_size", "shard_size": "out", "part": "out", "without_infos": "out"}
+    for name, other in needed.items():
+        if options[name] not in (None, False) and options[other] is None:
+            option, missing = name.replace("_", "-"), other.replace("_", "-")
+            raise click.UsageError(f"--{option} needs --{missing}: give it, too.")
