@@ -62,7 +62,7 @@ HOUSE: dict[str, Any] = {
         "agents": 708,
         "benchmarking": 827,
         "checking": 1724,
-        "cli": 2535,
+        "cli": 2480,
         "coming_from": 0,
         "data": 3362,
         "engines": 3272,
@@ -90,6 +90,7 @@ HOUSE: dict[str, Any] = {
     "single importers": [
         "cli.app",
         "cli.bench",
+        "cli.compare",
         "cli.info",
         "cli.merge",
         "cli.plot",

@@ -7,19 +7,19 @@ from typing import Any
 import click
 
 from streamsampler.cli.check import examined
-from streamsampler.cli.grouping import command, grouped_option, options_of
+from streamsampler.cli.grouping import command, option, options_of
 from streamsampler.cli.options import ABOVE_ZERO, AGENT, ENV_ID, ENVIRONMENT, POSITIVE, PRINTED
 
 _HOW = options_of(
-    grouped_option("How", "--seconds", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
+    option("How", "--seconds", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
         help="How long all of it takes, about. Longer gives figures that vary less, and time to what is slow."),
-    grouped_option("How", "--workers", "n_workers", type=POSITIVE, metavar="N",
+    option("How", "--workers", "n_workers", type=POSITIVE, metavar="N",
         show_default="the cores there are to use, or up to 8 where environments wait",
         help="How many processes."),
-    grouped_option("How", "--vec", "n_envs", type=POSITIVE, metavar="N",
+    option("How", "--vec", "n_envs", type=POSITIVE, metavar="N",
         show_default="8, or fewer where making, resetting or stepping them takes long",
         help="How many environments a process has, where it has several."),
-    grouped_option("How", "--step-timeout", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
+    option("How", "--step-timeout", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
         help="How long a reset or a timestep may take in a process: with more it is taken to hang."),
 )  # fmt: skip
 

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamsampler.cli.grouping import command, grouped_option, options_of
+from streamsampler.cli.grouping import command, option, options_of
 from streamsampler.cli.options import ABOVE_ZERO, AGENT, ENV_ID, ENVIRONMENT, POSITIVE, PRINTED
 
 if TYPE_CHECKING:  # the command's help is to come at once
     from streamsampler.cli.naming import Spaces
 
 _LIMITS = options_of(
-    grouped_option("Limits", "--ends-within", type=POSITIVE, default=10_000, show_default=True, metavar="N",
+    option("Limits", "--ends-within", type=POSITIVE, default=10_000, show_default=True, metavar="N",
         help="How many timesteps a trajectory may have: with more it is taken never to end."),
-    grouped_option("Limits", "--time-limit", type=ABOVE_ZERO, default=60.0, show_default=True, metavar="SECONDS",
+    option("Limits", "--time-limit", type=ABOVE_ZERO, default=60.0, show_default=True, metavar="SECONDS",
         help="How long all of it may take, about. What there is no time for is not checked."),
-    grouped_option("Limits", "--step-timeout", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
+    option("Limits", "--step-timeout", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
         help="How long a reset, an action or a timestep may take: with more it is taken to hang."),
 )  # fmt: skip
 
-_SEED = grouped_option(
+_SEED = option(
     "How", "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
     help="The same seed runs the same trajectories.",
 )  # fmt: skip

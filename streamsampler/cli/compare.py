@@ -7,62 +7,45 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamsampler.cli.evaluate import (
-    RESULT,
-    SEEDS_AND_SCENARIOS,
-    SUCCESS,
-    bounds,
-    most,
-    print_found,
-    shared_arguments,
-    taken_amount,
-)
-from streamsampler.cli.grouping import command, grouped_option, options_of
-from streamsampler.cli.options import (
-    ABOVE_ZERO,
-    DETERMINISTIC,
-    ENV_ID,
-    NAMED_AGENTS,
-    PART,
-    POSITIVE,
-    PRINTED,
-    SAMPLED_BY,
-    WHAT_STATISTICS_ARE,
-)
+from streamsampler.cli import evaluate as evaluation
+from streamsampler.cli import options as shared
+from streamsampler.cli.grouping import command, option, options_of
 
 if TYPE_CHECKING:  # the command's help is to come at once
     from streamsampler.cli.running import Run
     from streamsampler.evaluation.comparison import Comparison
 
 _AGENTS = options_of(
-    grouped_option("What", "--agent", "agents", multiple=True, metavar="NAME",
-        help=f"An agent, which others are compared with, and then another one, or more. Each is {NAMED_AGENTS}"),
-    grouped_option("What", "--vec-normalize", multiple=True, metavar="FILE",
-        help=f"For agents that are model.zip: {WHAT_STATISTICS_ARE}. Once for all of them, or for each in their order.",
-    ),
-    DETERMINISTIC,
+    option("What", "--agent", "agents", multiple=True, metavar="NAME",
+        help=f"An agent, which others are compared with, and then another one, or more. Each is {shared.NAMED_AGENTS}"),
+    option("What", "--vec-normalize", multiple=True, metavar="FILE",
+        help=f"For agents that are model.zip: {shared.WHAT_STATISTICS_ARE}. Once for all of them, or for each in "
+        "their order."),
+    shared.DETERMINISTIC,
 )  # fmt: skip
 _HOW_MUCH = options_of(
-    grouped_option("How much (exactly one of these)", "-n", "--num-trajectories", type=POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "-n", "--num-trajectories", type=shared.POSITIVE, metavar="N",
         help="Exactly N trajectories of each agent."),
-    SEEDS_AND_SCENARIOS,
-    grouped_option("How much (exactly one of these)", "--until-decided", type=ABOVE_ZERO, metavar="ALPHA",
+    evaluation.SEEDS_AND_SCENARIOS,
+    option("How much (exactly one of these)", "--until-decided", metavar="ALPHA",
+        type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
         help="Go on until a test is sure which agent is better. ALPHA is how often equal agents may be told apart, "
         "such as 0.05, although the test looks after each pair. May go through --seeds."),
 )  # fmt: skip
 
 _DECISION = options_of(
-    grouped_option("With --until-decided", "--decide-on", type=click.Choice(["return", "success"]), default="return",
+    option("With --until-decided", "--decide-on", type=click.Choice(["return", "success"]), default="return",
         show_default=True,
         help="What the test is about: the mean return, which needs --bounds, or the rate of success."),
-    bounds("With --until-decided"),
-    most("With --until-decided"),
+    evaluation.bounds("With --until-decided"),
+    evaluation.most("With --until-decided"),
 )  # fmt: skip
 
 
 @command("Compare agents on the same seeds.")
-@ENV_ID
-@options_of(_HOW_MUCH, _DECISION, PART, _AGENTS, SUCCESS, SAMPLED_BY, RESULT, PRINTED)
+@shared.ENV_ID
+@options_of(_HOW_MUCH, _DECISION, shared.PART, _AGENTS, evaluation.SUCCESS, shared.SAMPLED_BY,
+    evaluation.RESULT, shared.PRINTED)  # fmt: skip
 @click.pass_context
 def compare(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -82,7 +65,7 @@ def compare(
       0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
     names = ("num_trajectories", "seeds", "scenarios", "until_decided")
-    amount = taken_amount(ctx, options, names, ("bounds", "max_trajectories"))
+    amount = evaluation.taken_amount(ctx, options, names, ("bounds", "max_trajectories"))
     if len(options["agents"]) < 2:
         raise click.UsageError("a comparison needs two agents or more: give --agent for each of them.")
     from streamsampler.cli import naming
@@ -105,10 +88,10 @@ def compare(
         follower = Follower(run, 1 if "until_decided" in amount else len(agents))
         return compared(
             dict(zip(short_names(names), agents, strict=True)), env_id, **amount, decide_on=options["decide_on"],
-            **shared_arguments(options, amount), progress=follower,
+            **evaluation.shared_arguments(options, amount), progress=follower,
         )  # fmt: skip
 
-    print_found(ctx, options, find, as_json=as_json, quiet=quiet, imports=imports)
+    evaluation.print_found(ctx, options, find, as_json=as_json, quiet=quiet, imports=imports)
 
 
 def short_names(agents: tuple[str, ...]) -> list[str]:

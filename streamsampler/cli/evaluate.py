@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamsampler.cli.grouping import TYPED, command, grouped_option, is_from_file, options_of
-from streamsampler.cli.options import (
-    ABOVE_ZERO,
-    ENV_ID,
-    PART,
-    POLICIES,
-    POSITIVE,
-    PRINTED,
-    SAMPLED_BY,
-    VIDEO_EXTRA,
-    given_amounts,
-    json_list,
-)
+from streamsampler.cli import options as shared
+from streamsampler.cli.grouping import TYPED, command, is_from_file, option, options_of
 
 if TYPE_CHECKING:  # the command's help is to come at once
     from streamsampler.cli.running import Run
@@ -58,7 +47,7 @@ def _seeds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> li
 
 
 def _scenarios(_ctx: click.Context, _param: click.Parameter, name: str | None) -> list[Any] | None:
-    return json_list(name, '[{"seed": 1, "options": {}, "name": "…"}]')
+    return shared.json_list(name, '[{"seed": 1, "options": {}, "name": "…"}]')
 
 
 def _video_of(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[Any, ...] | None:
@@ -70,21 +59,21 @@ def _video_of(_ctx: click.Context, _param: click.Parameter, values: tuple[str, .
 
 
 SEEDS_AND_SCENARIOS = options_of(
-    grouped_option("How much (exactly one of these)", "--seeds", callback=_seeds, metavar="SEEDS",
+    option("How much (exactly one of these)", "--seeds", callback=_seeds, metavar="SEEDS",
         help="One trajectory from each of these seeds, such as 3,7,10-19."),
-    grouped_option("How much (exactly one of these)", "--scenarios", callback=_scenarios, metavar="FILE",
+    option("How much (exactly one of these)", "--scenarios", callback=_scenarios, metavar="FILE",
         help="One trajectory for each scenario in a JSON file, in this order. It holds a list of objects with some of "
         "the keys 'seed', 'options' (what the reset gets) and 'name'."),
 )  # fmt: skip
 """Which trajectories."""
 
-SUCCESS = grouped_option(
+SUCCESS = option(
     "What", "--success", type=click.Choice(["end", "once"]), default="end", show_default=True,
     help="Where infos have 'success' or 'is_success': a trajectory succeeds if its last timestep says so, or any "
     "timestep.",
 )  # fmt: skip
 
-RESULT = grouped_option(
+RESULT = option(
     "Output", "-o", "--out", metavar="FILE",
     help="Write what was found, with every return, its index and its seed, to a .json file. After Ctrl-C it gets what "
     "is finished.",
@@ -93,7 +82,7 @@ RESULT = grouped_option(
 
 def bounds(heading: str) -> Callable[[Any], Any]:
     """Return the option of the bounds of returns, under a heading."""
-    return grouped_option(
+    return option(
         heading, "--bounds", type=float, nargs=2, metavar="LEAST LARGEST",
         help="The least and the largest return that there can be.",
     )  # fmt: skip
@@ -101,52 +90,54 @@ def bounds(heading: str) -> Callable[[Any], Any]:
 
 def most(heading: str) -> Callable[[Any], Any]:
     """Return the option of the most trajectories, under a heading."""
-    return grouped_option(
-        heading, "--max-trajectories", type=POSITIVE, metavar="N", show_default="10,000, or as many as there are seeds",
+    return option(
+        heading, "--max-trajectories", type=shared.POSITIVE, metavar="N",
+        show_default="10,000, or as many as there are seeds",
         help="The most trajectories.",
     )  # fmt: skip
 
 
-_RETURN_OF = grouped_option(
+_RETURN_OF = option(
     "What", "--return-of", multiple=True, metavar="AGENT|POLICY|all",
     help="In environments of several agents: whose return counts. May be repeated, for a team.",
 )  # fmt: skip
 
 _HOW_MUCH = options_of(
-    grouped_option("How much (exactly one of these)", "-n", "--num-trajectories", type=POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "-n", "--num-trajectories", type=shared.POSITIVE, metavar="N",
         help="Exactly N trajectories."),
     SEEDS_AND_SCENARIOS,
-    grouped_option("How much (exactly one of these)", "--until-halfwidth", type=ABOVE_ZERO, metavar="H",
+    option("How much (exactly one of these)", "--until-halfwidth", type=shared.ABOVE_ZERO, metavar="H",
         help="Go on until half the width of the interval of the mean return is at most H. May go through --seeds."),
 )  # fmt: skip
 
 _PRECISION = options_of(
-    grouped_option(
+    option(
         "With --until-halfwidth", "--precision-of", type=click.Choice(["return", "success"]), default="return",
         show_default=True, help="What the interval is of: the mean return, or the rate of success."),
-    grouped_option("With --until-halfwidth", "--guarantee", is_flag=True,
+    option("With --until-halfwidth", "--guarantee", is_flag=True,
         help="Use an interval that holds although it decides when to stop. It needs more trajectories, and for returns "
         "their --bounds. Without, intervals of returns hold in 90 to 95 of 100 evaluations."),
     bounds("With --until-halfwidth"),
-    grouped_option("With --until-halfwidth", "--min-trajectories", type=POSITIVE, metavar="N",
+    option("With --until-halfwidth", "--min-trajectories", type=shared.POSITIVE, metavar="N",
         show_default="30 for returns, 10 for success, 1 with --guarantee",
         help="The fewest trajectories to stop after."),
     most("With --until-halfwidth"),
 )  # fmt: skip
 
 _VIDEOS = options_of(
-    grouped_option("Output", "--video", type=click.Path(path_type=Path), metavar="FOLDER",
+    option("Output", "--video", type=click.Path(path_type=Path), metavar="FOLDER",
         help="Film some trajectories, which are chosen when the evaluation is complete, and run again. The files are "
-        f"named by index, seed and return. {VIDEO_EXTRA}"),
-    grouped_option("Output", "--video-of", callback=_video_of, multiple=True, metavar="WHICH",
+        f"named by index, seed and return. {shared.VIDEO_EXTRA}"),
+    option("Output", "--video-of", callback=_video_of, multiple=True, metavar="WHICH",
         show_default="first, best, median and worst",
         help="With --video: which ones: first, best, median, worst, or an index. May be repeated."),
 )  # fmt: skip
 
 
 @command("Evaluate an agent: numbers with their intervals.")
-@ENV_ID
-@options_of(_HOW_MUCH, _PRECISION, PART, POLICIES, _RETURN_OF, SUCCESS, SAMPLED_BY, RESULT, _VIDEOS, PRINTED)
+@shared.ENV_ID
+@options_of(_HOW_MUCH, _PRECISION, shared.PART, shared.POLICIES, _RETURN_OF, SUCCESS, shared.SAMPLED_BY,
+    RESULT, _VIDEOS, shared.PRINTED)  # fmt: skip
 @click.pass_context
 def evaluate(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -199,7 +190,7 @@ def taken_amount(
         names: The options of amount; the last one is a rule that decides when to stop, and may go through seeds.
         of_rule: The options of this rule.
     """
-    amount = given_amounts(ctx, options, names, "seeds", names[-1])
+    amount = shared.given_amounts(ctx, options, names, "seeds", names[-1])
     rule = {name: options.pop(name) for name in of_rule}
     if names[-1] not in amount and not any(is_from_file(ctx, name) for name in amount):
         rule = {name: value for name, value in rule.items() if not is_from_file(ctx, name)}

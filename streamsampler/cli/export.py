@@ -8,30 +8,30 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.grouping import SeveralArgument, command, grouped_option, options_of
+from streamsampler.cli.grouping import SeveralArgument, command, option, options_of
 from streamsampler.cli.options import PRINTED, Count, existing
 
 
 @command("Write trajectories in another library's format.")
 @click.argument("sources", cls=SeveralArgument, metavar="FILE|FOLDER...", nargs=-1, required=True)
-@grouped_option(
+@option(
     "What", "--to", "name", required=True, metavar="minari|parquet|tensordict|sb3",
     help="The format. 'minari' is a dataset in HDF5, 'parquet' two tables, 'tensordict' is mapped into memory; each "
     "needs the library of its name. 'sb3' is the evaluations.npz of Stable-Baselines3, and takes evaluations.",
 )  # fmt: skip
-@grouped_option(
+@option(
     "What", "-o", "--out", required=True, metavar="FOLDER",
     help="The folder to write, new or empty; with --to sb3 the file, which is replaced. It appears when it is whole.",
 )  # fmt: skip
-@grouped_option(
+@option(
     "Minari", "--dataset-id", metavar="ID", show_default="one made of FOLDER or of the environment",
     help="Minari's name for the dataset, such as cartpole/random-v0.",
 )  # fmt: skip
-@grouped_option(
+@option(
     "Minari", "--metadata", multiple=True, metavar="KEY=TEXT",
     help="One of author, author_email, code_permalink, algorithm_name and description. May be repeated.",
 )  # fmt: skip
-@grouped_option(
+@option(
     "Evaluations", "--timesteps", type=Count(min=0), multiple=True, metavar="N",
     help="With --to sb3, once for each FILE: for how many timesteps the agent had been trained.",
 )  # fmt: skip

@@ -56,7 +56,7 @@ class SeveralArgument(click.Argument):
         return super().consume_value(ctx, typed)
 
 
-def grouped_option(heading: str, *names: str, **attributes: Any) -> Callable[[Any], Any]:
+def option(heading: str, *names: str, **attributes: Any) -> Callable[[Any], Any]:
     """Do what `click.option` does, under a heading."""
     return click.option(*names, cls=GroupedOption, heading=heading, **attributes)
 

@@ -6,14 +6,14 @@ import json
 
 import click
 
-from streamsampler.cli.grouping import command, grouped_option
+from streamsampler.cli.grouping import command, option
 from streamsampler.cli.options import existing
 
 
 @command("Show what is in a file or a folder.")
 @click.argument("path", metavar="FILE|FOLDER")
-@grouped_option("Output", "--json", "as_json", is_flag=True, help="Print it as one JSON object.")
-@grouped_option("Output", "--quick", is_flag=True, help="Do not read every byte: damaged observations are not found.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+@option("Output", "--quick", is_flag=True, help="Do not read every byte: damaged observations are not found.")
 @click.pass_context
 def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
     """Show what is in a file or a folder that was sampled, or in what evaluate or compare wrote.

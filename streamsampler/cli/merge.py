@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.grouping import SeveralArgument, command, grouped_option, options_of
+from streamsampler.cli.grouping import SeveralArgument, command, option, options_of
 from streamsampler.cli.options import PRINTED, existing
 
 _SUFFIXES = {"file of trajectories": ".npz", "evaluation": ".json", "comparison": ".json"}
@@ -17,7 +17,7 @@ _SUFFIXES = {"file of trajectories": ".npz", "evaluation": ".json", "comparison"
 @command("Put the parts of a run together.")
 @click.argument("parts", cls=SeveralArgument, metavar="PART...", nargs=-1, required=True)
 @options_of(
-    grouped_option("Output", "-o", "--out", required=True, metavar="FILE|FOLDER",
+    option("Output", "-o", "--out", required=True, metavar="FILE|FOLDER",
         help="Write the whole here: a file, which is replaced if it is there; of folders of shards a folder, which "
         "must be new or empty."),
     PRINTED,

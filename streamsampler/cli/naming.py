@@ -19,16 +19,7 @@ import click
 import gymnasium
 from gymnasium.spaces import Space
 
-from streamsampler.agents.base import (
-    NAMED_AGENTS,
-    WHAT_AN_AGENT_IS,
-    CallableAgent,
-    as_agent,
-    binds,
-    is_module,
-    signature_of,
-    takes_keyword,
-)
+from streamsampler.agents import base
 from streamsampler.agents.policies import SHARED, Policies
 from streamsampler.agents.random import RandomAgent
 from streamsampler.cli.streams import failure
@@ -200,22 +191,22 @@ def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any
     Raises:
         UnknownAgentError: If there is none of that name, or what the name stands for is no agent, or the factory fails.
     """
-    if name in NAMED_AGENTS:
+    if name in base.NAMED_AGENTS:
         return RandomAgent(action_space)
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path) or dotted_name(module_name) is not None:
         raise UnknownAgentError(_malformed(name))
     obj = _attribute(import_named(module_name, f"agent {name!r}", UnknownAgentError), path, name)
     if not isinstance(obj, type) and callable(getattr(obj, "get_action", None)):
-        return as_agent(obj)
+        return base.as_agent(obj)
     if _is_policy(obj):
         return obj
     if not callable(obj):
         raise UnknownAgentError(
-            f"{name!r} is no agent, but of type {type(obj).__qualname__}. An agent is {WHAT_AN_AGENT_IS}"
+            f"{name!r} is no agent, but of type {type(obj).__qualname__}. An agent is {base.WHAT_AN_AGENT_IS}"
         )
     call = _factory_call(obj, {"observation_space": observation_space, "action_space": action_space}, name)
-    return CallableAgent(obj) if call is None else _made(call, name)
+    return base.CallableAgent(obj) if call is None else _made(call, name)
 
 
 _WEIGHTS = "weights are no agent: name a function that makes the agent with them, such as 'my_agents:trained'"
@@ -235,7 +226,7 @@ def _malformed(name: str) -> str:
         return f"{message}, or 'model.zip'. Did you mean '{name}.zip'?"
     if (what := _FILES.get(Path(name).suffix)) is not None:
         return f"{message}, or 'model.zip'; {what}"
-    near = difflib.get_close_matches(name.lower(), NAMED_AGENTS, n=1)
+    near = difflib.get_close_matches(name.lower(), base.NAMED_AGENTS, n=1)
     if near:
         return f"{message}. Did you mean {near[0]!r}?"
     module_name, _, attribute = name.partition(":")
@@ -263,17 +254,17 @@ def _attribute(module: Any, path: str, name: str) -> Any:
 def _factory_call(obj: Callable[..., Any], spaces: dict[str, Space[Any]], name: str) -> Callable[[], Any] | None:
     """How to call a factory, or None if the object is itself a plain callable ``observation -> action``."""
     is_class = isinstance(obj, type)
-    signature = signature_of(obj)
+    signature = base.signature_of(obj)
     if signature is None:
         return (lambda: obj(*spaces.values())) if is_class else None
-    named = {key: space for key, space in spaces.items() if takes_keyword(signature, key)}
+    named = {key: space for key, space in spaces.items() if base.takes_keyword(signature, key)}
     if named:
         return lambda: obj(**named)
-    if _required(signature) < 2 and not is_class and binds(signature, None):
+    if _required(signature) < 2 and not is_class and base.binds(signature, None):
         return None
-    if binds(signature, *spaces.values()):
+    if base.binds(signature, *spaces.values()):
         return lambda: obj(*spaces.values())
-    if binds(signature):
+    if base.binds(signature):
         return obj
     raise UnknownAgentError(
         f"{name!r} takes {signature}, but an agent's factory takes (observation_space, action_space), and a plain "
@@ -288,7 +279,7 @@ def _required(signature: inspect.Signature) -> int:
 
 def _is_policy(obj: Any) -> bool:
     """Whether an object is one that adapters make agents of."""
-    return not isinstance(obj, type) and (has_predict(obj) or is_module(obj))
+    return not isinstance(obj, type) and (has_predict(obj) or base.is_module(obj))
 
 
 def _made(call: Callable[[], Any], name: str) -> Any:
@@ -299,8 +290,10 @@ def _made(call: Callable[[], Any], name: str) -> Any:
     if _is_policy(made):
         return made
     with contextlib.suppress(UsageError):
-        return as_agent(made)
-    raise UnknownAgentError(f"the agent factory {name!r} returned {made!r}, no agent. An agent is {WHAT_AN_AGENT_IS}")
+        return base.as_agent(made)
+    raise UnknownAgentError(
+        f"the agent factory {name!r} returned {made!r}, no agent. An agent is {base.WHAT_AN_AGENT_IS}"
+    )
 
 
 # ----------------------------------------------------------------------
@@ -374,7 +367,7 @@ def load_agents(options: Mapping[str, Any], spaces: Spaces, *, predicting: bool 
         if policies is not None:
             raise UsageError("--agent POLICY=NAME is for environments of several agents, and this one has one")
         return load_each([name], statistics, [spaces], **how)[0]
-    known = Policies(dict.fromkeys(policies or (SHARED,), NAMED_AGENTS[0]), policy_of)
+    known = Policies(dict.fromkeys(policies or (SHARED,), base.NAMED_AGENTS[0]), policy_of)
     of_policies: dict[str, Spaces] = {}
     for agent_id in spaces[0].spaces:
         of_policies.setdefault(known.name_for(agent_id, 0), (spaces[0][agent_id], spaces[1][agent_id]))  # type: ignore[index]

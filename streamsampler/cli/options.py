@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.grouping import grouped_option, is_from_file, options_of
+from streamsampler.cli.grouping import is_from_file, option, options_of
 from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.engines.registry import ENGINES
 
@@ -204,23 +204,21 @@ WHAT_STATISTICS_ARE = (
     "the statistics of the VecNormalize that the model was trained under, which Stable-Baselines3 saves by themselves; "
     "'none' for a model that was trained without"
 )
-DETERMINISTIC = grouped_option(
+DETERMINISTIC = option(
     "What", "--deterministic/--stochastic", "deterministic", default=None,
     help="For models of Stable-Baselines3, other objects with predict, and torch modules: whether to act without "
     "drawing. The default of evaluate and compare is --deterministic, but for torch modules, and of sample, "
     "--stochastic.",
 )  # fmt: skip
 
-STATISTICS = grouped_option(
-    "What", "--vec-normalize", metavar="FILE", help=f"With --agent model.zip: {WHAT_STATISTICS_ARE}."
-)
+STATISTICS = option("What", "--vec-normalize", metavar="FILE", help=f"With --agent model.zip: {WHAT_STATISTICS_ARE}.")
 
 VIDEO_EXTRA = "Needs PyAV ('pip install av'), and an environment with render_mode 'rgb_array'."
 
 ENV_ID = click.argument("env_id", metavar="ENV_ID")
 
 AGENT = options_of(
-    grouped_option("What", "--agent", default="random", show_default=True, metavar="NAME",
+    option("What", "--agent", default="random", show_default=True, metavar="NAME",
         help=f"What chooses the actions: {NAMED_AGENTS}"),
     STATISTICS,
     DETERMINISTIC,
@@ -228,85 +226,85 @@ AGENT = options_of(
 """Which agent."""
 
 ENVIRONMENT = options_of(
-    grouped_option("What", "--env-kwarg", "env_kwargs", callback=_env_kwargs, multiple=True, metavar="KEY=VALUE",
+    option("What", "--env-kwarg", "env_kwargs", callback=_env_kwargs, multiple=True, metavar="KEY=VALUE",
         help="An argument for making the environment; a Python literal, or true, false or null, or else text. May be "
         "repeated."),
-    grouped_option("What", "--import", "imports", multiple=True, metavar="MODULE",
+    option("What", "--import", "imports", multiple=True, metavar="MODULE",
         help="Import a module first, which registers the environment; from the current directory if it is not "
         "installed. May be repeated."),
-    grouped_option(
+    option(
         "What", "--max-episode-length", type=POSITIVE, metavar="N", show_default="the environment's own limit",
         help="Truncate trajectories after N timesteps."),
 )  # fmt: skip
 """Which environment."""
 
 HOW = options_of(
-    grouped_option(
+    option(
         "How", "--workers", type=click.IntRange(min=0), metavar="N", show_default="the cores there are to use",
         help="How many processes; 0 for none but this one."),
-    grouped_option("How", "--vec", type=POSITIVE, metavar="N",
+    option("How", "--vec", type=POSITIVE, metavar="N",
         help="Run N environments side by side in each process, and ask the agent for their actions at once: faster "
         "with a network. Another N may give other trajectories."),
-    grouped_option(
+    option(
         "How", "--seed", type=click.IntRange(min=0), metavar="N", show_default="a random one, shown in the summary",
         help="The same seed gives the same trajectories, whatever the number of workers."),
-    grouped_option("How", "--worker-threads", callback=count_or(none=None), default="1", show_default=True, metavar="N",
+    option("How", "--worker-threads", callback=count_or(none=None), default="1", show_default=True, metavar="N",
         help="How many threads a network computes on in each process; 'none' leaves that to the libraries. The last "
         "bits of its numbers may depend on it."),
-    grouped_option("How", "--engine", type=click.Choice([*ENGINES, "ray"]),
+    option("How", "--engine", type=click.Choice([*ENGINES, "ray"]),
         help="How processes are connected: 'processes' by pipes and shared memory, on Linux; 'queues' by queues of "
         "Python's own multiprocessing, on every system. 'ray' for actors of a Ray cluster, which needs the extra "
         "'ray'. The data are the same."),
-    grouped_option("How", "--ray-address", metavar="HOST:PORT", show_default="a cluster that is started for this run",
+    option("How", "--ray-address", metavar="HOST:PORT", show_default="a cluster that is started for this run",
         help="With --engine ray: the address of the Ray cluster, of which this machine is a node; 'auto' finds "
         "one here."),
-    grouped_option("How", "--start-method", type=click.Choice(START_METHODS),
+    option("How", "--start-method", type=click.Choice(START_METHODS),
         help="How processes are started. 'fork' and 'spawn' choose --engine queues."),
 )  # fmt: skip
 """How many workers, from which seed, and how processes are connected."""
 
 FAILURES = options_of(
-    grouped_option("When something fails", "--on-failure", type=click.Choice(["raise", "drop"]), default="raise",
+    option("When something fails", "--on-failure", type=click.Choice(["raise", "drop"]), default="raise",
         show_default=True,
         help="What an exception of the environment or the agent does: 'raise' ends the command. 'drop' leaves its "
         "trajectory out, and takes another one instead; where failures depend on the state, what is left is biased."),
-    grouped_option(
+    option(
         "When something fails", "--fingerprint", type=click.Choice(["warn", "error", "none"]), default="warn",
         show_default=True, callback=lambda _ctx, _param, text: None if text == "none" else text,
         help="What is done where processes compute with other kernels than others, or than those that wrote the folder "
         "that --resume continues: the same seed may give other trajectories there."),
-    grouped_option(
+    option(
         "When something fails", "--step-timeout", type=ABOVE_ZERO, metavar="SECONDS", show_default="no limit",
         help="Kill and replace a process in which a reset, an action or a timestep takes longer."),
-    grouped_option("When something fails", "--max-restarts", callback=count_or(none=None, auto="auto"), default="auto",
+    option("When something fails", "--max-restarts", callback=count_or(none=None, auto="auto"), default="auto",
         show_default=True, metavar="N",
         help="How many processes that died or hung are replaced within a minute, and ten times as many in all; 'none' "
         "for any number, 'auto' for 10 with up to eight workers, in proportion with more. Their trajectories are run "
         "again, with the same result. One more ends the command."),
-    grouped_option(
+    option(
         "When something fails", "--max-worker-memory", callback=size, metavar="SIZE", show_default="no limit",
         help="Replace a process that uses more private memory than this, such as 500MB or 2GB."),
-    grouped_option("When something fails", "--close-timeout", type=ABOVE_ZERO, default=5.0, show_default=True,
+    option("When something fails", "--close-timeout", type=ABOVE_ZERO, default=5.0, show_default=True,
         metavar="SECONDS", help="How long all processes together may take to close their environments at the end."),
 )  # fmt: skip
 """What happens when something fails."""
 
 _QUIET = "Print nothing on standard error but errors"
-QUIET = grouped_option("Output", "-q", "--quiet", is_flag=True, help=f"{_QUIET}.")
+QUIET = option("Output", "-q", "--quiet", is_flag=True, help=f"{_QUIET}.")
 
-QUIET_WITH_MODELS = grouped_option(
+QUIET_WITH_MODELS = option(
     "Output", "-q", "--quiet", is_flag=True,
     help=f"{_QUIET}, and the warning that a model's statistics are missing.",
 )  # fmt: skip
 """Of the commands that take `--agent`."""
 
 PRINTED = options_of(
-    grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object."),
+    option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object."),
     QUIET_WITH_MODELS,
 )
 """What is printed."""
 
-PART = grouped_option(
+PART = option(
     "In parts", "--part", callback=_part, metavar="I/N",
     help="Only the I-th, from 1 on, of N contiguous ranges of the trajectories, such as 2/7: for job arrays on "
     "clusters. 'streamsampler merge' makes of the files of all parts the file of one run, byte for byte. Not where it "
@@ -317,18 +315,18 @@ PART = grouped_option(
 SAMPLED_BY = options_of(ENVIRONMENT, HOW, FAILURES)
 """What all commands have that run an environment."""
 
-POLICY_OF = grouped_option(
+POLICY_OF = option(
     "What", "--policy-of", multiple=True, metavar="AGENT=POLICY",
     help="Which policy plays an agent of an environment of several; may be repeated, then for all agents.",
 )  # fmt: skip
 
 POLICIES = options_of(
-    grouped_option("What", "--agent", multiple=True, default=("random",), show_default=True, metavar="[POLICY=]NAME",
+    option("What", "--agent", multiple=True, default=("random",), show_default=True, metavar="[POLICY=]NAME",
         help=f"What chooses the actions: {NAMED_AGENTS} For several agents in one environment (PettingZoo's), once "
         "for each policy, with its name: --agent archer=random --agent knight=my_agents:make. An agent is played by "
         "the policy whose name is its id, or its id up to the last '_'."),
     POLICY_OF,
-    grouped_option("What", "--aec", is_flag=True,
+    option("What", "--aec", is_flag=True,
         help="Where ENV_ID is a module of PettingZoo: its env, whose agents take turns, also where it has a "
         "parallel_env."),
     STATISTICS, DETERMINISTIC,

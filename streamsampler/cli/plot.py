@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from streamsampler.cli.grouping import SeveralArgument, command, grouped_option
+from streamsampler.cli.grouping import SeveralArgument, command, option
 from streamsampler.cli.options import QUIET, existing
 
 _MOST_NAMES = 3
@@ -13,11 +13,11 @@ _MOST_NAMES = 3
 
 @command("Draw returns and lengths.")
 @click.argument("paths", cls=SeveralArgument, nargs=-1, required=True, metavar="FILE|FOLDER...")
-@grouped_option(
+@option(
     "Output", "-o", "--out", metavar="FILE", show_default="next to the first file, with the names of all",
     help="The picture, a .png file.",
 )  # fmt: skip
-@grouped_option("Output", "--dark", is_flag=True, help="Draw for a dark page.")
+@option("Output", "--dark", is_flag=True, help="Draw for a dark page.")
 @QUIET
 @click.pass_context
 def plot(ctx: click.Context, /, paths: tuple[str, ...], out: str | None, dark: bool, quiet: bool) -> None:

@@ -9,55 +9,45 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.grouping import command, grouped_option, options_of
-from streamsampler.cli.options import (
-    DETERMINISTIC,
-    ENVIRONMENT,
-    POLICY_OF,
-    POSITIVE,
-    QUIET_WITH_MODELS,
-    STATISTICS,
-    VIDEO_EXTRA,
-    Count,
-    existing,
-)
+from streamsampler.cli import options as shared
+from streamsampler.cli.grouping import command, option, options_of
 
 _WHICH = options_of(
-    grouped_option("Which", "--index", type=Count(min=0), required=True, metavar="I",
+    option("Which", "--index", type=shared.Count(min=0), required=True, metavar="I",
         help="The trajectory's index, as batch.indices has it."),
-    grouped_option("Which", "--agent-version", "version", type=POSITIVE, metavar="N",
+    option("Which", "--agent-version", "version", type=shared.POSITIVE, metavar="N",
         help="The agent version, where trajectories of several versions have this index."),
 )  # fmt: skip
 
 _AGENT = options_of(
-    grouped_option("What", "--agent", multiple=True, metavar="[POLICY=]NAME", show_default="'random', if it was that",
+    option("What", "--agent", multiple=True, metavar="[POLICY=]NAME", show_default="'random', if it was that",
         help="The agent that made the trajectory, or each policy, named as for sample. A file does not decide which "
         "code runs, so it is named again."),
-    POLICY_OF,
-    STATISTICS, DETERMINISTIC,
-    grouped_option("What", "--actions", is_flag=True, help="Replay the recorded actions, without the agent."),
-    grouped_option("What", "--env", metavar="ENV_ID", show_default="the one that was recorded",
+    shared.POLICY_OF,
+    shared.STATISTICS, shared.DETERMINISTIC,
+    option("What", "--actions", is_flag=True, help="Replay the recorded actions, without the agent."),
+    option("What", "--env", metavar="ENV_ID", show_default="the one that was recorded",
         help="The environment; module:ENV_ID imports a module first."),
 )  # fmt: skip
 
 _HOW = options_of(
-    grouped_option("How, where the file does not say it", "--vec", type=POSITIVE, metavar="N",
+    option("How, where the file does not say it", "--vec", type=shared.POSITIVE, metavar="N",
         help="How many environments ran side by side in each process."),
-    grouped_option("How, where the file does not say it", "--worker-threads", type=POSITIVE, metavar="N",
+    option("How, where the file does not say it", "--worker-threads", type=shared.POSITIVE, metavar="N",
         help="How many threads a network computed on."),
 )  # fmt: skip
 
 _OUTPUT = options_of(
-    grouped_option("Output", "--video", type=click.Path(path_type=Path), metavar="FILE.mp4",
-        help=f"Film the trajectory. {VIDEO_EXTRA}"),
-    grouped_option("Output", "--json", "as_json", is_flag=True, help="Print what came of it as one JSON object."),
-    QUIET_WITH_MODELS,
+    option("Output", "--video", type=click.Path(path_type=Path), metavar="FILE.mp4",
+        help=f"Film the trajectory. {shared.VIDEO_EXTRA}"),
+    option("Output", "--json", "as_json", is_flag=True, help="Print what came of it as one JSON object."),
+    shared.QUIET_WITH_MODELS,
 )  # fmt: skip
 
 
 @command("Run a recorded trajectory again, and compare it.")
 @click.argument("path", metavar="FILE|FOLDER")
-@options_of(_WHICH, _AGENT, ENVIRONMENT, _HOW, _OUTPUT)
+@options_of(_WHICH, _AGENT, shared.ENVIRONMENT, _HOW, _OUTPUT)
 @click.pass_context
 def replay(
     ctx: click.Context, /, path: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -75,7 +65,7 @@ def replay(
     Exit codes:
       0 the same as recorded, 1 a difference or a failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
-    source = existing(path, ".npz")
+    source = shared.existing(path, ".npz")
     from streamsampler.cli import naming
     from streamsampler.cli.running import running
     from streamsampler.evaluation.replay import replay as replayed

@@ -7,19 +7,8 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.grouping import TYPED, command, grouped_option, options_of
-from streamsampler.cli.options import (
-    ENV_ID,
-    ENVIRONMENT,
-    FAILURES,
-    HOW,
-    PART,
-    POLICIES,
-    POSITIVE,
-    PRINTED,
-    given_amounts,
-    json_list,
-)
+from streamsampler.cli import options as shared
+from streamsampler.cli.grouping import TYPED, command, option, options_of
 
 _WHERE = (
     "What is sampled goes into a .npz file, or with --shard-size into a folder of them; streamsampler.load reads both"
@@ -28,7 +17,7 @@ _AMOUNTS = ("num_samples", "num_trajectories", "trajectories_per_worker")
 
 
 def _tasks(_ctx: click.Context, _param: click.Parameter, name: str | None) -> list[Any] | None:
-    found = json_list(name, '[0.5, {"goal": [1, 2]}]')
+    found = shared.json_list(name, '[0.5, {"goal": [1, 2]}]')
     if found == []:
         raise click.BadParameter(f"{name!r} holds no task")
     return found
@@ -45,49 +34,50 @@ def _without_infos(_ctx: click.Context, _param: click.Parameter, text: str | Non
 
 
 _HOW_MUCH = options_of(
-    grouped_option("How much (exactly one of these)", "-n", "--num-samples", type=POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "-n", "--num-samples", type=shared.POSITIVE, metavar="N",
         help="At least N timesteps, of whole trajectories: the shortest sequence of them that has so many. Numbers may "
         "be written 100000, 100_000, 1e5 or 100k."),
-    grouped_option("How much (exactly one of these)", "--num-trajectories", type=POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "--num-trajectories", type=shared.POSITIVE, metavar="N",
         help="Exactly N trajectories."),
-    grouped_option("How much (exactly one of these)", "--trajectories-per-worker", type=POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "--trajectories-per-worker", type=shared.POSITIVE, metavar="N",
         help="Exactly N trajectories for each worker."),
 )  # fmt: skip
 
-_TASKS = grouped_option(
+_TASKS = option(
     "How", "--tasks", callback=_tasks, metavar="FILE",
     help="A JSON file with a list of tasks: what the environment's set_task gets before the reset. With "
     "--num-trajectories N there are N trajectories of each, in order; with --num-samples tasks take turns.",
 )  # fmt: skip
 
-_ORDER = grouped_option(
+_ORDER = option(
     "How", "--order", type=click.Choice(["index", "arrival"]), default="index", show_default=True,
     help="'index' takes trajectories as one process alone would have sampled them. 'arrival' takes what is finished "
     "first, which favours short ones.",
 )  # fmt: skip
 
 _OUTPUT = options_of(
-    grouped_option("Output", "-o", "--out", metavar="FILE",
+    option("Output", "-o", "--out", metavar="FILE",
         help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. After Ctrl-C it "
         "gets those that are finished. With --shard-size, a folder of such files."),
-    grouped_option("Output", "--shard-size", type=POSITIVE, metavar="N",
+    option("Output", "--shard-size", type=shared.POSITIVE, metavar="N",
         help="Write files of at least N timesteps each into the folder --out, as they are complete. Memory holds about "
         "two of them, whatever the amount."),
-    grouped_option("Output", "--resume", is_flag=True,
+    option("Output", "--resume", is_flag=True,
         help="Continue the folder --out after whatever ended the run that wrote it. Complete shards stay; the finished "
         "folder is the same as without the interruption."),
-    grouped_option("Output", "--without-infos", is_flag=False, flag_value="*", callback=_without_infos,
+    option("Output", "--without-infos", is_flag=False, flag_value="*", callback=_without_infos,
         metavar="[NAME,...]", help="Leave infos out of the file or the folder: objects in them cannot be written: "
         "all infos, or those of some names, such as --without-infos handle,pose. It stands after ENV_ID."),
-    grouped_option("Output", "--timers", is_flag=True,
+    option("Output", "--timers", is_flag=True,
         help="Print where the workers' time went, too: resets, actions, timesteps, and what environments and agents "
         "time with streamsampler.timed; in milliseconds for each timestep."),
 )  # fmt: skip
 
 
 @command("Sample trajectories from an environment.")
-@ENV_ID
-@options_of(_HOW_MUCH, PART, POLICIES, ENVIRONMENT, HOW, _TASKS, _ORDER, FAILURES, _OUTPUT, PRINTED)
+@shared.ENV_ID
+@options_of(_HOW_MUCH, shared.PART, shared.POLICIES, shared.ENVIRONMENT, shared.HOW, _TASKS, _ORDER,
+    shared.FAILURES, _OUTPUT, shared.PRINTED)  # fmt: skip
 @click.pass_context
 def sample(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -109,7 +99,7 @@ def sample(
     Exit codes:
       0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
-    ((kind, number),) = given_amounts(ctx, options, _AMOUNTS).items()
+    ((kind, number),) = shared.given_amounts(ctx, options, _AMOUNTS).items()
     _check(options, kind)
     from streamsampler.cli import report, streams
     from streamsampler.cli.naming import checked_file, checked_folder, take_policies
