@@ -11,7 +11,7 @@ from typing import Any
 from gymnasium import Space
 
 from streamsampler.agents.base import as_agent
-from streamsampler.benchmarking.costs import agent_seconds, probe
+from streamsampler.benchmarking.costs import Probed, agent_seconds, probe
 from streamsampler.benchmarking.measuring import BenchSettings, Measurement, problem_of
 from streamsampler.benchmarking.report import BenchReport
 from streamsampler.benchmarking.sampled import Local, NativeWorkers, ParentAgent, VecWorkers, Workers
@@ -143,6 +143,38 @@ def bench_update(
             show(complete=True)
         except KeyboardInterrupt as interrupt:
             raise BenchInterruptedError(run.report()) from interrupt
+    return run.report()
+
+
+def bench_workers(
+    env: EnvUpdate,
+    code: str,
+    agent: Any,
+    settings: BenchSettings,
+    probed: Probed,
+    watch: Callable[[int], Any],
+) -> BenchReport:
+    """Measure the ways in which agent and environments run in worker processes, where they may hang, or end them.
+
+    Args:
+        env: The environment.
+        code: See `env_code`.
+        agent: The agent, or "random".
+        settings: See `bench`.
+        probed: What is known of environment and agent.
+        watch: Called now and then with the timesteps so far.
+
+    Raises:
+        BenchInterruptedError: Ctrl-C; has what was measured.
+    """
+    problem, why = problem_of(env, code, agent, settings, probed, in_workers=True)
+    name = "random actions" if agent == "random" else _named(agent)
+    run = Measurement(problem, ways_in_workers(problem), settings.seconds, perf_counter(), probed.costs, name, why)
+    run.watch = lambda: watch(run.timesteps)
+    try:
+        run.all()
+    except KeyboardInterrupt as interrupt:
+        raise BenchInterruptedError(run.report()) from interrupt
     return run.report()
 
 

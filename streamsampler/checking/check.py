@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any
 
 from gymnasium import Space
 
 from streamsampler.agents.base import as_agent
-from streamsampler.benchmarking.bench import ways_in_workers
+from streamsampler.benchmarking.bench import BenchInterruptedError, bench_workers
 from streamsampler.benchmarking.costs import Costs as BenchCosts
 from streamsampler.benchmarking.costs import Probed
-from streamsampler.benchmarking.measuring import BenchSettings, Measurement, problem_of
+from streamsampler.benchmarking.measuring import BenchSettings
 from streamsampler.benchmarking.report import BenchReport
 from streamsampler.benchmarking.way import env_code
-from streamsampler.checking.agent import InspectAgent
-from streamsampler.checking.environment import Inspected, InspectEnvironment
-from streamsampler.checking.findings import Finding, finding_of_error, not_checked
-from streamsampler.checking.report import CheckReport
-from streamsampler.checking.seeds import (
-    RunGymnasiumChecker,
-    RunTwice,
-    Traces,
-    finding_of_one_process,
-    finding_of_two_processes,
+from streamsampler.checking.findings import (
+    Finding,
+    finding_of_buffers,
+    finding_of_draws,
+    finding_of_ends,
+    finding_of_error,
+    finding_of_infos,
+    finding_of_refusal,
+    findings_of_anomalies,
+    not_checked,
 )
-from streamsampler.checking.several_agents import PlayTogether, RunPettingZooTests
-from streamsampler.checking.speed import Costs, MeasureCosts, Speed, finding_of_costs, finding_of_obstacles
-from streamsampler.checking.worker import Limits, Task, TimeIsUpError, run_task
-from streamsampler.data.words import duration
-from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.checking.looking import LookedAt, Seen
+from streamsampler.checking.others import ProbeRows, run_gymnasium_checker, run_pettingzoo_tests
+from streamsampler.checking.report import CheckReport
+from streamsampler.checking.speed import Costs, Speed, costs_of, finding_of_costs, finding_of_obstacles
+from streamsampler.checking.tasks import (
+    EnoughError,
+    Facts,
+    Limits,
+    Ran,
+    TimeIsUpError,
+    call_apart,
+    close_after_use,
+    facts_of,
+    run_elsewhere,
+    run_looked_at,
+    run_twice,
+)
+from streamsampler.data.words import count, duration
 from streamsampler.environments.updates import EnvLike, EnvUpdate, as_env_update, describe
-from streamsampler.errors import SerializationError, UsageError, WorkerError, positive, positive_seconds
+from streamsampler.errors import SamplerError, SerializationError, UsageError, positive, positive_seconds
 from streamsampler.evaluation.agents import EvaluatedAgent, agent_facts, evaluated_agent
 from streamsampler.protocol.messages import Phase
 from streamsampler.samplers.payloads import packages_of, versions_of
@@ -52,7 +65,7 @@ MakeAgent = Callable[[Spaces], Any]
 """Makes the agent from observation and action space; an environment is made for it in a process of its own before."""
 
 STAGES = "environment", "seeds", "another process", "Gymnasium's checker", "agent", "times", "workers"
-_TRACED = 0, 1, 2
+_TRAJECTORIES, _MANY, _ACTS = 20, 1 << 20, 1_000
 _FEWEST_STEPS = 20
 _LEAST = 1e-3  # seconds: an argument that is valid where no time is left
 
@@ -105,10 +118,13 @@ class CheckRun:
     def __post_init__(self) -> None:
         settings = self.settings
         deadline = monotonic() + settings.time_limit
-        self._limits = Limits(deadline, settings.step_timeout, settings.seed, settings.max_episode_length)
+        self._limits = Limits(deadline, settings.step_timeout, settings.seed, settings.max_episode_length, self.show)
         self._agent: Any = "random"
         self._agent_name = "random actions"
-        self._inspected: Inspected | None = None
+        self._facts: Facts | None = None
+        self._made_in = 0.0
+        self._seen = Seen()
+        self._batch: Any = None
         self._costs: Costs | None = None
         self._workers: BenchReport | None = None
         self._timesteps = 0
@@ -125,7 +141,7 @@ class CheckRun:
 
     def _stages(self) -> tuple[Callable[[], None], ...]:
         return (
-            self._environment, self._seeds, self._another_process, self._gymnasium, self._agent_alone, self._times,
+            self._environment, self._seeds, self._other_processes, self._others, self._agent_alone, self._times,
             self._fastest,
         )  # fmt: skip
 
@@ -144,10 +160,10 @@ class CheckRun:
     def report(self) -> CheckReport:
         """Return what was found so far."""
         speed = None
-        if self._inspected is not None and (self._costs is not None or self._workers is not None):
-            speed = Speed(self._inspected.construction_seconds, self._costs)
+        if self._costs is not None or self._workers is not None:
+            speed = Speed(self._made_in, self._costs)
         return CheckReport(
-            environment=describe(self.env) if self._inspected is None else self._inspected.name,
+            environment=describe(self.env) if self._facts is None else self._facts.name,
             agent=self._agent_name,
             findings=tuple(self.findings),
             speed=speed,
@@ -159,15 +175,16 @@ class CheckRun:
 
     # ------------------------------------------------------------------ stages
 
-    def _run(self, name: str, task: Task, agent: Any = None, start_method: StartMethod | None = None) -> Any:
-        """Return what a task returns; None where it failed, which is a finding of that name."""
-        agent = self._agent if agent is None else agent
+    def _tried(self, name: str, run: Callable[..., Any], *arguments: Any, doing: str = "") -> Any:
+        """Return what something returns; None where it failed, which is a finding of that name."""
         try:
-            return run_task(task, agent, self.env, self._limits, self.show, start_method)
+            return run(*arguments)
         except TimeIsUpError:
             self._skip(name, "the time limit was reached", "Check with a longer time limit")
-        except WorkerError as error:
-            self.findings.append(finding_of_error(name, error, self.settings.step_timeout))
+        except EnoughError:
+            self._skip(name, "no trajectory ended in the time that there is", "Check with a longer time limit")
+        except SamplerError as error:
+            self.findings.append(finding_of_error(name, error, self.settings.step_timeout, doing))
         return None
 
     def _skip(self, name: str, why: str, advice: str = "") -> None:
@@ -179,10 +196,10 @@ class CheckRun:
         Args:
             names: Further findings that are in the way if they are failures.
         """
-        if self._inspected is None or self._failed("made", "runs"):
+        if self._facts is None or self._failed("made", "runs"):
             return "the environment does not run"
-        if self._inspected.refused:
-            return f"samplers refuse what the environment returns: see {self._inspected.refused}"
+        if self._refused:
+            return f"samplers refuse what the environment returns: see {self._refused}"
         return "the agent does not run" if self._failed(*names) else ""
 
     def _failed(self, *names: str) -> bool:
@@ -193,116 +210,182 @@ class CheckRun:
         return min(most, part * self.settings.time_limit, self._limits.seconds_left)
 
     def _environment(self) -> None:
-        settings = self.settings
-        task = InspectEnvironment(self._share(5.0, 0.2), settings.ends_within, settings.max_episode_length)
+        self._refused = ""
         try:
-            self._inspected = run_task(task, "random", self.env, self._limits, self.show)
+            self._made_in, self._facts = call_apart(facts_of, self.env, self._limits)
         except TimeIsUpError:
-            within = duration(settings.time_limit)
+            within = duration(self.settings.time_limit)
             self.findings.append(
                 Finding("made", "failure", f"the environment was not made within {within}",
                         "Look where making it waits; where it only takes long, check with a longer time limit")
             )  # fmt: skip
+            return
         except SerializationError as error:
             self.findings.append(
                 Finding("made", "failure", str(error), "Pass a function that makes the environment, or its id")
             )
-        except WorkerError as error:
-            made = error.phase not in (Phase.ENV_CONSTRUCTION, Phase.AGENT_CONSTRUCTION)
-            if made:
-                self.findings.append(Finding("made", "pass", "in a process of its own"))
-            name = "close" if error.phase == Phase.CLOSE else "runs" if made else "made"
-            self.findings.append(finding_of_error(name, error, settings.step_timeout))
-        else:
-            assert self._inspected is not None
-            seconds = duration(self._inspected.construction_seconds)
-            self.findings.append(Finding("made", "pass", f"in {seconds}, in a process of its own"))
-            self.findings += self._inspected.findings
-        if self.make_agent is not None and self._inspected is not None:
-            self._agent = self.make_agent(self._inspected.spaces)
+            return
+        except SamplerError as error:
+            self.findings.append(finding_of_error("made", error, self.settings.step_timeout))
+            return
+        self.findings.append(Finding("made", "pass", f"in {duration(self._made_in)}, in a process of its own"))
+        ran = self._tried("runs", self._run_environment, self._facts)
+        if ran is not None:
+            self.findings += self._findings_of(ran)
+        self.findings.append(self._facts.wrappers)
+        if self._failed("runs"):
+            self._skip("close", "the environment does not run")
+        elif self._tried("close", call_apart, close_after_use, self.env, self._limits, doing=str(Phase.CLOSE)):
+            self.findings.append(Finding("close", "pass", "the environment closes"))
+        if self.make_agent is not None:
+            self._agent = self.make_agent(self._facts.spaces)
             self._agent_name = str(agent_facts(self._agent)["name"])
 
+    def _run_environment(self, facts: Facts) -> Ran:
+        settings = self.settings
+        looked_at = LookedAt(self.env, self._share(5.0, 0.2), settings.ends_within, settings.max_episode_length)
+        return run_looked_at("random", looked_at, facts, self._limits, _TRAJECTORIES)
+
+    def _findings_of(self, ran: Ran) -> Iterator[Finding]:
+        """Yield what was found when the environment ran with random actions."""
+        assert self._facts is not None
+        seen, error = ran.seen, ran.error
+        if error is not None and (refusal := finding_of_refusal(error)) is not None:
+            self._refused = refusal.name
+            yield not_checked("runs", f"see {refusal.name}")
+            yield refusal
+            return
+        if error is not None:
+            yield finding_of_error("runs", error, self.settings.step_timeout)
+            return
+        self._seen = seen
+        what = (
+            f"{count(seen.trajectories, 'trajectory')} ended, {count(seen.timesteps, 'timestep')} with random actions"
+        )
+        yield Finding("runs", "pass", what)
+        yield from findings_of_anomalies(ran.stats, ran.n_bad_rewards, seen.mistyped.get("observation", ""))
+        is_plain = self._facts.n_slots is None and not self._facts.several
+        if is_plain:
+            yield finding_of_infos(seen)
+        yield finding_of_ends(seen, self.settings.ends_within, self._facts.time_limit)
+        if is_plain:
+            yield finding_of_buffers(seen)
+            yield finding_of_draws("generators", seen, "reset", "step")
+
     @property
-    def _traced_timesteps(self) -> int:
-        assert self._inspected is not None
-        affordable = self._share(2.0, 0.1) / 3 / max(self._inspected.step_seconds, 1e-9)
-        return int(min(TIMESTEPS, max(_FEWEST_STEPS, affordable)))
+    def _step_seconds(self) -> float:
+        """What a timestep of the environment took, about."""
+        return max(self._seen.wall_seconds / max(1, self._seen.timesteps), 1e-9)
+
+    @property
+    def _traced(self) -> Limits:
+        """Limits under which a trajectory is as long as there is time to run it several times."""
+        assert self._facts is not None
+        if self._facts.n_slots is not None:
+            return self._limits
+        affordable = int(self._share(2.0, 0.1) / 3 / self._step_seconds)
+        longest = min(TIMESTEPS, max(_FEWEST_STEPS, affordable), self.settings.max_episode_length or TIMESTEPS)
+        return replace(self._limits, max_episode_length=longest)
 
     def _seeds(self) -> None:
-        self._traced: Any = None
-        if obstacle := self._obstacle():
-            self._skip("seed", obstacle)
+        if self._facts is None or (obstacle := self._obstacle()):
+            self._skip("seed", "the environment does not run" if self._facts is None else obstacle)
             return
-        task = RunTwice(self._share(4.0, 0.15), self._traced_timesteps, _TRACED)
-        self._traced = self._run("seed", task)
-        if self._traced is not None:
-            self.findings.append(finding_of_one_process(self._traced))
+        mode = "warn" if self._failed("observations", "rewards") else "error"
+        arguments = self._agent, self.env, self._facts.n_slots, self._traced, 3 * self._share(4.0, 0.15), mode
+        found = self._tried("seed", run_twice, *arguments)
+        if found is not None:
+            finding, self._batch = found
+            self.findings.append(finding)
 
-    def _another_process(self) -> None:
-        if self._traced is None or not self._traced.traces:
+    def _other_processes(self) -> None:
+        if self._facts is None or self._batch is None:
             self._skip("processes", self._obstacle() or "see seed")
             return
-        task = Traces(self._share(4.0, 0.15), self._traced_timesteps, _TRACED[::-1])
-        # Not by the fork server, all of whose children have one order of sets.
-        there = self._run("processes", task, start_method="spawn")
-        if there is not None:
-            self.findings.append(finding_of_two_processes(self._traced.traces, there))
+        arguments = self._agent, self.env, self._facts.n_slots, self._traced, 3 * self._share(4.0, 0.15), self._batch
+        if finding := self._tried("processes", run_elsewhere, *arguments):
+            self.findings.append(finding)
 
-    def _gymnasium(self) -> None:
-        if self._inspected is None or self._failed("runs"):
+    def _others(self) -> None:
+        facts = self._facts
+        if facts is None or self._failed("runs"):
             self._skip("Gymnasium", "the environment does not run")
-            return
-        if self._inspected.n_slots is not None:
+        elif facts.n_slots is not None:
             self._skip("Gymnasium", "its checker is not for vector environments")
-            return
-        if self._inspected.several:
-            self.findings += self._run("PettingZoo", RunPettingZooTests(), "random") or []
-            return
-        self.findings += self._run("Gymnasium", RunGymnasiumChecker(), "random") or []
+        else:
+            name, test = ("PettingZoo", run_pettingzoo_tests) if facts.several else ("Gymnasium", run_gymnasium_checker)
+            self.findings += (self._apart(name, test) or (0.0, []))[1]
+
+    def _apart(self, name: str, function: Callable[[Any], Any]) -> Any:
+        """Call a function of many timesteps, for which the time limit alone holds."""
+        limits = self._limits
+        limits = replace(limits, step_timeout=max(limits.step_timeout, limits.seconds_left))
+        return self._tried(name, call_apart, function, self.env, limits)
 
     def _agent_alone(self) -> None:
         if self.make_agent is None:
             return
-        if obstacle := self._obstacle():
-            self._skip("agent", obstacle)
+        if self._facts is None or (obstacle := self._obstacle()):
+            self._skip("agent", "the environment does not run" if self._facts is None else obstacle)
             return
-        several = self._inspected is not None and self._inspected.several
-        task = (PlayTogether if several else InspectAgent)(self._share(3.0, 0.1), 1_000)
-        self.findings += self._run("agent", task) or []
+        looked_at = LookedAt(self.env, self._share(3.0, 0.1), _ACTS, self.settings.max_episode_length)
+        arguments = self._agent, looked_at, self._facts, self._limits, _TRAJECTORIES
+        ran = self._tried("agent", run_looked_at, *arguments)
+        if ran is None:
+            return
+        self.findings += self._findings_of_agent(ran)
+        if not self._facts.several and not self._failed("agent", "actions"):
+            found = self._apart("rows", ProbeRows(self._agent, self._facts.spaces))
+            self.findings += [] if found is None else [found[1]]
+
+    def _findings_of_agent(self, ran: Ran) -> Iterator[Finding]:
+        assert self._facts is not None
+        seen, error = ran.seen, ran.error
+        refusal = None if error is None else finding_of_refusal(error)
+        if error is not None and (refusal is None or refusal.name != "actions"):
+            yield finding_of_error("agent", error, self.settings.step_timeout)
+            return
+        yield Finding(
+            "agent", "pass", f"it acted in {count(seen.timesteps, 'timestep')}" if seen.timesteps else "it acts"
+        )
+        if refusal is not None:
+            yield refusal
+            return
+        if mistyped := seen.mistyped.get("action", ""):
+            yield Finding(
+                "actions", "warning", mistyped,
+                "Return arrays of the space's dtype: samplers record them converted, but the environment gets them as "
+                "they are",
+            )  # fmt: skip
+        else:
+            yield Finding("actions", "pass", "all are in the action space")
+        if self._facts.n_slots is None and not self._facts.several:
+            yield finding_of_draws("agent's draws", seen, "get_action")
 
     # ------------------------------------------------------------------ speed
 
-    def _measuring_limits(self, seconds: float, inspected: Inspected) -> Limits:
-        """Return limits under which a trajectory takes at most so long."""
-        affordable = max(_FEWEST_STEPS, int(seconds / max(inspected.step_seconds, 1e-9)))
-        given = self.settings.max_episode_length
-        longest = max(inspected.lengths, default=None) if inspected.time_limit is None else inspected.time_limit
-        known = [length for length in (given, longest) if length is not None]
-        if known and min(known) <= affordable:
-            return self._limits
-        return replace(self._limits, max_episode_length=min(affordable, *known) if known else affordable)
-
     def _times(self) -> None:
-        inspected = self._inspected
-        if inspected is None or (obstacle := self._obstacle("agent", "actions")):
-            self._skip("speed", "the environment does not run" if inspected is None else obstacle)
+        facts = self._facts
+        if facts is None or (obstacle := self._obstacle("agent", "actions")):
+            self._skip("speed", "the environment does not run" if facts is None else obstacle)
             return
-        if inspected.several:
+        if facts.several:
             self._skip("speed", "there is one way to run several agents: samplers, with DefaultWorker")
             return
-        if inspected.n_slots is not None:
+        if facts.n_slots is not None:
             self.findings.append(Finding("speed", "pass", "see below"))
             return
         seconds = self._share(2.0, 0.1)
-        limits, before = self._measuring_limits(seconds / 4, inspected), self._limits
-        lengths = inspected.lengths
-        mean = sum(lengths) / len(lengths) if lengths else float(limits.max_episode_length or 1)
-        self._limits = limits
-        try:
-            self._costs = self._run("speed", MeasureCosts(seconds, mean))
-        finally:
-            self._limits = before
-        if self._costs is not None:
+        longest = max(_FEWEST_STEPS, int(seconds / 4 / self._step_seconds))
+        longest = min(longest, self.settings.max_episode_length or longest)
+        looked_at = LookedAt(self.env, seconds, _MANY, longest, watches=False)
+        ran = self._tried("speed", run_looked_at, self._agent, looked_at, facts, self._limits, _MANY, None)
+        if ran is not None and ran.error is not None:
+            self.findings.append(finding_of_error("speed", ran.error, self.settings.step_timeout))
+        elif ran is not None:
+            seen = self._seen
+            mean = seen.timesteps / seen.trajectories if seen.trajectories else float(facts.time_limit or longest)
+            self._costs = costs_of(ran.stats, ran.seen, mean)
             self.findings.append(finding_of_costs(self._costs, asked_together=self._asked_together))
 
     @property
@@ -311,39 +394,33 @@ class CheckRun:
 
     def _fastest(self) -> None:
         """Measure workers of several kinds."""
-        inspected, costs = self._inspected, self._costs
-        if inspected is None or self._obstacle("agent", "actions") or (costs is None and inspected.n_slots is None):
+        facts = self._facts
+        if facts is None or self._obstacle("agent", "actions") or (self._costs is None and facts.n_slots is None):
             return
+        seconds = max(_LEAST, self._share(6.0, 0.1))
         settings = BenchSettings(
-            max(_LEAST, self._share(6.0, 0.1)), max_episode_length=self.settings.max_episode_length,
-            step_timeout=self.settings.step_timeout,
-        )  # fmt: skip
-        probed = _probed(inspected, costs, batched=self._asked_together)
-        problem, why = problem_of(self.env, self.code, self._agent, settings, probed, in_workers=True)
-        run = Measurement(
-            problem, ways_in_workers(problem), settings.seconds, perf_counter(), probed.costs, self._agent_name, why,
-        )  # fmt: skip
-        run.watch = lambda: self.show(run.timesteps)
+            seconds, max_episode_length=self.settings.max_episode_length, step_timeout=self.settings.step_timeout
+        )
         try:
-            run.all()
-        finally:
-            self._workers = run.report()
+            self._workers = bench_workers(self.env, self.code, self._agent, settings, self._probed(facts), self.show)
+        except BenchInterruptedError as interrupt:
+            self._workers = interrupt.found
+            raise
         if self._workers.recommendation is None:
             self.findings.append(finding_of_obstacles(self._workers))
 
-
-def _probed(inspected: Inspected, costs: Costs | None, *, batched: bool) -> Probed:
-    """Return what was seen as `benchmarking` has it."""
-    if costs is None:  # a vector environment, whose seconds are those of all that it has
-        n_slots = inspected.n_slots or 1
-        known = BenchCosts(inspected.construction_seconds / n_slots, 0.0, inspected.step_seconds / n_slots)
-    else:
-        known = BenchCosts(
-            inspected.construction_seconds, costs.milliseconds_per_reset / 1e3, costs.step / 1e3, costs.agent / 1e3,
-            batched, costs.cpu_share, costs.free_share,
-        )  # fmt: skip
-    length = 1.0 if costs is None else costs.mean_length
-    return Probed(inspected.spaces, None, known, inspected.time_limit, length, inspected.n_slots)
+    def _probed(self, facts: Facts) -> Probed:
+        """Return what was seen as `benchmarking` has it."""
+        costs, n_slots = self._costs, facts.n_slots or 1
+        if costs is None:  # a vector environment, whose seconds are those of all that it has
+            known = BenchCosts(self._made_in / n_slots, 0.0, self._step_seconds / n_slots)
+        else:
+            known = BenchCosts(
+                self._made_in, costs.milliseconds_per_reset / 1e3, costs.step / 1e3, costs.agent / 1e3,
+                self._asked_together, costs.cpu_share, costs.free_share,
+            )  # fmt: skip
+        length = 1.0 if costs is None else costs.mean_length
+        return Probed(facts.spaces, None, known, facts.time_limit, length, facts.n_slots)
 
 
 # ----------------------------------------------------------------------

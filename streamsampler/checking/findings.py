@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streamsampler.checking.values import BufferWatch, DrawWatch, InfoWatch, SpaceWatch, short_list
-from streamsampler.data.words import count, duration
-from streamsampler.errors import WorkerDiedError, WorkerError, WorkerHungError
+from streamsampler.checking.looking import Seen
+from streamsampler.data.words import count
+from streamsampler.errors import (
+    ActionError,
+    DataError,
+    SamplerError,
+    UsageError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerHungError,
+)
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.explain import traceback_of
 from streamsampler.workers.known_wrappers import files_of, stateful_wrapper
@@ -18,10 +26,8 @@ _ORDER: tuple[Verdict, ...] = "pass", "not checked", "warning", "failure"
 
 _OF_AGENT = (Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.AGENT_RESET, Phase.ACTION)
 _MAKING = "Pass the id of an environment, or a function that makes it with all that it needs in each process"
-_RAISED = {
-    Phase.ENV_CONSTRUCTION: _MAKING,
-    Phase.CLOSE: "Let close be called once at any time, also after an exception, and give everything back",
-}
+_CLOSES = "Let close be called once at any time, also after an exception, and give everything back"
+_RAISED = {Phase.ENV_CONSTRUCTION: _MAKING}
 _RAISED_ELSE = (
     'The call that needs the trajectory raises this error; where it is no bug, on_failure="drop" leaves such '
     "trajectories out (what is left is biased where failures depend on the state)"
@@ -57,18 +63,19 @@ def not_checked(name: str, why: str, advice: str = "") -> Finding:
     return Finding(name, "not checked", why, advice)
 
 
-def finding_of_error(name: str, error: BaseException, step_timeout: float) -> Finding:
+def finding_of_error(name: str, error: BaseException, step_timeout: float, doing: str = "") -> Finding:
     """Return the failure that an error of a sampler stands for.
 
     Args:
         name: What was checked.
         error: The error.
         step_timeout: How many seconds a reset, an action or a timestep was given.
+        doing: What was being done; empty for what the error says.
     """
     details = traceback_of(error.__cause__)
     if not isinstance(error, WorkerError):
         return Finding(name, "failure", str(error), "", details)
-    doing = str(error.phase)
+    doing = doing or str(error.phase)
     whose = "agent" if error.phase in _OF_AGENT else "environment"
     if isinstance(error, WorkerHungError):
         return Finding(
@@ -85,134 +92,160 @@ def finding_of_error(name: str, error: BaseException, step_timeout: float) -> Fi
             "replace such workers (max_restarts) and run their trajectories again, where they die again if the seed "
             "decides about it", details,
         )  # fmt: skip
-    summary = error.what.partition(": ")[2] or error.what
-    advice = _RAISED.get(Phase(error.phase), _RAISED_ELSE)
-    return Finding(name, "failure", f"{doing} raised {summary}", advice, details)
+    original = getattr(error, "original", None)
+    if isinstance(original, UsageError | DataError):
+        return Finding(name, "failure", str(original), "Samplers refuse it", details)
+    advice = _CLOSES if name == "close" else _RAISED.get(Phase(error.phase), _RAISED_ELSE)
+    return Finding(name, "failure", f"{doing} raised {error.what.partition(': ')[2] or error.what}", advice, details)
 
 
 # ----------------------------------------------------------------------
 # Make findings of what was seen of an environment.
 
 
-def finding_of_observations(watch: SpaceWatch) -> Finding:
-    """Return whether observations keep to their space."""
-    name = "observations"
-    if watch.refused is not None:
-        return Finding(
-            name, "failure", watch.refused,
-            "Return what the observation space says, or change the space: samplers refuse these observations",
-        )  # fmt: skip
-    if watch.outside is not None:
-        return Finding(
-            name, "failure", f"{count(watch.n_outside, 'observation')}: {watch.outside}",
+_REFUSED = {
+    "observations": "Return what the observation space says, or change the space: samplers refuse these observations",
+    "rewards": "Let step return a finite number",
+    "infos": "Return a dict with strings for keys, {} for nothing",
+    "actions": (
+        "Clip it in the agent, or wrap the environment with gymnasium.wrappers.ClipAction: samplers refuse actions "
+        "outside the action space"
+    ),
+}
+_WORDS = {"observations": "observation", "rewards": "the reward", "infos": "info"}
+
+
+def finding_of_refusal(error: SamplerError) -> Finding | None:
+    """Return what samplers refuse of what was returned, where that is about one value of a timestep; or else None."""
+    original = getattr(error, "original", None)
+    if not isinstance(original, DataError):
+        return None
+    name = "actions" if isinstance(original, ActionError) else ""
+    for each, word in _WORDS.items():
+        name = name or (each if word in str(original) else "")
+    return Finding(name, "failure", str(original), _REFUSED[name]) if name else None
+
+
+def findings_of_anomalies(stats: Any, n_rewards: int, mistyped: str = "") -> Iterator[Finding]:
+    """Yield whether observations keep to their space, and whether rewards are finite numbers.
+
+    Args:
+        stats: Those of the sampler.
+        n_rewards: How many rewards are none.
+        mistyped: The first observation of another dtype than its space's.
+    """
+    first, n = stats.first_anomaly, stats.anomalies - n_rewards
+    what = "" if first is None else f"{first.what}, at timestep {first.timestep} of a trajectory"
+    if n > 0:
+        about = what if "observation" in what else "NaN, or outside of their space"
+        yield Finding(
+            "observations", "failure", f"{count(n, 'observation')}: {about}",
             "Widen the space to what the environment returns, or clip in the environment. Samplers record such "
             "observations as they are, and log a warning; networks and normalisation may rely on the bounds",
         )  # fmt: skip
-    if watch.mistyped is not None:
-        return Finding(
-            name, "warning", watch.mistyped,
+    elif mistyped:
+        yield Finding(
+            "observations", "warning", mistyped,
             "Return arrays of the space's dtype (np.asarray(observation, space.dtype)). Samplers convert them, "
             "which takes time, but the agent sees them as they are",
         )  # fmt: skip
-    return Finding(name, "pass", "all are in the observation space, with its shape and dtype")
+    else:
+        yield Finding("observations", "pass", "all are in the observation space, with its shape and dtype")
+    if n_rewards:
+        about = what if "reward" in what else f"{count(n_rewards, 'reward')}: NaN, or infinite"
+        yield Finding("rewards", "failure", about, _REFUSED["rewards"])
+    else:
+        yield Finding("rewards", "pass", "all are finite numbers")
 
 
-def finding_of_rewards(wrong: str) -> Finding:
-    """Return whether rewards are numbers.
-
-    Args:
-        wrong: The first that is none; empty where there is none.
-    """
-    if wrong:
-        return Finding("rewards", "failure", wrong, "Let step return a finite number")
-    return Finding("rewards", "pass", "all are finite numbers")
-
-
-def finding_of_infos(watch: InfoWatch, *, is_vector: bool) -> Finding:
-    """Return whether infos keep their keys."""
-    if watch.wrong is not None:
-        return Finding("infos", "failure", watch.wrong, "Return a dict with strings for keys, {} for nothing")
-    if sometimes := watch.sometimes:
+def finding_of_infos(seen: Seen) -> Finding:
+    """Return whether infos keep their keys, and values their kinds."""
+    if sometimes := {key: n for key, n in seen.info_counts.items() if n < seen.info_timesteps}:
         key, n = next(iter(sometimes.items()))
         return Finding(
             "infos", "warning",
-            f"keys come and go: {short_list(sorted(sometimes))} ({key!r} is in {n:,} of {watch.timesteps:,} "
-            "timesteps)",
+            f"keys come and go: {_listed(sometimes)} ({key!r} is in {n:,} of {seen.info_timesteps:,} timesteps)",
             "Return the same keys in each timestep, with NaN or -1 where there is nothing to say. Where keys come "
             "and go, batches have a mask for each ('_key'), and need twice the memory",
         )  # fmt: skip
-    if watch.changed is not None:
+    if seen.changed:
         return Finding(
-            "infos", "warning", f"values change their kind: {watch.changed}",
+            "infos", "warning", f"values change their kind: {seen.changed}",
             "Return values of one type, dtype and shape for a key: others are recorded as objects",
         )  # fmt: skip
-    ends = f"; at the ends of trajectories {short_list(watch.at_ends)}, too" if watch.at_ends else ""
-    what = "vector environments have infos of their own form" if is_vector else "the same keys each timestep"
-    return Finding("infos", "pass", f"{what}{ends}")
+    at_ends = seen.last_infos - seen.info_counts.keys()
+    ends = f"; at the ends of trajectories {_listed(at_ends)}, too" if at_ends else ""
+    return Finding("infos", "pass", f"the same keys each timestep{ends}")
 
 
-def finding_of_endless(length: int, within: int, seconds: float, time_limit: int | None) -> Finding:
-    """Return what it means that a trajectory did not end.
-
-    Args:
-        length: The timesteps that were run of it.
-        within: The timesteps within which it was to end.
-        seconds: The seconds in which it was to end.
-        time_limit: The timesteps after which the environment truncates; None where it does not say.
-    """
-    if time_limit is not None and time_limit > length:
-        return Finding("ends", "pass", f"truncated after {time_limit:,} timesteps (not run to the end here)")
-    if length < within:
-        return Finding(
-            "ends", "warning",
-            f"a trajectory did not end within {count(length, 'timestep')}, which took "
-            f"{duration(seconds)}; whether it ends is not known",
-            "Limit trajectories: max_episode_length=… of samplers, or gymnasium.wrappers.TimeLimit; or check "
-            "with a longer time limit",
-        )  # fmt: skip
-    return Finding(
-        "ends", "failure", f"a trajectory did not end within {count(length, 'timestep')}",
-        "Limit trajectories: max_episode_length=… of samplers, or gymnasium.wrappers.TimeLimit. Without a "
-        "limit an obtaining call waits for a trajectory that never ends",
-    )  # fmt: skip
+def _listed(names: Iterable[str], most: int = 5) -> str:
+    ordered = sorted(names)
+    shown = ", ".join(map(repr, ordered[:most]))
+    return f"{shown} and {len(ordered) - most} more" if len(ordered) > most else shown
 
 
-def finding_of_ends(ended: Mapping[str, int], lengths: Sequence[int], limit: int | None) -> Finding:
+def finding_of_ends(seen: Seen, within: int, time_limit: int | None) -> Finding:
     """Return how trajectories end.
 
     Args:
-        ended: How many were terminated and truncated by the environment.
-        lengths: The lengths of all.
-        limit: The timesteps after which the others were cut.
+        seen: What was seen.
+        within: The timesteps within which one was to end.
+        time_limit: The timesteps after which the environment truncates; None where it does not say.
     """
-    ends = ", ".join(f"{n:,} {end}" for end, n in ended.items() if n)
-    cut = len(lengths) - sum(ended.values())
-    ends = ", ".join(filter(None, (ends, f"{cut:,} cut after {limit:,} timesteps" if cut else "")))
-    spread = f"lengths from {min(lengths):,} to {max(lengths):,}" if lengths else ""
-    return Finding("ends", "pass", "; ".join(filter(None, (ends, spread))))
+    length = seen.endless
+    if length is None:
+        cut = seen.trajectories - sum(seen.ended.values())
+        parts = [f"{n:,} {end}" for end, n in seen.ended.items() if n]
+        parts += [f"{cut:,} cut after {seen.longest:,} timesteps"] if cut else []
+        return Finding("ends", "pass", f"{', '.join(parts)}; lengths from {seen.shortest:,} to {seen.longest:,}")
+    if time_limit is not None and time_limit > length:
+        return Finding("ends", "pass", f"truncated after {time_limit:,} timesteps (not run to the end here)")
+    advice = "Limit trajectories: max_episode_length=… of samplers, or gymnasium.wrappers.TimeLimit"
+    if length < within:
+        return Finding(
+            "ends", "warning",
+            f"a trajectory did not end within {count(length, 'timestep')}, after which there was no time for more; "
+            "whether it ends is not known", f"{advice}; or check with a longer time limit",
+        )  # fmt: skip
+    return Finding(
+        "ends", "failure", f"a trajectory did not end within {count(length, 'timestep')}",
+        f"{advice}. Without a limit an obtaining call waits for a trajectory that never ends",
+    )  # fmt: skip
 
 
-def finding_of_buffers(watch: BufferWatch) -> Finding:
+def finding_of_buffers(seen: Seen) -> Finding:
     """Return whether observations are overwritten."""
-    if watch.reused:
+    if seen.reused:
         return Finding(
             "buffers", "warning",
-            f"an observation that was handed out before was overwritten, {watch.reused}",
+            f"an observation that was handed out before was overwritten, {seen.reused}",
             "Samplers copy observations when they record them, so batches are right. Code of your own that keeps "
             "observations, in agents, wrappers or loops, must copy them; or let the environment return new arrays",
         )  # fmt: skip
     return Finding("buffers", "pass", "observations are not overwritten later")
 
 
-def finding_of_draws(watch: DrawWatch) -> Finding:
-    """Return whether the environment draws from global generators."""
-    if watch.draws:
-        return Finding(
-            "generators", "warning", str(watch),
-            "Samplers seed these for each trajectory, but VecWorker in lanes refuses draws from them: draw from "
-            "self.np_random",
-        )  # fmt: skip
-    return Finding("generators", "pass", "nothing is drawn from global generators")
+_DRAWS = {
+    "generators": "VecWorker in lanes refuses draws from them: draw from self.np_random",
+    "agent's draws": (
+        "VecWorker then runs trajectories in blocks: draw from a generator that reset(seed=…) seeds, and in "
+        "get_actions from the keyword draws"
+    ),
+}
+
+
+def finding_of_draws(name: str, seen: Seen, *doing: str) -> Finding:
+    """Return whether something draws from global generators.
+
+    Args:
+        name: "generators" for the environment, or "agent's draws".
+        seen: What was seen.
+        *doing: Which methods are looked at.
+    """
+    found = [f"{each} draws from {' and '.join(sorted(seen.draws[each]))}" for each in doing if each in seen.draws]
+    if not found:
+        return Finding(name, "pass", "nothing is drawn from global generators")
+    return Finding(name, "warning", "; ".join(found), f"Samplers seed these for each trajectory, but {_DRAWS[name]}")
 
 
 def finding_of_wrappers(env: Any) -> Finding:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import perf_counter, process_time
 from typing import Any
 
-from streamsampler.agents.base import reset_agent_function
-from streamsampler.benchmarking.costs import Spinning
 from streamsampler.benchmarking.report import BenchReport
 from streamsampler.checking.findings import Finding, not_checked
-from streamsampler.checking.worker import TaskWorker
+from streamsampler.checking.looking import Seen
 from streamsampler.data.words import count
-from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed
-from streamsampler.workers.explain import begin_of
-from streamsampler.workers.generators import seed_generators
 
-_ROUNDS = 5
 _MUCH = 0.5
 _FREE = 0.7
 
@@ -75,115 +67,29 @@ class Speed:
     costs: Costs | None
 
 
-@dataclass(frozen=True)
-class MeasureCosts:
-    """A task: run the same trajectories with nothing but resets, actions and steps, and as a worker does.
+def costs_of(stats: Any, seen: Seen, mean_length: float) -> Costs:
+    """Return where the time of a worker went.
 
-    Attributes:
-        seconds: What all of it takes, about.
-        mean_length: Timesteps of a trajectory on average, as far as that is known; for trajectories that are cut.
+    Args:
+        stats: Those of its sampler.
+        seen: What was seen of its environment.
+        mean_length: How long trajectories are on average, as far as it is known: for those that were cut.
     """
-
-    seconds: float
-    mean_length: float
-
-    def __call__(self, worker: TaskWorker) -> Costs:
-        """Run the task."""
-        bare = _BareLoop(worker)
-        until = perf_counter() + self.seconds
-        recorded = 0.0
-        bare.run(range(1), perf_counter() + self.seconds / _ROUNDS)  # the first timesteps are slower
-        bare.forget()
-        spinning = Spinning()
-        while perf_counter() < until or not bare.timesteps:
-            spinning.run(self.seconds / (10 * _ROUNDS))
-            first = bare.trajectories
-            bare.run(range(first, first + 1_000), perf_counter() + self.seconds / (2 * _ROUNDS))
-            indices = range(first, bare.trajectories)
-            seeds = TrajectorySeeds(worker.context.seed, worker.version).of(indices)
-            began = perf_counter()
-            with worker.by_inner() as inner:
-                inner.rollout(Ticket(worker.version, indices, len(indices)), seeds)
-            recorded += perf_counter() - began
-        return bare.costs(recorded, self.mean_length, spinning.share)
-
-
-class _BareLoop:
-    """Resets, acts and steps, and records nothing."""
-
-    def __init__(self, worker: TaskWorker) -> None:
-        self._worker = worker
-        self._most = worker.context.max_episode_length
-        self._seeds = TrajectorySeeds(worker.context.seed, worker.version)
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin to measure."""
-        self.trajectories = self.timesteps = self.cut = 0
-        self._reset = self._agent = self._step = self._wall = self._cpu = 0.0
-
-    def run(self, indices: range, until: float) -> None:
-        """Run whole trajectories, at least one, until it is time."""
-        worker, agent = self._worker, self._worker.agent
-        env: Any = worker.env
-        assert agent is not None
-        reset_agent, clock = reset_agent_function(agent), perf_counter
-        began, cpu = clock(), process_time()
-        for index in indices:
-            worker.enter(Phase.RESET, index)
-            seed = self._seeds[index]
-            begin = clock()
-            seed_generators(seed)
-            observation, _ = begin_of(env.reset(seed=seed))
-            if reset_agent is not None:
-                reset_agent(derived_seed(seed, Stream.AGENT))
-            self._reset += clock() - begin
-            worker.enter(Phase.STEP, index)
-            length = 0
-            while True:
-                before = clock()
-                action, _ = agent.get_action(observation)
-                between = clock()
-                observation, _, terminated, truncated, _ = env.step(action)
-                after = clock()
-                self._agent += between - before
-                self._step += after - between
-                length += 1
-                worker.progress(self.timesteps + length)
-                if terminated or truncated or length == self._most:
-                    break
-            self.cut += not (terminated or truncated)
-            self.timesteps += length
-            self.trajectories += 1
-            if clock() >= until:
-                break
-        self._wall += clock() - began
-        self._cpu += process_time() - cpu
-
-    def costs(self, recorded: float, mean_length: float, free_share: float) -> Costs:
-        """Return the costs.
-
-        Args:
-            recorded: The seconds that the same trajectories took a worker, which records them.
-            mean_length: See `MeasureCosts`.
-            free_share: See `Costs`.
-        """
-        ms = 1_000 / self.timesteps
-        bare = self._reset + self._agent + self._step
-        per_reset = 1_000 * self._reset / self.trajectories
-        measured = self.timesteps / self.trajectories
-        length = max(measured, mean_length) if self.cut else measured
-        return Costs(
-            reset=per_reset / length,
-            agent=self._agent * ms,
-            step=self._step * ms,
-            recording=max(0.0, recorded - bare) * ms,
-            milliseconds_per_reset=per_reset,
-            mean_length=length,
-            cpu_share=self._cpu / self._wall / free_share,
-            free_share=free_share,
-            timesteps=self.timesteps,
-        )
+    times, n = stats.times, seen.trajectories + (seen.endless is not None)
+    measured = seen.timesteps / n
+    length = measured if sum(seen.ended.values()) == n else max(measured, mean_length)
+    per_reset, ms = 1_000 * times.reset / n, 1_000 / seen.timesteps
+    return Costs(
+        reset=per_reset / length,
+        agent=times.agent * ms,
+        step=seen.step_seconds * ms,
+        recording=max(0.0, times.step - seen.step_seconds - seen.own_seconds) * ms,
+        milliseconds_per_reset=per_reset,
+        mean_length=length,
+        cpu_share=seen.cpu_seconds / seen.wall_seconds / seen.free_share,
+        free_share=seen.free_share,
+        timesteps=seen.timesteps,
+    )
 
 
 def finding_of_costs(costs: Costs, *, asked_together: bool) -> Finding:

@@ -60,7 +60,7 @@ def test_what_a_hang_is_a_finding_of(monkeypatch):
         error = WorkerHungError("it hung", stack="", worker_number=0, phase=Phase.STEP, trajectory=0)
         raise error from RemoteTraceback('Thread 0x1 (most recent call first):\n  File "envs.py", line 87 in fail')
 
-    monkeypatch.setattr(running, "run_task", hung)
+    monkeypatch.setattr(running, "run_looked_at", hung)
     assert_hung(checked(step_timeout=0.5), 0.5)
 
 

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from streamsampler.checking.environment import InspectEnvironment
-from streamsampler.checking.seeds import RunTwice, finding_of_one_process
-from streamsampler.checking.several_agents import PlayTogether, RunPettingZooTests
-from tests.checking.test_tasks import by_name, run
+from streamsampler.checking.others import run_pettingzoo_tests
+from streamsampler.checking.tasks import call_apart
+from streamsampler.environments.updates import as_env_update
+from tests.checking.test_tasks import by_name, in_this_process, limits, run
 from tests.scripted.games import Chooser, Comings, Turns
 
-UNHURRIED = 600.0  # seconds
-INSPECT = InspectEnvironment(seconds=UNHURRIED, timesteps=50, max_episode_length=None)
+__all__ = ["in_this_process"]
 
 
 class Vanishing(Comings):
@@ -55,33 +54,34 @@ class Remembering(Comings):
 
 @pytest.mark.parametrize("env", [Comings, Turns])
 def test_one_that_is_right_passes(env):
-    found = by_name(run(INSPECT, env).findings)
-    names = "runs", "observations", "rewards", "ends", "wrappers", "close"
+    checked = run(env, Chooser(), stages=3, ends_within=50)
+    checked._agent_alone()
+    found = by_name(checked.findings)
+    names = (
+        *("made", "runs", "observations", "rewards", "ends", "wrappers", "close", "seed", "processes"),
+        *("agent", "actions"),
+    )
     assert {name: each.verdict for name, each in found.items()} == dict.fromkeys(names, "pass")
-    assert "20 trajectories of all agents ended" in found["runs"].what
-    seed = finding_of_one_process(run(RunTwice(UNHURRIED, 50, (0, 1)), env))
-    assert seed.verdict == "pass"
-    (played,) = run(PlayTogether(UNHURRIED, 50), env, Chooser())
-    assert played.verdict == "pass"
+    assert "20 trajectories ended" in found["runs"].what
 
 
 @pytest.mark.parametrize(
     ("env", "name", "verdict", "text"),
     [
         (Vanishing, "runs", "failure", "is gone, and was neither terminated nor truncated"),
-        (Outside, "observations", "failure", "agent 'red_0': 80 observations: observation is outside"),
-        (Unpaid, "rewards", "failure", "agent 'red_0' has the reward nan after timestep 1 of a trajectory"),
+        (Outside, "observations", "failure", "agent 'red_0': observation is outside"),
+        (Unpaid, "rewards", "failure", "agent 'red_0': the reward is nan, at timestep 0 of a trajectory"),
         (Endless, "ends", "failure", "a trajectory did not end within 50 timesteps"),
     ],
 )
 def test_what_is_wrong_is_found(env, name, verdict, text):
-    found = by_name(run(INSPECT, env).findings)
+    found = by_name(run(env, ends_within=50).findings)
     assert found[name].verdict == verdict
     assert text in found[name].what
 
 
 def test_one_that_remembers_is_found():
-    finding = finding_of_one_process(run(RunTwice(UNHURRIED, 50, (0, 1)), Remembering))
+    finding = by_name(run(Remembering, stages=2, ends_within=50).findings)["seed"]
     assert finding.verdict == "failure"
     assert "reward" in finding.what
 
@@ -92,13 +92,15 @@ class Wrong(Chooser):
 
 
 def test_what_a_policy_does_wrong_is_found():
-    (found,) = run(PlayTogether(UNHURRIED, 50), Comings, {"shared": Wrong()})
-    assert (found.name, found.verdict) == ("actions", "failure")
+    checked = run(Comings, {"shared": Wrong()}, ends_within=50)
+    checked._agent_alone()
+    found = by_name(checked.findings)["actions"]
+    assert found.verdict == "failure"
     assert "99" in found.what
 
 
 def test_its_own_tests_need_pettingzoo(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pettingzoo.test", None)
-    (found,) = run(RunPettingZooTests(), Comings)
+    (found,) = call_apart(run_pettingzoo_tests, as_env_update(Comings), limits())[1]
     assert found.verdict == "not checked"
     assert "pip install pettingzoo" in found.advice

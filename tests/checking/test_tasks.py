@@ -1,52 +1,53 @@
-"""What the tasks of a check find, in this process: one broken rule each."""
+"""What a check finds, in this process, without its times: one broken rule each."""
 
 from functools import partial
+from time import monotonic
 
-import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import wrappers
 
-from streamsampler import LocalSampler, RolloutError
-from streamsampler.checking.agent import InspectAgent
-from streamsampler.checking.environment import InspectEnvironment
+from streamsampler import LocalSampler
+from streamsampler.checking import tasks
+from streamsampler.checking.check import CheckRun, Settings
 from streamsampler.checking.findings import Finding, worst
-from streamsampler.checking.seeds import (
-    RunGymnasiumChecker,
-    RunTwice,
-    Traces,
-    finding_of_one_process,
-    finding_of_two_processes,
-)
-from streamsampler.checking.speed import MeasureCosts
-from streamsampler.checking.worker import TaskWorker
+from streamsampler.checking.looking import LookedAt
+from streamsampler.checking.others import ProbeRows, run_gymnasium_checker
+from streamsampler.checking.speed import costs_of
+from streamsampler.checking.tasks import Limits, call_apart, facts_of, run_looked_at
+from streamsampler.environments.updates import as_env_update
 from tests.checking.envs import LENGTH, Agent, Ball, Batched, Nested, Rule
 
-SEED = 3
 UNHURRIED = 600.0  # seconds: what is to be run ends a task, and not the time, however busy the machine is
-INSPECT = InspectEnvironment(seconds=UNHURRIED, timesteps=500, max_episode_length=None)
-TWICE = RunTwice(seconds=UNHURRIED, timesteps=50, numbers=(0, 1, 2))
+OF_PROCESSES = "n_workers", "start_method", "max_restarts", "step_timeout", "construction_timeout", "close_timeout"
 
 
-def run(task, env, agent="random", max_episode_length=None):
-    """Return what a task returns, run in this process."""
-    arguments = {"task": task}
-    with LocalSampler(
-        agent,
-        env,
-        seed=SEED,
-        worker_class=TaskWorker,
-        worker_args=arguments,
-        check=None,
-        max_episode_length=max_episode_length,
-    ) as sampler:
-        return cloudpickle.loads(sampler.obtain_trajectories(1).episode_infos["result"][0].tobytes())
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    def sampler(*given, **options):
+        return LocalSampler(*given, **{name: value for name, value in options.items() if name not in OF_PROCESSES})
+
+    monkeypatch.setattr(tasks, "MultiprocessingSampler", sampler)
+    monkeypatch.setattr(CheckRun, "_share", lambda *_: UNHURRIED)
+
+
+def run(env, agent=None, stages=1, **settings):
+    """Return a check whose first stages were run."""
+    given = Settings(**{"ends_within": 500, "time_limit": UNHURRIED, "seed": 3, **settings})
+    found = CheckRun(as_env_update(env), "env", None if agent is None else lambda _: agent, given)
+    for stage in found._stages()[:stages]:
+        stage()
+    return found
 
 
 def by_name(findings):
     assert len({each.name for each in findings}) == len(findings)
     return {each.name: each for each in findings}
+
+
+def limits(max_episode_length=None):
+    return Limits(monotonic() + UNHURRIED, UNHURRIED, 3, max_episode_length, lambda _: None)
 
 
 ENVS = {
@@ -63,7 +64,7 @@ ENVS = {
     "reset returns": ("runs", "failure", "reset must return", "refuse"),
     "info keys": ("infos", "warning", "'contact' is in", "the same keys in each timestep"),
     "info kinds": ("infos", "warning", "'contact' is int and then float", "of one type"),
-    "info": ("infos", "failure", "an info is a NoneType", "dict with strings for keys"),
+    "info": ("infos", "failure", "an info must be a dict, got NoneType", "dict with strings for keys"),
     "endless": ("ends", "failure", "did not end within 500 timesteps", "max_episode_length"),
     "raises": ("runs", "failure", "stepping the environment raised RuntimeError: the robot stumbled", "on_failure"),
     "raises in reset": ("runs", "failure", "resetting the environment raised RuntimeError", "on_failure"),
@@ -76,48 +77,53 @@ REFUSED = {"shape": "observations", "reward": "rewards", "info": "infos"}
 @pytest.mark.parametrize("breaks", ENVS)
 def test_an_environment_that_breaks_a_rule(breaks, env):
     name, verdict, what, advice = ENVS[breaks]
-    inspected = run(INSPECT, partial(env, breaks))
-    findings = by_name(inspected.findings)
+    checked = run(partial(env, breaks), stages=2)
+    findings = by_name(checked.findings)
     assert findings[name].verdict == verdict
     assert what in findings[name].what
     assert advice in findings[name].advice
-    assert {each.verdict for each in findings.values() if each.name != name} == {"pass"}
-    assert inspected.refused == REFUSED.get(breaks, "")
+    assert {each.verdict for each in findings.values() if each.name != name} <= {"pass", "not checked"}
+    assert "not checked" not in {findings["made"].verdict, findings["wrappers"].verdict}
+    if breaks in REFUSED:
+        assert findings["runs"].what == f"see {name}"
+        assert findings["seed"].what == f"samplers refuse what the environment returns: see {name}"
 
 
 @pytest.mark.parametrize("env", [Rule, Nested, Ball, partial(Rule, "info at ends"), "CartPole-v1"])
 def test_an_environment_that_breaks_none(env):
-    inspected = run(INSPECT, env)
-    assert {each.verdict for each in inspected.findings} == {"pass"}
-    assert len(inspected.lengths) == 20
-    assert sum(inspected.lengths) == inspected.timesteps
+    findings = by_name(run(env).findings)
+    assert {each.verdict for each in findings.values()} == {"pass"}
+    assert findings["runs"].what.startswith("20 trajectories ended")
+    names = "made", "runs", "observations", "rewards", "infos", "ends", "buffers", "generators", "wrappers", "close"
+    assert tuple(findings) == names
 
 
 def test_what_raises_shows_where():
-    details = by_name(run(INSPECT, partial(Rule, "raises")).findings)["runs"].details
+    details = by_name(run(partial(Rule, "raises")).findings)["runs"].details
     assert "self.fail()" in details
     assert "streamsampler/checking" not in details
 
 
 def test_a_limit_ends_what_does_not_end_by_itself():
     limited = wrappers.TimeLimit(Rule("endless"), 700)
-    assert "truncated after 700 timesteps" in by_name(run(INSPECT, lambda: limited).findings)["ends"].what
-    cut = run(InspectEnvironment(UNHURRIED, 500, max_episode_length=9), partial(Rule, "endless"))
-    assert "cut after 9 timesteps" in by_name(cut.findings)["ends"].what
-    assert set(cut.lengths) == {9}
+    assert "truncated after 700 timesteps" in by_name(run(lambda: limited).findings)["ends"].what
+    cut = by_name(run(partial(Rule, "endless"), max_episode_length=9).findings)
+    assert cut["ends"].what == "20 cut after 9 timesteps; lengths from 9 to 9"
 
 
-def test_what_there_is_no_time_for_is_not_known():
-    finding = by_name(run(InspectEnvironment(0.1, 500, None), partial(Rule, "slow")).findings)["ends"]
+def test_what_there_is_no_time_for_is_not_known(monkeypatch):
+    monkeypatch.setattr(CheckRun, "_share", lambda *_: 0.1)
+    finding = by_name(run(partial(Rule, "slow")).findings)["ends"]
     assert finding.verdict == "warning"
     assert "whether it ends is not known" in finding.what
 
 
-def test_known_wrappers(tmp_path):
-    finding = by_name(run(INSPECT, lambda: wrappers.NormalizeObservation(Rule())).findings)["wrappers"]
-    assert finding.verdict == "failure"
-    assert "updates its mean and variance" in finding.what
-    assert finding.advice.startswith("Instead, put the normalisation into the agent")
+def test_known_wrappers():
+    findings = by_name(run(lambda: wrappers.NormalizeObservation(Rule()), stages=2).findings)
+    assert findings["wrappers"].verdict == "failure"
+    assert "updates its mean and variance" in findings["wrappers"].what
+    assert findings["wrappers"].advice.startswith("Instead, put the normalisation into the agent")
+    assert findings["seed"].what == "see wrappers"
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
@@ -127,47 +133,54 @@ def test_a_vector_environment(mode):
     def make(breaks=""):
         return gymnasium.vector.SyncVectorEnv([partial(Rule, breaks)] * 3, autoreset_mode=mode)
 
-    inspected = run(INSPECT, make)
-    assert {each.verdict for each in inspected.findings} == {"pass"}
-    assert (inspected.n_slots, len(inspected.lengths)) == (3, 3)
-    assert "'outside" not in str(inspected.findings)
-    assert by_name(run(INSPECT, partial(make, "bounds")).findings)["observations"].verdict == "failure"
-    assert by_name(run(INSPECT, partial(make, "raises")).findings)["runs"].verdict == "failure"
-    assert finding_of_one_process(run(TWICE, make)).verdict == "pass"
-    with pytest.raises(RolloutError, match="began differently when it was reset twice"):
-        run(TWICE, partial(make, "carries"))
-    found = by_name(run(InspectAgent(UNHURRIED, 50), make, Batched()))
-    assert {each.verdict for each in found.values()} == {"pass"}
+    checked = run(make, Batched(), stages=5)
+    findings = by_name(checked.findings)
+    assert {each.verdict for each in checked.findings if each.name != "Gymnasium"} == {"pass"}
+    assert {"agent", "actions", "rows", "seed", "processes"} <= findings.keys()
+    assert findings["runs"].what == "3 trajectories ended, 24 timesteps with random actions"
+    assert by_name(run(partial(make, "bounds")).findings)["observations"].verdict == "failure"
+    assert by_name(run(partial(make, "raises")).findings)["runs"].verdict == "failure"
+    carries = by_name(run(partial(make, "carries")).findings)["runs"]
+    assert "began differently when it was reset twice" in carries.what
 
 
 def test_a_trajectory_that_depends_on_others():
-    finding = finding_of_one_process(run(TWICE, partial(Rule, "carries")))
+    finding = by_name(run(partial(Rule, "carries"), stages=2).findings)["seed"]
     assert finding.verdict == "failure"
     assert "trajectory 0 came out differently: its first observation" in finding.what
     assert "let its reset set back what it keeps" in finding.advice
-    assert finding_of_one_process(run(TWICE, Rule)) == Finding(
+    assert run(Rule, stages=2).findings[-1] == Finding(
         "seed", "pass", "8 timesteps came out the same from the same seed, before and after another trajectory"
     )
 
 
 @pytest.mark.parametrize("breaks", ["unseeded", "remembers"])
 def test_an_agent_that_depends_on_other_trajectories(breaks):
-    finding = finding_of_one_process(run(TWICE, Rule, Agent(breaks)))
+    finding = by_name(run(Rule, Agent(breaks), stages=2).findings)["seed"]
     assert finding.verdict == "failure"
     assert "its action at timestep" in finding.what
     assert "The agent keeps something" in finding.advice
 
 
+class Counts(Rule):
+    """Differs from others of its process: the second one that is made, from the first."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).made += 1
+
+    def observe(self):
+        return super().observe() / self.made
+
+
 def test_processes_are_compared():
-    here = run(TWICE, Rule).traces
-    there = run(Traces(UNHURRIED, 50, (2, 1, 0)), Rule)
-    assert finding_of_two_processes(here, there).what.startswith("24 timesteps")
-    other = run(Traces(UNHURRIED, 50, (2, 1, 0)), partial(Rule, "carries"))
-    finding = finding_of_two_processes(here, other)
-    assert "trajectory 0 came out differently: its first observation" in finding.what
-    short = run(Traces(UNHURRIED, 3, (2, 1, 0)), Rule)
-    assert finding_of_two_processes(here, short).what.startswith("9 timesteps")
-    assert finding_of_two_processes(here, run(Traces(0.0, 3, (2, 1, 0)), Rule)).verdict == "not checked"
+    assert by_name(run(Rule, stages=3).findings)["processes"].what.startswith("24 timesteps")
+    finding = by_name(run(Counts, stages=3).findings)["processes"]
+    assert finding.verdict == "failure"
+    assert "trajectory 0 came out differently: its observation of timestep 0 was [" in finding.what
+    assert by_name(run(partial(Rule, "carries"), stages=3).findings)["processes"].what == "see seed"
 
 
 AGENTS = {
@@ -178,10 +191,16 @@ AGENTS = {
 }
 
 
+def of_agent(env, agent):
+    checked = run(env, agent)
+    checked._agent_alone()
+    return by_name(checked.findings)
+
+
 @pytest.mark.parametrize("breaks", AGENTS)
 def test_an_agent_that_breaks_a_rule(breaks):
     name, verdict, what, advice = AGENTS[breaks]
-    found = by_name(run(InspectAgent(UNHURRIED, 50), Rule, Agent(breaks)))
+    found = of_agent(Rule, Agent(breaks))
     assert found[name].verdict == verdict
     assert what in found[name].what
     assert advice in found[name].advice
@@ -197,16 +216,15 @@ def double(observation):
 
 
 def test_actions_in_a_box():
-    found = by_name(run(InspectAgent(UNHURRIED, 50), Ball, wide))
-    assert "outside its space" in found["actions"].what
-    found = by_name(run(InspectAgent(UNHURRIED, 50), Ball, double))
-    assert found["actions"].verdict == "warning"
-    assert "has the dtype float64" in found["actions"].what
+    assert "outside its space" in of_agent(Ball, wide)["actions"].what
+    found = of_agent(Ball, double)["actions"]
+    assert found.verdict == "warning"
+    assert "has the dtype float64" in found.what
 
 
 def test_rows():
     def rows(agent):
-        return by_name(run(InspectAgent(UNHURRIED, 20), Rule, agent))["rows"]
+        return ProbeRows(agent, (Rule.observation_space, Rule.action_space))(None)
 
     assert rows(Batched()).what.startswith("each row of batches of 8 and 32 is computed from that row alone, as")
     assert "row_independent = True" in rows(Batched(says=False)).advice
@@ -218,20 +236,23 @@ def test_rows():
 
 
 def test_gymnasium_own_checker():
-    assert [each.verdict for each in run(RunGymnasiumChecker(), Rule)] == ["pass"]
-    found = run(RunGymnasiumChecker(), partial(Rule, "shape"))
-    assert [each.verdict for each in found] == ["warning"]
-    assert "The first element returned by `env.reset()` is not within the observation space" in str(found)
-    found = run(RunGymnasiumChecker(), partial(Rule, "raises in reset"))
-    assert "its checker ended with RuntimeError: the robot fell over" in found[0].what
+    def found(breaks):
+        return call_apart(run_gymnasium_checker, as_env_update(partial(Rule, breaks)), limits())[1]
+
+    assert [each.verdict for each in found("")] == ["pass"]
+    assert [each.verdict for each in found("shape")] == ["warning"]
+    assert "The first element returned by `env.reset()` is not within the observation space" in str(found("shape"))
+    assert "its checker ended with RuntimeError: the robot fell over" in found("raises in reset")[0].what
 
 
 @pytest.mark.parametrize("breaks", ["", "endless"])
 def test_costs(breaks):
-    limit = 20 if breaks else None
-    costs = run(MeasureCosts(0.1, 30.0), partial(Rule, breaks), Agent(), limit)
+    env = as_env_update(partial(Rule, breaks))
     length = 20 if breaks else LENGTH
-    assert costs.timesteps % length == 0
+    looked_at = LookedAt(env, UNHURRIED, 1 << 40, 20 if breaks else None, watches=False)
+    ran = run_looked_at(Agent(), looked_at, facts_of(Rule()), limits(), 10, None)
+    costs = costs_of(ran.stats, ran.seen, 30.0)
+    assert costs.timesteps == 10 * length
     # Of trajectories that are cut, what is known of their lengths counts.
     assert costs.mean_length == (30.0 if breaks else LENGTH)
     assert costs.reset == pytest.approx(costs.milliseconds_per_reset / costs.mean_length)
