@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
 
 from streamsampler.benchmarking.way import CLOSE_SECONDS, Problem, Round, Tally, TooSlowError, Way
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
@@ -197,13 +195,6 @@ def _native_of(env: EnvUpdate, n_envs: int) -> EnvUpdate | None:
     """Return what makes a vector environment of an id that has one of its own; None where it has none."""
     if not isinstance(env, SpecEnvUpdate) or env.spec.vector_entry_point is None:
         return None
-    return NewEnvUpdate(_MakesNative(env.spec, n_envs))
-
-
-@dataclass(frozen=True)
-class _MakesNative:
-    spec: EnvSpec
-    n_envs: int
-
-    def __call__(self) -> Any:
-        return gymnasium.make_vec(self.spec, num_envs=self.n_envs, vectorization_mode="vector_entry_point")
+    vectors = {"id": env.spec, "num_envs": n_envs, "vectorization_mode": "vector_entry_point"}
+    make: Any = gymnasium.make_vec
+    return NewEnvUpdate(make, vectors)

@@ -173,6 +173,12 @@ class CheckRun:
             versions=versions_of(packages_of(self.env)),
         )
 
+    @property
+    def _known(self) -> Facts:
+        """What the environment says of itself, where it runs."""
+        assert self._facts is not None
+        return self._facts
+
     # ------------------------------------------------------------------ stages
 
     def _tried(self, name: str, run: Callable[..., Any], *arguments: Any, doing: str = "") -> Any:
@@ -229,7 +235,7 @@ class CheckRun:
             self.findings.append(finding_of_error("made", error, self.settings.step_timeout))
             return
         self.findings.append(Finding("made", "pass", f"in {duration(self._made_in)}, in a process of its own"))
-        ran = self._tried("runs", self._run_environment, self._facts)
+        ran = self._tried("runs", self._run_environment)
         if ran is not None:
             self.findings += self._findings_of(ran)
         self.findings.append(self._facts.wrappers)
@@ -241,14 +247,13 @@ class CheckRun:
             self._agent = self.make_agent(self._facts.spaces)
             self._agent_name = str(agent_facts(self._agent)["name"])
 
-    def _run_environment(self, facts: Facts) -> Ran:
+    def _run_environment(self) -> Ran:
         settings = self.settings
         looked_at = LookedAt(self.env, self._share(5.0, 0.2), settings.ends_within, settings.max_episode_length)
-        return run_looked_at("random", looked_at, facts, self._limits, _TRAJECTORIES)
+        return run_looked_at("random", looked_at, self._known, self._limits, _TRAJECTORIES)
 
     def _findings_of(self, ran: Ran) -> Iterator[Finding]:
         """Yield what was found when the environment ran with random actions."""
-        assert self._facts is not None
         seen, error = ran.seen, ran.error
         if error is not None and (refusal := finding_of_refusal(error)) is not None:
             self._refused = refusal.name
@@ -263,11 +268,14 @@ class CheckRun:
             f"{count(seen.trajectories, 'trajectory')} ended, {count(seen.timesteps, 'timestep')} with random actions"
         )
         yield Finding("runs", "pass", what)
-        yield from findings_of_anomalies(ran.stats, ran.n_bad_rewards, seen.mistyped.get("observation", ""))
-        is_plain = self._facts.n_slots is None and not self._facts.several
+        if ran.batches:
+            yield from findings_of_anomalies(ran.stats, ran.n_bad_rewards, seen.mistyped.get("observation", ""))
+        else:
+            yield from (not_checked(name, "no trajectory ended") for name in ("observations", "rewards"))
+        is_plain = self._known.n_slots is None and not self._known.several
         if is_plain:
             yield finding_of_infos(seen)
-        yield finding_of_ends(seen, self.settings.ends_within, self._facts.time_limit)
+        yield finding_of_ends(seen, self.settings.ends_within, self._known.time_limit)
         if is_plain:
             yield finding_of_buffers(seen)
             yield finding_of_draws("generators", seen, "reset", "step")
@@ -280,29 +288,27 @@ class CheckRun:
     @property
     def _traced(self) -> Limits:
         """Limits under which a trajectory is as long as there is time to run it several times."""
-        assert self._facts is not None
-        if self._facts.n_slots is not None:
+        if self._known.n_slots is not None:
             return self._limits
-        affordable = int(self._share(2.0, 0.1) / 3 / self._step_seconds)
-        longest = min(TIMESTEPS, max(_FEWEST_STEPS, affordable), self.settings.max_episode_length or TIMESTEPS)
+        affordable = max(1, int(self._share(4.0, 0.15) / 6 / self._step_seconds))
+        longest = min(TIMESTEPS, affordable, self.settings.max_episode_length or TIMESTEPS)
         return replace(self._limits, max_episode_length=longest)
 
     def _seeds(self) -> None:
-        if self._facts is None or (obstacle := self._obstacle()):
-            self._skip("seed", "the environment does not run" if self._facts is None else obstacle)
+        if obstacle := self._obstacle():
+            self._skip("seed", obstacle)
             return
-        mode = "warn" if self._failed("observations", "rewards") else "error"
-        arguments = self._agent, self.env, self._facts.n_slots, self._traced, 3 * self._share(4.0, 0.15), mode
+        arguments = self._agent, self.env, self._known.n_slots, self._traced, 3 * self._share(4.0, 0.15)
         found = self._tried("seed", run_twice, *arguments)
         if found is not None:
             finding, self._batch = found
             self.findings.append(finding)
 
     def _other_processes(self) -> None:
-        if self._facts is None or self._batch is None:
+        if self._batch is None:
             self._skip("processes", self._obstacle() or "see seed")
             return
-        arguments = self._agent, self.env, self._facts.n_slots, self._traced, 3 * self._share(4.0, 0.15), self._batch
+        arguments = self._agent, self.env, self._known.n_slots, self._traced, 3 * self._share(4.0, 0.15), self._batch
         if finding := self._tried("processes", run_elsewhere, *arguments):
             self.findings.append(finding)
 
@@ -325,21 +331,20 @@ class CheckRun:
     def _agent_alone(self) -> None:
         if self.make_agent is None:
             return
-        if self._facts is None or (obstacle := self._obstacle()):
-            self._skip("agent", "the environment does not run" if self._facts is None else obstacle)
+        if obstacle := self._obstacle():
+            self._skip("agent", obstacle)
             return
         looked_at = LookedAt(self.env, self._share(3.0, 0.1), _ACTS, self.settings.max_episode_length)
-        arguments = self._agent, looked_at, self._facts, self._limits, _TRAJECTORIES
+        arguments = self._agent, looked_at, self._known, self._limits, _TRAJECTORIES
         ran = self._tried("agent", run_looked_at, *arguments)
         if ran is None:
             return
         self.findings += self._findings_of_agent(ran)
-        if not self._facts.several and not self._failed("agent", "actions"):
-            found = self._apart("rows", ProbeRows(self._agent, self._facts.spaces))
+        if not self._known.several and not self._failed("agent", "actions"):
+            found = self._apart("rows", ProbeRows(self._agent, self._known.spaces))
             self.findings += [] if found is None else [found[1]]
 
     def _findings_of_agent(self, ran: Ran) -> Iterator[Finding]:
-        assert self._facts is not None
         seen, error = ran.seen, ran.error
         refusal = None if error is None else finding_of_refusal(error)
         if error is not None and (refusal is None or refusal.name != "actions"):
@@ -359,16 +364,16 @@ class CheckRun:
             )  # fmt: skip
         else:
             yield Finding("actions", "pass", "all are in the action space")
-        if self._facts.n_slots is None and not self._facts.several:
+        if self._known.n_slots is None and not self._known.several:
             yield finding_of_draws("agent's draws", seen, "get_action")
 
     # ------------------------------------------------------------------ speed
 
     def _times(self) -> None:
-        facts = self._facts
-        if facts is None or (obstacle := self._obstacle("agent", "actions")):
-            self._skip("speed", "the environment does not run" if facts is None else obstacle)
+        if obstacle := self._obstacle("agent", "actions"):
+            self._skip("speed", obstacle)
             return
+        facts = self._known
         if facts.several:
             self._skip("speed", "there is one way to run several agents: samplers, with DefaultWorker")
             return
@@ -394,24 +399,24 @@ class CheckRun:
 
     def _fastest(self) -> None:
         """Measure workers of several kinds."""
-        facts = self._facts
-        if facts is None or self._obstacle("agent", "actions") or (self._costs is None and facts.n_slots is None):
+        if self._obstacle("agent", "actions") or (self._costs is None and self._known.n_slots is None):
             return
         seconds = max(_LEAST, self._share(6.0, 0.1))
         settings = BenchSettings(
             seconds, max_episode_length=self.settings.max_episode_length, step_timeout=self.settings.step_timeout
         )
         try:
-            self._workers = bench_workers(self.env, self.code, self._agent, settings, self._probed(facts), self.show)
+            self._workers = bench_workers(self.env, self.code, self._agent, settings, self._probed(), self.show)
         except BenchInterruptedError as interrupt:
             self._workers = interrupt.found
             raise
         if self._workers.recommendation is None:
             self.findings.append(finding_of_obstacles(self._workers))
 
-    def _probed(self, facts: Facts) -> Probed:
+    def _probed(self) -> Probed:
         """Return what was seen as `benchmarking` has it."""
-        costs, n_slots = self._costs, facts.n_slots or 1
+        facts, costs = self._known, self._costs
+        n_slots = facts.n_slots or 1
         if costs is None:  # a vector environment, whose seconds are those of all that it has
             known = BenchCosts(self._made_in / n_slots, 0.0, self._step_seconds / n_slots)
         else:

@@ -16,7 +16,6 @@ from gymnasium import spaces as gym_spaces
 from streamsampler.benchmarking.costs import Spinning
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import same, snapshot
-from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.workers.generators import generator_states
 from streamsampler.workers.purity import is_checking
@@ -80,7 +79,7 @@ class Seen:
 
 @dataclass
 class LookedAt(EnvUpdate):
-    """Makes an environment, with a wrapper that looks at it; those of several agents, and vectors, it leaves alone.
+    """Makes an environment of one agent, with a wrapper that looks at it.
 
     Attributes:
         env: The environment.
@@ -98,9 +97,7 @@ class LookedAt(EnvUpdate):
 
     def __call__(self, old_env: Any) -> Any:
         """Make it."""
-        env: Any = self.env(old_env)
-        is_one = isinstance(env, gymnasium.Env) and not isinstance(env, MultiAgentEnv)
-        return _Looking(env, self) if is_one else env
+        return _Looking(self.env(old_env), self)
 
 
 class _Looking(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -21,7 +22,7 @@ from streamsampler.data.differences import Difference, first_difference, shown
 from streamsampler.data.words import count
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import EnvUpdate, apply_any_env_update
-from streamsampler.errors import CheckMode, NotReproducibleError, SamplerError, WorkerError
+from streamsampler.errors import CheckMode, DataError, NotReproducibleError, RolloutError, SamplerError, WorkerError
 from streamsampler.samplers.processes import MultiprocessingSampler
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.workers.explain import name_of_env
@@ -99,12 +100,18 @@ class Limits:
         return MultiprocessingSampler(agent, env, **{**defaults, **options})
 
     def guard(self, seconds: float | None = None) -> Callable[[Snapshot], None]:
-        """Return a `progress` argument that ends a call when the time is up, or after so many seconds."""
+        """Return a `progress` argument that ends a call when the time is up, or after so many seconds.
+
+        It lets what makes no progress hang, until the sampler finds that out.
+        """
+        before = 0
 
         def look(snapshot: Snapshot) -> None:
+            nonlocal before
+            goes_on, before = snapshot.timesteps > before and not snapshot.complete, snapshot.timesteps
             if not snapshot.complete and monotonic() > self.deadline + _GRACE:
                 raise TimeIsUpError("the time limit is reached")
-            if not snapshot.complete and seconds is not None and snapshot.timesteps and snapshot.seconds > seconds:
+            if goes_on and seconds is not None and snapshot.seconds > seconds:
                 raise EnoughError(f"{snapshot.timesteps}")
             self.watch(snapshot.timesteps)
 
@@ -150,7 +157,9 @@ class _Called(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         del action
-        return 0, 0.0, True, False, {_RESULT: (self._seconds, self._function(self._made))}
+        result = cloudpickle.dumps((self._seconds, self._function(self._made)))
+        # As bytes in an array: nothing is made of what is in it.
+        return 0, 0.0, True, False, {_RESULT: np.frombuffer(result, np.uint8)}
 
     def close(self) -> None:
         """Close it; what that raises is found by the function that closes it."""
@@ -177,7 +186,7 @@ def call_apart(function: Callable[[Any], Any], env: EnvUpdate, limits: Limits) -
     sampler = limits.sampler("random", _Apart(env, function), check=None, max_episode_length=None)
     with _closing(sampler):
         batch = sampler.obtain_trajectories(1, progress=limits.guard())
-    seconds, result = batch.env_infos[_RESULT][0]
+    seconds, result = cloudpickle.loads(batch.env_infos[_RESULT][0].tobytes())
     return seconds, result
 
 
@@ -271,7 +280,8 @@ def run_looked_at(
     lengths = [length for length in (looked_at.within, looked_at.longest) if length is not None]
     longest = limits.max_episode_length if facts.n_slots is not None else min(lengths)
     guard = limits.guard(None if is_plain else looked_at.seconds)
-    sampler = limits.sampler(agent, looked_at, facts.n_slots, check=check, max_episode_length=longest)
+    env = looked_at if is_plain else looked_at.env
+    sampler = limits.sampler(agent, env, facts.n_slots, check=check, max_episode_length=longest)
     with quiet(), _closing(sampler):
         try:
             for _ in range(1 if facts.n_slots else n_trajectories):
@@ -343,7 +353,7 @@ def _heard() -> Iterator[list[str]]:
 
 
 def run_twice(
-    agent: Any, env: EnvUpdate, n_slots: int | None, limits: Limits, seconds: float, mode: CheckMode
+    agent: Any, env: EnvUpdate, n_slots: int | None, limits: Limits, seconds: float, mode: CheckMode = "error"
 ) -> tuple[Finding, Any]:
     """Run a trajectory before and after another one, and return what was found, and a batch for `run_elsewhere`.
 
@@ -353,8 +363,7 @@ def run_twice(
         n_slots: How many environments a vector environment has; None for one that is none.
         limits: What bounds it.
         seconds: After so long it is ended.
-        mode: The sampler's argument `check`: "warn", which has less time, for one whose observations are refused by
-            "error".
+        mode: The sampler's argument `check`: "warn", which takes less time for it, where "error" refuses the data.
 
     Raises:
         SamplerError: Something raised, or its process died or hung, or there is no time.
@@ -365,6 +374,10 @@ def run_twice(
             batch = sampler.obtain_trajectories(_TRAJECTORIES * (n_slots or 1), progress=limits.guard(seconds))
         except NotReproducibleError as error:
             return _of_difference(error.what.partition(": ")[2]), None
+        except RolloutError as error:
+            if mode == "warn" or not isinstance(error.original, DataError):
+                raise
+            return run_twice(agent, env, n_slots, limits, seconds, "warn")
         n_timesteps = sampler.stats.checked_timesteps
     if different := [text for text in warned if "before and after another trajectory" in text]:
         return _of_difference(different[0]), None
