@@ -125,6 +125,7 @@ class CheckRun:
         self._made_in = 0.0
         self._seen = Seen()
         self._batch: Any = None
+        self._traced = self._limits  # of the batch, and of what is compared with it
         self._costs: Costs | None = None
         self._workers: BenchReport | None = None
         self._timesteps = 0
@@ -285,9 +286,8 @@ class CheckRun:
         """What a timestep of the environment took, about."""
         return max(self._seen.wall_seconds / max(1, self._seen.timesteps), 1e-9)
 
-    @property
-    def _traced(self) -> Limits:
-        """Limits under which a trajectory is as long as there is time to run it several times."""
+    def _traced_limits(self) -> Limits:
+        """Return limits under which a trajectory is as long as there is time to run it several times."""
         if self._known.n_slots is not None:
             return self._limits
         affordable = max(1, int(self._share(4.0, 0.15) / 6 / self._step_seconds))
@@ -298,6 +298,7 @@ class CheckRun:
         if obstacle := self._obstacle():
             self._skip("seed", obstacle)
             return
+        self._traced = self._traced_limits()
         arguments = self._agent, self.env, self._known.n_slots, self._traced, 3 * self._share(4.0, 0.15)
         found = self._tried("seed", run_twice, *arguments)
         if found is not None:

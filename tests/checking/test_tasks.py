@@ -183,6 +183,13 @@ def test_processes_are_compared():
     assert by_name(run(partial(Rule, "carries"), stages=3).findings)["processes"].what == "see seed"
 
 
+def test_what_is_compared_is_as_long_though_there_is_less_time():
+    checked = run(Rule, stages=2)
+    checked._seen.wall_seconds = 1e9
+    checked._other_processes()
+    assert checked.findings[-1].what.startswith("24 timesteps")
+
+
 AGENTS = {
     "outside": ("actions", "failure", "action is outside its space", "Clip it"),
     "raises": ("agent", "failure", "choosing an action raised RuntimeError: no idea", ""),
