@@ -61,7 +61,7 @@ HOUSE: dict[str, Any] = {
         "adapters": 986,
         "agents": 708,
         "benchmarking": 838,
-        "checking": 1248,
+        "checking": 1259,
         "cli": 2480,
         "coming_from": 0,
         "data": 3362,

@@ -104,14 +104,17 @@ class _Looking(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: Any, task: LookedAt) -> None:
         super().__init__(env)
         self._task, self._seen, self._kinds = task, Seen(), dict[str, str]()
-        spinning = Spinning()
-        spinning.run(_SPUN_SECONDS)
-        self._seen.free_share = spinning.share
+        self._spinning = Spinning()
+        self._spin()
         self._until = perf_counter() + task.seconds
         self._length = 0
         self._handed: Any = None
         self._kept: Any = None
         self._states: tuple[Any, ...] = ()
+
+    def _spin(self) -> None:
+        self._spinning.run(_SPUN_SECONDS)
+        self._seen.free_share, self._spun = self._spinning.share, perf_counter()
 
     def reset(self, **arguments: Any) -> Any:
         if is_checking():
@@ -168,6 +171,8 @@ class _Looking(gymnasium.Wrapper[Any, Any, Any, Any]):
             seen.add(length)
         seen.wall_seconds += perf_counter() - self._began[0]
         seen.cpu_seconds += process_time() - self._began[1]
+        if perf_counter() - self._spun > 10 * _SPUN_SECONDS:  # now and then, since other programs come and go
+            self._spin()
         return truncated if terminated or truncated else True, True
 
     def _look(self, observation: Any, doing: str) -> None:

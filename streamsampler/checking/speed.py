@@ -78,12 +78,15 @@ def costs_of(stats: Any, seen: Seen, mean_length: float) -> Costs:
     times, n = stats.times, seen.trajectories + (seen.endless is not None)
     measured = seen.timesteps / n
     length = measured if sum(seen.ended.values()) == n else max(measured, mean_length)
+    # How a sampler shares the time of a rollout between agent and steps is an estimate; what it is in all is known.
+    besides = max(0.0, times.agent + times.step - seen.step_seconds - seen.own_seconds)
+    agent = min(times.agent, besides)
     per_reset, ms = 1_000 * times.reset / n, 1_000 / seen.timesteps
     return Costs(
         reset=per_reset / length,
-        agent=times.agent * ms,
+        agent=agent * ms,
         step=seen.step_seconds * ms,
-        recording=max(0.0, times.step - seen.step_seconds - seen.own_seconds) * ms,
+        recording=(besides - agent) * ms,
         milliseconds_per_reset=per_reset,
         mean_length=length,
         cpu_share=seen.cpu_seconds / seen.wall_seconds / seen.free_share,

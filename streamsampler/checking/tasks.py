@@ -261,7 +261,7 @@ class Ran:
 def run_looked_at(
     agent: Any, looked_at: LookedAt, facts: Facts, limits: Limits, n_trajectories: int, check: Any = "warn"
 ) -> Ran:
-    """Run trajectories, one after the other, of a vector environment one in each of its environments.
+    """Run trajectories, one in each call, of a vector environment one in each of its environments; more to measure.
 
     Args:
         agent: The agent, as samplers take it.
@@ -276,6 +276,7 @@ def run_looked_at(
         SerializationError: The environment or the agent cannot be pickled.
     """
     ran, until = Ran(), monotonic() + looked_at.seconds
+    n, left = 1, 1 if facts.n_slots else n_trajectories
     is_plain = facts.n_slots is None and not facts.several
     lengths = [length for length in (looked_at.within, looked_at.longest) if length is not None]
     longest = limits.max_episode_length if facts.n_slots is not None else min(lengths)
@@ -284,12 +285,16 @@ def run_looked_at(
     sampler = limits.sampler(agent, env, facts.n_slots, check=check, max_episode_length=longest)
     with quiet(), _closing(sampler):
         try:
-            for _ in range(1 if facts.n_slots else n_trajectories):
-                batch = sampler.obtain_trajectories(facts.n_slots or 1, progress=guard)
+            while left > 0:
+                began = monotonic()
+                batch = sampler.obtain_trajectories(facts.n_slots or n, progress=guard)
                 ran.batches.append(batch)
                 ran.seen = batch.env_infos[SEEN][-1] if is_plain else _counted(ran.batches, looked_at)
                 if ran.seen.endless is not None or monotonic() >= until:
                     break
+                left -= n
+                if not looked_at.watches and monotonic() - began < looked_at.seconds / 10:
+                    n = min(2 * n, left)
         except EnoughError as error:
             ran.seen.endless = int(str(error)) // (facts.n_slots or 1)
             ran.seen.timesteps += int(str(error))
