@@ -1,7 +1,8 @@
-"""Run a sampler's trajectories again, one at a time."""
+"""Find what was recorded of a sampler's trajectories, and run them again."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
@@ -17,11 +18,12 @@ from streamsampler.environments.filming import check_renders
 from streamsampler.errors import UsageError, positive
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put
-from streamsampler.samplers.replays import Origin, Replay, Rerun, place_of, replayed
+from streamsampler.samplers.replays import Origin, Replay, Rerun, place_of, recorded_agents, replayed
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.plans import Fragments, GatherPlan, Streamed
 from streamsampler.seeding import TrajectorySeeds
-from streamsampler.serialization import Payload, loads
+from streamsampler.serialization import Payload, dumps, loads
+from streamsampler.workers.factory import WorkerFactory
 from streamsampler.workers.resets import Options, Resets, common_resets, tasks_as_recorded
 
 # ----------------------------------------------------------------------
@@ -29,9 +31,13 @@ from streamsampler.workers.resets import Options, Resets, common_resets, tasks_a
 
 
 _OF_THE_START = ("continued", "earlier_lengths", "earlier_returns")
-OF_FRAGMENTS = (
+_OF_FRAGMENTS = (
     "an episode of fragments is replayed from what was recorded of it: pass recorded=batch; and actions=True where it "
     "began in an earlier call"
+)
+_SIDE_BY_SIDE = (
+    "an episode of fragments that stepped side by side with others is replayed without the agent only: pass "
+    "actions=True"
 )
 _CONTINUED = (
     "trajectory {index} of agent version {version} began in an earlier call, with other parameters: pass actions=True, "
@@ -42,27 +48,6 @@ _INCOMPLETE = (
     "it has those of agent versions {there}. Join the batches of all calls since it began with "
     "TrajectoryBatch.concatenate(batches)"
 )
-
-
-def is_part(one: TrajectoryBatch[Any, Any]) -> bool:
-    """Return whether a batch of one trajectory is an episode of fragments, or a part of one."""
-    return bool(one.env_numbers[0] >= 0)
-
-
-def check_alone(block: int) -> None:
-    """Check that an episode of fragments can be run again with its agent.
-
-    Args:
-        block: How many trajectories the workers run together.
-
-    Raises:
-        UsageError: It stepped side by side with others, which went on from earlier calls.
-    """
-    if block > 1:
-        raise UsageError(
-            "an episode of fragments that stepped side by side with others is replayed without the agent only: pass "
-            "actions=True"
-        )
 
 
 def episode_of(
@@ -78,7 +63,7 @@ def episode_of(
     Raises:
         UsageError: It began in an earlier call, and an agent is to choose the actions, or a part is missing.
     """
-    if not is_part(one) or not one.continued[0]:
+    if one.env_numbers[0] < 0 or not one.continued[0]:
         return one
     index, last = int(one.indices[0]), int(one.agent_versions[0])
     if not actions:
@@ -111,6 +96,69 @@ def episode_of(
             **{name: values[first] for name, values in parts.fragments.items() if name in _OF_THE_START},
         },
     )
+
+
+def recorded_one(batch: Any, index: int, version: int | None = None) -> TrajectoryBatch[Any, Any]:
+    """Return the trajectory of an index from a batch; the arguments are as in `streamsampler.replay`.
+
+    Raises:
+        UsageError: There is none, or several agent versions have one.
+    """
+    versions = batch.agent_versions
+    found = [
+        position
+        for position in (batch.indices == index).nonzero()[0].tolist()
+        if version is None or versions[position] == version
+    ]
+    if len(found) == 1:
+        return batch[found[0]]  # type: ignore[no-any-return]
+    if found and version is None:
+        there = ", ".join(sorted({str(versions[position]) for position in found}, key=int))
+        raise UsageError(f"trajectory {index} is there more than once, of agent versions {there}: give version")
+    if found:
+        raise UsageError(f"trajectory {index} of agent version {version} is there {len(found)} times")
+    raise UsageError(_missing(batch, index, version))
+
+
+def resets_as_recorded(
+    reset_options: Options | None, tasks: Sequence[Any] | None, recorded: TrajectoryBatch[Any, Any] | None, version: int
+) -> Resets | None:
+    """Return what a call said of its trajectories that were recorded; the arguments are those of `replay`.
+
+    Raises:
+        UsageError: Which task each of them had was not recorded, or they had others.
+    """
+    given = common_resets(reset_options)
+    if tasks is None:
+        return given
+    numbers = None if recorded is None else recorded.episode_infos.get("task_index")
+    if recorded is None or numbers is None:
+        what = "pass recorded=, a batch with it" if recorded is None else "its call had no tasks"
+        raise UsageError(f"which of the tasks the trajectory had is not known: {what}")
+    return tasks_as_recorded(tasks, _of_version(recorded, version, numbers.tolist()), given)
+
+
+def _of_version(recorded: TrajectoryBatch[Any, Any] | None, version: int, values: Sequence[int]) -> dict[int, int]:
+    """Return what a batch has of the trajectories of a version, by their indices."""
+    if recorded is None:
+        return {}
+    rows = zip(recorded.indices.tolist(), recorded.agent_versions.tolist(), values, strict=True)
+    return {index: value for index, of_version, value in rows if of_version == version}
+
+
+def _missing(batch: Any, index: int, version: int | None) -> str:
+    of_version = batch.indices if version is None else batch.indices[batch.agent_versions == version]
+    which = "" if version is None else f" of agent version {version}"
+    if not len(of_version):
+        there = ", ".join(map(str, sorted(set(batch.agent_versions.tolist()))))
+        return f"there is no trajectory {index}{which}: there are trajectories of agent versions {there or 'none'}"
+    first, last = int(of_version.min()), int(of_version.max())
+    if index < last:
+        return (
+            f"there is no trajectory {index}{which}: it was left out, because it raised when it was sampled, or was "
+            f"not selected; there are {len(of_version)} from {first} to {last}"
+        )
+    return f"there is no trajectory {index}{which}: there are trajectories {first} to {last}"
 
 
 # ----------------------------------------------------------------------
@@ -168,7 +216,7 @@ class ReplayingSampler(SamplerLife):
         version, index = positive("version", version), positive("index", index, least=0)
         if actions and recorded is None:
             raise UsageError("actions=True needs the recorded trajectory: pass recorded=batch")
-        given = _given(reset_options, tasks, recorded, version)
+        given = resets_as_recorded(reset_options, tasks, recorded, version)
         last = None if recorded is None else recorded_one(recorded, index, version)
         one = None if recorded is None or last is None else episode_of(recorded, last, actions=actions)
         with self._exclusive():
@@ -178,28 +226,74 @@ class ReplayingSampler(SamplerLife):
                 raise UsageError(_other_version(version, session.sampled_version))
             pickled = pickled_updates(agent, on_environments(env, session), session.sampled)
             plan, said = self._said(last) if is_current else (Streamed(), None)
-            resets = said if given is None else given
-            if last is not None and is_part(last) and not actions:
-                check_alone(self._setup.factory.layout.block)
-            differ = session.sampled.differ
-            queue, block = place_of(plan, index, self._setup.factory.layout.block, self.n_workers if differ else 1)
             updates = session.sampled.mapped(lambda handle: _kept(session.engine.published(handle)))
         if not is_current:
             updates.forget("filters")
         for kind, payloads in pickled.items():
             put(updates, kind, payloads)
-        derived = TrajectorySeeds(self.seed, version)
-        seeds = dict(zip(block, (resets or Resets()).seeds_of(derived, block), strict=True))
-        rerun = Rerun(
-            setup=self._setup, updates=_of_worker(updates, queue), version=version, index=index, block=block,
-            seeds=seeds | _seeds_of(recorded, version), worker=queue, resets=resets,
-        )  # fmt: skip
-        rerun, cut = _for(one, rerun, actions=actions)
-        origin = Origin(() if recorded is None else recorded.fingerprints, cut=cut, actions_only=actions)
-        # Which trajectories an earlier call was to obtain is not known: its last block may have been cut.
-        unknown = recorded is not None and not (is_current or actions)
-        alternative = rerun.cut_before(int(recorded.indices.max()) + 1) if unknown and recorded is not None else None
-        return replayed(rerun, one, origin, None if video is None else Path(video), alternative)
+        # Which trajectories an earlier call was to obtain is not known.
+        stop = None if is_current or recorded is None else int(recorded.indices.max()) + 1
+        bits = frozenset() if recorded is None else recorded.fingerprints
+        origin = Origin(plan, said if given is None else given, stop, fingerprints=bits)
+        return self.run_again(version, index, origin, updates, recorded=recorded, one=one, actions=actions, video=video)
+
+    def run_again(
+        self,
+        version: int,
+        index: int,
+        origin: Origin,
+        updates: Updates[Payload] | None = None,
+        *,
+        recorded: TrajectoryBatch[Any, Any] | None,
+        one: TrajectoryBatch[Any, Any] | None,
+        actions: bool,
+        video: str | PathLike[str] | None,
+    ) -> Replay:
+        """Run a trajectory of any call again, as `replay` does.
+
+        Args:
+            version: See `replay`.
+            index: See `replay`.
+            origin: What is known of the call.
+            updates: The agent and the environment, pickled; None for those in force.
+            recorded: What was recorded of the call, for seeds; None for nothing.
+            one: What was recorded of the trajectory, as `episode_of` returns it; None for nothing.
+            actions: See `replay`.
+            video: See `replay`.
+
+        Raises:
+            UsageError: There is no such trajectory, or a seed is missing. For other errors see `replay`.
+        """
+        setup, session = self._setup, self._session
+        if updates is None:
+            updates = session.updates.mapped(lambda handle: _kept(session.engine.published(handle)))
+        n_together = setup.factory.layout.block
+        if one is not None and one.env_numbers[0] >= 0 and n_together > 1 and not actions:
+            raise UsageError(_SIDE_BY_SIDE)
+        queue, block = place_of(origin.plan, index, n_together, self.n_workers if session.sampled.differ else 1)
+        seeds = {}
+        if origin.derives_seeds:
+            derived = TrajectorySeeds(self.seed, version)
+            seeds = dict(zip(block, (origin.resets or Resets()).seeds_of(derived, block), strict=True))
+        seeds |= _of_version(recorded, version, () if recorded is None else recorded.seeds)
+        contents = {str(kind): payload for kind, payload in updates.missing(queue, {}).items()}
+        blocks = [block]
+        if one is not None and actions:
+            blocks, contents = [range(index, index + 1)], {"env": contents["env"]}
+            contents["agent"] = dumps(recorded_agents(one), "the recorded actions")
+        elif origin.stop is not None and block[-1] >= origin.stop:
+            blocks.append(block[: len(range(block.start, origin.stop, block.step))])
+        if one is not None and (actions or one.cut[0]):
+            origin = replace(origin, cut=origin.cut or bool(one.cut[0]))
+            setup = replace(setup, factory=_going_on(setup.factory, len(one.rewards), alone=actions))
+        known = [each for each in blocks if seeds.keys() >= {*each}]
+        if not known:
+            raise UsageError(
+                f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of "
+                f"{[other for other in block if other not in seeds]} were not recorded"
+            )
+        reruns = [Rerun(setup, contents, version, index, each, seeds, queue, origin.resets) for each in known]
+        return replayed(reruns, one, origin, None if video is None else Path(video), actions=actions)
 
     def _said(self, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
         """Return what the last call was to obtain, and what it said of resets, for one of its trajectories.
@@ -214,7 +308,7 @@ class ReplayingSampler(SamplerLife):
         plan: GatherPlan = session.plan or Streamed()
         if isinstance(plan, Fragments):
             if last is None:
-                raise UsageError(OF_FRAGMENTS)
+                raise UsageError(_OF_FRAGMENTS)
             if session.resets is None or last.continued[0]:  # an earlier call said it
                 return Streamed(), None
             return Streamed(), replace(session.resets, fragments=None)
@@ -235,74 +329,6 @@ class ReplayingSampler(SamplerLife):
         check_renders(loads(payload))
 
 
-def recorded_one(batch: Any, index: int, version: int | None = None) -> TrajectoryBatch[Any, Any]:
-    """Return the trajectory of an index from a batch; the arguments are as in `streamsampler.replay`.
-
-    Raises:
-        UsageError: There is none, or several agent versions have one.
-    """
-    versions = batch.agent_versions
-    found = [
-        position
-        for position in (batch.indices == index).nonzero()[0].tolist()
-        if version is None or versions[position] == version
-    ]
-    if len(found) == 1:
-        return batch[found[0]]  # type: ignore[no-any-return]
-    if found and version is None:
-        there = ", ".join(sorted({str(versions[position]) for position in found}, key=int))
-        raise UsageError(f"trajectory {index} is there more than once, of agent versions {there}: give version")
-    if found:
-        raise UsageError(f"trajectory {index} of agent version {version} is there {len(found)} times")
-    raise UsageError(_missing(batch, index, version))
-
-
-def task_numbers(batch: TrajectoryBatch[Any, Any] | None, version: int) -> dict[int, int]:
-    """Return which task each trajectory of a version had, by index.
-
-    Raises:
-        UsageError: That was not recorded.
-    """
-    numbers = None if batch is None else batch.episode_infos.get("task_index")
-    if batch is None or numbers is None:
-        what = "pass recorded=, a batch with it" if batch is None else "its call had no tasks"
-        raise UsageError(f"which of the tasks the trajectory had is not known: {what}")
-    rows = zip(batch.indices.tolist(), batch.agent_versions.tolist(), numbers.tolist(), strict=True)
-    return {index: int(number) for index, of_version, number in rows if of_version == version}
-
-
-def _given(
-    reset_options: Options | None, tasks: Sequence[Any] | None, recorded: TrajectoryBatch[Any, Any] | None, version: int
-) -> Resets | None:
-    given = common_resets(reset_options)
-    return given if tasks is None else tasks_as_recorded(tasks, task_numbers(recorded, version), given)
-
-
-def _missing(batch: Any, index: int, version: int | None) -> str:
-    of_version = batch.indices if version is None else batch.indices[batch.agent_versions == version]
-    which = "" if version is None else f" of agent version {version}"
-    if not len(of_version):
-        there = ", ".join(map(str, sorted(set(batch.agent_versions.tolist()))))
-        return f"there is no trajectory {index}{which}: there are trajectories of agent versions {there or 'none'}"
-    first, last = int(of_version.min()), int(of_version.max())
-    if index < last:
-        return (
-            f"there is no trajectory {index}{which}: it was left out, because it raised when it was sampled, or was "
-            f"not selected; there are {len(of_version)} from {first} to {last}"
-        )
-    return f"there is no trajectory {index}{which}: there are trajectories {first} to {last}"
-
-
-def _for(one: TrajectoryBatch[Any, Any] | None, rerun: Rerun, *, actions: bool) -> tuple[Rerun, bool]:
-    """Return what runs a trajectory again as far as it was recorded, and whether it may go on after that."""
-    if one is None:
-        return rerun, False
-    cut = bool(one.cut[0])
-    if actions:
-        return rerun.with_actions(one), cut
-    return rerun.cut_after(len(one.rewards)) if cut else rerun, cut
-
-
 def _other_version(version: int, current: int) -> str:
     if not current:
         return f"nothing was sampled yet, so the agent of version {version} is not known: pass agent="
@@ -317,14 +343,17 @@ def _kept(payload: Payload) -> Payload:
     return Payload(bytes(payload.data), tuple(bytes(buffer) for buffer in payload.buffers), payload.about)
 
 
-def _of_worker(updates: Updates[Payload], worker: int) -> dict[str, Payload]:
-    missing = updates.missing(worker, {})
-    return {kind: payload for kind, payload in missing.items() if kind != "levels"}
+def _going_on(factory: WorkerFactory, length: int, *, alone: bool) -> WorkerFactory:
+    """Return a factory of workers that run one timestep more than was recorded, if the trajectory goes on.
 
-
-def _seeds_of(batch: TrajectoryBatch[Any, Any] | None, version: int) -> dict[int, int]:
-    """Return the seeds of a version's trajectories in a batch, by their indices."""
-    if batch is None:
-        return {}
-    rows = zip(batch.indices.tolist(), batch.agent_versions.tolist(), batch.seeds, strict=True)
-    return {index: seed for index, of_version, seed in rows if of_version == version}
+    Args:
+        factory: The sampler's.
+        length: How many timesteps were recorded.
+        alone: Whether the environment is to run alone.
+    """
+    limit = min(factory.max_episode_length or length + 1, length + 1)
+    if alone:
+        return WorkerFactory(n_workers=1, seed=factory.seed, max_episode_length=limit)
+    factory = copy.copy(factory)
+    factory.max_episode_length = limit
+    return factory

@@ -1,10 +1,10 @@
-"""Compare a trajectory that was run again with what was recorded, and say why the two may differ."""
+"""Run a trajectory again, compare it with what was recorded, and say why the two may differ."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,12 +26,11 @@ from streamsampler.samplers.payloads import versions_of
 from streamsampler.samplers.setbacks import failure_error
 from streamsampler.scheduling.plans import GatherPlan
 from streamsampler.scheduling.result import Segment
-from streamsampler.serialization import Payload, dumps, loads
+from streamsampler.serialization import Payload, loads
 from streamsampler.storage.videos import VideoFile, check_video
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.board import StatusBoard, board_bytes
-from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.factory import WorkerFactory, WorkerSetup
+from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.finishing import Finishing
 from streamsampler.workers.generators import preserved_generators
 from streamsampler.workers.kernels import fingerprint
@@ -68,7 +67,7 @@ def place_of(plan: GatherPlan, index: int, block: int, n_queues: int) -> tuple[i
     raise UsageError(f"there is no trajectory {index}{most}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rerun:
     """What it takes to run a trajectory again.
 
@@ -92,33 +91,6 @@ class Rerun:
     seeds: Mapping[int, int]
     worker: int = 0
     resets: Resets | None = None
-
-    def with_actions(self, recorded: TrajectoryBatch[Any, Any]) -> Rerun:
-        """Return what runs the environment alone, with the actions of a trajectory that was recorded.
-
-        It goes on for one timestep more than was recorded, with the last action again, if the environment does.
-        """
-        actions = _recorded_agents(recorded)
-        factory, length = self.setup.factory, len(recorded.rewards)
-        limit = min(factory.max_episode_length or length + 1, length + 1)
-        alone = WorkerFactory(n_workers=1, seed=factory.seed, max_episode_length=limit, worker_class=DefaultWorker)
-        return replace(
-            self,
-            setup=replace(self.setup, factory=alone),
-            updates={"env": self.updates["env"], "agent": dumps(actions, "the recorded actions")},
-            block=range(self.index, self.index + 1),
-        )
-
-    def cut_before(self, stop: int) -> Rerun | None:
-        """Return the same in a block without the indices from `stop` on; None where it has none of them."""
-        kept = self.block[: len(range(self.block.start, stop, self.block.step))]
-        return replace(self, block=kept) if len(kept) < len(self.block) else None
-
-    def cut_after(self, length: int) -> Rerun:
-        """Return the same, for a trajectory that goes on after `length` timesteps: one more is run."""
-        factory = copy.copy(self.setup.factory)
-        factory.max_episode_length = min(factory.max_episode_length or length + 1, length + 1)
-        return replace(self, setup=replace(self.setup, factory=factory))
 
     def run(
         self,
@@ -222,11 +194,11 @@ def _nothing() -> None:
     """Give no memory back."""
 
 
-def _recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
+def recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
     """Return an agent that chooses a trajectory's actions; of several agents, one for each of them."""
     if not isinstance(recorded, MultiAgentBatch):
         return _RecordedActions(singles_of(recorded.action_space, recorded.actions))
-    agents = {str(it.agent_ids[0]): _recorded_agents(it) for each in recorded.policies.values() for it in each}
+    agents = {str(it.agent_ids[0]): recorded_agents(it) for each in recorded.policies.values() for it in each}
     rows = next(iter(recorded.policies.values())).agents
     assert rows is not None
     return Policies({agent: agents.get(agent, NAMED_AGENTS[0]) for agent in rows.known}, {it: it for it in rows.known})
@@ -297,74 +269,70 @@ class Replay:
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of the run that a trajectory was recorded in.
+    """What is known of the call that a trajectory was recorded in.
 
     Attributes:
+        plan: What the call was to obtain.
+        resets: What it said of its trajectories; None for nothing.
+        stop: From which index on it may have had none, so that its last block was cut; None where that is known.
+        derives_seeds: Whether the seeds that were not recorded are the sampler's.
         fingerprints: How its workers computed.
         versions: The versions of its libraries.
         notes: What is not known of it.
         cut: Whether what was recorded may have been cut, and the trajectory have gone on.
-        actions_only: Whether the recorded actions are replayed, without the agent.
     """
 
+    plan: GatherPlan
+    resets: Resets | None = None
+    stop: int | None = None
+    derives_seeds: bool = True
     fingerprints: Collection[str] = ()
     versions: Mapping[str, str] | None = None
     notes: tuple[str, ...] = ()
     cut: bool = False
-    actions_only: bool = False
 
 
 def replayed(
-    rerun: Rerun,
-    recorded: TrajectoryBatch[Any, Any] | None,
-    origin: Origin,
-    video: Path | None = None,
-    alternative: Rerun | None = None,
+    reruns: Sequence[Rerun], one: TrajectoryBatch[Any, Any] | None, origin: Origin, video: Path | None, *, actions: bool
 ) -> Replay:
     """Run a trajectory again, and compare it.
 
     Args:
-        rerun: What it takes.
-        recorded: The trajectory as it was recorded, a batch of one; None to compare nothing.
+        reruns: What it takes, in one of two ways if it is not known which.
+        one: The trajectory as it was recorded; None to compare nothing.
         origin: What is known of that.
         video: A file for a video of it; None for none.
-        alternative: What it took, if `rerun` gives another trajectory: it is not known which; None where it is.
-
-    Raises:
-        RolloutError: The agent or the environment raised.
-        UsageError: The environment cannot be filmed, or the file cannot be written.
-        ImportError: The library for videos is missing; says how to install it.
-        OSError: The video cannot be written.
+        actions: Whether the recorded actions are replayed, without the agent.
     """
 
     def difference_of(trajectory: TrajectoryBatch[Any, Any]) -> Difference | None:
-        return None if recorded is None else first_difference(recorded.unfiltered(), trajectory, prefix=origin.cut)
+        return None if one is None else first_difference(one.unfiltered(), trajectory, prefix=origin.cut)
 
+    rerun = reruns[0]
     if video is not None:
         check_video(video)
         check_renders(loads(rerun.updates["env"]))
-    if alternative is not None and difference_of(rerun.run()[0]) and not difference_of(alternative.run()[0]):
-        rerun = alternative
+    if len(reruns) > 1 and difference_of(rerun.run()[0]) and not difference_of(reruns[1].run()[0]):
+        rerun = reruns[1]
     with ExitStack() as stack:
-        take = None
-        if video is not None:
-            take = stack.enter_context(VideoFile(video)).add
+        take = None if video is None else stack.enter_context(VideoFile(video)).add
         try:
             runs = rerun.run(lambda first: difference_of(first) is not None, take)
         except RolloutError as error:
-            if origin.actions_only and isinstance(error.original, UsageError):
+            if actions and isinstance(error.original, UsageError):
                 what = "recorded actions are replayed in one environment that is not vectorised: pass env="
                 raise UsageError(f"{what}. {error.original}") from error
             raise
-    found = Replay(runs[0], recorded, difference_of(runs[0]), notes=origin.notes, video=video)
-    if found.difference is None:
-        return found
-    return replace(found, reasons=tuple(_reasons(found.difference, runs, origin)))
+    found = difference_of(runs[0])
+    reasons = () if found is None else tuple(_reasons(found, runs, origin, actions=actions))
+    return Replay(runs[0], one, found, reasons, origin.notes, video)
 
 
-def _reasons(found: Difference, runs: list[TrajectoryBatch[Any, Any]], origin: Origin) -> Iterator[str]:
+def _reasons(
+    found: Difference, runs: Sequence[TrajectoryBatch[Any, Any]], origin: Origin, *, actions: bool
+) -> Iterator[str]:
     """Yield why a trajectory may differ, what is known for sure first."""
-    agent = "" if origin.actions_only else "the agent or "
+    agent = "" if actions else "the agent or "
     if (hidden := first_difference(*runs)) is not None:
         yield (
             f"{agent}the environment is no function of its seed: run twice in a row it differs from itself, first in "
@@ -380,7 +348,7 @@ def _reasons(found: Difference, runs: list[TrajectoryBatch[Any, Any]], origin: O
         )
     if origin.versions is not None and (changed := list(_changed(origin.versions))):
         yield f"other versions: {', '.join(changed)}"
-    yield from _usual_reasons(found, actions_only=origin.actions_only)
+    yield from _usual_reasons(found, actions=actions)
     if found.is_rounding and not elsewhere:
         yield "the two are so close that they may be rounded in two ways: other kernels, another number of threads"
 
@@ -392,9 +360,9 @@ def _changed(versions: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} {version} there, {here[name]} here"
 
 
-def _usual_reasons(found: Difference, *, actions_only: bool) -> Iterator[str]:
+def _usual_reasons(found: Difference, *, actions: bool) -> Iterator[str]:
     """Yield what usually makes such a difference first."""
-    if found.what == "action" and not actions_only:
+    if found.what == "action" and not actions:
         yield (
             "another agent, or other parameters: up to this action all was the same, so the environment is not to blame"
         )
