@@ -74,7 +74,7 @@ HOUSE: dict[str, Any] = {
         "filters": 536,
         "formats": 746,
         "protocol": 427,
-        "samplers": 4148,
+        "samplers": 4124,
         "scheduling": 1254,
         "seeding": 116,
         "serialization": 151,

@@ -276,6 +276,7 @@ class ReplayingSampler(SamplerLife):
             derived = TrajectorySeeds(self.seed, version)
             seeds = dict(zip(block, (origin.resets or Resets()).seeds_of(derived, block), strict=True))
         seeds |= _of_version(recorded, version, () if recorded is None else recorded.seeds)
+        updates.forget("levels")
         contents = {str(kind): payload for kind, payload in updates.missing(queue, {}).items()}
         blocks = [block]
         if one is not None and actions:

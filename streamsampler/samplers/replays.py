@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,23 @@ from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.differences import Difference, first_difference
 from streamsampler.data.multi_agent import MultiAgentBatch, assembled
-from streamsampler.data.recorder import Rollouts
 from streamsampler.data.words import count
+from streamsampler.engines.base import Answered, Event
+from streamsampler.engines.local import LocalEngine
 from streamsampler.environments.filming import Film, FilmedEnvUpdate, check_renders
-from streamsampler.environments.updates import for_worker
+from streamsampler.environments.updates import EnvUpdate, for_worker
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.protocol.messages import Ticket, agree
+from streamsampler.protocol.messages import Failure, Report, Start, Ticket, agree
 from streamsampler.samplers.payloads import versions_of
 from streamsampler.samplers.setbacks import failure_error
 from streamsampler.scheduling.plans import GatherPlan
 from streamsampler.scheduling.result import Segment
-from streamsampler.serialization import Payload, loads
+from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.storage.videos import VideoFile, check_video
-from streamsampler.workers.base import Worker, WorkerContext
-from streamsampler.workers.board import StatusBoard, board_bytes
+from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.factory import WorkerSetup
-from streamsampler.workers.finishing import Finishing
-from streamsampler.workers.generators import preserved_generators
 from streamsampler.workers.kernels import fingerprint
-from streamsampler.workers.loop import failure_of, seed_constructors
 from streamsampler.workers.resets import Resets
-from streamsampler.workers.threads import ThreadLimit
 from streamsampler.workers.vec.rows import singles_of
 
 # ----------------------------------------------------------------------
@@ -99,8 +95,6 @@ class Rerun:
     ) -> list[TrajectoryBatch[Any, Any]]:
         """Run the trajectory, and once more in the same environment if the first run calls for it.
 
-        The global generators and the threads of libraries are as before afterwards.
-
         Args:
             again: Whether to run it once more, from what came of the first time.
             take: Takes the pictures of the first run; None for none.
@@ -112,86 +106,63 @@ class Rerun:
             RolloutError: The agent or the environment raised.
             UsageError: The environment cannot be filmed.
         """
-        hooks = None if self.setup.hooks is None else self.setup.hooks.sparing(self.index)
-        setup = replace(self.setup, check=None, drop_unless=None, hooks=hooks)
-        threads = ThreadLimit(setup.threads, os.environ)
-        board = StatusBoard(memoryview(bytearray(board_bytes(1))))
-        with preserved_generators(), threads.held():
-            seed_constructors(setup.seed)
-            worker = setup.make_worker(WorkerContext(board.row(0), self.worker, setup.seed))
-            ticket = Ticket(self.version, self.block, len(self.block))
-            try:
-                with self._errors_reported(worker, ticket):
-                    self._update(worker, take)
-                    threads.hold()  # torch may have been imported with the agent
-                    runs = [self._roll_out(worker)]
-                    if again(runs[0]):
-                        runs.append(self._roll_out(worker))
-            except BaseException:
-                with suppress(Exception):
-                    worker.shutdown()
-                raise
-            with self._errors_reported(worker, None):
-                worker.shutdown()
+        engine = LocalEngine(1, partial(self._worker, take), self.setup.seed, threads=self.setup.threads)
+        try:
+            runs = [self._roll_out(engine, self.version, **self.updates)]
+            if again(runs[0]):
+                runs.append(self._roll_out(engine, self.version + 1))
+        finally:
+            last_words = engine.close()
+        for event in last_words:
+            self._raise_failure(event)
         return runs
 
-    def _update(self, worker: Worker, take: Callable[[Any, float], None] | None) -> None:
-        with for_worker(self.worker):
-            if take is None:
-                worker.update_env(loads(self.updates["env"]))
-            else:
-                # Only in a block others are reset before it. Known before there is an agent: it is in lanes, or not.
-                film = Film(0, take)
-                worker.update_env(FilmedEnvUpdate(lambda: loads(self.updates["env"]), film))
-        finishing = Finishing()
-        for kind in ("filters", "agent", "parameters"):
-            if kind in self.updates:
-                finishing.update(worker, kind, loads(self.updates[kind]))
-        if take is not None:
-            film.number = self._indices(worker).index(self.index)
-        worker.resets = self.resets
+    def _worker(self, take: Callable[[Any, float], None] | None, context: WorkerContext) -> Any:
+        """Make a worker that runs the trajectory's block whatever its ticket, with the seeds that were recorded."""
+        hooks = None if self.setup.hooks is None else self.setup.hooks.sparing(self.index)
+        setup = replace(self.setup, check=None, drop_unless=None, hooks=hooks)
+        worker: Any = setup.make_worker(replace(context, worker_number=self.worker))
+        update_env, rollout = worker.update_env, worker.rollout
+        film = None if take is None else Film(0, take)
 
-    def _indices(self, worker: Worker) -> range:
-        """Return the trajectories that it is run with: itself alone where no other one influences it."""
-        if not worker.runs_lanes:
-            return self.block
-        position = self.block.index(self.index)
-        return self.block[position : position + 1]
+        def updated(update: EnvUpdate) -> None:
+            with for_worker(self.worker):
+                update_env(update if film is None else FilmedEnvUpdate(lambda: update, film))
 
-    def _roll_out(self, worker: Worker) -> TrajectoryBatch[Any, Any]:
-        indices = self._indices(worker)
-        worker.row.begin_ticket(self.version)
-        ticket = Ticket(self.version, indices, len(indices))
-        outcome = worker.rollout(ticket, [self.seeds[index] for index in indices])
-        assert isinstance(outcome.rollouts, Rollouts)
-        left_out = [dropped.position for dropped in outcome.dropped]
-        number = indices.index(self.index)
-        position = number - sum(each < number for each in left_out)
-        # What the recorder holds is used again by the next run, and infos may be the environment's own.
-        delivery = Delivery(
-            self.worker, copy.deepcopy(outcome.rollouts), _nothing, spaces=worker.spaces, fingerprint=fingerprint().bits
-        )
+        def rolled_out(*_: Any) -> Any:
+            # Alone where no other trajectory influences it.
+            number = self.block.index(self.index)
+            indices = self.block[number : number + 1] if worker.runs_lanes else self.block
+            if film is not None:
+                film.number = indices.index(self.index)
+            ticket = Ticket(self.version, indices, len(indices))
+            return rollout(ticket, [self.seeds[index] for index in indices])
+
+        worker.update_env, worker.rollout = updated, rolled_out
+        return worker
+
+    def _roll_out(self, engine: LocalEngine, version: int, **updates: Any) -> TrajectoryBatch[Any, Any]:
+        resets = None if self.resets is None else dumps(self.resets, "reset_options")
+        ticket = Ticket(version, self.block, len(self.block))
+        engine.send(0, Start(version, (ticket,), resets=resets, **updates))
+        (event,) = engine.wait(None)
+        self._raise_failure(event)
+        assert isinstance(event, Answered)
+        assert isinstance(event.answer, Report)
+        rollouts, spaces = event.contents
+        before = self.block.index(self.index) if len(rollouts.lengths) > 1 else 0
+        position = before - sum(each.position < before for each in event.answer.dropped)
+        delivery = Delivery(self.worker, rollouts, event.release, spaces=spaces, fingerprint=fingerprint().bits)
         return assembled(
-            [Segment(delivery, position, position + 1, indices[number : number + 1])],
-            observation_space=copy.deepcopy(worker.spaces[0]),
-            action_space=copy.deepcopy(worker.spaces[1]),
+            [Segment(delivery, position, position + 1, range(self.index, self.index + 1))],
+            observation_space=spaces[0], action_space=spaces[1],
             seeds_of=lambda wanted: [self.seeds[index] for index in wanted.tolist()],
-            agent_version=self.version,
-            seed=self.setup.seed,
-        )
+            agent_version=self.version, seed=self.setup.seed,
+        )  # fmt: skip
 
-    @contextmanager
-    def _errors_reported(self, worker: Worker, ticket: Ticket | None) -> Iterator[None]:
-        try:
-            yield
-        except (Exception, SystemExit) as error:
-            raise failure_error(
-                self.worker, failure_of(ticket, worker.phase, worker.trajectory, error), error
-            ) from error
-
-
-def _nothing() -> None:
-    """Give no memory back."""
+    def _raise_failure(self, event: Event) -> None:
+        if isinstance(event, Answered) and isinstance(event.answer, Failure):
+            raise failure_error(self.worker, event.answer, event.contents)
 
 
 def recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
