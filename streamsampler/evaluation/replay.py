@@ -17,8 +17,7 @@ from streamsampler.evaluation.agents import evaluated_agent
 from streamsampler.samplers.payloads import name_of_worker
 from streamsampler.samplers.per_worker import PerWorker
 from streamsampler.samplers.processes import LocalSampler
-from streamsampler.samplers.replaying import episode_of, recorded_one, resets_as_recorded
-from streamsampler.samplers.replays import Origin, Replay
+from streamsampler.samplers.replays import Origin, Replay, episode_of, recorded_one, resets_as_recorded
 from streamsampler.scheduling.plans import Streamed
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.storage import npz as storage

@@ -17,7 +17,7 @@ from streamsampler.errors import UsageError, missing_attribute, positive, refuse
 from streamsampler.samplers.payloads import provenance_of
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.samplers.progress import ProgressArgument, display
-from streamsampler.samplers.replaying import ReplayingSampler
+from streamsampler.samplers.replays import ReplayingSampler
 from streamsampler.samplers.streaming import Stream
 from streamsampler.scheduling.plans import (
     AtLeast,

@@ -1,4 +1,4 @@
-"""Run a trajectory again, compare it with what was recorded, and say why the two may differ."""
+"""Run a sampler's trajectories again, compare them with what was recorded, and say why the two may differ."""
 
 from __future__ import annotations
 
@@ -7,53 +7,169 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from streamsampler.agents.base import NAMED_AGENTS
 from streamsampler.agents.policies import Policies
+from streamsampler.data import trees
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.differences import Difference, first_difference
+from streamsampler.data.infos import take_infos
 from streamsampler.data.multi_agent import MultiAgentBatch, assembled
 from streamsampler.data.words import count
 from streamsampler.engines.base import Answered, Event
 from streamsampler.engines.local import LocalEngine
 from streamsampler.environments.filming import Film, FilmedEnvUpdate, check_renders
 from streamsampler.environments.updates import EnvUpdate, for_worker
-from streamsampler.errors import RolloutError, UsageError
+from streamsampler.errors import RolloutError, UsageError, positive
 from streamsampler.protocol.messages import Failure, Report, Start, Ticket, agree
-from streamsampler.samplers.payloads import versions_of
+from streamsampler.samplers.lifecycle import SamplerLife
+from streamsampler.samplers.payloads import on_environments, pickled_updates, put, versions_of
 from streamsampler.samplers.setbacks import failure_error
-from streamsampler.scheduling.plans import GatherPlan
+from streamsampler.samplers.updates import Updates
+from streamsampler.scheduling.plans import Fragments, GatherPlan, Streamed
 from streamsampler.scheduling.result import Segment
+from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.storage.videos import VideoFile, check_video
 from streamsampler.workers.base import WorkerContext
-from streamsampler.workers.factory import WorkerSetup
+from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 from streamsampler.workers.kernels import fingerprint
-from streamsampler.workers.resets import Resets
+from streamsampler.workers.resets import Options, Resets, common_resets, tasks_as_recorded
 from streamsampler.workers.vec.rows import singles_of
+
+# ----------------------------------------------------------------------
+# Find what was recorded of an episode of fragments, which is run again as a trajectory is.
+
+
+_OF_THE_START = ("continued", "earlier_lengths", "earlier_returns")
+_OF_FRAGMENTS = (
+    "an episode of fragments is replayed from what was recorded of it: pass recorded=batch; and actions=True where it "
+    "began in an earlier call"
+)
+_SIDE_BY_SIDE = "an episode of fragments that stepped side by side with others is replayed without the agent only: "
+_CONTINUED = (
+    "trajectory {index} of agent version {version} began in an earlier call, with other parameters: pass actions=True, "
+    "and a batch with all parts of the episode, TrajectoryBatch.concatenate(batches)"
+)
+_INCOMPLETE = (
+    "of trajectory {index} of agent version {version}, which began in an earlier call, not all parts are in the batch: "
+    "it has those of agent versions {there}. Join the batches of all calls since it began with "
+    "TrajectoryBatch.concatenate(batches)"
+)
+
+
+def episode_of(
+    batch: TrajectoryBatch[Any, Any], one: TrajectoryBatch[Any, Any], *, actions: bool
+) -> TrajectoryBatch[Any, Any]:
+    """Return what was recorded of a trajectory since its reset: of an episode of fragments, up to a call's end.
+
+    Args:
+        batch: All that was recorded.
+        one: The trajectory in it; of an episode of fragments, the last part that is wanted.
+        actions: Whether recorded actions are replayed, so that the parts may have been made with several parameters.
+
+    Raises:
+        UsageError: It began in an earlier call, and an agent is to choose the actions, or a part is missing.
+    """
+    if one.env_numbers[0] < 0 or not one.continued[0]:
+        return one
+    index, last = int(one.indices[0]), int(one.agent_versions[0])
+    if not actions:
+        raise UsageError(_CONTINUED.format(index=index, version=last))
+    versions = batch.agent_versions
+    mine = [
+        row
+        for row in np.flatnonzero((batch.indices == index) & (versions <= last)).tolist()
+        if batch.seeds[row] == one.seeds[0] and batch.env_numbers[row] == one.env_numbers[0]
+    ]
+    mine.sort(key=lambda row: int(versions[row]))
+    there = versions[mine].tolist()
+    if batch.continued[mine[0]] or there != list(range(there[0], last + 1)):
+        raise UsageError(_INCOMPLETE.format(index=index, version=last, there=", ".join(map(str, there))))
+    parts = TrajectoryBatch.concatenate(batch[row] for row in mine).unfiltered()
+    first, end = slice(0, 1), slice(-1, None)
+    return replace(
+        parts,
+        last_observations=trees.take(parts.last_observations, end),
+        terminated=parts.terminated[end],
+        truncated=parts.truncated[end],
+        episode_infos=take_infos(parts.episode_infos, first),
+        lengths=parts.lengths.sum(keepdims=True),
+        indices=parts.indices[end],
+        seeds=parts.seeds[-1:],
+        agent_versions=parts.agent_versions[end],
+        worker_numbers=parts.worker_numbers[end],
+        fragments={
+            **{name: values[end] for name, values in parts.fragments.items()},
+            **{name: values[first] for name, values in parts.fragments.items() if name in _OF_THE_START},
+        },
+    )
+
+
+def recorded_one(batch: Any, index: int, version: int | None = None) -> TrajectoryBatch[Any, Any]:
+    """Return the trajectory of an index from a batch; the arguments are as in `streamsampler.replay`.
+
+    Raises:
+        UsageError: There is none, or several agent versions have one.
+    """
+    versions, indices = batch.agent_versions, batch.indices
+    mine = np.full(len(versions), fill_value=True) if version is None else versions == version
+    found = np.flatnonzero(mine & (indices == index)).tolist()
+    if len(found) == 1:
+        return batch[found[0]]  # type: ignore[no-any-return]
+    name = f"trajectory {index}" if version is None else f"trajectory {index} of agent version {version}"
+    there = ", ".join(map(str, np.unique(versions[found] if found else versions).tolist())) or "none"
+    if found:
+        raise UsageError(f"{name} is there more than once, of agent versions {there}: give version")
+    if not mine.any():
+        raise UsageError(f"there is no {name}: there are trajectories of agent versions {there}")
+    first, last = int(indices[mine].min()), int(indices[mine].max())
+    if index > last:
+        raise UsageError(f"there is no {name}: there are trajectories {first} to {last}")
+    raise UsageError(
+        f"there is no {name}: it was left out, because it raised when it was sampled, or was not selected; there are "
+        f"{mine.sum()} from {first} to {last}"
+    )
+
+
+def resets_as_recorded(
+    reset_options: Options | None, tasks: Sequence[Any] | None, recorded: TrajectoryBatch[Any, Any] | None, version: int
+) -> Resets | None:
+    """Return what a call said of its trajectories that were recorded; the arguments are those of `replay`.
+
+    Raises:
+        UsageError: Which task each of them had was not recorded, or they had others.
+    """
+    given = common_resets(reset_options)
+    if tasks is None:
+        return given
+    numbers = None if recorded is None else recorded.episode_infos.get("task_index")
+    if recorded is None or numbers is None:
+        what = "pass recorded=, a batch with it" if recorded is None else "its call had no tasks"
+        raise UsageError(f"which of the tasks the trajectory had is not known: {what}")
+    return tasks_as_recorded(tasks, _of_version(recorded, version, numbers.tolist()), given)
+
+
+def _of_version(recorded: TrajectoryBatch[Any, Any] | None, version: int, values: Sequence[int]) -> dict[int, int]:
+    """Return what a batch has of the trajectories of a version, by their indices."""
+    if recorded is None:
+        return {}
+    rows = zip(recorded.indices.tolist(), recorded.agent_versions.tolist(), values, strict=True)
+    return {index: value for index, of_version, value in rows if of_version == version}
+
 
 # ----------------------------------------------------------------------
 # Run one trajectory again, in this process: in the same row of a batch of the same shape, from the same seed.
 
 
-def place_of(plan: GatherPlan, index: int, block: int, n_queues: int) -> tuple[int, range]:
-    """Return whose trajectory an index is, and the block of indices that it ran in.
-
-    Args:
-        plan: What the call was to obtain.
-        index: The trajectory's.
-        block: How many consecutive trajectories may influence each other.
-        n_queues: How many queues of indices there are: 1, or one for each worker where workers differ.
-
-    Returns:
-        The number of the queue, and the indices of the block, this one among them.
-
-    Raises:
-        UsageError: The call had no such trajectory.
-    """
+def _place_of(plan: GatherPlan, index: int, block: int, n_queues: int) -> tuple[int, range]:
+    """Return whose trajectory an index is, the number of a queue, and the block of indices that it ran in."""
     for number in range(n_queues):
         queue = plan.queue(number, n_queues)
         if index in queue:
@@ -64,20 +180,8 @@ def place_of(plan: GatherPlan, index: int, block: int, n_queues: int) -> tuple[i
 
 
 @dataclass(frozen=True)
-class Rerun:
-    """What it takes to run a trajectory again.
-
-    Attributes:
-        setup: How workers were made.
-        updates: The environment, the agent, and its parameters and filters where it got some: "env", "agent",
-            "parameters", "filters".
-        worker: The number that the environment is made for.
-        version: The agent version.
-        index: The trajectory index.
-        block: The indices that it ran together with, as they were cut from their queue.
-        seeds: The seeds of all of the block, by index.
-        resets: What the call said of resets; None for nothing.
-    """
+class _Rerun:
+    """What it takes to run a trajectory again, with all of the block of indices that it ran in."""
 
     setup: WorkerSetup
     updates: Mapping[str, Payload]
@@ -93,19 +197,7 @@ class Rerun:
         again: Callable[[TrajectoryBatch[Any, Any]], bool] = lambda _: False,
         take: Callable[[Any, float], None] | None = None,
     ) -> list[TrajectoryBatch[Any, Any]]:
-        """Run the trajectory, and once more in the same environment if the first run calls for it.
-
-        Args:
-            again: Whether to run it once more, from what came of the first time.
-            take: Takes the pictures of the first run; None for none.
-
-        Returns:
-            One or two batches of one trajectory.
-
-        Raises:
-            RolloutError: The agent or the environment raised.
-            UsageError: The environment cannot be filmed.
-        """
+        """Run the trajectory, film it, and run it once more in the same environment if the first run calls for it."""
         engine = LocalEngine(1, partial(self._worker, take), self.setup.seed, threads=self.setup.threads)
         try:
             runs = [self._roll_out(engine, self.version, **self.updates)]
@@ -165,11 +257,11 @@ class Rerun:
             raise failure_error(self.worker, event.answer, event.contents)
 
 
-def recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
+def _recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
     """Return an agent that chooses a trajectory's actions; of several agents, one for each of them."""
     if not isinstance(recorded, MultiAgentBatch):
         return _RecordedActions(singles_of(recorded.action_space, recorded.actions))
-    agents = {str(it.agent_ids[0]): recorded_agents(it) for each in recorded.policies.values() for it in each}
+    agents = {str(it.agent_ids[0]): _recorded_agents(it) for each in recorded.policies.values() for it in each}
     rows = next(iter(recorded.policies.values())).agents
     assert rows is not None
     return Policies({agent: agents.get(agent, NAMED_AGENTS[0]) for agent in rows.known}, {it: it for it in rows.known})
@@ -230,8 +322,7 @@ class Replay:
             lines += [f"differs from what was recorded, first in {self.difference}", "likely reasons:"]
             lines += [f"- {reason}" for reason in self.reasons]
         elif self.recorded is not None:
-            what = "observations, actions, rewards and its end"
-            lines.append(f"the same as recorded, bit for bit: {what}")
+            lines.append("the same as recorded, bit for bit: observations, actions, rewards and its end")
         lines += [f"note: {note}" for note in self.notes]
         if self.video is not None:
             lines.append(f"video: {self.video}")
@@ -263,28 +354,20 @@ class Origin:
     cut: bool = False
 
 
-def replayed(
-    reruns: Sequence[Rerun], one: TrajectoryBatch[Any, Any] | None, origin: Origin, video: Path | None, *, actions: bool
+def _replayed(
+    ways: Sequence[_Rerun], one: TrajectoryBatch[Any, Any] | None, origin: Origin, video: Path | None, *, actions: bool
 ) -> Replay:
-    """Run a trajectory again, and compare it.
-
-    Args:
-        reruns: What it takes, in one of two ways if it is not known which.
-        one: The trajectory as it was recorded; None to compare nothing.
-        origin: What is known of that.
-        video: A file for a video of it; None for none.
-        actions: Whether the recorded actions are replayed, without the agent.
-    """
+    """Run a trajectory again, in one of two ways if it is not known which, and compare it with what was recorded."""
 
     def difference_of(trajectory: TrajectoryBatch[Any, Any]) -> Difference | None:
         return None if one is None else first_difference(one.unfiltered(), trajectory, prefix=origin.cut)
 
-    rerun = reruns[0]
+    rerun = ways[0]
     if video is not None:
         check_video(video)
         check_renders(loads(rerun.updates["env"]))
-    if len(reruns) > 1 and difference_of(rerun.run()[0]) and not difference_of(reruns[1].run()[0]):
-        rerun = reruns[1]
+    if len(ways) > 1 and difference_of(rerun.run()[0]) and not difference_of(ways[1].run()[0]):
+        rerun = ways[1]
     with ExitStack() as stack:
         take = None if video is None else stack.enter_context(VideoFile(video)).add
         try:
@@ -317,18 +400,17 @@ def _reasons(
             f"other kernels: it was recorded where NumPy or torch compute otherwise ({' and '.join(elsewhere)}; here "
             f'{here}). See "Other processors" in the guide, streamsampler.samplers'
         )
-    if origin.versions is not None and (changed := list(_changed(origin.versions))):
+    here_now = versions_of(origin.versions or ())
+    changed = [
+        f"{name} {it} there, {here_now[name]} here"
+        for name, it in (origin.versions or {}).items()
+        if here_now.get(name, it) != it
+    ]
+    if changed:
         yield f"other versions: {', '.join(changed)}"
     yield from _usual_reasons(found, actions=actions)
     if found.is_rounding and not elsewhere:
         yield "the two are so close that they may be rounded in two ways: other kernels, another number of threads"
-
-
-def _changed(versions: Mapping[str, str]) -> Iterator[str]:
-    here = versions_of(versions)
-    for name, version in versions.items():
-        if name in here and here[name] != version:
-            yield f"{name} {version} there, {here[name]} here"
 
 
 def _usual_reasons(found: Difference, *, actions: bool) -> Iterator[str]:
@@ -343,3 +425,175 @@ def _usual_reasons(found: Difference, *, actions: bool) -> Iterator[str]:
     else:
         yield "another environment, or another version of it: up to here all was the same, the actions too"
         yield "an environment with a hidden state, which carries something from one trajectory to the next"
+
+
+class ReplayingSampler(SamplerLife):
+    """What all samplers have that runs a trajectory again."""
+
+    def replay(
+        self,
+        version: int,
+        index: int,
+        *,
+        agent: Any = None,
+        env: Any = None,
+        reset_options: Options | None = None,
+        tasks: Sequence[Any] | None = None,
+        recorded: TrajectoryBatch[Any, Any] | None = None,
+        actions: bool = False,
+        video: str | PathLike[str] | None = None,
+    ) -> Replay:
+        """Run a trajectory again, in this process, and compare it with what was recorded of it.
+
+        It runs from the same seed and, with `VecWorker`, in the same row of a batch of the same shape; where
+        trajectories of a block may influence each other, with all of its block. The workers are not disturbed.
+
+        Of fragments, a part that began in its call is run again with the agent (not with `VecWorker`), and one that
+        goes on is compared up to where it was cut. With `actions=True`, and a batch `recorded` in which all parts of an
+        episode are, `TrajectoryBatch.concatenate(batches)`, it is run again from its reset to the end of that call.
+
+        Args:
+            version: The agent version: `batch.agent_versions[i]`.
+            index: The trajectory index: `batch.indices[i]`.
+            agent: The agent, or parameters for the sampler's agent, as `agent_update` takes them. None for those that
+                the sampler has, which are right for the current version only. Of an earlier version, where the sampler
+                has an `observation_filter`: `FilteredAgent(agent, filter)` of `streamsampler.filters`.
+            env: As `env_update` takes it. None for the environment that the sampler has.
+            reset_options: What `env.reset(options=…)` gets. None for what the call said, if it was the last one; an
+                episode of fragments may have begun in another.
+            tasks: All tasks of the trajectory's call, in order; which of them it had is taken from `recorded`. None for
+                what the call said, if it was the last one.
+            recorded: A batch with the trajectory, to compare it with; its seed is taken from there.
+            actions: Whether to replay the recorded actions, without the agent.
+            video: A `.mp4` file for a video, which needs `pip install av`.
+
+        Returns:
+            What came of it: its `trajectory`, and its `difference` if something was `recorded`.
+
+        Raises:
+            UsageError: There is no such trajectory, the agent of its version is not known, or an argument cannot work.
+            RolloutError: The agent or the environment raised.
+            ImportError: The library for videos is missing.
+            OSError: The video cannot be written.
+        """
+        version, index = positive("version", version), positive("index", index, least=0)
+        if actions and recorded is None:
+            raise UsageError("actions=True needs the recorded trajectory: pass recorded=batch")
+        given = resets_as_recorded(reset_options, tasks, recorded, version)
+        last = None if recorded is None else recorded_one(recorded, index, version)
+        one = None if recorded is None or last is None else episode_of(recorded, last, actions=actions)
+        with self._exclusive():
+            session = self._session
+            is_current = version == session.sampled_version
+            if not (is_current or actions) and agent is None:
+                there = session.sampled_version
+                what = f"the sampler's agent is that of version {there}" if there else "nothing was sampled yet"
+                raise UsageError(f"{what}: pass agent=, the agent of version {version} or its parameters")
+            pickled = pickled_updates(agent, on_environments(env, session), session.sampled)
+            plan, said = self._said(last) if is_current else (Streamed(), None)
+            updates = session.sampled.mapped(self._published)
+        if not is_current:
+            updates.forget("filters")
+        for kind, payloads in pickled.items():
+            put(updates, kind, payloads)
+        # Which trajectories an earlier call was to obtain is not known.
+        stop = None if is_current or recorded is None else int(recorded.indices.max()) + 1
+        bits = frozenset() if recorded is None else recorded.fingerprints
+        origin = Origin(plan, said if given is None else given, stop, fingerprints=bits)
+        return self.run_again(version, index, origin, updates, recorded=recorded, one=one, actions=actions, video=video)
+
+    def run_again(
+        self,
+        version: int,
+        index: int,
+        origin: Origin,
+        updates: Updates[Payload] | None = None,
+        *,
+        recorded: TrajectoryBatch[Any, Any] | None,
+        one: TrajectoryBatch[Any, Any] | None,
+        actions: bool,
+        video: str | PathLike[str] | None,
+    ) -> Replay:
+        """Run a trajectory of any call again, as `replay` does.
+
+        Args:
+            version: See `replay`, as for `index`, `actions` and `video`.
+            index: The trajectory index.
+            origin: What is known of the call.
+            updates: The agent and the environment, pickled; None for those in force.
+            recorded: What was recorded of the call, for seeds; None for nothing.
+            one: What was recorded of the trajectory, as `episode_of` returns it; None for nothing.
+            actions: See `replay`.
+            video: See `replay`.
+
+        Raises:
+            UsageError: There is no such trajectory, or a seed is missing. For other errors see `replay`.
+        """
+        setup, session = self._setup, self._session
+        if updates is None:
+            updates = session.updates.mapped(self._published)
+        n_together = setup.factory.layout.block
+        if one is not None and one.env_numbers[0] >= 0 and n_together > 1 and not actions:
+            raise UsageError(f"{_SIDE_BY_SIDE}pass actions=True")
+        queue, block = _place_of(origin.plan, index, n_together, self.n_workers if session.sampled.differ else 1)
+        seeds = {}
+        if origin.derives_seeds:
+            derived = TrajectorySeeds(self.seed, version)
+            seeds = dict(zip(block, (origin.resets or Resets()).seeds_of(derived, block), strict=True))
+        seeds |= _of_version(recorded, version, () if recorded is None else recorded.seeds)
+        updates.forget("levels")
+        contents = {str(kind): payload for kind, payload in updates.missing(queue, {}).items()}
+        blocks = [block]
+        if one is not None and actions:
+            blocks, contents = [range(index, index + 1)], {"env": contents["env"]}
+            contents["agent"] = dumps(_recorded_agents(one), "the recorded actions")
+        elif origin.stop is not None and block[-1] >= origin.stop:
+            blocks.append(block[: len(range(block.start, origin.stop, block.step))])
+        if one is not None and (actions or one.cut[0]):
+            origin = replace(origin, cut=origin.cut or bool(one.cut[0]))
+            setup = replace(setup, factory=_going_on(setup.factory, len(one.rewards), alone=actions))
+        known = [each for each in blocks if seeds.keys() >= {*each}]
+        if not known:
+            raise UsageError(
+                f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of "
+                f"{[other for other in block if other not in seeds]} were not recorded"
+            )
+        ways = [_Rerun(setup, contents, version, index, each, seeds, queue, origin.resets) for each in known]
+        return _replayed(ways, one, origin, None if video is None else Path(video), actions=actions)
+
+    def _said(self, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
+        """Return what the last call was to obtain, and what it said of resets, for one of its trajectories."""
+        session = self._session
+        plan: GatherPlan = session.plan or Streamed()
+        if isinstance(plan, Fragments):
+            if last is None:
+                raise UsageError(_OF_FRAGMENTS)
+            if session.resets is None or last.continued[0]:  # an earlier call said it
+                return Streamed(), None
+            return Streamed(), replace(session.resets, fragments=None)
+        if self._policy.on_failure == "drop" and not plan.fixed:
+            plan = Streamed(plan.first)  # others took the places of those that raised
+        return plan, session.resets
+
+    def check_renders(self) -> None:
+        """Check that the sampler's environment can be filmed: make one, reset it, and take a picture.
+
+        Raises:
+            UsageError: It cannot; says why, and what to do.
+        """
+        with self._exclusive():
+            payload = self._published(next(iter(self._session.updates.payloads(("env",)).values())))
+        check_renders(loads(payload))
+
+    def _published(self, handle: Any) -> Payload:
+        """Return a payload in memory of its own: an engine may use its memory again."""
+        payload = self._session.engine.published(handle)
+        return Payload(bytes(payload.data), tuple(bytes(buffer) for buffer in payload.buffers), payload.about)
+
+
+def _going_on(factory: WorkerFactory, length: int, *, alone: bool) -> WorkerFactory:
+    """Return a factory of workers that run one timestep more than was recorded, if the trajectory goes on."""
+    limit = min(factory.max_episode_length or length + 1, length + 1)
+    factory = WorkerFactory(n_workers=1, seed=factory.seed) if alone else copy.copy(factory)
+    factory.max_episode_length = limit
+    return factory
