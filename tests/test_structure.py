@@ -68,7 +68,7 @@ HOUSE: dict[str, Any] = {
         "engines": 3272,
         "environments": 901,
         "errors": 182,
-        "evaluation": 2554,
+        "evaluation": 2552,
         "examples": 570,
         "extras": 29,
         "filters": 536,

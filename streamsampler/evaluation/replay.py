@@ -136,21 +136,17 @@ def _read(source: Any, index: int) -> tuple[str, TrajectoryBatch[Any, Any], dict
     path = Path(source)
     if not path.is_dir():
         batch, header = load_with_header(path)
-        return str(path), batch, _facts(header["provenance"])
+        provenance = header["provenance"]
+        return str(path), batch, provenance if isinstance(provenance, dict) else {}
     folder: TrajectoryFolder[Any, Any] = TrajectoryFolder(path)
     last = -1
     for number in range(len(folder.shards)):
         last = max([last, *storage.read(path / shard_name(number), "indices")[0]["indices"][-1:].tolist()])
         if index <= last:
             manifest = read_manifest(path)
-            facts = {**_facts(manifest.provenance), "fingerprints": sorted(manifest.fingerprints)}
-            return str(path), folder.shards[number], facts
+            return str(path), folder.shards[number], {**manifest.provenance, "fingerprints": manifest.fingerprints}
     there = f"there are trajectories 0 to {last}" if last >= 0 else "there are none yet"
     raise UsageError(f"there is no trajectory {index}: {there}")
-
-
-def _facts(provenance: Any) -> dict[str, Any]:
-    return dict(provenance) if isinstance(provenance, Mapping) else {}
 
 
 def _kind_of_worker(
