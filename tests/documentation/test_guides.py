@@ -18,7 +18,7 @@ from tests.documentation.site import Site
 
 PACKAGE = pathlib.Path(streamsampler.__file__).parent
 # Public for other rooms of the package, not for users.
-FOR_OTHER_ROOMS = {"check_renders", "count_as_called", "put_back_filters", "refuse_lag"}
+FOR_OTHER_ROOMS = {"check_renders", "count_as_called", "put_back_filters", "refuse_lag", "run_again"}
 OURS = {
     "sampler": streamsampler.MultiprocessingSampler,
     "batch": streamsampler.TrajectoryBatch,
