@@ -52,7 +52,7 @@ MEASURED_LOOPS = ["workers.default._run", "workers.several.loop.timesteps"]  # f
 # another that it imports, wherever in the code and for whatever reason; a circle is of modules, by the same imports.
 # Of files with little code, *single importers* are those that one other file of their room alone imports.
 HOUSE: dict[str, Any] = {
-    "files": 266,
+    "files": 267,
     "rooms": 29,
     "arrows": 161,
     "code": {
@@ -84,7 +84,7 @@ HOUSE: dict[str, Any] = {
         "testing": 397,
         "timing": 68,
         "version": 1,
-        "workers": 6391,
+        "workers": 6526,
     },
     "circles": [],
     "single importers": [

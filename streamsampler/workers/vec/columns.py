@@ -362,7 +362,6 @@ class RowRecorder:
 
     Attributes:
         n_rows: The same.
-        spaces: The two spaces.
         step: The step in hand.
         observations: The observations, those before each step.
         actions: The actions.
@@ -375,7 +374,7 @@ class RowRecorder:
         self, observation_space: AnySpace, action_space: AnySpace, n_rows: int,
         env_infos: InfoRecorder | BatchInfos, episode_infos: InfoRecorder | BatchInfos,
     ) -> None:  # fmt: skip
-        self.n_rows, self.spaces = n_rows, (observation_space, action_space)
+        self.n_rows, self._action_space = n_rows, action_space
         self.observations = Columns(observation_space, n_rows, "observation", ObservationError)
         self.actions = Columns(action_space, n_rows, "action", ActionError)
         self._env_infos, self._episode_infos = env_infos, episode_infos
@@ -391,15 +390,15 @@ class RowRecorder:
             part.clear()
         self.step = self.n_begun = 0
 
-    def gathered_numbers(
-        self, numbers: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,
+    def gathered(
+        self, first: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,
         rewards: Callable[[NDArray[np.int64]], Array], last_observations: Callable[[], Tree],
         terminated: NDArray[np.bool_], truncated: NDArray[np.bool_],
     ) -> Rollouts:  # fmt: skip
         """Return trajectories.
 
         Args:
-            numbers: The numbers of all their values, one trajectory after the other.
+            first: The number of the first value of each.
             lengths: Their timesteps.
             episodes: What their resets' infos were recorded as.
             allocate: Makes the arrays of what there is of each timestep.
@@ -412,9 +411,23 @@ class RowRecorder:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position among them.
             DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
         """
+        n_rows, stops = self.n_rows, np.cumsum(lengths)
+        # Trajectories one after the other, and in each every `n_rows`-th number.
+        numbers = np.repeat(first - (stops - lengths) * n_rows, lengths)
+        numbers += np.arange(0, len(numbers) * n_rows, n_rows)
+        return self.gathered_numbers(
+            numbers, lengths, episodes, allocate, rewards, last_observations, terminated, truncated
+        )
+
+    def gathered_numbers(
+        self, numbers: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,
+        rewards: Callable[[NDArray[np.int64]], Array], last_observations: Callable[[], Tree],
+        terminated: NDArray[np.bool_], truncated: NDArray[np.bool_],
+    ) -> Rollouts:  # fmt: skip
+        """Return trajectories, of which `numbers` has the numbers of all values; see `gathered`."""
         stops = np.cumsum(lengths)
         actions = self.actions.gather(numbers, allocate)
-        refuse_actions_outside(self.spaces[1], actions, lengths)
+        refuse_actions_outside(self._action_space, actions, lengths)
 
         def owners(rows: NDArray[np.int64]) -> NDArray[np.int64]:
             return np.searchsorted(stops, rows, side="right")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
+import gymnasium
 import numpy as np
 
 from streamsampler.data.recorder import Rollouts
@@ -45,7 +46,6 @@ class LaneRunner:
     Args:
         envs: The environments.
         worker: Shows phase and trajectory.
-        recorder: What records the rows; None for one of single environments.
 
     Attributes:
         spaces: Observation and action space of one environment.
@@ -53,22 +53,19 @@ class LaneRunner:
         seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
     """
 
-    only_blocks: ClassVar[str] = ""
-    """Why there are no lanes, and no fragments."""
-
-    def __init__(self, envs: list[Any], worker: Worker, recorder: StepRecorder | None = None) -> None:
-        self._envs, self._worker = envs, worker
-        self._recorder = recorder or StepRecorder(envs[0].observation_space, envs[0].action_space, len(envs))
+    def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker) -> None:
+        self._envs, self._worker, self._n_rows = envs, worker, len(envs)
         # Through wrappers it takes a microsecond to look them up.
-        self.spaces, self._n_rows = self._recorder.spaces, self._recorder.n_rows
+        self.spaces = envs[0].observation_space, envs[0].action_space
         self._limit = _NO_LIMIT if worker.context.max_episode_length is None else worker.context.max_episode_length
+        self._recorder = StepRecorder(*self.spaces, self._n_rows)
         self._agent: BatchedAgent | None = None
         self._tickets = RunningTickets(worker, self._n_rows)
         self._running: list[Trajectory | None] = [None] * self._n_rows
-        self._live: Any = []  # the rows that are not silent
+        self._live: list[int] = []  # the rows that are not silent
         self._step_of: list[Any] = []  # the step methods of all environments
         self._steps: list[Any] = []  # those of the rows that are not silent
-        self._sources: Any = None  # where some are silent: for each row the one that it is a copy of
+        self._sources: list[int] | None = None  # where some are silent: for each row the one that it is a copy of
         self._in_lanes = True
         self._row = -1  # the row in hand; -1 while it is about all of them
         self._at_fault: Trajectory | None = None
@@ -133,11 +130,6 @@ class LaneRunner:
     def ended(self) -> list[Trajectory]:
         """Return the trajectories of the ticket in hand that have ended, in its order."""
         return self._tickets.in_hand.ended()
-
-    def ended_so_far(self) -> tuple[int, int]:
-        """Return how many trajectories of the ticket in hand have ended, and their timesteps."""
-        ended = self.ended()
-        return len(ended), sum(each.length for each in ended)
 
     def left_out(self) -> list[Trajectory]:
         """Return the trajectories of the ticket in hand that were left out, in its order."""
@@ -271,20 +263,17 @@ class LaneRunner:
         worker, recorder, live = self._worker, self._recorder, self._live
         assert self._agent is not None
         worker.phase = _RECORDING
-        batch = recorder.batch(self._sources)
+        sources = self._sources
+        batch = recorder.batch(sources)
         actions, infos = self._agent.choose(batch, live, worker, self._record_agent_info)
         worker.phase = _ACTION
-        self._record_actions(actions)
+        if sources is not None:
+            actions = padded(self.spaces[1], actions, sources)
+        recorder.actions.append(actions)
+        self._singles = singles_of(self.spaces[1], actions)
         if infos:
             worker.phase = _RECORDING
             self._record_agent_infos(infos)
-
-    def _record_actions(self, actions: Any) -> None:
-        """Record a batch of actions, and keep what the environments get of it."""
-        if self._sources is not None:
-            actions = padded(self.spaces[1], actions, self._sources)
-        self._recorder.actions.append(actions)
-        self._singles = singles_of(self.spaces[1], actions)
 
     def _record_agent_infos(self, infos: dict[str, Any]) -> None:
         self._recorder.record_agent_infos(infos)

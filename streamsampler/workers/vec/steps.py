@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamsampler.data.copying import Allocate, make_recorder
 from streamsampler.data.infos import InfoRecorder
@@ -24,7 +23,6 @@ from streamsampler.protocol.messages import Dropped, Ticket
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.columns import RowRecorder
-from streamsampler.workers.vec.rows import BatchInfos
 
 _ALIGNMENT = 64
 
@@ -70,28 +68,24 @@ class StepRecorder(RowRecorder):
         action_space: The space of a single action.
         n_rows: How many rows.
         episode_infos: Records the infos of resets; None for what a recorder has by default.
-        together: Whether observations and infos come for all rows together, as those of a vector environment do.
 
     Attributes:
         encoded: The rows' next observations: a loop may write the bytes of one of just that `dtype` and `shape`.
         dtype: See there; where rows are not kept as bytes, no observation has it.
         shape: See there.
         rewards: The rewards: a loop appends n for each step.
-        record_env_info: Takes (number, info); where they come together (numbers, infos, rows), see `BatchInfos.record`.
-        record_reset_info: The same for the infos of resets, with the numbers of trajectories.
+        record_env_info: Takes (number, info).
     """
 
     def __init__(
         self, observation_space: AnySpace, action_space: AnySpace, n_rows: int,
-        episode_infos: InfoRecorder | None = None, *, together: bool = False,
+        episode_infos: InfoRecorder | None = None,
     ) -> None:  # fmt: skip
-        kind = BatchInfos if together else InfoRecorder
-        env_infos, resets = kind("env_infos"), episode_infos or kind("episode_infos")
-        super().__init__(observation_space, action_space, n_rows, env_infos, resets)
-        self.record_env_info: Callable[..., None] = env_infos.record
-        self.record_reset_info: Callable[..., None] = resets.record
+        env_infos, self._resets = InfoRecorder("env_infos"), episode_infos or InfoRecorder("episode_infos")
+        super().__init__(observation_space, action_space, n_rows, env_infos, self._resets)
+        self.record_env_info: Callable[[int, dict[str, Any]], None] = env_infos.record
         self._last = make_recorder(observation_space, "observation", ObservationError)
-        self._is_encoded = self._last.encoded is not None and not together
+        self._is_encoded = self._last.encoded is not None
         self.encoded, self.dtype, self.shape = [b""] * n_rows, self._last.dtype, self._last.shape
         self._copies = AlignedCopies()
         self.rewards = array("d")
@@ -110,7 +104,7 @@ class StepRecorder(RowRecorder):
         """
         number = self.n_begun
         if reset_info.__class__ is not dict or reset_info:
-            self.record_reset_info(number, reset_info)
+            self._resets.record(number, reset_info)
         self.n_begun = number + 1
         self.record(row, observation)
         return number
@@ -131,7 +125,7 @@ class StepRecorder(RowRecorder):
         else:
             columns.n_steps = step + 1
 
-    def batch(self, sources: Sequence[int] | NDArray[np.int64] | None) -> Tree:
+    def batch(self, sources: list[int] | None) -> Tree:
         """Begin the next step, and return a copy of the rows' observations.
 
         Args:
@@ -177,38 +171,10 @@ class StepRecorder(RowRecorder):
             np.array([each.length for each in trajectories], dtype=np.int64),
             np.array([each.number for each in trajectories], dtype=np.int64),
             allocate,
+            lambda numbers: np.frombuffer(self.rewards, np.float64).take(numbers),  # a view that stays cannot grow
             partial(last_observations, self._last, trajectories),
             np.array([each.terminated for each in trajectories], dtype=np.bool_),
             np.array([each.truncated for each in trajectories], dtype=np.bool_),
-        )
-
-    def gathered(
-        self, first: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,
-        last_observations: Callable[[], Tree],
-        terminated: NDArray[np.bool_], truncated: NDArray[np.bool_],
-    ) -> Rollouts:  # fmt: skip
-        """Return trajectories; see `gathered_numbers`.
-
-        Args:
-            first: The number of the first value of each.
-            lengths: Their timesteps.
-            episodes: What their resets' infos were recorded as.
-            allocate: Makes the arrays of what there is of each timestep.
-            last_observations: Returns their last observations.
-            terminated: How they ended.
-            truncated: How they ended.
-        """
-        n_rows, stops = self.n_rows, np.cumsum(lengths)
-        # Trajectories one after the other, and in each every `n_rows`-th number.
-        numbers = np.repeat(first - (stops - lengths) * n_rows, lengths)
-        numbers += np.arange(0, len(numbers) * n_rows, n_rows)
-
-        def rewards(numbers: NDArray[np.int64]) -> Array:
-            kept = np.frombuffer(self.rewards, np.float64)  # a view that stayed could not grow
-            return kept.take(numbers, 0, allocate((len(numbers),), kept.dtype), "clip")
-
-        return self.gathered_numbers(
-            numbers, lengths, episodes, allocate, rewards, last_observations, terminated, truncated
         )
 
     def keep(self, trajectories: Sequence[Trajectory]) -> None:
@@ -225,7 +191,7 @@ class StepRecorder(RowRecorder):
         del self.rewards[: step * self.n_rows]
         for infos in (self._env_infos, self._agent_info, self.agent_infos):
             infos.forget_before(step * self.n_rows)
-        self._episode_infos.forget_before(number)
+        self._resets.forget_before(number)
         self.step -= step
         self.n_begun -= number
         for each in trajectories:

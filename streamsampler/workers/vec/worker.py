@@ -35,7 +35,8 @@ from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.hooked import HookedRunner
 from streamsampler.workers.vec.lanes import LaneRunner
-from streamsampler.workers.vec.native import NativeRunner, using_seeds
+from streamsampler.workers.vec.native import NativeRunner
+from streamsampler.workers.vec.native_recorder import using_seeds
 from streamsampler.workers.vec.rows import noting
 
 _LOG = logging.getLogger("streamsampler")
@@ -44,6 +45,12 @@ DRAWS = (
     "something drew from a global generator (random, numpy.random or torch) while trajectories ran side by side, so "
     "that they depend on one another. Let get_actions take the keyword draws, and the environment draw from its "
     'np_random; or pass worker_args={"block_size": n}: then trajectories run in fixed blocks of n'
+)
+_SINGLE = "pass an environment that is not vectorised, of which VecWorker makes several itself"
+_NO_FRAGMENTS = f"a vector environment runs no fragments: {_SINGLE}"
+_NO_HOOKS = (
+    "a vector environment calls no hooks and no drop_if, because nothing can be called between the timesteps of one "
+    f"trajectory: it steps all its environments in one call; {_SINGLE}"
 )
 _INDEPENDENT = ("error", "fallback")
 
@@ -101,7 +108,7 @@ class VecWorker(Worker):
         self._probed: tuple[Any, Any, bool] = None, None, False  # of which runner and agent it is known, and what
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
         self._agents = AgentPool(hint=context.worker_number == 0)
-        self._runner: LaneRunner | None = None
+        self._runner: LaneRunner | NativeRunner | None = None
         self._envs: list[AnyEnv | AnyVectorEnv] = []
         self._groups: RunningGroups | None = None
         self._callers: list[HookCaller] = []
@@ -143,9 +150,7 @@ class VecWorker(Worker):
         """
         runner, agents = self._runner, self._agents
         self.runs_lanes = False
-        if runner is None or runner.only_blocks or not self._may_run_lanes:
-            return
-        if agents.empty or not agents.row_independent:
+        if not (self._may_run_lanes and isinstance(runner, LaneRunner)) or agents.empty or not agents.row_independent:
             return
         if self._probed[0] is runner and self._probed[1] is agents.first:
             self.runs_lanes = self._probed[2]
@@ -205,10 +210,19 @@ class VecWorker(Worker):
             envs.append(env)
         return envs
 
-    def _make_runner(self, envs: list[AnyEnv | AnyVectorEnv]) -> LaneRunner:
+    def _make_runner(self, envs: list[AnyEnv | AnyVectorEnv]) -> LaneRunner | NativeRunner:
         first = envs[0]
         if isinstance(first, VectorEnv):
-            return NativeRunner(first, self, self._n_envs, self._block)
+            if self._n_envs is not None and self._n_envs != first.num_envs:
+                raise UsageError(f"n_envs is {self._n_envs}, but the vector environment has {first.num_envs}")
+            if first.num_envs > self._block:
+                raise UsageError(
+                    f"a block of {self._block} trajectories cannot fill a vector environment of {first.num_envs}: "
+                    f'pass worker_args={{"n_envs": {first.num_envs}}}'
+                )
+            if self.context.hooks is not None:
+                raise UsageError(_NO_HOOKS)
+            return NativeRunner(first, self)
         single = [env for env in envs if isinstance(env, gymnasium.Env)]
         one = first.observation_space, first.action_space
         for env in single[1:]:
@@ -239,8 +253,10 @@ class VecWorker(Worker):
         runner = self._runner
         assert runner is not None
         agent = noting(self._agents.batched(runner.n_slots), stand_ins[0].take_agent_info)
-        is_native = isinstance(runner, NativeRunner)
-        rehearsing = NativeRunner(stand_ins[0], self) if is_native else LaneRunner(list(stand_ins), self)
+        if isinstance(runner, NativeRunner):
+            NativeRunner(stand_ins[0], self).rehearse(version, indices, seeds, agent)
+            return
+        rehearsing = LaneRunner(list(stand_ins), self)
         try:
             # As a block even of lanes, so that global generators are seeded: nothing is recorded that draws from them.
             rehearsing.run_blocks(Ticket(version, indices, len(indices)), seeds, agent)
@@ -251,6 +267,9 @@ class VecWorker(Worker):
         """Run the ticket's trajectories: in lanes, or block by block; or fragments."""
         if self.resets is not None and (order := self.resets.fragments) is not None:
             return self._run_fragments(ticket, order)
+        runner = self._runner
+        if isinstance(runner, NativeRunner):
+            return runner.rollout(ticket, seeds, self._agents.batched(runner.n_slots))
         seconds = 0.0
         if self.spoiled:
             self.spoiled = False
@@ -274,8 +293,8 @@ class VecWorker(Worker):
     def _run_fragments(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
         if self._groups is None or self._groups.base_version != order.base_version:
             self._forget_groups()
-            if self._lane_runner.only_blocks:
-                raise UsageError(self._lane_runner.only_blocks)
+            if isinstance(self._runner, NativeRunner):
+                raise UsageError(_NO_FRAGMENTS)
             self._groups = self._make_groups(order.base_version)
         return self._groups.run(ticket, order)
 
@@ -304,7 +323,7 @@ class VecWorker(Worker):
 
     @property
     def _lane_runner(self) -> LaneRunner:
-        assert self._runner is not None
+        assert isinstance(self._runner, LaneRunner)
         return self._runner
 
     def _run(self, ticket: Ticket, seeds: list[int], reset_seconds: float, *, alone: bool = False) -> Outcome:
@@ -348,15 +367,16 @@ class VecWorker(Worker):
 
     def _given_up(self) -> Outcome:
         runner = self._lane_runner
-        n_ended, n_timesteps = runner.ended_so_far()
+        ended = runner.ended()
+        n_timesteps = sum(each.length for each in ended)
         n_begun, n_ran = runner.forget()
         self.ran_timesteps, self.running_timesteps = n_ran, 0
-        return Outcome(None, n_ended, n_timesteps, n_begun - n_ended, n_ran - n_timesteps, tuple(runner.seconds))
+        return Outcome(None, len(ended), n_timesteps, n_begun - len(ended), n_ran - n_timesteps, tuple(runner.seconds))
 
     def abandon(self) -> tuple[int, int]:
         """Forget the trajectories of later tickets that run already."""
         self.running_timesteps = 0
-        return (0, 0) if self._runner is None else self._runner.forget()
+        return self._runner.forget() if isinstance(self._runner, LaneRunner) else (0, 0)
 
     def shutdown(self) -> None:
         """Close the environments."""
