@@ -434,7 +434,7 @@ def _of_processes(number: int, difference: Difference) -> Finding:
     was, now = shown(difference.recorded), shown(difference.replayed)
     return Finding(
         "processes", "failure",
-        f"in another process, started anew, and after other trajectories trajectory {number} came out differently: "
+        f"in a new process, and after other trajectories, trajectory {number} came out differently: "
         f"its {difference.what}{difference.path} of timestep {difference.timestep} was {was} and then {now}: batches "
         "differ from run to run",
         "It depends on something of the process or its past: the order of a set of strings (sort it), hash(), id(), "

@@ -87,7 +87,7 @@ def test_what_cannot_be_made_is_found_out():
 def test_what_differs_from_process_to_process_is_found_out():
     report = checked("hash")
     assert report["seed"].verdict == "pass"
-    assert "in another process, started anew" in report["processes"].what
+    assert "in a new process, and after other trajectories" in report["processes"].what
     assert_only(report, "processes", "failure")
 
 

@@ -55,7 +55,7 @@ TERM_SECONDS = 1.0
 
 _PHASES = ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, END_SECONDS))
 _LOOKS = 3  # without finding anything, where it is not known whether there are children
-_LOOK_SECONDS = 0.02  # from one look at a group to the next: the kernel does not report its end
+_LOOK_SECONDS = 0.02  # from one look to the next, where the end of a group is not reported
 
 Wait = Callable[[float], None]
 """Sleeps until a child of this process ends, for so many seconds at most."""
@@ -115,11 +115,29 @@ def _group_ends(leader: int, seconds: float) -> bool:
     """Wait for the end of all processes of a group; return whether it came in time."""
     deadline = time.monotonic() + seconds
     while _signal_group(leader, 0):
+        members = _members(leader)
         left = deadline - time.monotonic()
-        if left <= 0:
-            return False
-        time.sleep(min(left, _LOOK_SECONDS))
+        if left <= 0 or members == []:
+            return members == []
+        with contextlib.ExitStack() as opened:
+            poller, pidfds = select.poll(), 0
+            for pid in members or ():
+                with contextlib.suppress(OSError):  # the process is gone
+                    fd = os.pidfd_open(pid)
+                    opened.callback(os.close, fd)
+                    poller.register(fd, select.POLLIN)
+                    pidfds += 1
+            # Where it is not known who is in the group, the ends of its processes are not reported.
+            poller.poll(1000 * (left if pidfds else min(left, _LOOK_SECONDS)))
     return True
+
+
+def _members(leader: int) -> list[int] | None:
+    """Return the living processes of a group; None where /proc is not there."""
+    if not can_find_descendants():
+        return None
+    stats = {int(name): stat_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    return [pid for pid, stat in stats.items() if stat is not None and stat.group == leader and stat.state not in "ZX"]
 
 
 def _signal_group(leader: int, number: int) -> bool:
