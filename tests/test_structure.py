@@ -65,7 +65,7 @@ HOUSE: dict[str, Any] = {
         "cli": 2480,
         "coming_from": 0,
         "data": 3362,
-        "engines": 3286,
+        "engines": 3136,
         "environments": 901,
         "errors": 182,
         "evaluation": 2552,

@@ -46,7 +46,7 @@ import ray
 from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
 from streamsampler.engines.ray_cluster import Demand, attach
-from streamsampler.engines.ray_link import Kind, RayLink, Starts, cause_of_loss, check_names
+from streamsampler.engines.ray_link import Kind, RayLink, Starts
 from streamsampler.engines.ray_worker import Published, RaySetup, Said
 from streamsampler.errors import SamplerError
 from streamsampler.protocol.messages import Message, Phase
@@ -99,12 +99,11 @@ class RayEngine(LinkedEngine[RayLink]):
         self._inbox: queue.SimpleQueue[tuple[RayLink, Kind, int, Future[Any]] | None] = queue.SimpleQueue()
         self._looked: dict[int, float] = {}
         demand = Demand(n_workers, worker_resources)
-        check_names(runtime_env or {})
+        setup = RaySetup.of_this_process(make_worker, seed, threads, report_memory=report_memory)
+        self._starts = Starts(setup, demand, runtime_env, self._post)
         self._lease = attach(address, demand)
         self._opened.callback(self._lease.release)
         try:
-            setup = RaySetup.of_this_process(make_worker, seed, threads, report_memory=report_memory)
-            self._starts = Starts(setup, demand, runtime_env, self._post)
             self._links = [self._starts.new(number) for number in range(n_workers)]
             self._await_all()
         except BaseException:
@@ -121,16 +120,13 @@ class RayEngine(LinkedEngine[RayLink]):
 
     def _await_all(self) -> None:
         """Wait until all workers run."""
-        began = time.monotonic()
-        for limit in self._starts.limits:
-            while missing := [link for link in self._links if link.hello is None]:
-                left = began + limit - time.monotonic()
-                if left <= 0:
-                    break
-                for event in self.wait(left):
-                    if isinstance(event, Died):
-                        raise SamplerError(f"worker {event.worker} could not be started: it {event.why}")
-            self._starts.check(missing, time.monotonic() - began)
+        deadline = time.monotonic() + self._starts.seconds
+        while missing := [link for link in self._links if link.hello is None]:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise self._starts.late(len(missing))
+            for event in self.wait(left):
+                if isinstance(event, Died):
+                    raise SamplerError(f"worker {event.worker} could not be started: it {event.why}")
 
     def can_restart(self, worker: int) -> bool:
         """Return whether a new worker has started in the place of a dead one: the cluster may lack the room."""
@@ -192,14 +188,14 @@ class RayEngine(LinkedEngine[RayLink]):
         """Return for how many seconds to wait at most."""
         alive = [link for link in self._links if not link.ended]
         dying = [link.deadline - time.monotonic() for link in alive if link.dying is not None]
-        return min([limit, self._starts.seconds_idle(idle=not any(link.unanswered for link in alive)), *dying])
+        return min([limit, self._starts.seconds_left(idle=not any(link.unanswered for link in alive)), *dying])
 
     def _events_of(self, link: RayLink, kind: Kind, place: int, future: Future[Any]) -> list[Event]:
         if link.ended:
             return []
         if (error := future.exception()) is not None:
             link.note_look()
-            return [] if kind is Kind.LOOK else self._die(link, cause_of_loss(error), place)
+            return [] if kind is Kind.LOOK else self._die(link, f"was lost: {' '.join(str(error).split())}", place)
         if kind is Kind.HELLO:
             self._starts.greet(link, future.result())
         elif kind is Kind.LOOK:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import os
-import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,17 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from streamsampler.errors import SamplerError, UsageError
 
 _LOOK_SECONDS = 4.0  # that a machine may take to answer at a port
 _RELEASE_SECONDS = 3  # that Ray may take to count as free what an actor had that has ended
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and an empty frame of settings
-_SETTINGS = 4  # the type of the frame that every server of HTTP/2 answers with, which is what Ray speaks
-_NOISE = re.compile("A worker died or was killed while executing a task")
-_ADVICE = "see `ray status`; take fewer workers, ask for less in worker_resources, or add nodes"
 _OPTIONS = (
     *("num_cpus", "num_gpus", "memory", "resources"),
     *("accelerator_type", "label_selector", "scheduling_strategy"),
@@ -56,32 +50,11 @@ class Demand:
         given["memory"] = self.options.get("memory", 0)
         return {**given, **self.options.get("resources", {})}
 
-    def room(self, free: Mapping[str, float]) -> int:
-        """Return how many of the workers fit where these resources are free."""
-        fits = [int(free.get(name, 0.0) / amount + 1e-9) for name, amount in self.amounts().items() if amount]
-        return min([self.n_workers, *fits])
-
     def __str__(self) -> str:
         return ", ".join(f"{amount:g} {name}" for name, amount in self.amounts().items() if amount) or "nothing"
 
     def check(self) -> None:
-        """Raise an error if the nodes of the cluster could not hold the workers even if nothing else ran there.
-
-        Raises:
-            SamplerError: They could not.
-        """
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        room = sum(self.room(node["Resources"]) for node in nodes)
-        if room < self.n_workers:
-            names = self.amounts()
-            has = [f"{node['NodeManagerHostname']} has {_listed(node['Resources'], names)}" for node in nodes]
-            raise SamplerError(
-                f"the Ray cluster has room for {room} of {self.n_workers} workers, of which each needs {self} on one "
-                f"node: {'; '.join(has)}; {_ADVICE}"
-            )
-
-    def check_free(self) -> None:
-        """Raise an error if what else runs there leaves no room; what has just ended may be free soon.
+        """Raise an error if the cluster has no room; what has just ended may be free soon.
 
         All that the workers need is reserved together, which Ray does as soon as it is free, and given back at once.
 
@@ -95,8 +68,9 @@ class Demand:
         try:
             if not group.wait(_RELEASE_SECONDS):
                 raise SamplerError(
-                    f"the Ray cluster has no room now for {self.n_workers} workers, of which each needs {self}: "
-                    f"{self.in_use()}; {_ADVICE}, or wait for what else runs there"
+                    f"the Ray cluster has no room for {self.n_workers} workers, of which each needs {self}: "
+                    f"{self.in_use()}; see `ray status`; take fewer workers, ask for less in worker_resources, add "
+                    "nodes, or wait for what else runs there"
                 )
         finally:
             remove_placement_group(group)
@@ -139,7 +113,6 @@ class Lease:
             _leases.discard(self)
             if _is_ours and not _leases:
                 _is_ours = False
-                _drop_noise(dropped=False)
                 if self.valid:
                     ray.shutdown()
 
@@ -163,13 +136,11 @@ def attach(address: str | None, demand: Demand) -> Lease:
         else:
             _leases.clear()  # somebody else called `ray.shutdown`
             _init(address or os.environ.get("RAY_ADDRESS") or "local", demand)
-            _drop_noise(dropped=True)
             _is_ours = True
         lease = Lease()
         _leases.add(lease)
     try:
         demand.check()
-        demand.check_free()
     except BaseException:
         lease.release()
         raise
@@ -191,34 +162,26 @@ def _resolved(address: str) -> tuple[str, int]:
     """Return the numbers of `host:port`.
 
     Raises:
-        UsageError: It is none.
-        SamplerError: The host is unknown.
+        UsageError: It is none, or the host is unknown.
     """
     host, _, port = address.rpartition(":")
-    if address.startswith("ray://"):
-        raise UsageError(
-            f"ray_address={address!r}: Ray's client protocol is not supported; run this program on a node of the "
-            "cluster, and give the address that `ray start` shows, such as 10.0.0.1:6379"
-        )
-    if not host or not port.isdigit():
-        raise UsageError(f'ray_address must be "host:port", "auto" or "local", got {address!r}')
     try:
         return socket.gethostbyname(host.strip("[]")), int(port)
-    except OSError as error:
-        raise SamplerError(f"ray_address={address!r}: the host {host!r} is unknown ({error})") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f'ray_address must be "host:port", as `ray start` shows it, "auto" or "local", got {address!r}: {error}'
+        ) from error
 
 
 def _init(address: str, demand: Demand) -> None:
+    options: dict[str, Any] = {}
     if address == "local":
         n_cpus = max(len(os.sched_getaffinity(0)), math.ceil(demand.n_workers * demand.amounts()["CPU"]))
         options = {"num_cpus": n_cpus, "include_dashboard": False}
         if not demand.amounts()["GPU"]:
             options["num_gpus"] = 0
-    else:
-        options = {}
-        if address != "auto":
-            _check_listening(address)
-            _check_node(address)
+    elif address != "auto":
+        _check_listening(address)
     try:
         with _quiet():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -226,74 +189,18 @@ def _init(address: str, demand: Demand) -> None:
         with contextlib.suppress(Exception):
             ray.shutdown()  # what was started before it failed
         what = "no Ray cluster could be started" if address == "local" else f"cannot attach to Ray at {address}"
-        raise SamplerError(f"{what}: {_explained(error)}") from error
-
-
-def _explained(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    if "ersion mismatch" in text:
-        return f"{text}. Ray needs the same versions of Python, to the patch level, and of Ray on all nodes and here"
-    return text
+        raise SamplerError(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
 def _check_listening(address: str) -> None:
-    """Look who listens: Ray itself would try for minutes."""
-    advice = (
-        "start a cluster with `ray start --head --port=PORT`, take the address that it shows, or leave ray_address out "
-        "to start one on this machine"
-    )
+    """Check that there is a program at an address: Ray itself would try for minutes."""
     try:
-        with socket.create_connection(_resolved(address), timeout=_LOOK_SECONDS) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
-                return
-            connection.sendall(_HTTP2)
-            answer = connection.recv(9)
-    except TimeoutError:
-        answer = b""
+        socket.create_connection(_resolved(address), timeout=_LOOK_SECONDS).close()
     except OSError as error:
-        raise SamplerError(f"no Ray cluster at {address}: {error}; {advice}") from None
-    if answer[3:4] != bytes([_SETTINGS]) or not _has_cluster_id(address):
-        raise SamplerError(f"what listens at {address} is no Ray cluster: it does not answer as one; {advice}")
-
-
-def _has_cluster_id(address: str) -> bool:
-    """Return whether a server of HTTP/2 tells the id of its cluster, which other servers, of Ray as well, cannot."""
-    make_client = getattr(getattr(ray, "_raylet", None), "GcsClient", None)
-    if make_client is None:  # not public: then Ray says it, after 20 seconds
-        return True
-    told: list[Any] = []
-
-    def ask() -> None:
-        with contextlib.suppress(RayError):
-            told.append(make_client(address=address))
-
-    # Ray itself waits for 30 seconds where no answer comes.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_LOOK_SECONDS)
-    return bool(told)
-
-
-def _check_node(address: str) -> None:
-    """Raise an error if this machine is no node of a cluster, which a program that attaches must be on."""
-    try:
-        from ray._private.services import find_node_ids
-    except ImportError:  # not public: then Ray says it, after a minute
-        return
-    if not find_node_ids():
         raise SamplerError(
-            f"there is a Ray cluster at {address}, but this machine is none of its nodes: run `ray start "
-            f"--address={address}` here, or this program there"
-        )
-
-
-def _drop_noise(*, dropped: bool) -> None:
-    """Let Ray print nothing on standard output about workers that died: the sampler logs it. This is not public."""
-    with contextlib.suppress(ImportError, AttributeError):
-        from ray._private.ray_logging import stdout_deduplicator
-
-        if stdout_deduplicator.skip_re in (None, _NOISE):
-            stdout_deduplicator.skip_re = _NOISE if dropped else None
+            f"no Ray cluster at {address}: {error}; start a cluster with `ray start --head --port=PORT`, take the "
+            "address that it shows, or leave ray_address out to start one on this machine"
+        ) from None
 
 
 @contextlib.contextmanager

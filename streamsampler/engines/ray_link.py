@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import select
-import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from enum import Enum
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.runtime_env import RuntimeEnv
 
 from streamsampler.engines.linked import EngineLink, shown_stacks
@@ -53,7 +48,6 @@ class RayLink(EngineLink):
     Args:
         number: The worker number.
         options: What Ray is to give the actor.
-        node: The id of this process's node.
         post: Is given the link, the kind and the place of a call, and its future.
 
     Attributes:
@@ -65,7 +59,7 @@ class RayLink(EngineLink):
         closing: Whether the worker has received an `Exit`.
     """
 
-    def __init__(self, number: int, options: Mapping[str, Any], node: str, post: Post) -> None:
+    def __init__(self, number: int, options: Mapping[str, Any], post: Post) -> None:
         super().__init__(number)
         self.hello: Hello | None = None
         self.dying: str | None = None
@@ -73,7 +67,6 @@ class RayLink(EngineLink):
         self.said: dict[int, Any] = {}
         self.unanswered = 0
         self.closing = False
-        self._node = node
         self._post = post
         self._place = self._next_place = 0  # how many messages were sent, and how many calls are done
         self._exit_place = -1
@@ -160,18 +153,10 @@ class RayLink(EngineLink):
         return row
 
     def kill(self, *, gently: bool = False) -> None:
-        """Kill the actor. Ray gives a stopped process five seconds; on this machine, a signal gives it none."""
+        """Kill the actor."""
         del gently
-        stopped = self._is_here and not self.ended and _is_stopped(self.pid)
         with contextlib.suppress(Exception):  # Ray itself may be gone
             ray.kill(self._actor)
-        if stopped:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
-
-    @property
-    def _is_here(self) -> bool:
-        return self.hello is not None and self.hello.node == self._node
 
     def stacks(self) -> str:
         """Return the worker's Python stacks."""
@@ -182,77 +167,22 @@ class RayLink(EngineLink):
         return "(it did not answer: it is stopped or lost, or native code holds the interpreter's lock)"
 
     def close(self, timeout: float) -> None:
-        """Kill the actor, and wait for its end, as far as it has run, and on this machine for that of its process."""
+        """Kill the actor, and wait for its end, as far as it has run."""
         if not self.ended:
             self.kill()
         self.ended = True
         if self.hello is not None:
-            deadline = time.monotonic() + min(timeout, _MOST_SECONDS)
-            self.ends_within(deadline - time.monotonic())
-            if self._is_here:
-                _await_process(self.pid, deadline - time.monotonic())
-
-
-def _await_process(pid: int, timeout: float) -> None:
-    """Wait until a process of this machine, which is no child of this one, is gone."""
-    with contextlib.suppress(OSError, AttributeError):  # gone already; not on every system
-        descriptor = os.pidfd_open(pid)
-        try:
-            select.select([descriptor], [], [], max(0.0, timeout))
-        finally:
-            os.close(descriptor)
-
-
-def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    return False
-
-
-def cause_of_loss(error: BaseException) -> str:
-    """Return what Ray says of an actor's end, as the end of a sentence about the worker."""
-    text = " ".join(str(error).split())
-    if isinstance(error, ActorUnavailableError):
-        return f"could not be reached by Ray ({text})"
-    if isinstance(error, ActorDiedError):
-        for begin, what in (
-            ("its node has died", "was lost with its node"),
-            ("Worker exit detail:", "ended"),
-            ("creation task failed", "could not be started"),
-            ("The actor is dead because", "ended"),
-        ):
-            if begin in text:
-                detail = text.partition(begin)[2].partition("Some common causes")[0].strip(" .:")[:_MOST_CHARACTERS]
-                return f"{what} (Ray: {detail})" if detail else what
-    return f"was lost ({type(error).__name__}: {text[:_MOST_CHARACTERS]})" if isinstance(error, RayError) else str(text)
-
-
-_MOST_CHARACTERS = 400
+            self.ends_within(min(timeout, _MOST_SECONDS))
 
 
 # ----------------------------------------------------------------------
 # Start actors, and find the reason where they do not start; for the engine of Ray.
 
 
-ROOM_SECONDS = 5.0
-"""After this time workers that have not started are looked into."""
-
-_START_SECONDS = 60.0  # that workers may take to start where there is room
+_START_SECONDS = 60.0  # that workers may take to start
 _PREPARED_SECONDS = 600.0  # the same where Ray installs packages or fetches files for them first
 _PREPARING = {"pip", "uv", "conda", "container", "image_uri", "working_dir", "py_modules"}
 _MOST_FAILED = 3  # starts in a row
-
-
-def check_names(runtime_env: Mapping[str, Any]) -> None:
-    """Look for what Ray would ignore in a runtime environment.
-
-    Raises:
-        UsageError: There is something.
-    """
-    unknown = sorted(map(str, set(runtime_env) - RuntimeEnv.known_fields))
-    if unknown:
-        known = sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_"))
-        raise UsageError(f"runtime_env has {', '.join(unknown)}, but Ray knows {', '.join(known)}")
 
 
 class Starts:
@@ -263,21 +193,28 @@ class Starts:
         demand: What they need of the cluster.
         runtime_env: Ray's runtime environment for them, if there is one.
         post: See `RayLink`.
+
+    Attributes:
+        seconds: How long actors may take to start.
+
+    Raises:
+        UsageError: The runtime environment has something that Ray does not know.
     """
 
     def __init__(self, setup: RaySetup, demand: Demand, runtime_env: Mapping[str, Any] | None, post: Post) -> None:
+        if unknown := set(runtime_env or ()) - RuntimeEnv.known_fields:  # which Ray would ignore
+            raise UsageError(f"runtime_env has {', '.join(sorted(unknown))}, which Ray does not know")
         self._setup = setup
         self._demand = demand
         self._options = {"num_cpus": 1, **demand.options}
         if runtime_env:
             self._options["runtime_env"] = dict(runtime_env)
-        self._seconds = _PREPARED_SECONDS if _PREPARING.intersection(runtime_env or ()) else _START_SECONDS
-        self._node = ray.get_runtime_context().get_node_id()
+        self.seconds = _PREPARED_SECONDS if _PREPARING.intersection(runtime_env or ()) else _START_SECONDS
         self._post = post
         self._next: dict[int, RayLink] = {}
         self._failed = 0
         self._trouble: SamplerError | None = None
-        self._idle_since = self._next_look = math.inf
+        self._deadline = math.inf
 
     def new(self, worker: int) -> RayLink:
         """Return the link to a new actor.
@@ -286,7 +223,7 @@ class Starts:
             UsageError: Ray refuses what it is asked for.
         """
         try:
-            return RayLink(worker, self._options, self._node, self._post)
+            return RayLink(worker, self._options, self._post)
         except (TypeError, ValueError) as error:
             raise UsageError(f"Ray refuses worker_resources or runtime_env: {error}") from error
 
@@ -336,54 +273,35 @@ class Starts:
 
     # ------------------------------------------------------------------ where nothing starts
 
-    def seconds_idle(self, *, idle: bool) -> float:
+    def seconds_left(self, *, idle: bool) -> float:
         """Return for how many more seconds nothing may happen.
 
         Args:
             idle: Whether nothing can happen but that an actor starts.
         """
-        if not idle or not self._next:
-            self._idle_since = self._next_look = math.inf
-            return math.inf
-        if self._idle_since == math.inf:
-            self._idle_since = time.monotonic()
-            self._next_look = self._idle_since + ROOM_SECONDS
-        return self._next_look - time.monotonic()
+        if not idle or all(link.hello is not None for link in self._next.values()):
+            self._deadline = math.inf
+        elif self._deadline == math.inf:
+            self._deadline = time.monotonic() + self.seconds
+        return self._deadline - time.monotonic()
 
     def raise_trouble(self) -> None:
         """Raise what went wrong; in particular, if nothing could happen for too long.
 
         Raises:
-            SamplerError: It says why an actor cannot start, such as what the cluster lacks.
+            SamplerError: It says why an actor cannot start, or what the cluster has.
         """
         trouble, self._trouble = self._trouble, None
+        if trouble is None and time.monotonic() >= self._deadline:
+            self._deadline = math.inf
+            trouble = self.late(len(self._next))
         if trouble is not None:
             raise trouble
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + ROOM_SECONDS
-            self.check([link for link in self._next.values() if link.hello is None], now - self._idle_since)
 
-    def check(self, missing: Collection[RayLink], waited: float) -> None:
-        """Raise an error if actors cannot start, or take too long.
-
-        Args:
-            missing: Those that have not started.
-            waited: Seconds since they could have.
-
-        Raises:
-            SamplerError: The cluster has no room for them, or they do not start although it has.
-        """
-        if missing:
-            self._demand.check()
-        if missing and waited >= self._seconds:
-            raise SamplerError(
-                f"{len(missing)} of {self._demand.n_workers} workers have not started within {self._seconds:g} s in "
-                f"the Ray cluster, of which each needs {self._demand}: {self._demand.in_use()}; `ray list actors` and "
-                "the logs of the nodes say more"
-            )
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        """After how many seconds to look for the reason, and to give up."""
-        return ROOM_SECONDS, self._seconds
+    def late(self, n_missing: int) -> SamplerError:
+        """Return the error of so many actors that have not started in time."""
+        return SamplerError(
+            f"{n_missing} of {self._demand.n_workers} workers have not started within {self.seconds:g} s in the Ray "
+            f"cluster, of which each needs {self._demand}: {self._demand.in_use()}; `ray list actors` and the logs of "
+            "the nodes say more"
+        )

@@ -9,7 +9,6 @@ import socket
 import sys
 import tempfile
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,15 +19,13 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import ray
 
-from streamsampler.data.memory import Pool
-from streamsampler.data.trees import Array
-from streamsampler.engines.worker_side import WorkerChannel
+from streamsampler.engines.worker_side import MemoryReporter, WorkerChannel
 from streamsampler.protocol.messages import BY_NAME, Answer, Continue, Exit, Message, Start
 from streamsampler.protocol.states import CAPACITY
 from streamsampler.serialization import Contents, Payload, dumps_report, loads
 from streamsampler.version import __version__
 from streamsampler.workers.base import WorkerContext
-from streamsampler.workers.board import StatusBoard, WorkerRow, board_bytes
+from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import run_worker
 from streamsampler.workers.threads import VARIABLES, ThreadLimit
@@ -60,13 +57,11 @@ class Hello:
 
     Attributes:
         versions: See `versions`.
-        node: The id of its node.
         host: The name of that machine.
         pid: Its process id there.
     """
 
     versions: dict[str, str]
-    node: str
     host: str
     pid: int
 
@@ -224,24 +219,15 @@ class RayChannel(WorkerChannel):
         mailbox: Where messages come, and answers go.
         keeper: Keeps log records until they are sent.
         threads: How many threads libraries compute on.
-        report_memory: Called before each answer.
+        report_memory: Called before each answer, if the sampler asks for the worker's memory.
     """
 
     def __init__(
-        self, mailbox: Mailbox, keeper: RecordKeeper, threads: ThreadLimit, report_memory: Callable[[], None]
+        self, mailbox: Mailbox, keeper: RecordKeeper, threads: ThreadLimit, report_memory: Callable[[], None] | None
     ) -> None:
         super().__init__(keeper, threads)
         self._mailbox = mailbox
         self._report_memory = report_memory
-        self._pool = Pool()
-        self._lent: list[weakref.ref[Array]] = []
-
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Make an array whose memory is used again only when all views of it are gone."""
-        array = self._pool.allocate(shape, dtype)
-        self._lent = [lent for lent in self._lent if lent() is not None]
-        self._lent.append(weakref.ref(array))
-        return array
 
     def _next(self, *, wait: bool) -> Message | None:
         return self._mailbox.get(wait=wait)
@@ -251,30 +237,15 @@ class RayChannel(WorkerChannel):
 
     def _pickled(self, rollouts: Any, spaces: Any) -> tuple[Contents, list[Any]]:
         contents, buffers = dumps_report(rollouts, spaces, BY_NAME)
-        # As arrays, which Ray leaves outside its own pickle. It copies them later, in another thread: what does not lie
-        # in arrays of this channel is copied now, as the recorder uses its memory again.
-        ours = [(lent.ctypes.data, lent.nbytes) for ref in self._lent if (lent := ref()) is not None]
-        return contents, [_kept(np.frombuffer(buffer, np.uint8), ours) for buffer in buffers]
+        # As arrays, which Ray leaves outside its own pickle. It reads them later, in another thread, when the recorder
+        # uses its memory again: so they are copies.
+        return contents, [np.frombuffer(buffer, np.uint8).copy() for buffer in buffers]
 
     def _send(self, records: bytes, answer: Answer | None, pickled: tuple[Contents, list[Any]] | None) -> None:
-        self._report_memory()
+        if self._report_memory is not None:
+            self._report_memory()
         contents, arrays = pickled or (None, [])
         self._mailbox.answer((records, answer, contents, arrays))
-
-
-def _reporter(setup: RaySetup, row: WorkerRow) -> Callable[[], None]:
-    """Return what writes this process's memory to the board; nothing where the sampler does not ask for it."""
-    if not setup.report_memory:
-        return lambda: None
-    from streamsampler.engines.worker_side import MemoryReporter  # which needs POSIX
-
-    return MemoryReporter(row)
-
-
-def _kept(array: Array, ours: list[tuple[int, int]]) -> Array:
-    """Return an array that stays as it is: itself if it lies in one of these pieces of memory, otherwise a copy."""
-    place = array.ctypes.data
-    return array if any(start <= place < start + size for start, size in ours) else array.copy()
 
 
 def _in_group(name: str) -> Callable[[F], F]:
@@ -298,8 +269,7 @@ class RayWorker:
     @_in_group("board")
     def hello(self) -> Hello:
         """Say who this is, before anything is unpickled that another version may not understand."""
-        node: str = ray.get_runtime_context().get_node_id()
-        return Hello(versions(), node, socket.gethostname(), os.getpid())
+        return Hello(versions(), socket.gethostname(), os.getpid())
 
     def run(self, setup: RaySetup) -> tuple[bytes, list[Said]]:
         """Run the worker until it is to exit.
@@ -311,7 +281,7 @@ class RayWorker:
         """
         keeper = RecordKeeper(self._number)
         row = self._board.row(0)
-        channel = RayChannel(self._mailbox, keeper, setup.apply(), _reporter(setup, row))
+        channel = RayChannel(self._mailbox, keeper, setup.apply(), MemoryReporter(row) if setup.report_memory else None)
         keeper.install()
         try:
             run_worker(channel, loads(setup.make_worker), WorkerContext(row, self._number, setup.seed))

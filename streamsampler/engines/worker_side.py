@@ -1,11 +1,10 @@
-"""How much private memory a worker process has, for `max_worker_memory`."""
+"""A worker process's side of what connects it to its sampler. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
 import os
-import resource
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -185,6 +184,8 @@ class MemoryReporter:
         if _HAS_PROC:
             self._row.set_memory(max(0, _anonymous_bytes() - self._inherited))
         else:
+            import resource
+
             self._row.set_memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
 import threading
@@ -154,7 +153,7 @@ def fails_soon(match: str, error: type[Exception] = SamplerError, **options: Any
 
 
 def test_too_few_resources_are_said(ray_cluster):
-    fails_soon(r"room for \d+ of 1000 workers, of which each needs 1 CPU on one node: .* has \d+ CPU", n_workers=1000)
+    fails_soon(r"has no room for 1000 workers, of which each needs 1 CPU: it has \d+ CPU, of which", n_workers=1000)
     fails_soon("each needs 1 CPU, 1 GPU", worker_resources={"num_gpus": 1})
     fails_soon("each needs 1 CPU, 2 lab", worker_resources={"resources": {"lab": 2}})
 
@@ -164,7 +163,7 @@ def test_resources_in_use_are_said(make):
 
     n_cpus = int(ray.cluster_resources()["CPU"])
     make(n_workers=1, worker_resources={"num_cpus": n_cpus})
-    fails_soon(f"has no room now for 2 workers.* it has {n_cpus} CPU, of which 0 CPU is free")
+    fails_soon(f"has no room for 2 workers.* it has {n_cpus} CPU, of which 0 CPU is free")
 
 
 def test_what_has_just_ended_leaves_its_room(make, monkeypatch):
@@ -198,7 +197,7 @@ def test_another_cluster_than_that_of_this_process_is_refused(ray_cluster):
         ({"worker_resources": {"cpus": 1}}, "keys among num_cpus, num_gpus"),
         ({"worker_resources": {"num_cpus": -1}}, "CPU must be a number of at least 0, got -1"),
         ({"runtime_env": "numpy"}, "runtime_env must be a dict"),
-        ({"runtime_env": {"envvars": {}}}, "runtime_env has envvars, but Ray knows conda, "),
+        ({"runtime_env": {"envvars": {}}}, "runtime_env has envvars, which Ray does not know"),
         ({"runtime_env": {"env_vars": {"A": 1}}}, r"Ray refuses .* must be of type Dict\[str, str\]"),
         ({"runtime_env": {"working_dir": "/nowhere"}}, "Ray refuses .* /nowhere is not a valid path"),
     ],
@@ -224,50 +223,9 @@ def test_nobody_listens(unattached):
         fails_soon(f"no Ray cluster at 127.0.0.1:{port}: .*refused; start", ray_address=f"127.0.0.1:{port}")
 
 
-def silent(connection: socket.socket) -> None:
-    connection.recv(1)
-    connection.recv(1 << 16)
-
-
-def speaks_http(connection: socket.socket) -> None:
-    connection.recv(1 << 16)
-    connection.sendall(b"HTTP/1.0 505 Invalid HTTP version (2.0)\r\n\r\n")
-
-
-def hangs_up(connection: socket.socket) -> None:
-    connection.recv(1)
-
-
-def speaks_http2_only(connection: socket.socket) -> None:
-    connection.sendall(b"\0\0\0\4\0\0\0\0\0")
-    while connection.recv(1 << 16):
-        pass
-
-
-@pytest.mark.parametrize("behave", [silent, speaks_http, hangs_up, speaks_http2_only])
-def test_something_else_listens(unattached, behave):
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            with contextlib.suppress(OSError):
-                behave(self.request)
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            fails_soon("is no Ray cluster", ray_address=f"127.0.0.1:{server.server_address[1]}")
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@pytest.mark.parametrize(
-    ("address", "match"),
-    [("ray://h:1", "Ray's client protocol is not supported"), ("10.0.0.1", 'must be "host:port"'), ("h:", "must be")],
-)
-def test_what_is_no_address(unattached, address, match):
-    fails_soon(match, UsageError, ray_address=address)
+@pytest.mark.parametrize("address", ["10.0.0.1", "localhost:", "ray://localhost:1"])
+def test_what_is_no_address(unattached, address):
+    fails_soon('must be "host:port"', UsageError, ray_address=address)
 
 
 def test_ray_that_cannot_be_started(unattached, monkeypatch):
@@ -278,7 +236,7 @@ def test_ray_that_cannot_be_started(unattached, monkeypatch):
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    fails_soon("no Ray cluster could be started: Version mismatch: .* Ray needs the same versions of Python")
+    fails_soon("no Ray cluster could be started: Version mismatch: The cluster was started with: Ray: 1.0")
 
 
 def test_the_engine_is_another_samplers():

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.engines.test_ray import fails_soon, unattached  # noqa: F401 - a fixture
 from tests.ray_clusters import start_head
 
 pytestmark = [pytest.mark.extras, pytest.mark.ray, pytest.mark.slow]
@@ -59,8 +58,3 @@ def test_every_way_to_name_a_cluster_leads_to_it_and_leaves_it(two_nodes):
     )
     assert (run.stdout, run.returncode) == ("the same three times\n", 0), run.stderr
     assert run.stderr == ""
-
-
-def test_another_server_of_ray_is_no_cluster(two_nodes, unattached):  # noqa: F811 - a fixture
-    port = two_nodes.head_node.node_manager_port
-    fails_soon("is no Ray cluster: it does not answer as one", ray_address=f"127.0.0.1:{port}")
