@@ -20,7 +20,7 @@ from streamsampler.cli.running import Follower, Run
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
-from streamsampler.engines.registry import RAY, refuse_lacking
+from streamsampler.engines.registry import RAY
 from streamsampler.errors import DamagedShardError, SamplerError, UnwritableInfoError, UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
@@ -79,7 +79,7 @@ def sampler_arguments(options: Mapping[str, Any], seed: int | None) -> dict[str,
     arguments |= {"max_restarts": quota, "max_lifetime_restarts": _IN_ALL * quota if isinstance(quota, int) else quota}
     arguments |= {"n_workers": options["workers"] or usable_cores(), "close_timeout": options["close_timeout"], **given}
     if options["engine"] == "ray":
-        refuse_lacking("ray", RAY, arguments)
+        RAY.refuse_lacking('engine="ray"', arguments)
     elif "ray_address" in given:
         raise UsageError("--ray-address needs --engine ray")
     return arguments

@@ -12,52 +12,14 @@ import os
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
-from streamsampler.engines.base import Answered, Engine, Logged, unreadable
+from streamsampler.engines.base import Answered, Engine, Event, Logged, unreadable
 from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.protocol.messages import BY_NAME, NEVER_AGAIN, Answer, Exit, Message, Phase, Start
 from streamsampler.serialization import Contents, Place, loads_report
 from streamsampler.workers.board import StatusBoard
-
-# ----------------------------------------------------------------------
-# The spaces that workers sent, each kept once.
-
-
-class LastSpaces(Protocol):
-    """Whatever stands for a worker.
-
-    Attributes:
-        spaces: The spaces that the worker sent last, pickled; empty before.
-    """
-
-    spaces: bytes
-
-
-class KnownSpaces:
-    """The spaces that workers sent last: equal spaces are one object for all workers.
-
-    Gymnasium takes long to compare two of them.
-    """
-
-    def __init__(self) -> None:
-        self._pickled = b""
-        self._spaces: Any = None
-
-    def new(self, link: LastSpaces, pickled: bytes | None) -> Any:
-        """Return the spaces that a worker sent; None if they are those that it sent last."""
-        if pickled is None or pickled == link.spaces:
-            return None
-        if pickled != self._pickled:
-            self._spaces = pickle.loads(pickled)
-            self._pickled = pickled
-        link.spaces = self._pickled
-        return self._spaces
-
-
-# ----------------------------------------------------------------------
-
 
 STUCK_SECONDS = 1.0
 """How long a worker that is not closing its environment may take to begin with it, before it is killed."""
@@ -125,27 +87,57 @@ class EngineLink(Link):
     def send(self, message: Message) -> None:
         """Send a message. The protocol bounds the messages under way, so there is always room."""
 
-    def unpickled(
-        self, answer: Answer, contents: Contents, places: Sequence[Place], oldest: int, known_spaces: KnownSpaces
-    ) -> tuple[Answer, Any]:
-        """Return an answer with its rollouts and spaces.
+
+class AnswerReader:
+    """Makes events of what workers said.
+
+    Attributes:
+        oldest_version: The oldest agent version whose rollouts are unpickled; of others the answer is enough.
+    """
+
+    def __init__(self) -> None:
+        self.oldest_version = 0
+        # Equal spaces are one object for all workers: Gymnasium takes long to compare two of them.
+        self._pickled = b""
+        self._spaces: Any = None
+
+    def events(
+        self, link: EngineLink, records: bytes, answer: Answer | None, contents: Contents | None,
+        places: Sequence[Place], release: Callable[[], None] = lambda: None,
+    ) -> list[Event]:  # fmt: skip
+        """Return the events of what a worker said at once: `Logged`, `Answered`, or both.
 
         Args:
-            answer: The answer.
-            contents: What came with it besides arrays.
-            places: Where the arrays lie.
-            oldest: The oldest agent version whose rollouts are wanted.
-            known_spaces: The spaces of all workers.
-
-        Returns:
-            The answer, or the failure that stands for it; `(rollouts, spaces or None)`, or None if they are not wanted.
+            link: The worker.
+            records: Its log records.
+            answer: Its answer; None for log records alone.
+            contents: What came with a report besides arrays.
+            places: Where these arrays lie.
+            release: Gives their memory back.
         """
-        if answer.ticket is None or answer.ticket.version < oldest:
-            return answer, None
+        events: list[Event] = [Logged(link.number, records)] if records else []
+        if answer is None:
+            release()
+            return events
+        if contents is None or answer.ticket is None or answer.ticket.version < self.oldest_version:
+            release()
+            return [*events, Answered(link.number, answer)]
         try:
-            return answer, (loads_report(contents, places, BY_NAME), known_spaces.new(self, contents[1]))
+            read = loads_report(contents, places, BY_NAME), self._new_spaces(link, contents[1])
         except Exception as error:
-            return unreadable(answer, error), None
+            release()
+            return [*events, Answered(link.number, unreadable(answer, error))]
+        return [*events, Answered(link.number, answer, read, release)]
+
+    def _new_spaces(self, link: EngineLink, pickled: bytes | None) -> Any:
+        """Return the spaces that a worker sent; None if they are those that it sent last."""
+        if pickled is None or pickled == link.spaces:
+            return None
+        if pickled != self._pickled:
+            self._spaces = pickle.loads(pickled)
+            self._pickled = pickled
+        link.spaces = self._pickled
+        return self._spaces
 
 
 LinkT = TypeVar("LinkT", bound=Link)
@@ -349,12 +341,11 @@ class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
 
     def __init__(self, n_workers: int, close_timeout: float) -> None:
         super().__init__(n_workers, close_timeout)
-        self._oldest_version = 0  # that is not abandoned
-        self._spaces = KnownSpaces()
+        self._answers = AnswerReader()
 
     def abandon_older(self, version: int) -> None:
         """Let workers abandon rollouts of versions older than `version`."""
-        self._oldest_version = version
+        self._answers.oldest_version = version
         if self._is_ours():
             self.board.abandon_older(version)
 

@@ -36,7 +36,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from streamsampler.engines.base import Answered, Died, Event, Logged
+from streamsampler.engines.base import Died, Event
 from streamsampler.engines.launch.child import END_SECONDS, interrupts_blocked
 from streamsampler.engines.launch.descriptors import make_room
 from streamsampler.engines.launch.start_methods import StartMethod, working_directory
@@ -346,13 +346,7 @@ class QueueEngine(LinkedEngine[QueueLink]):
             error = item if isinstance(item, Exception) else error
             link.kill()
             return self._take_in_death(link, why=f"sent what is no answer ({type(error).__name__}: {error})")
-        events: list[Event] = [Logged(link.number, records)] if records else []
-        if answer is None:
-            return events
-        if contents is not None:
-            places = [(array, 0) for array in arrays]
-            answer, contents = link.unpickled(answer, contents, places, self._oldest_version, self._spaces)
-        return [*events, Answered(link.number, answer, contents)]
+        return self._answers.events(link, records, answer, contents, [(array, 0) for array in arrays])
 
     def _take_in_death(self, link: QueueLink, *, given_up: bool = False, why: str = "") -> list[Event]:
         """Return the death of a worker; all that it had sent came before."""

@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from streamsampler.engines.base import Answered, Died, Event, Logged
+from streamsampler.engines.base import Died, Event
 from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
 from streamsampler.engines.ray_cluster import Demand, attach
 from streamsampler.engines.ray_link import Kind, RayLink, Starts
@@ -143,7 +143,7 @@ class RayEngine(LinkedEngine[RayLink]):
 
     def abandon_older(self, version: int) -> None:
         """Let workers abandon rollouts of versions older than `version`; those without tickets need not know."""
-        self._oldest_version = version
+        self._answers.oldest_version = version
         for link in self._links if self._is_ours() else ():
             if link.unanswered and not link.ended:
                 link.abandon_older(version)
@@ -224,14 +224,8 @@ class RayEngine(LinkedEngine[RayLink]):
 
     def _said(self, link: RayLink, said: Said) -> list[Event]:
         records, answer, contents, arrays = said
-        events: list[Event] = [Logged(link.number, records)] if records else []
-        if answer is None:
-            return events
-        link.unanswered -= answer.ticket is not None
-        if contents is not None:
-            places = [(array, 0) for array in arrays]
-            answer, contents = link.unpickled(answer, contents, places, self._oldest_version, self._spaces)
-        return [*events, Answered(link.number, answer, contents)]
+        link.unanswered -= answer is not None and answer.ticket is not None
+        return self._answers.events(link, records, answer, contents, [(array, 0) for array in arrays])
 
     # ------------------------------------------------------------------ deaths
 

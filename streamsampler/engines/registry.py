@@ -37,6 +37,20 @@ class Capabilities:
         make: Callable[..., Engine] = getattr(importlib.import_module(f"streamsampler.{module}"), name)
         return make
 
+    def refuse_lacking(self, asked: str, options: Mapping[str, Any]) -> None:
+        """Refuse arguments that the engine lacks what they need for.
+
+        Args:
+            asked: The argument that the engine was asked for with.
+            options: Other arguments; None where one is not asked for.
+
+        Raises:
+            UsageError: There is one.
+        """
+        for option, reason in self.lacks.items():
+            if options.get(option) is not None:
+                raise UsageError(f"{asked} takes no {option}: {reason}. Leave one of the two out")
+
 
 ENGINES: dict[EngineName, Capabilities] = {
     "processes": Capabilities(("engines.processes.engine", "ProcessEngine"), needs_linux=True),
@@ -76,22 +90,6 @@ PARENT = Capabilities(
 """The engine of `inference="parent"`."""
 
 
-def refuse_lacking(name: str, able: Capabilities, options: Mapping[str, Any]) -> None:
-    """Refuse arguments that an engine lacks what they need for.
-
-    Args:
-        name: The engine's name.
-        able: What it can do.
-        options: The arguments; None where one is not asked for.
-
-    Raises:
-        UsageError: There is one.
-    """
-    for option, reason in able.lacks.items():
-        if options.get(option) is not None:
-            raise UsageError(f'engine="{name}" takes no {option}: {reason}. Leave it out, or take another engine')
-
-
 def check_engine(name: str | None, start_method: StartMethod, options: Mapping[str, Any]) -> EngineName:
     """Return a valid engine; None is the default one.
 
@@ -104,14 +102,15 @@ def check_engine(name: str | None, start_method: StartMethod, options: Mapping[s
         UsageError: There is no such engine, or it lacks what an argument needs.
         SamplerError: This system lacks what the engine needs.
     """
-    known: dict[str, EngineName] = {engine: engine for engine in ENGINES}
+    asked = f'engine="{name}"'
     if name is None:
+        asked = f'start_method="{start_method}"' if has_processes() else "this system"
         name = "processes" if has_processes() and start_method == "forkserver" else "queues"
     if name == "ray":
         raise UsageError('engine="ray" is another sampler: make a RaySampler')
-    if name not in known:
+    if name not in ENGINES:
         raise UsageError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
-    able = ENGINES[known[name]]
+    able = ENGINES[name]
     if able.needs_linux and not has_processes():
         raise SamplerError(
             f'engine="{name}" needs Linux: this system lacks what its worker processes are started and ended with. '
@@ -123,5 +122,5 @@ def check_engine(name: str | None, start_method: StartMethod, options: Mapping[s
         )
     if not hasattr(os, "fork") and start_method != "spawn":
         raise UsageError(f"this system cannot {start_method}: start_method must be spawn")
-    refuse_lacking(name, able, options)
-    return known[name]
+    able.refuse_lacking(asked, options)
+    return name

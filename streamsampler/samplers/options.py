@@ -65,10 +65,7 @@ def check_with_agent_here(
         raise UsageError(
             f'inference="parent" runs trajectories as VecWorker does, and takes no worker_class={worker_class.__name__}'
         )
-    for option, reason in PARENT.lacks.items():
-        if options.get(option) is not None:
-            way_out = "" if 'inference="worker"' in reason else '. Leave it out, or use inference="worker"'
-            raise UsageError(f'inference="parent" takes no {option}: {reason}{way_out}')
+    PARENT.refuse_lacking('inference="parent"', options)
 
 
 def refuse_items(agents: Any, envs: Any) -> None:

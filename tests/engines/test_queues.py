@@ -37,6 +37,8 @@ def make(envs=ScriptedEnv, n_workers=1, start_method="fork", **options):
 def test_what_it_cannot_do_it_says_at_construction():
     with pytest.raises(UsageError, match='engine="queues" takes no max_worker_memory: not every system tells'):
         make(max_worker_memory=1 << 30)
+    with pytest.raises(UsageError, match=r'start_method="spawn" takes no max_worker_memory: .* one of the two out'):
+        MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, start_method="spawn", max_worker_memory=1 << 30)
     with pytest.raises(UsageError, match="engine must be one of processes, queues, got 'queue'"):
         MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, engine="queue")  # type: ignore[arg-type]
 

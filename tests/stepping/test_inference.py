@@ -307,8 +307,8 @@ def test_an_environment_that_draws_from_global_generators_is_an_error():
         ({"agents": [Rowwise(), Rowwise()]}, "one agent"),
         ({"envs": ["CartPole-v1", "CartPole-v1"]}, "one environment"),
         ({"on_failure": "drop"}, "cannot leave out"),
-        ({"staleness": 1}, 'takes no staleness: .*use inference="worker"'),
-        ({"order": "arrival"}, 'takes no order: .*Leave it out, or use inference="worker"'),
+        ({"staleness": 1}, "takes no staleness: .*Leave one of the two out"),
+        ({"order": "arrival"}, "takes no order: .*Leave one of the two out"),
     ],
 )
 def test_arguments_that_cannot_work_are_errors(options, match):

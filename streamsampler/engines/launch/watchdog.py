@@ -47,7 +47,8 @@ from streamsampler.engines.launch.child import (
 # worker's process id for a number.
 #
 # A watchdog adopts all that its worker has started as soon as the processes in between are gone, so that whatever is
-# left is a descendant of it, in the worker's group or not. Where /proc is not there, only the group can be found.
+# left is a descendant of it, in the worker's group or not. Where /proc is not there, only the group can be found: it is
+# killed at once.
 
 
 TERM_SECONDS = 1.0
@@ -55,7 +56,6 @@ TERM_SECONDS = 1.0
 
 _PHASES = ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, END_SECONDS))
 _LOOKS = 3  # without finding anything, where it is not known whether there are children
-_LOOK_SECONDS = 0.02  # from one look to the next, where the end of a group is not reported
 
 Wait = Callable[[float], None]
 """Sleeps until a child of this process ends, for so many seconds at most."""
@@ -97,47 +97,6 @@ def end_descendants(worker: int, wait: Wait) -> None:
             wait(left)
         else:
             return
-
-
-def end_group(worker: int) -> None:
-    """End a group of processes by its number alone: SIGTERM, later SIGKILL.
-
-    Args:
-        worker: The worker that led it, reaped just now. As long as there is a process in the group, its number is not
-            given to another one.
-    """
-    for number, seconds in _PHASES:
-        if not _signal_group(worker, number) or _group_ends(worker, seconds):
-            return
-
-
-def _group_ends(leader: int, seconds: float) -> bool:
-    """Wait for the end of all processes of a group; return whether it came in time."""
-    deadline = time.monotonic() + seconds
-    while _signal_group(leader, 0):
-        members = _members(leader)
-        left = deadline - time.monotonic()
-        if left <= 0 or members == []:
-            return members == []
-        with contextlib.ExitStack() as opened:
-            poller, pidfds = select.poll(), 0
-            for pid in members or ():
-                with contextlib.suppress(OSError):  # the process is gone
-                    fd = os.pidfd_open(pid)
-                    opened.callback(os.close, fd)
-                    poller.register(fd, select.POLLIN)
-                    pidfds += 1
-            # Where it is not known who is in the group, the ends of its processes are not reported.
-            poller.poll(1000 * (left if pidfds else min(left, _LOOK_SECONDS)))
-    return True
-
-
-def _members(leader: int) -> list[int] | None:
-    """Return the living processes of a group; None where /proc is not there."""
-    if not can_find_descendants():
-        return None
-    stats = {int(name): stat_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
-    return [pid for pid, stat in stats.items() if stat is not None and stat.group == leader and stat.state not in "ZX"]
 
 
 def _signal_group(leader: int, number: int) -> bool:
@@ -301,11 +260,10 @@ class _Watchdog:
         exitcode = self._await_end()
         if self._adopts:
             end_descendants(self._worker, self._wait)
-            tell_status(self._status_fd, exitcode)
-            os.waitpid(self._worker, 0)
         else:
-            end_group(self._worker)
-            tell_status(self._status_fd, exitcode)
+            _signal_group(self._worker, signal.SIGKILL)
+        tell_status(self._status_fd, exitcode)
+        os.waitpid(self._worker, 0)
 
     def _await_end(self) -> int:
         while (exitcode := self._exitcode()) is None:
@@ -318,10 +276,7 @@ class _Watchdog:
         return exitcode
 
     def _exitcode(self) -> int | None:
-        """Return the worker's exit code, None while it lives; where something may be adopted, it is not reaped."""
-        if not self._adopts:
-            ended, status = os.waitpid(self._worker, os.WNOHANG)
-            return os.waitstatus_to_exitcode(status) if ended else None
+        """Return the worker's exit code, None while it lives; the worker is not reaped."""
         while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if end.si_pid == self._worker:
                 return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status

@@ -208,7 +208,7 @@ class ProcessEngine(ProcessPool[ArenaLink], LinkedEngine[ArenaLink]):
         self._start(main, threads, self._shared)
 
     def _new_link(self, number: int) -> ArenaLink:
-        return ArenaLink(self._how, number, self._shared, lambda: self._oldest_version, self._spaces)
+        return ArenaLink(self._how, number, self._shared, self._answers)
 
     def publish(self, payload: Payload) -> Stored:
         """Write a payload once, where all workers can read it."""

@@ -8,17 +8,17 @@ import pickle
 import selectors
 import signal
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
 from typing import Any
 
-from streamsampler.engines.base import Answered, Event, Logged
+from streamsampler.engines.base import Event
 from streamsampler.engines.launch.child import END_SECONDS, Main
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
 from streamsampler.engines.launch.start import launch
-from streamsampler.engines.linked import EngineLink, KnownSpaces, Link
+from streamsampler.engines.linked import AnswerReader, EngineLink, Link
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file, read_only
 from streamsampler.engines.processes.stacks import stacks_of
 from streamsampler.engines.processes.wire import (
@@ -251,18 +251,10 @@ class ArenaLink(PipeLink, EngineLink):
         start: How the worker is started.
         number: The worker number.
         shared: What all workers share.
-        wanted: Returns the oldest agent version whose contents are unpickled.
-        known_spaces: The spaces of all workers.
+        answers: Makes events of what the worker says.
     """
 
-    def __init__(
-        self,
-        start: WorkerStart,
-        number: int,
-        shared: PublishedFiles,
-        wanted: Callable[[], int],
-        known_spaces: KnownSpaces,
-    ) -> None:
+    def __init__(self, start: WorkerStart, number: int, shared: PublishedFiles, answers: AnswerReader) -> None:
         arena_fd = own_fd(anonymous_file(f"streamsampler-worker-{number}"))
         try:
             super().__init__(start, number, [arena_fd])
@@ -270,7 +262,7 @@ class ArenaLink(PipeLink, EngineLink):
             close_fd(arena_fd)
             raise
         self._ours.callback(close_fd, arena_fd)
-        self._wanted, self._known_spaces = wanted, known_spaces
+        self._answers = answers
         self._released: list[Region] = []  # free again, to be told with the next message
         self._reader = MessageReader(self.answers_fd, shared.inline_limit)
         self._arena = ArenaReader(arena_fd)
@@ -295,18 +287,8 @@ class ArenaLink(PipeLink, EngineLink):
         events: list[Event] = []
         for message in messages:
             records, answer, contents, places, regions = self._decoded(message)
-            if records:
-                events.append(Logged(self.number, records))
-            if answer is None:
-                self._released.extend(regions)
-                continue
-            if contents is not None:
-                answer, contents = self.unpickled(answer, contents, places, self._wanted(), self._known_spaces)
-            if contents is None:
-                self._released.extend(regions)
-                events.append(Answered(self.number, answer))
-            else:
-                events.append(Answered(self.number, answer, contents, partial(self._released.extend, regions)))
+            release = partial(self._released.extend, regions)
+            events += self._answers.events(self, records, answer, contents, places, release)
         return events
 
     def _decoded(self, message: bytes) -> tuple[bytes, Answer | None, Any, list[Place], list[Region]]:
