@@ -107,9 +107,9 @@ class RecordKeeper(logging.Handler):
             self.handleError(record)  # as logging does with arguments that do not fit the message
 
     def _keep(self, record: logging.LogRecord) -> None:
-        extra = {key: _picklable(value) for key, value in record.__dict__.items() if key not in _STANDARD}
-        of_extra = pickle.dumps(extra) if extra else b""
-        data = pickle.dumps((_standard(record), of_extra if len(of_extra) <= _MOST_OF_ONE else b""))
+        extra = {key: _pickled(value) for key, value in record.__dict__.items() if key not in _STANDARD}
+        is_large = sum(map(len, extra.values())) > _MOST_OF_ONE
+        data = pickle.dumps((_standard(record), {} if is_large else extra))
         self._records.append(data)
         self._n_bytes += len(data)
 
@@ -149,16 +149,16 @@ def _standard(record: logging.LogRecord) -> dict[str, Any]:
     }
 
 
-def _picklable(value: Any) -> Any:
-    """Return a value, as text where it cannot be pickled."""
+def _pickled(value: Any) -> bytes:
+    """Return a value pickled, as text where it cannot be."""
     try:
-        pickle.dumps(value)
+        return pickle.dumps(value)
     except Exception:
         try:
-            return _shortened(repr(value))
+            text = _shortened(repr(value))
         except Exception:
-            return object.__repr__(value)
-    return value
+            text = object.__repr__(value)
+        return pickle.dumps(text)
 
 
 def _shortened(text: str) -> str:
@@ -178,8 +178,8 @@ def handle_records(worker: int, records: bytes) -> None:
     """
     for data in pickle.loads(records):
         try:
-            values, of_extra = pickle.loads(data)
-            record = logging.makeLogRecord({**values, **_read(of_extra), "worker": worker})
+            values, extra = pickle.loads(data)
+            record = logging.makeLogRecord({**values, **_read(extra), "worker": worker})
             logger = logging.getLogger(record.name)
             if logger.isEnabledFor(record.levelno):
                 logger.handle(record)
@@ -189,11 +189,13 @@ def handle_records(worker: int, records: bytes) -> None:
                 traceback.print_exc()
 
 
-def _read(of_extra: bytes) -> dict[str, Any]:
-    """Return what `extra` gave a record; nothing where this process cannot import what the worker could."""
-    with contextlib.suppress(Exception):
-        return dict(pickle.loads(of_extra)) if of_extra else {}
-    return {}
+def _read(extra: dict[str, bytes]) -> dict[str, Any]:
+    """Return what `extra` gave a record, but for values of classes that this process cannot import."""
+    found: dict[str, Any] = {}
+    for key, pickled in extra.items():
+        with contextlib.suppress(Exception):
+            found[key] = pickle.loads(pickled)
+    return found
 
 
 @contextlib.contextmanager

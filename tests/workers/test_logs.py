@@ -130,10 +130,11 @@ def test_nothing_that_cannot_be_written_fails_the_rollout(keeper, logger, capsys
 
 
 def test_what_the_sampler_cannot_read_is_left_out_of_the_record(keeper, logger):
-    logger.info("read", extra={"value": OfTheWorkerAlone()})
+    logger.info("read", extra={"value": OfTheWorkerAlone(), "good": 1})
     (record,) = crossed(keeper, logger)
     assert record.getMessage() == "read"
     assert not hasattr(record, "value")
+    assert record.good == 1
 
 
 def test_logging_raises_nothing_and_says_nothing_where_it_is_told_so(keeper, logger, capsys, monkeypatch):
