@@ -14,7 +14,7 @@ import pickletools
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
@@ -80,8 +80,7 @@ class HeldPayload(Payload):
         Raises:
             SerializationError: It cannot be pickled.
         """
-        payload = dumps(self.held, "the agent")
-        return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers), self.about)
+        return replace(dumps(self.held, "the agent").owned(), about=self.about)
 
     def __reduce__(self) -> Any:
         pickled = self.pickled()

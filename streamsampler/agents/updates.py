@@ -75,7 +75,7 @@ def traits_of(agent: Agent) -> AgentTraits:
         name=_name_of(agent),
         takes_parameters=callable(getattr(agent, "set_param_values", None)),
         callable_class=_class_name(agent.function) if isinstance(agent, CallableAgent) else None,
-        converter=None if converter is None else _owned(dumps(converter, "what the agent's get_param_converter gave")),
+        converter=None if converter is None else dumps(converter, "what the agent's get_param_converter gave").owned(),
         takes_spaces=callable(getattr(agent, "set_spaces", None)),
     )
 
@@ -235,11 +235,6 @@ def _refused(update: Any, traits: AgentTraits) -> UsageError:
         else:
             message += "an agent, such as TorchAgent(module, env.action_space)"
     return UsageError(message)
-
-
-def _owned(payload: Payload) -> Payload:
-    """Return a payload that the live arrays no longer reach, and that can be pickled."""
-    return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers))
 
 
 def _name_of(agent: Any) -> str:

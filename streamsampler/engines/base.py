@@ -177,7 +177,7 @@ class Engine(ABC):
 
     def publish(self, payload: Payload) -> Any:
         """Return the handle that messages carry for a payload, to be loaded by any worker any number of times."""
-        return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers))
+        return payload.owned()
 
     def published(self, handle: Any) -> Payload:
         """Return the payload of a handle."""

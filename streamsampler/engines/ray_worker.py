@@ -102,9 +102,8 @@ class RaySetup:
         cls, make_worker: Payload, seed: int, threads: int | None, *, report_memory: bool = False
     ) -> Self:
         """Return the setup of workers that are to find what this process finds; the arguments are as in the class."""
-        make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
         variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-        return cls(make_worker, seed, threads, list(sys.path), variables, report_memory)
+        return cls(make_worker.owned(), seed, threads, list(sys.path), variables, report_memory)
 
     def apply(self) -> ThreadLimit:
         """Let this process find the sampler's modules; return what limits its threads."""

@@ -131,9 +131,8 @@ class ProcessSetup:
             import setproctitle
 
             title = setproctitle.getproctitle()
-        make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
         cwd = working_directory() or "/"
-        return cls(make_worker, seed, threads, list(sys.path), cwd, dict(os.environ), title, original_limit())
+        return cls(make_worker.owned(), seed, threads, list(sys.path), cwd, dict(os.environ), title, original_limit())
 
     def apply(self) -> ThreadLimit:
         """Make this process, a worker, like the sampler's; return what limits its threads."""

@@ -222,7 +222,7 @@ class SetParameters(EnvUpdate):
             self._take(dumps(source, "the environment"), describe(source))
 
     def _take(self, source: Payload, name: str) -> None:
-        self._source = Payload(bytes(source.data), tuple(bytes(buffer) for buffer in source.buffers))
+        self._source = source.owned()
         self.environment_name = name
 
     @property

@@ -18,7 +18,6 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
-import cloudpickle
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
@@ -26,6 +25,7 @@ from gymnasium.vector import VectorEnv
 from streamsampler.environments.ids import JOINT_VIEW, MakesMultiAgentEnv, find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgents, as_multi_agent, is_multi_agent
 from streamsampler.errors import SamplerError, UsageError, keywords
+from streamsampler.serialization import Payload, dumps, loads
 
 __all__ = [
     "AnyEnv", "AnyVectorEnv", "EnvCloseError", "EnvLike", "EnvUpdate", "ExistingEnvUpdate", "NewEnvUpdate",
@@ -322,31 +322,20 @@ class SetTaskUpdate(EnvUpdate):
     """
 
     def __init__(self, env: Any, task: Any) -> None:
-        self._source: EnvUpdate | None = as_env_update(env)
-        # The source pickled. Workers compare these bytes, for two copies of one lambda are not equal.
-        self._pickled: bytes | None = None
-        self._name = describe(self._source)
+        source = as_env_update(env)
+        # Pickled, as it is sent: workers compare these bytes, for two copies of one lambda are not equal.
+        self._source = dumps(source, "the environment").owned()
+        self._name = describe(source)
         self.task = task
 
     @property
     def source(self) -> EnvUpdate:
-        """The update that makes the environment."""
-        if self._source is None:
-            assert self._pickled is not None
-            source: EnvUpdate = cloudpickle.loads(self._pickled)
-            self._source = source
-        return self._source
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._pickled is None:
-            self._pickled = cloudpickle.dumps(self._source, protocol=5)
-        # A worker that only sets the task need not unpickle a source that it already has an environment of.
-        return {**self.__dict__, "_source": None}
+        """A new copy of the update that makes the environment."""
+        return cast("EnvUpdate", loads(self._source))
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Make the environment if there is none, and set the task."""
-        origin = None if old_env is None else _origins.pop(old_env)
-        if old_env is not None and origin is not None and self._has_source_of(origin):
+        if old_env is not None and _origins.pop(old_env) == self._source:
             env = old_env
         else:
             env = _checked(self.source(old_env), self._name)
@@ -356,31 +345,26 @@ class SetTaskUpdate(EnvUpdate):
             # The worker never sees an environment made here, and does not close it.
             _close(env if env is not old_env else None)
             raise
-        _origins.put(env, self)
+        _origins.put(env, self._source)
         return env
-
-    def _has_source_of(self, other: SetTaskUpdate) -> bool:
-        if self._source is not None and self._source is other._source:
-            return True
-        return self._pickled is not None and self._pickled == other._pickled
 
 
 class _Origins:
-    """Which environment came from which SetTaskUpdate, without keeping it alive or writing on it.
+    """Which environment came from which source of a SetTaskUpdate, without keeping it alive or writing on it.
 
     Environments may define `==` and be unhashable, which rules out a `WeakKeyDictionary`.
     """
 
     def __init__(self) -> None:
-        self._updates: dict[int, tuple[weakref.ref[AnyEnv], SetTaskUpdate]] = {}
+        self._sources: dict[int, tuple[weakref.ref[AnyEnv], Payload]] = {}
 
-    def put(self, env: AnyEnv, update: SetTaskUpdate) -> None:
+    def put(self, env: AnyEnv, source: Payload) -> None:
         key = id(env)
-        self._updates[key] = (weakref.ref(env, lambda _: self._updates.pop(key, None)), update)
+        self._sources[key] = (weakref.ref(env, lambda _: self._sources.pop(key, None)), source)
 
-    def pop(self, env: AnyEnv) -> SetTaskUpdate | None:
-        reference, update = self._updates.pop(id(env), (None, None))
-        return update if reference is not None and reference() is env else None
+    def pop(self, env: AnyEnv) -> Payload | None:
+        reference, source = self._sources.pop(id(env), (None, None))
+        return source if reference is not None and reference() is env else None
 
 
 _origins = _Origins()
