@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
-from streamsampler.agents.draws import OfRows
+from streamsampler.agents.draws import Draws, OfRows
 from streamsampler.errors import ActionError, UsageError
 
 Outputs = tuple[Any, ...]
@@ -241,6 +241,36 @@ class GaussianHead(Head):
             f"the module's {name} has the shape {array.shape}, and should have {('n', *self._shape)}: "
             "a row for each of n observations"
         )
+
+
+class ActsByHead:
+    """What agents have in common that act by a head: a generator of their own for what is drawn, which `reset` seeds.
+
+    Attributes:
+        head: The head.
+        deterministic: Take the mode of the distribution instead of drawing from it.
+    """
+
+    head: Head
+    deterministic: bool
+    _random: np.random.RandomState
+
+    def reset(self, seed: int) -> None:
+        """Begin a trajectory: seed the generator that actions are drawn from."""
+        self._random.seed(seed)
+
+    def get_state(self) -> Any:
+        """Return where the generator is that actions are drawn from, for `set_state`; None where none are drawn."""
+        return None if self.deterministic else self._random.get_state(legacy=False)
+
+    def set_state(self, state: Any) -> None:
+        """Draw on from where another copy of this agent was when `get_state` returned `state`."""
+        if state is not None:
+            self._random.set_state(state)
+
+    def _drawn_from(self, draws: Draws | None) -> np.random.RandomState | Draws:
+        """Return what the head draws from for a batch: each row's own stream, if it can."""
+        return draws if draws is not None and self.head.row_independent else self._random
 
 
 def default_head(space: Space[Any]) -> Head:

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from streamsampler.adapters.heads import GaussianHead, Head, default_head
+from streamsampler.adapters.heads import ActsByHead, GaussianHead, Head, default_head
 from streamsampler.adapters.parameters import ModuleConverter
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import ActionError, UsageError
@@ -36,7 +36,7 @@ def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
 _ACTIVATIONS: dict[str, Activation] = {"ReLU": _relu, "Tanh": np.tanh, "Sigmoid": _sigmoid}
 
 
-class MlpAgent:
+class MlpAgent(ActsByHead):
     """Acts with an `nn.Sequential` of Linear, ReLU, Tanh and Sigmoid modules, without torch in the workers.
 
     For example::
@@ -107,7 +107,7 @@ class MlpAgent:
         """Begin a trajectory: seed the generator that actions are drawn from."""
         if self._source is not None:
             self.set_param_values(self.get_param_values())
-        self._random.seed(seed)
+        super().reset(seed)
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         """Choose an action.
@@ -132,9 +132,8 @@ class MlpAgent:
 
     def get_actions(self, observations: Any, *, draws: Draws | None = None) -> tuple[Any, dict[str, Any]]:
         """Choose an action for each of n observations, (n, *O), drawn from `draws` if given; infos have n rows."""
-        random = draws if draws is not None and self.head.row_independent else self._random
         outputs = self._outputs(np.asarray(observations, dtype=np.float32))
-        return self.head.batch(outputs, random, self.deterministic)
+        return self.head.batch(outputs, self._drawn_from(draws), self.deterministic)
 
     def _outputs(self, rows: NDArray[Any]) -> tuple[Any, ...]:
         if self._flatten:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import DTypeLike, NDArray
 
-from streamsampler.adapters.heads import CategoricalHead, GaussianHead, Head, array_of, default_head
+from streamsampler.adapters.heads import ActsByHead, CategoricalHead, GaussianHead, Head, array_of, default_head
 from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import UsageError
@@ -23,7 +23,7 @@ except ImportError as error:
 __all__ = ["CategoricalHead", "GaussianHead", "Head", "TorchAgent"]
 
 
-class TorchAgent:
+class TorchAgent(ActsByHead):
     """Acts with a torch module.
 
     For example::
@@ -110,19 +110,6 @@ class TorchAgent:
     def __repr__(self) -> str:
         return f"TorchAgent({type(self.module).__name__}, {type(self.head).__name__})"
 
-    def reset(self, seed: int) -> None:
-        """Begin a trajectory: seed the generator that actions are drawn from."""
-        self._random.seed(seed)
-
-    def get_state(self) -> Any:
-        """Return where the generator is that actions are drawn from, for `set_state`; None where none are drawn."""
-        return None if self.deterministic else self._random.get_state(legacy=False)
-
-    def set_state(self, state: Any) -> None:
-        """Draw on from where another copy of this agent was when `get_state` returned `state`."""
-        if state is not None:
-            self._random.set_state(state)
-
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         """Choose an action.
 
@@ -160,9 +147,8 @@ class TorchAgent:
         Returns:
             The actions (n, *A), and infos of n rows each; see `get_action`.
         """
-        random = draws if draws is not None and self.head.row_independent else self._random
         parameters, extras = self._parted(self._forward(self._inputs.batch, observations))
-        actions, infos = self.head.batch(parameters, random, self.deterministic)
+        actions, infos = self.head.batch(parameters, self._drawn_from(draws), self.deterministic)
         return actions, infos | extras
 
     def get_value(self, observation: Any) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from streamsampler.errors import UsageError
@@ -206,9 +206,13 @@ def write_vec_normalize(filters: Filters, path: str | PathLike[str], envs: Any) 
             f"observation_filter has epsilon={observation.epsilon}, and reward_filter has epsilon={reward.epsilon}: a "
             "VecNormalize has one for both. Write each filter into a file of its own, or sample with the same epsilon"
         )
+    keys: list[str] | None = None
     made = vec_env.DummyVecEnv([envs if callable(envs) else lambda: gymnasium.make(envs)])
     try:
-        keys = None if observation is None else _checked_keys(observation.moments, made.observation_space)
+        if observation is not None:
+            observation.check_space(made.observation_space)
+            if isinstance(observation.moments, dict):
+                keys = [key for key, moments in observation.moments.items() if moments is not None]
         normalize = vec_env.VecNormalize(
             made, norm_obs=observation is not None, norm_reward=reward is not None, norm_obs_keys=keys
         )
@@ -247,42 +251,6 @@ def _of_keys(running: dict[str, Any], facts: dict[str, Any]) -> dict[str, Moment
 
 def _is_normalised(space: Any) -> bool:
     return isinstance(space, Box) and space.dtype.kind == "f"
-
-
-def _checked_keys(moments: Any, space: Any) -> list[str] | None:
-    """Return which keys of a Dict space are normalised; None where the space is none.
-
-    Raises:
-        UsageError: The statistics are of another space.
-    """
-    if not isinstance(space, Dict):
-        _check_one("", moments, space)
-        return None
-    if not isinstance(moments, dict):
-        raise UsageError(f"observation_filter has statistics of one array, and the environment has {space}")
-    if moments.keys() != space.spaces.keys():
-        raise UsageError(
-            f"observation_filter has statistics of the keys {', '.join(moments)}, and the environment of "
-            f"{', '.join(space.spaces)}"
-        )
-    for key, one in moments.items():
-        if one is not None or _is_normalised(space[key]):
-            _check_one(f"[{key!r}]", one, space[key])
-    return [key for key, one in moments.items() if one is not None]
-
-
-def _check_one(place: str, moments: Any, space: Any) -> None:
-    name = f"observation_filter{place}"
-    if moments is None:
-        raise UsageError(f"{name} has none, and the environment has {space}")
-    if not isinstance(moments, Moments):
-        kind = "Dict" if isinstance(moments, dict) else "Tuple"
-        raise UsageError(f"{name} has statistics of a {kind} space, and the environment has {space}")
-    if moments.mean.shape != space.shape:
-        raise UsageError(
-            f"{name} has statistics of the shape {moments.mean.shape}, and the environment has observations of the "
-            f"shape {space.shape}"
-        )
 
 
 def _moments(running: Any) -> Moments:

@@ -122,11 +122,8 @@ def _moments(*shape: int) -> Moments:
 @pytest.mark.parametrize(
     ("observation", "envs", "wrong"),
     [
-        (_moments(3), "CartPole-v1", r"observation_filter has statistics of the shape \(3,\), and .* \(4,\)"),
-        ({"a": _moments(4)}, "CartPole-v1", "observation_filter has statistics of a Dict"),
-        (_moments(3), Pictures, "observation_filter has statistics of one array, and the environment"),
-        ({"a": _moments(2), "b": None, "picture": None}, Pictures, r"\['b'\] has none, and"),
-        ({"a": _moments(2)}, Pictures, "of the keys a, and the environment of a, b, picture"),
+        (_moments(3), "CartPole-v1", r"statistics of the shape \(3,\), and .* \(4,\)"),
+        ({"a": _moments(2)}, Pictures, "of the keys a, and the environment has observations Dict"),
         (
             {"a": _moments(2), "b": _moments(2), "picture": None},
             Pictures,
