@@ -58,7 +58,7 @@ HOUSE: dict[str, Any] = {
     "code": {
         "": 163,
         "__main__": 13,
-        "adapters": 967,
+        "adapters": 966,
         "agents": 706,
         "benchmarking": 838,
         "checking": 1259,

@@ -159,7 +159,6 @@ class GaussianHead(Head):
         self._shape: tuple[int, ...] = space.shape
         self._size = math.prod(self._shape)
         self._dtype = space.dtype
-        self._squash = squash
         self._low, self._high = space.low.ravel(), space.high.ravel()
         self._bounds = list(zip(self._low.tolist(), self._high.tolist(), strict=True))
         self._half = 0.5 * (self._high.astype(np.float64) - self._low) if squash else None

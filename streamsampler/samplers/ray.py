@@ -39,7 +39,7 @@ srun ray symmetric-run --address "$head:6379" --min-nodes 4 --num-cpus 32 -- \
 ```
 
 *What Ray cannot do here.* Prints of environments stay in Ray's logs, environments do not run in a main thread, and
-timesteps between the last look at an actor and its death are not counted.
+timesteps between the last look at an actor and its death are not counted. Ray prints by itself that a worker died.
 """
 
 from __future__ import annotations

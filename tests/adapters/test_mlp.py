@@ -14,7 +14,6 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.adapters.mlp import MlpAgent
 from streamsampler.adapters.torch import TorchAgent
 from streamsampler.errors import ActionError, UsageError
@@ -78,19 +77,6 @@ def test_parameters_reach_a_copy():
         body[-1].weight.zero_()
     assert copy.get_actions(OBSERVATIONS)[0].tolist() == expected
     assert copy.get_param_values().keys() == values.keys()
-
-
-def test_the_same_everywhere():
-    agent, batches = MlpAgent(network(), DISCRETE), []
-    for make in (
-        lambda: LocalSampler(agent, "CartPole-v1", seed=3),
-        lambda: MultiprocessingSampler(agent, "CartPole-v1", seed=3, n_workers=2),
-    ):
-        with make() as sampler:
-            batches.append(
-                [sampler.obtain_samples(500), sampler.obtain_samples(500, agent_update=agent.get_param_values())]
-            )
-    assert batches[0] == batches[1]
 
 
 def test_a_worker_needs_no_torch(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import gymnasium  # noqa: E402
 
-from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, VecWorker  # noqa: E402
+from streamsampler import DefaultWorker, LocalSampler, VecWorker  # noqa: E402
 from streamsampler.adapters.torch import TorchAgent  # noqa: E402
 from streamsampler.errors import DataError, RolloutError  # noqa: E402
 from streamsampler.filters import RunningNorm  # noqa: E402
@@ -60,14 +60,6 @@ def test_values_of_timesteps_and_of_what_would_follow(worker_class):
 def test_fragments_have_the_values_to_bootstrap_from():
     with LocalSampler(agent(), "CartPole-v1", **OPTIONS) as sampler:
         assert_values(sampler.obtain_fragments(9, n_envs=3))
-
-
-@pytest.mark.slow
-def test_values_are_the_same_in_processes():
-    with LocalSampler(agent(), "CartPole-v1", **OPTIONS) as sampler:
-        expected = sampler.obtain_trajectories(12)
-    with MultiprocessingSampler(agent(), "CartPole-v1", n_workers=3, **OPTIONS) as sampler:
-        assert sampler.obtain_trajectories(12) == expected
 
 
 def test_agents_without_values():

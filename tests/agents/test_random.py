@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, RandomAgent, SetTaskUpdate, VecWorker
+from streamsampler import LocalSampler, PerWorker, RandomAgent, SetTaskUpdate, VecWorker
 from streamsampler.errors import UsageError
 from streamsampler.testing import Faults
 
@@ -64,16 +64,6 @@ def test_every_way_to_say_it_draws_the_same(space):
         with LocalSampler(agent, lambda: Of(space), seed=3, **options) as sampler:
             batches.append(sampler.obtain_trajectories(20))
     assert all(batch == batches[0] for batch in batches[1:])
-
-
-def test_in_processes():
-    expected = None
-    for options in ({}, VEC):
-        with MultiprocessingSampler("random", "CartPole-v1", seed=3, n_workers=2, **options) as sampler:
-            batch = sampler.obtain_trajectories(20)
-            assert expected is None or batch == expected
-            expected = batch
-            assert set(batch.actions.tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("options", [{}, VEC], ids=["default", "vec"])

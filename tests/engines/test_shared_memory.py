@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.data.trees import equal
-from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, Regions, anonymous_file
+from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Regions, anonymous_file
 from streamsampler.engines.processes.wire import (
     INLINE_LIMIT,
     MessageReader,
@@ -250,7 +250,3 @@ def test_the_board():
     assert not row.may_run(10**18)
     board.clear(1)
     assert board.progress(1).version == 0
-
-
-def test_regions_are_tuples_for_the_wire():
-    assert Region(1, 2) == (1, 2)

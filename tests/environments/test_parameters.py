@@ -82,20 +82,6 @@ def test_parameters_are_drawn_from_the_seed_whatever_runs_the_trajectory(env):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["processes", "queues"])
-@pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
-@pytest.mark.parametrize("kind", ["default", "lanes", "blocks"])
-def test_parameters_are_the_same_for_any_number_of_workers(engine, n_workers, kind):
-    options: Any = {} if kind == "default" else {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
-    agent = Independent(always_zero) if kind == "lanes" else always_zero
-    with LocalSampler(always_zero, SetParameters(DRAWN, Weighed), seed=1) as one:
-        expected = [one.obtain_samples(300), one.obtain_trajectories(30)]
-    with MultiprocessingSampler(agent, Weighed, n_workers=n_workers, seed=1, engine=engine, **options) as sampler:
-        same(expected[0], sampler.obtain_samples(300, env_update=SetParameters(DRAWN)))
-        same(expected[1], sampler.obtain_trajectories(30))
-
-
-@pytest.mark.slow
 def test_replaced_workers_have_the_parameters(tmp_path):
     faults = Faults(tmp_path, Fault("kill", "reset"), Fault("kill", "step", step=4))
     with LocalSampler(always_zero, SetParameters(DRAWN, Weighed), seed=1) as one:

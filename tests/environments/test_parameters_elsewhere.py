@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, SetParameters, SetTaskUpdate, evaluate
+from streamsampler import LocalSampler, MultiprocessingSampler, SetParameters, SetTaskUpdate
 from tests.contracts.test_tasks import Tasked
 from tests.environments.test_parameters import DRAWN, Weighed, check_drawn, same
 from tests.scripted.agents import always_zero
@@ -29,11 +29,6 @@ def test_a_strict_check_finds_nothing(tasks):
     env = SetParameters(DRAWN, Weighed) if tasks is None else Tasked
     with LocalSampler(always_zero, env, seed=1, check="error") as sampler:
         assert len(sampler.obtain_trajectories(3, tasks=tasks)) in (3, 6)
-
-
-def test_evaluations_take_them():
-    result = evaluate(always_zero, SetParameters(DRAWN, Weighed), num_trajectories=5, seed=1, n_workers=1)
-    assert len(result.returns) == 5
 
 
 def test_a_pickled_sampler_keeps_them():
