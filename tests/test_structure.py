@@ -84,7 +84,7 @@ HOUSE: dict[str, Any] = {
         "testing": 397,
         "timing": 68,
         "version": 1,
-        "workers": 6528,
+        "workers": 6508,
     },
     "circles": [],
     "single importers": [

@@ -113,7 +113,7 @@ def _compare(
                 raise UsageError(
                     f"the agent ({type(agent).__qualname__}) says row_independent = True, but row {row} of {len(mine)} "
                     f"came out otherwise when {reason(agent)}. Or let it say row_independent = False, or pass "
-                    'worker_args={"independent": "fallback"}: then trajectories run in fixed blocks'
+                    'worker_args={"block_size": n}: then trajectories run in fixed blocks of n'
                 )
 
 

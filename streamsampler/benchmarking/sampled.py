@@ -125,7 +125,7 @@ class VecWorkers(Workers):
         return f"MultiprocessingSampler(agent, {env}, n_workers={self.problem.n_workers}, {vec})"
 
     def _arguments(self) -> tuple[EnvUpdate, dict[str, Any]]:
-        worker_args = {"n_envs": self.problem.n_envs, "independent": "fallback"}
+        worker_args = {"n_envs": self.problem.n_envs}
         return self.problem.env, {"worker_class": VecWorker, "worker_args": worker_args}
 
 
@@ -174,7 +174,7 @@ class ParentAgent(VecWorkers):
         return f"MultiprocessingSampler(agent, {env}, n_workers={self.problem.n_workers}, {where})"
 
     def _arguments(self) -> tuple[EnvUpdate, dict[str, Any]]:
-        worker_args = {"n_envs": self.n_envs, "independent": "fallback"}
+        worker_args = {"n_envs": self.n_envs}
         return self.problem.env, {"inference": "parent", "worker_args": worker_args}
 
     def run(self, measured: Round) -> Tally:

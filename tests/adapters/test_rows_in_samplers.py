@@ -91,8 +91,8 @@ def test_rows_that_depend_on_each_other_are_an_error_or_run_in_blocks():
     with LocalSampler(agent, "CartPole-v1", **OPTIONS) as sampler:
         with pytest.raises(RolloutError, match="when other rows had other observations") as caught:
             sampler.obtain_trajectories(1)
-        assert 'worker_args={"independent": "fallback"}' in str(caught.value)
-    options = OPTIONS | {"worker_args": {"n_envs": 4, "independent": "fallback"}}
+        assert 'worker_args={"block_size": n}' in str(caught.value)
+    options = OPTIONS | {"worker_args": {"n_envs": 4, "block_size": 4}}
     with LocalSampler(agent, "CartPole-v1", **options) as sampler:
         expected = digest_of([sampler.obtain_trajectories(30)])
     with MultiprocessingSampler(agent, "CartPole-v1", n_workers=2, **options) as sampler:

@@ -137,7 +137,7 @@ class TestWhatIsFound:
             probe(agent, EXAMPLE, N_ROWS)
 
     def test_a_generator_of_the_agents_own(self):
-        with pytest.raises(UsageError, match=rf"{NOT_REPEATABLE}.* keyword draws.*\"independent\": \"fallback\""):
+        with pytest.raises(UsageError, match=rf"{NOT_REPEATABLE}.* keyword draws.*\"block_size\": n"):
             probe(Drawing(), EXAMPLE, N_ROWS)
 
     def test_the_error_names_layers_of_odd_widths(self):

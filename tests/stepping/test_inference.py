@@ -382,13 +382,12 @@ class Mixing(Strolling.Agent):
         return np.tanh(observations + observations[:1]).astype(np.float32), {}
 
 
-def test_an_agent_that_fails_the_probe_is_asked_in_blocks_or_refused(caplog):
-    worker_args = {"n_envs": 4, "independent": "fallback"}
+def test_an_agent_that_fails_the_probe_is_refused_without_a_block_size():
+    worker_args = {"n_envs": 4, "block_size": 4}
     with reference(Mixing(), Strolling, check=None, worker_args=worker_args) as sampler:
         expected = [sampler.obtain_trajectories(9), sampler.obtain_samples(40)]
     with in_parent(Mixing(), Strolling, 2, check=None, worker_args=worker_args) as sampler:
         assert [sampler.obtain_trajectories(9), sampler.obtain_samples(40)] == expected
-    assert "runs trajectories in blocks" in caplog.text
     with in_parent(Mixing(), Strolling, 2, check=None) as sampler, pytest.raises(RolloutError, match="row_independent"):
         sampler.obtain_trajectories(1)
 

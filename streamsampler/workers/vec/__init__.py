@@ -22,9 +22,8 @@ Lanes and blocks
 What is computed in one batch may influence the last bits of a network's numbers. Where the rows of a batch of constant
 shape do not, the agent says `row_independent = True`. Then trajectories run in *lanes*: each is a function of itself
 alone, in environment i mod `n_envs`, and no environment waits for another one. What the agent says is probed where it
-runs; `worker_args={"independent": "fallback"}` runs it in blocks where it is not true. Such an agent draws from the
-keyword `draws` of its `get_actions`, and an environment from its `np_random`: the trajectories share the global
-generators, so that drawing from those is an error.
+runs, and an error where it is not true. Such an agent draws from the keyword `draws` of its `get_actions`, and an
+environment from its `np_random`: the trajectories share the global generators, so that drawing from those is an error.
 
 All other agents, and those with a `block_size`, run in *blocks* of consecutive indices, and the trajectories of a block
 are a function of the block alone. The global generators and the agent are seeded once a block, each environment once a

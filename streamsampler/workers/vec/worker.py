@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -39,7 +38,6 @@ from streamsampler.workers.vec.native import NativeRunner
 from streamsampler.workers.vec.native_recorder import using_seeds
 from streamsampler.workers.vec.rows import noting
 
-_LOG = logging.getLogger("streamsampler")
 _N_ENVS = 8
 DRAWS = (
     "something drew from a global generator (random, numpy.random or torch) while trajectories ran side by side, so "
@@ -52,7 +50,6 @@ _NO_HOOKS = (
     "a vector environment calls no hooks and no drop_if, because nothing can be called between the timesteps of one "
     f"trajectory: it steps all its environments in one call; {_SINGLE}"
 )
-_INDEPENDENT = ("error", "fallback")
 
 
 class VecWorker(Worker):
@@ -86,8 +83,6 @@ class VecWorker(Worker):
         n_envs: How many environments; None for 8, or for as many as a vector environment has.
         block_size: How many trajectories make a block. None for lanes where the agent allows it, and otherwise for as
             many as there are environments.
-        independent: What to do where an agent says that its rows are independent, and they are not: "error", or
-            "fallback" to run its trajectories in blocks.
 
     Raises:
         UsageError: An argument cannot work.
@@ -96,16 +91,12 @@ class VecWorker(Worker):
     can_rehearse = can_continue = continues_side_by_side = can_take_options = can_call_hooks = True
     revision = "trajectories in lanes, or in blocks of one size"
 
-    def __init__(
-        self, context: WorkerContext, *, n_envs: int | None = None, block_size: int | None = None,
-        independent: str = "error",
-    ) -> None:  # fmt: skip
+    def __init__(self, context: WorkerContext, *, n_envs: int | None = None, block_size: int | None = None) -> None:
         super().__init__(context)
-        self._block = self.layout({"n_envs": n_envs, "block_size": block_size, "independent": independent}).block
+        self._block = self.layout({"n_envs": n_envs, "block_size": block_size}).block
         self._may_run_lanes = block_size is None
-        self._falls_back = independent == "fallback"
         self._failed_ahead = False  # whether what was raised last may be about a later ticket
-        self._probed: tuple[Any, Any, bool] = None, None, False  # of which runner and agent it is known, and what
+        self._probed: tuple[Any, Any] = None, None  # for which runner and agent the probe has told
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
         self._agents = AgentPool(hint=context.worker_number == 0)
         self._runner: LaneRunner | NativeRunner | None = None
@@ -124,8 +115,6 @@ class VecWorker(Worker):
             UsageError: They are no positive integers, or a block cannot fill the environments.
         """
         n_envs, block_size = worker_args.get("n_envs"), worker_args.get("block_size")
-        if (independent := worker_args.get("independent", "error")) not in _INDEPENDENT:
-            raise UsageError(f'independent is "error" or "fallback", got {independent!r}')
         n_slots = _N_ENVS if n_envs is None else positive("n_envs", n_envs)
         size = n_slots if block_size is None else positive("block_size", block_size)
         if n_envs is not None and size < n_slots:
@@ -143,7 +132,7 @@ class VecWorker(Worker):
         self._choose_lanes()
 
     def _choose_lanes(self) -> None:
-        """Find out whether trajectories can run in lanes: the agent says so, and it is true.
+        """Run lanes where the agent says that its rows are independent; probe that once.
 
         Raises:
             UsageError: The agent says so, and it is not true.
@@ -152,21 +141,10 @@ class VecWorker(Worker):
         self.runs_lanes = False
         if not (self._may_run_lanes and isinstance(runner, LaneRunner)) or agents.empty or not agents.row_independent:
             return
-        if self._probed[0] is runner and self._probed[1] is agents.first:
-            self.runs_lanes = self._probed[2]
-            return
-        conclusive = independent = True
-        try:
-            conclusive = agents.probe(runner.spaces[0], runner.n_slots)
-        except UsageError as error:
-            if not self._falls_back:
-                raise
-            independent = False
-            if self.context.worker_number == 0:
-                _LOG.warning("VecWorker runs trajectories in blocks: %s", error)
-        self.runs_lanes = independent
-        if conclusive:
-            self._probed = runner, agents.first, independent
+        known = self._probed[0] is runner and self._probed[1] is agents.first
+        if not known and agents.probe(runner.spaces[0], runner.n_slots):
+            self._probed = runner, agents.first
+        self.runs_lanes = True
 
     def update_env(self, env_update: EnvUpdate) -> None:
         """Replace or change the environments, one after the other.

@@ -20,6 +20,7 @@ from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Ticket
 from streamsampler.workers.board import StatusBoard
+from streamsampler.workers.vec.agents import AgentPool
 from tests.workers.contexts import context_of, new_board
 
 N_ENVS = 4
@@ -441,17 +442,12 @@ class Mixing(Network):
         return super().get_actions(observations, draws=draws)
 
 
-def test_an_agent_whose_rows_depend_on_each_other_is_refused_or_runs_in_blocks(caplog):
+def test_an_agent_whose_rows_depend_on_each_other_is_refused():
     worker = VecWorker(context_of(), n_envs=N_ENVS)
     worker.update_env(as_env_update(Walk))
     with pytest.raises(UsageError, match="row_independent"):
         worker.update_agent(Mixing())
     assert not worker.runs_lanes
-    worker = VecWorker(context_of(), n_envs=N_ENVS, independent="fallback")
-    worker.update_env(as_env_update(Walk))
-    worker.update_agent(Mixing())
-    assert not worker.runs_lanes
-    assert "runs trajectories in blocks" in caplog.text
     worker.update_agent(Network())
     assert worker.runs_lanes
 
@@ -478,16 +474,16 @@ def test_an_agent_that_showed_nothing_yet_is_probed_again_with_its_next_paramete
         worker.update_agent((1.0,))
 
 
-def test_an_agent_is_probed_once_and_not_with_each_of_its_parameters(caplog):
-    worker = VecWorker(context_of(), n_envs=N_ENVS, independent="fallback")
+def test_an_agent_is_probed_once_and_not_with_each_of_its_parameters(monkeypatch):
+    probes = []
+    monkeypatch.setattr(AgentPool, "probe", lambda *_: probes.append(1) or True)
+    worker = VecWorker(context_of(), n_envs=N_ENVS)
     worker.update_env(as_env_update(Walk))
-    agent = Silent()
-    agent.scale = 1.0
-    worker.update_agent(agent)
+    worker.update_agent(Silent())
     for scale in (0.0, 2.0):
         worker.update_agent((scale,))
-        assert not worker.runs_lanes
-    assert caplog.text.count("runs trajectories in blocks") == 1
+        assert worker.runs_lanes
+    assert len(probes) == 1
 
 
 def test_an_agent_may_keep_its_observations():
