@@ -73,7 +73,7 @@ HOUSE: dict[str, Any] = {
         "extras": 29,
         "filters": 536,
         "formats": 746,
-        "protocol": 427,
+        "protocol": 381,
         "samplers": 4086,
         "scheduling": 1254,
         "seeding": 116,
@@ -84,7 +84,7 @@ HOUSE: dict[str, Any] = {
         "testing": 397,
         "timing": 68,
         "version": 1,
-        "workers": 6508,
+        "workers": 6487,
     },
     "circles": [],
     "single importers": [

@@ -153,22 +153,13 @@ Other processors
 NumPy and torch have several kernels for the same operation and choose by the processor; the kernels round differently.
 So the same seed gives the same trajectories on another machine only where the kernels round alike. Each worker computes
 a small fixed network once and tells the digest of its bits, its fingerprint. Where workers disagree, which happens on
-clusters of several kinds of machines, a warning names the workers, the machines and their kernels; with
+clusters of several kinds of machines, a warning names the workers, the machines and their digests; with
 `fingerprint="error"` the call ends with a `streamsampler.NotReproducibleError`. `batch.fingerprints`, files written by
 the command and folders of shards have the fingerprints; a folder that is resumed on another kind of machine says so.
 
-The recipe: use machines of one kind, or choose kernels that all of them have, by environment variables that are set
-before Python starts:
-
-| variable | chooses |
-|---|---|
-| `OPENBLAS_CORETYPE=Haswell` | matrix products in NumPy |
-| `NPY_DISABLE_CPU_FEATURES=…` | NumPy's own loops: what some machines have and others lack (the warning names it) |
-| `ATEN_CPU_CAPABILITY=avx2` | torch's own loops |
-| `MKL_CBWR=COMPATIBLE` | matrix products in torch |
-
-The number of threads may change bits, too; it is no part of a fingerprint, but files record `worker_threads`. What
-environments and GPUs compute is not in a fingerprint.
+For the same trajectories everywhere use machines of one kind, with the same versions of libraries. The number of
+threads may change bits, too; it is no part of a fingerprint, but files record `worker_threads`. What environments and
+GPUs compute is not in a fingerprint.
 
 Exceptions in your code
 -----------------------

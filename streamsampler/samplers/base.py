@@ -300,8 +300,8 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         fingerprint: What is done about workers that compute otherwise than others: NumPy and torch choose their kernels
             by the processor, and other kernels give other last bits, and so other trajectories. Each worker computes a
             small probe once, and tells its digest with its first report. "warn" logs a warning that names the workers
-            and machines that differ, and the environment variables that make them agree; "error" ends the call; None
-            says nothing. `batch.fingerprints` has the digests in any case.
+            and machines that differ; "error" ends the call; None says nothing. `batch.fingerprints` has the
+            digests in any case.
         worker_threads: How many threads numerical libraries compute on in each worker; the last bits of a network's
             numbers may depend on it. Set are torch's number where it is loaded, those of OpenBLAS and MKL, and, for
             what is loaded later, environment variables such as OMP_NUM_THREADS where they are unset. Variables that

@@ -75,7 +75,7 @@ class Decisions:
     def take_fingerprint(self, worker: int, found: Fingerprint) -> None:
         """Record how a worker computes; warn if others compute otherwise, or end the call."""
         session = self._session
-        if found.is_guest and found.torch and not session.need("torch"):
+        if found.is_guest and "torch=" in found.bits and not session.need("torch"):
             found = found.without_torch()
         if refused := session.fingerprints.take(worker, found):
             self.refuse(kernels_error(worker, refused))

@@ -137,8 +137,8 @@ class Verdicts:
 
 _ELSEWHERE = (
     "{} was begun where NumPy or torch compute with other kernels ({} there, {} here), so what is sampled now may not "
-    "be what would have been sampled there. Continue on a machine of that kind, or with the environment variables that "
-    'choose the same kernels: see "Other processors" in the guide, streamsampler.samplers'
+    "be what would have been sampled there. Continue on a machine of that kind: see "
+    '"Other processors" in the guide, streamsampler.samplers'
 )
 
 

@@ -8,15 +8,11 @@ may depend as well, is not part of a fingerprint. Nor are a GPU's kernels, and t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import hashlib
-import os
 import socket
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,13 +33,12 @@ def fingerprint() -> Fingerprint:
 @functools.lru_cache
 def _fingerprint(with_torch: bool) -> Fingerprint:
     torch = sys.modules["torch"] if with_torch else None
-    bits, capability = [f"numpy={_digest(_in_numpy())}"], ""
+    bits = [f"numpy={_digest(_in_numpy())}"]
     if torch is not None:
         # A torch that cannot compute this raises in the agent, where that can be told.
         with contextlib.suppress(Exception):
             bits.append(f"torch={_digest(_in_torch(torch))}")
-            capability = torch.backends.cpu.get_cpu_capability()
-    return Fingerprint(" ".join(bits), socket.gethostname(), _core_type(), _simd(), capability)
+    return Fingerprint(" ".join(bits), socket.gethostname())
 
 
 def _digest(arrays: Iterable[NDArray[Any]]) -> str:
@@ -86,25 +81,3 @@ def _in_torch(torch: Any) -> Iterator[NDArray[Any]]:
                 sums = activations.sum().reshape(1)
                 for values in (products, activations, logits, logits.exp(), logits.log_softmax(1), sums):
                     yield values.numpy()
-
-
-def _core_type() -> str:
-    """Return which kernels the OpenBLAS in NumPy's wheel chose; "" where NumPy has another library."""
-    root = Path(np.__file__).parent
-    for folder in (root.with_name("numpy.libs"), root / ".dylibs"):
-        for file in folder.glob("*openblas*"):
-            with contextlib.suppress(OSError):
-                library = ctypes.CDLL(str(file), mode=getattr(os, "RTLD_NOLOAD", ctypes.DEFAULT_MODE))
-                for name in ("scipy_openblas_get_corename64_", "openblas_get_corename64_", "openblas_get_corename"):
-                    if (function := getattr(library, name, None)) is not None:
-                        function.restype = ctypes.c_char_p
-                        return str(function().decode())
-    return ""
-
-
-def _simd() -> tuple[str, ...]:
-    """Return which of NumPy's own kernels for newer processors are in use."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        config: Any = np.show_config(mode="dicts")
-    return tuple(config.get("SIMD Extensions", {}).get("found", ()))

@@ -3,7 +3,6 @@
 import logging
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -117,8 +116,8 @@ def test_a_library_that_is_loaded_later_is_told_of(monkeypatch):
     monkeypatch.setattr(loop, "fingerprint", lambda: prints[-1])
     with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
         assert sampler.obtain_trajectories(1).fingerprints == {"numpy=aa"}
-        prints.append(A._replace(bits="numpy=aa torch=11"))
-        assert sampler.obtain_trajectories(1).fingerprints == {"numpy=aa torch=11"}
+        prints.append(A._replace(bits="numpy=aa another=11"))
+        assert sampler.obtain_trajectories(1).fingerprints == {"numpy=aa another=11"}
 
 
 NEEDS_TORCH = """
@@ -194,7 +193,6 @@ def test_wrong_words_are_refused():
 # ---------------------------------------------------------------------- real processes
 
 
-@pytest.mark.skipif(fingerprint().blas in ("", "Nehalem"), reason="NumPy has no OpenBLAS with several kernels here")
 @pytest.mark.slow
 def test_a_process_with_other_kernels_is_named(monkeypatch, caplog):
     """The worker that takes a dead one's place has other environment variables, as it would on another machine.
@@ -209,11 +207,12 @@ def test_a_process_with_other_kernels_is_named(monkeypatch, caplog):
         os.kill(sampler.worker_pids()[1], signal.SIGKILL)
         with caplog.at_level(logging.WARNING, "streamsampler"):
             second = sampler.obtain_exact_trajectories(10)
-    assert len(second.fingerprints) == 2
+    if second.fingerprints == {OWN}:
+        pytest.skip("NumPy has no OpenBLAS with several kernels here")
     (text,) = warnings_of(caplog)
-    assert f"worker 0 on {fingerprint().host} (OpenBLAS {fingerprint().blas}" in text
-    assert f"worker 1 on {fingerprint().host} (OpenBLAS Nehalem" in text
-    assert re.search(f"OPENBLAS_CORETYPE=(Nehalem|{fingerprint().blas})", text), "the older of the two"
+    (other,) = second.fingerprints - {OWN}
+    assert f"worker 0 on {fingerprint().host} ({OWN})" in text
+    assert f"worker 1 on {fingerprint().host} ({other})" in text
     monkeypatch.delenv("OPENBLAS_CORETYPE")
     with LocalSampler("random", envs, seed=1) as sampler:
         assert sampler.obtain_samples(400) == batch
