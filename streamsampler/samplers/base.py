@@ -303,9 +303,11 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
             and machines that differ; "error" ends the call; None says nothing. `batch.fingerprints` has the
             digests in any case.
         worker_threads: How many threads numerical libraries compute on in each worker; the last bits of a network's
-            numbers may depend on it. Set are torch's number where it is loaded, those of OpenBLAS and MKL, and, for
-            what is loaded later, environment variables such as OMP_NUM_THREADS where they are unset. Variables that
-            you have set count for what reads them, but for torch. `LocalSampler` sets the same numbers while a call
+            numbers may depend on it. Set are environment variables such as OMP_NUM_THREADS where they are unset, for
+            what is loaded later; torch's number where it is loaded; and those of OpenBLAS and MKL where they are, if
+            threadpoolctl is installed. Variables that you have set count for what reads them, but for torch. Without
+            threadpoolctl a NumPy that is loaded before computes on as many threads as it likes: in `LocalSampler`, and
+            in workers that are forked from your program. `LocalSampler` sets the same numbers while a call
             runs, or a step of a stream, and puts back what it found. A library that is loaded in the middle of a
             trajectory is held to it from the next ticket on. None leaves all as it is.
         observation_filter: What changes the observations that the agent sees, such as `RunningNorm`, with statistics
