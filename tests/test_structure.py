@@ -84,7 +84,7 @@ HOUSE: dict[str, Any] = {
         "testing": 397,
         "timing": 68,
         "version": 1,
-        "workers": 6439,
+        "workers": 6367,
     },
     "circles": [],
     "single importers": [

@@ -1,19 +1,26 @@
-"""Run tickets in an environment that is vectorised natively: cut its stream into trajectories."""
+"""Run tickets in an environment that is vectorised natively: cut its stream into trajectories.
+
+A `NativeRunner` steps all rows at once. What it cannot do, and `LaneRunner` can, is said here: it runs no fragments and
+calls no hooks, takes no tasks, and one dict of reset options for all trajectories; where the environment resets itself,
+only that one can end a trajectory, and only the first trajectory of a slot begins from a seed of its own.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import warnings
+from contextvars import copy_context
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
+from gymnasium.vector import VectorWrapper
 from numpy.typing import NDArray
 
-from streamsampler.data.trees import Tree, leaves, map_tree, owned
-from streamsampler.environments.updates import AnyVectorEnv
+from streamsampler.data.trees import Tree, leaves, map_tree, owned, same, snapshot
+from streamsampler.environments.updates import AnyVectorEnv, EnvUpdate, NewEnvUpdate
 from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import Outcome, Worker
@@ -29,106 +36,6 @@ from streamsampler.workers.vec.native_recorder import (
     without_final,
 )
 
-# ----------------------------------------------------------------------
-# Reset an environment that is vectorised natively, in each of Gymnasium's autoreset modes.
-
-
-NEXT_STEP, SAME_STEP, DISABLED = "NEXT_STEP", "SAME_STEP", "DISABLED"
-
-
-class NativeEnv:
-    """A `gymnasium.vector.VectorEnv`, whose environments are a worker's slots.
-
-    Args:
-        env: The environment.
-        worker: The worker, which has the seeds and the reset options that a call was given.
-
-    Attributes:
-        env: The environment.
-        mode: Its autoreset mode: NEXT_STEP, SAME_STEP or DISABLED.
-
-    Raises:
-        UsageError: There is a limit to trajectories' lengths, which only the mode DISABLED can take.
-    """
-
-    def __init__(self, env: AnyVectorEnv, worker: Worker) -> None:
-        self.env = env
-        self._worker = worker
-        self._takes_one_seed = False  # seen at a reset: the environment draws for all slots from one seed
-        mode = (env.metadata or {}).get("autoreset_mode", NEXT_STEP)
-        self.mode = str(getattr(mode, "name", mode))
-        if self.mode not in (NEXT_STEP, SAME_STEP, DISABLED):
-            raise UsageError(f"the vector environment has the autoreset mode {mode!r}, which is none of Gymnasium's")
-        if worker.context.max_episode_length is not None and self.resets_itself:
-            raise UsageError(
-                f"max_episode_length needs a vector environment with AutoresetMode.DISABLED; this one has "
-                f"{self.mode}, so that only it can end a trajectory. Give the environment its own limit, as "
-                "gymnasium.make_vec(…, max_episode_steps=…) does"
-            )
-
-    @property
-    def resets_itself(self) -> bool:
-        """Whether the environment begins trajectories by itself."""
-        return self.mode != DISABLED
-
-    @property
-    def n_slots(self) -> int:
-        """How many trajectories run side by side."""
-        return int(self.env.num_envs)
-
-    @property
-    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        """Observation and action space of one environment."""
-        return self.env.single_observation_space, self.env.single_action_space
-
-    def reset(self, seeds: list[int]) -> Any:
-        """Reset all slots, from one seed for each; from the first seed, where the environment takes no list.
-
-        Raises:
-            UsageError: The environment takes no list, and the seeds are those that a call was given; or the options
-                are one dict for each trajectory.
-        """
-        given: Any = seeds
-        options = self._options()
-        if not self._takes_one_seed:
-            try:
-                return self.env.reset(seed=given, **options)
-            except Exception as refused:
-                # Many native environments draw for all slots from one generator, and refuse a list.
-                try:
-                    result = self.env.reset(seed=seeds[0], **options)
-                except Exception as error:
-                    raise error from refused
-                self._takes_one_seed = True
-                self._refuse_given_seeds()
-                return result
-        self._refuse_given_seeds()
-        return self.env.reset(seed=seeds[0], **options)
-
-    def reset_slots(self, seeds: list[int], mask: NDArray[np.bool_]) -> Any:
-        """Reset the slots of a mask, each from its seed."""
-        # One seed for all would be the other slots' seed, too.
-        given: Any = None if self._takes_one_seed else seeds
-        options = {**self._options().get("options", {}), "reset_mask": mask}
-        return self.env.reset(seed=given, options=options)
-
-    def _options(self) -> dict[str, Any]:
-        """Return what `reset` gets besides seeds: the options of the call, if there are any."""
-        resets = self._worker.resets
-        return {} if resets is None else resets.vector_arguments
-
-    def _refuse_given_seeds(self) -> None:
-        resets = self._worker.resets
-        if resets is not None and resets.seeds is not None and self.n_slots > 1:
-            raise UsageError(
-                "seeds needs a vector environment whose reset takes a list with one for each environment; "
-                f"{type(self.env.unwrapped).__qualname__} takes one for all"
-            )
-
-
-# ----------------------------------------------------------------------
-
-
 _LOG = logging.getLogger("streamsampler")
 # An enum's member costs 100 ns to look up on Python 3.11.
 _ACTION, _STEP, _RECORDING = Phase.ACTION, Phase.STEP, Phase.RECORDING
@@ -140,8 +47,18 @@ _SILENT_SHARE = 0.25
 _FEWEST_TRAJECTORIES = 4
 """Trajectories for each slot that are looked at for the hint."""
 
+NEXT_STEP, SAME_STEP, DISABLED = "NEXT_STEP", "SAME_STEP", "DISABLED"
 
-class NativeRunner(NativeEnv):
+
+def _mode_of(env: AnyVectorEnv) -> str:
+    mode = (env.metadata or {}).get("autoreset_mode", NEXT_STEP)
+    name = str(getattr(mode, "name", mode))
+    if name not in (NEXT_STEP, SAME_STEP, DISABLED):
+        raise UsageError(f"the vector environment has the autoreset mode {mode!r}, which is none of Gymnasium's")
+    return name
+
+
+class NativeRunner:
     """Runs blocks in a `gymnasium.vector.VectorEnv`; slots are its environments.
 
     The slots begin the first trajectories of a block. A slot whose trajectory ends begins the next one, slots in order
@@ -159,60 +76,81 @@ class NativeRunner(NativeEnv):
 
     Args:
         env: The environment.
-        worker: Shows phase and trajectory.
+        worker: Shows phase and trajectory; has the seeds and the reset options that a call was given.
+
+    Attributes:
+        n_slots: How many trajectories run side by side.
+        spaces: Observation and action space of one environment.
+
+    Raises:
+        UsageError: There is a limit to trajectories' lengths, which only the mode DISABLED can take.
     """
 
     def __init__(self, env: Any, worker: Worker) -> None:
-        super().__init__(env, worker)
-        self._recorder = NativeRecorder(*self.spaces, self.n_slots)
+        self._env, self._worker, self._mode = env, worker, _mode_of(env)
+        limit = worker.context.max_episode_length
+        if limit is not None and self._mode != DISABLED:
+            raise UsageError(
+                f"max_episode_length needs a vector environment with AutoresetMode.DISABLED; this one has "
+                f"{self._mode}, so that only it can end a trajectory. Give the environment its own limit, as "
+                "gymnasium.make_vec(…, max_episode_steps=…) does"
+            )
+        self._limit = limit or math.inf
+        self.spaces = env.single_observation_space, env.single_action_space
+        n_slots = self.n_slots = int(env.num_envs)
+        self._recorder = NativeRecorder(*self.spaces, n_slots)
+        self._takes_list = True  # until a reset has refused one
+        self._slots, self._shape = np.arange(n_slots), (n_slots,)
+        self._live = np.zeros(n_slots, dtype=np.bool_)
+        self._silent = np.zeros(n_slots, dtype=np.bool_)  # neither live nor about to begin a trajectory
+        self._n_live = self._n_silent = 0
+        self._resetting = self._slots[:0]  # slots that the environment resets in the step to come
+        self._stop = 0  # the position in the ticket after the block's last one
+        self._in_reset = False
+        self._seconds = [0.0, 0.0, 0.0]
         self._hinted = worker.context.worker_number > 0
-        self._trajectories = self._ran_timesteps = self._silent_rows = 0
+        self._n_silent_rows = 0  # steps of slots that had no trajectory left
+        self._n_trajectories, self._looked_at = 0, np.zeros(2, np.int64)  # for the hint, the timesteps and those steps
+
+    # ------------------------------------------------------------------ tickets
 
     def rollout(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> Outcome:
         """Run a ticket, block by block; see `Worker.rollout`."""
         recorder, worker = self._recorder, self._worker
-        recorder.clear()
         # Where a call has given some seeds or options, an environment that resets itself takes them only when the whole
         # of it is reset: then a block has one trajectory for each of its environments.
-        one_each = self.resets_itself and worker.resets is not None and not worker.resets.says_only_version
+        given = worker.resets is not None and not worker.resets.says_only_version
+        one_each = given and self._mode != DISABLED
         size = min(self.n_slots, ticket.block) if one_each else ticket.block
-        seconds = [0.0, 0.0, 0.0]
-        may_run = True
-        for first in range(0, len(seeds), size):
-            ran = worker.ran_timesteps
-            block = slice(first, first + size)
-            run = _Run(self, ticket.version, ticket.indices[block], seeds[block], agent, recorder, worker)
-            may_run = run.run(seconds)
-            if not may_run:
-                break
-            if len(seeds) >= first + size and not one_each:
-                self._look_at_silence(size, worker.ran_timesteps - ran, run.n_silent_rows)
+        may_run = self.run(ticket, seeds, agent, size, hints=not one_each)
+        seconds = tuple(self._seconds)
         if may_run:
-            rollouts = worker.finished_in_order(
-                partial(recorder.finish, worker.context.allocate), ticket.indices, self.env
-            )
-            return Outcome(rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=tuple(seconds))
-        abandoned = run.running_timesteps()
-        return Outcome(
-            None,
-            n_trajectories=recorder.n_ended,
-            n_timesteps=worker.ran_timesteps - abandoned,
-            n_abandoned=recorder.n_begun - recorder.n_ended,
-            abandoned_timesteps=abandoned,
-            seconds=tuple(seconds),
-        )
+            finish = partial(recorder.finish, worker.context.allocate)
+            rollouts = worker.finished_in_order(finish, ticket.indices, self._env)
+            return Outcome(rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=seconds)
+        abandoned = int((recorder.step - recorder.begun[self._live]).sum())
+        n_ran, n_running = worker.ran_timesteps - abandoned, recorder.n_begun - recorder.n_ended
+        return Outcome(None, recorder.n_ended, n_ran, n_running, abandoned, seconds)
 
-    def rehearse(self, version: int, indices: range, seeds: list[int], agent: BatchedAgent) -> None:
-        """Run a block, and keep nothing of it."""
-        _Run(self, version, indices, seeds, agent, self._recorder, self._worker).run([0.0, 0.0, 0.0])
+    def run(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent, size: int, *, hints: bool = False) -> bool:
+        """Run a ticket in blocks of so many trajectories; return whether its version may still run."""
+        self._ticket, self._seeds, self._agent = ticket, seeds, agent
+        self._recorder.begin_ticket(len(seeds))
+        self._seconds = [0.0, 0.0, 0.0]
+        for first in range(0, len(seeds), size):
+            ran, silent = self._worker.ran_timesteps, self._n_silent_rows
+            if not self._run_block(first, min(first + size, len(seeds))):
+                return False
+            if hints and self._stop == first + size:
+                self._look_at_silence(size, self._worker.ran_timesteps - ran, self._n_silent_rows - silent)
+        return True
 
-    def _look_at_silence(self, size: int, ran_timesteps: int, n_silent_rows: int) -> None:
+    def _look_at_silence(self, size: int, n_timesteps: int, n_silent_rows: int) -> None:
         """Say once what longer blocks would save; count a block of so many trajectories."""
-        self._trajectories += size
-        self._ran_timesteps += ran_timesteps
-        self._silent_rows += n_silent_rows
-        share = self._silent_rows / (self._silent_rows + self._ran_timesteps)
-        if self._hinted or self._trajectories < _FEWEST_TRAJECTORIES * self.n_slots or share < _SILENT_SHARE:
+        self._n_trajectories += size
+        self._looked_at += (n_timesteps, n_silent_rows)
+        share = self._looked_at[1] / self._looked_at.sum()
+        if self._hinted or self._n_trajectories < _FEWEST_TRAJECTORIES * self.n_slots or share < _SILENT_SHARE:
             return
         self._hinted = True
         # A block's end is about as long whatever the block: with blocks so many times as long it is a tenth of them.
@@ -221,82 +159,58 @@ class NativeRunner(NativeEnv):
             "VecWorker: the environments of %s stand silent in %.0f %% of all steps: at the end of each block of %d "
             'trajectories they wait for the longest one. Longer blocks cost less: worker_args={"block_size": %d} '
             "for about 10 %%, where a batch has enough trajectories to share.",
-            name_of_env(self.env), 100 * share, size, longer,
+            name_of_env(self._env), 100 * share, size, longer,
         )  # fmt: skip
 
-
-class _Run:
-    """One block of a ticket. Arrays have one entry for each slot.
-
-    Attributes:
-        n_silent_rows: Steps of slots that had no trajectory left.
-    """
-
-    def __init__(
-        self, env: NativeEnv, version: int, indices: range, seeds: list[int], agent: BatchedAgent,
-        recorder: NativeRecorder, worker: Worker,
-    ) -> None:  # fmt: skip
-        self._env, self._agent, self._recorder, self._worker = env, agent, recorder, worker
-        self._mode, self._resets_itself = env.mode, env.resets_itself
-        self._version, self._indices, self._seeds = version, indices, seeds
-        self._left = len(seeds)  # how many trajectories have not begun
-        self._first = recorder.n_begun  # the position of the first one in the ticket
-        n_slots = self._n_slots = env.n_slots
-        self._shape = (n_slots,)
-        self._slots = np.arange(n_slots)
-        self._begun = np.zeros(n_slots, dtype=np.int64)  # the steps in which the slots' trajectories began
-        self._live = np.zeros(n_slots, dtype=np.bool_)
-        self._silent = np.zeros(n_slots, dtype=np.bool_)
-        self._resetting = self._slots[:0]  # slots that the environment resets in the step to come
-        self._n_live = self._n_silent = 0
-        self._in_reset = False
-        self._limit = worker.context.max_episode_length or math.inf
-        self.n_silent_rows = 0
-        self._seconds = [0.0, 0.0, 0.0]
-        self._prepared: Any = None
-
-    def run(self, seconds: list[float]) -> bool:
-        """Run the block.
-
-        Args:
-            seconds: Of resets, of the agent and of steps; the block's are added.
-
-        Returns:
-            Whether its version may still run.
-        """
-        worker, row = self._worker, self._worker.row
-        self._seconds = seconds
-        worker.phase, worker.trajectory = Phase.AGENT_RESET, self._indices[0]
-        row.begin_trajectory(self._indices[0])
-        seed_generators(self._seeds[0])
-        agent = self._agent
+    def _run_block(self, first: int, stop: int) -> bool:
+        worker, agent, indices = self._worker, self._agent, self._ticket.indices
+        self._first, self._stop, seeds = first, stop, self._seeds[first:stop]
+        worker.phase, worker.trajectory = Phase.AGENT_RESET, indices[first]
+        worker.row.begin_trajectory(indices[first])
+        seed_generators(seeds[0])
         agent.row = -1
-        agent.begin_block(self._seeds[0])
-        self._prepared = agent.prepare(self._seeds)
+        agent.begin_block(seeds[0])
+        self._prepared = agent.prepare(seeds)
         try:
-            self._reset_all()
+            self._begin_block(seeds)
             return self._step_until_all_end()
         except BaseException as error:
             self._explain(error)
             raise
 
-    # ------------------------------------------------------------------ beginning
+    # ------------------------------------------------------------------ beginning trajectories
 
-    def _reset_all(self) -> None:
-        worker, seeds = self._worker, self._seeds
+    def _begin_block(self, seeds: list[int]) -> None:
+        worker, n_slots = self._worker, self.n_slots
         worker.phase = Phase.RESET
         worker.row.words[worker.row.phase_word] = _RESET_NUMBER
         began = perf_counter()
         slots = self._slots[: len(seeds)]
-        self._silent[len(seeds) :] = True
-        self._n_silent = self._n_slots - len(slots)
+        self._live[:], self._silent[:] = False, self._slots >= len(seeds)
+        self._resetting = self._slots[:0]
         self._in_reset = True
-        result = self._env.reset([seeds[slot % len(seeds)] for slot in range(self._n_slots)])
-        observations, infos = self._begin_of(result)
+        observations, infos = self._begin_of(self._reset([seeds[slot % len(seeds)] for slot in range(n_slots)]))
         self._recorder.begin_block(observations, self._silent)
         self._in_reset = False
         self._begin(slots, infos)
         self._seconds[0] += perf_counter() - began
+
+    def _reset(self, seeds: list[int]) -> Any:
+        """Reset all slots, from one seed for each; from the first seed, where the environment takes no list.
+
+        Raises:
+            UsageError: The environment takes no list, and the seeds are those that a call was given; or the options
+                are one dict for each trajectory.
+        """
+        resets = self._worker.resets
+        options = {} if resets is None else resets.vector_arguments
+        result, self._takes_list = _reset_from(self._env, seeds, takes_list=self._takes_list, **options)
+        if not self._takes_list and resets is not None and resets.seeds is not None and self.n_slots > 1:
+            raise UsageError(
+                "seeds needs a vector environment whose reset takes a list with one for each environment; "
+                f"{type(self._env.unwrapped).__qualname__} takes one for all"
+            )
+        return result
 
     def _begin_of(self, result: Any) -> tuple[Any, Any]:
         observations, infos = begin_of(result)
@@ -306,32 +220,34 @@ class _Run:
 
     def _begin(self, slots: NDArray[np.int64], infos: Any) -> None:
         """Begin the block's next trajectories in slots that have just been reset."""
-        worker, agent, recorder = self._worker, self._agent, self._recorder
-        first = len(self._seeds) - self._left
-        recorder.begin(slots, without_final(infos) if infos else infos)
-        self._begun[slots] = recorder.step
+        worker, indices, first = self._worker, self._ticket.indices, self._recorder.n_begun
+        self._recorder.begin(slots, without_final(infos) if infos else infos)
         self._live[slots] = True
-        self._n_live += len(slots)
-        self._left -= len(slots)
-        worker.row.begin_trajectory(self._indices[first])
+        self._count()
+        worker.row.begin_trajectory(indices[first])
         if self._prepared is not None:
             worker.phase = Phase.AGENT_RESET
-            for number, slot in enumerate(slots.tolist(), first):
-                worker.trajectory = self._indices[number]
-                agent.begin(slot, self._prepared, number)
+            for position, slot in enumerate(slots.tolist(), first):
+                worker.trajectory = indices[position]
+                self._agent.begin(slot, self._prepared, position - self._first)
+
+    def _count(self) -> None:
+        self._n_live, self._n_silent = int(np.count_nonzero(self._live)), int(np.count_nonzero(self._silent))
 
     def _reset_masked(self, refilled: NDArray[np.int64], ended: NDArray[np.bool_]) -> None:
         """Reset slots whose environment does not do it itself, the silent ones among them, which are stepped along."""
-        began = perf_counter()
-        worker = self._worker
+        began, first = perf_counter(), self._recorder.n_begun
+        worker, resets = self._worker, self._worker.resets
         worker.phase, self._in_reset = Phase.RESET, True
-        seeds = self._seeds[:1] * self._n_slots
-        first = len(self._seeds) - self._left
-        for number, slot in enumerate(refilled.tolist(), first):
-            seeds[slot] = self._seeds[number]
+        seeds = [self._seeds[self._first]] * self.n_slots
+        for position, slot in enumerate(refilled.tolist(), first):
+            seeds[slot] = self._seeds[position]
         if len(refilled):
-            worker.trajectory = self._indices[first]
-        observations, infos = self._begin_of(self._env.reset_slots(seeds, ended))
+            worker.trajectory = self._ticket.indices[first]
+        given = {} if resets is None else resets.vector_arguments.get("options", {})
+        # One seed for all would be the other slots' seed, too.
+        result = self._env.reset(seed=seeds if self._takes_list else None, options={**given, "reset_mask": ended})
+        observations, infos = self._begin_of(result)
         self._recorder.begin_again(observations, refilled, np.flatnonzero(ended))
         self._in_reset = False
         if len(refilled):
@@ -348,7 +264,7 @@ class _Run:
         The inner loop: it is measured.
         """
         worker, recorder, seconds = self._worker, self._recorder, self._seconds
-        step_env, version = self._env.env.step, self._version
+        step_env, version = self._env.step, self._ticket.version
         words, phase_word, timesteps_word = worker.row.words, worker.row.phase_word, worker.row.timesteps_word
         while self._n_live or len(self._resetting):
             began = perf_counter()
@@ -369,8 +285,7 @@ class _Run:
             if infos.__class__ is not dict:
                 check_infos("env_infos", infos)
             worker.ran_timesteps = words[timesteps_word] = worker.ran_timesteps + self._n_live
-            if self._n_silent:
-                self.n_silent_rows += self._n_silent
+            self._n_silent_rows += self._n_silent
             self._finish_step(terminated, truncated, infos)
             seconds[1] += between - began
             seconds[2] += perf_counter() - between
@@ -388,7 +303,7 @@ class _Run:
             recorder.actions.append(actions)
             if infos:
                 worker.phase = _RECORDING
-                recorder.agent_infos.record(step * self._n_slots + self._slots, infos)
+                recorder.agent_infos.record(step * self.n_slots + self._slots, infos)
         else:
             # The environment will only reset, and ignores them.
             recorder.actions.append(recorder.actions.row_batch(step - 1))
@@ -396,7 +311,7 @@ class _Run:
         return rows.copy() if rows.__class__ is np.ndarray and not rows.dtype.hasobject else for_env(rows)
 
     def _record_agent_info(self, slot: int, info: Any) -> None:
-        self._recorder.record_agent_info(self._recorder.step * self._n_slots + slot, info)
+        self._recorder.record_agent_info(self._recorder.step * self.n_slots + slot, info)
 
     def _shown(self, step: int) -> Tree:
         """Return the observations that the agent gets: its own, and with something to act on for silent slots."""
@@ -413,81 +328,168 @@ class _Run:
     def _flags(self, values: Any, name: str) -> NDArray[np.bool_]:
         if values.__class__ is np.ndarray and values.dtype is _BOOL and values.shape == self._shape:
             return values
-        return column_of_slots(values, self._n_slots, name, "b")
+        return column_of_slots(values, self.n_slots, name, "b")
 
     def _finish_step(self, terminated: Any, truncated: Any, infos: Any) -> None:
         """Record infos, end trajectories, and begin others in their slots."""
+        recorder = self._recorder
         terminated, truncated = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
         if self._limit is not math.inf:
-            truncated = truncated | (self._live & (self._recorder.step - self._begun >= self._limit))
+            truncated = truncated | (self._live & (recorder.step - recorder.begun >= self._limit))
         flags = terminated | truncated
-        ended = (flags & self._live if self._n_live < self._n_slots else flags).nonzero()[0]
+        ended = (flags & self._live if self._n_live < self.n_slots else flags).nonzero()[0]
         if infos:
             self._record_infos(ended, infos)
         begin_now = self._resetting
-        going_on = ended[: self._left - len(begin_now)]
+        going_on = ended[: self._stop - recorder.n_begun - len(begin_now)]
         if len(ended):
-            self._end(ended, going_on, terminated, truncated, infos)
+            final = self._final_observations(infos)
+            recorder.end(ended, terminated[ended], truncated[ended], final)
+            self._live[ended] = False
+            self._silent[ended[len(going_on) :]] = True
+            self._count()
         if self._mode == NEXT_STEP:
             self._resetting = going_on
-        elif self._resets_itself:
+        elif self._mode == SAME_STEP:
             begin_now = going_on
         elif flags.any():
             self._reset_masked(going_on, flags)
         if len(begin_now):
             self._begin(begin_now, infos)
 
-    def _end(
-        self, ended: NDArray[np.int64], going_on: NDArray[np.int64], terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_], infos: Any,
-    ) -> None:  # fmt: skip
-        recorder, final = self._recorder, None
-        if self._mode == SAME_STEP:
-            if "final_obs" not in infos:
-                raise DataError("a vector environment with AutoresetMode.SAME_STEP must have final_obs in its infos")
-            final = infos["final_obs"]
-        elif not self._resets_itself:
-            final = recorder.observations.row_batch(recorder.step)
-        recorder.end(ended, terminated[ended], truncated[ended], final)
-        self._live[ended] = False
-        self._n_live -= len(ended)
-        if len(going_on) < len(ended):
-            self._silent[ended[len(going_on) :]] = True
-            self._n_silent += len(ended) - len(going_on)
+    def _final_observations(self, infos: Any) -> Any:
+        """Return the last observations of trajectories that end; None where those that were recorded stay."""
+        if self._mode == NEXT_STEP:
+            return None
+        if self._mode == DISABLED:
+            return self._recorder.observations.row_batch(self._recorder.step)
+        if "final_obs" not in infos:
+            raise DataError("a vector environment with AutoresetMode.SAME_STEP must have final_obs in its infos")
+        return infos["final_obs"]
 
     def _record_infos(self, ended: NDArray[np.int64], infos: Any) -> None:
         env_infos = self._recorder.env_infos
-        numbers = self._slots + (self._recorder.step - 1) * self._n_slots
+        numbers = self._slots + (self._recorder.step - 1) * self.n_slots
         if self._mode != SAME_STEP or not len(ended):
             env_infos.record(numbers, infos)
             return
-        going_on = np.ones(self._n_slots, dtype=np.bool_)
+        going_on = np.ones(self.n_slots, dtype=np.bool_)
         going_on[ended] = False
         env_infos.record(numbers[going_on], without_final(infos), self._slots[going_on])
         env_infos.record(numbers[ended], infos.get("final_info", {}), ended)
 
-    def running_timesteps(self) -> int:
-        """Return how many timesteps the trajectories have that have not ended."""
-        return int((self._recorder.step - self._begun[self._live]).sum())
-
-    # ------------------------------------------------------------------ errors
-
     def _explain(self, error: BaseException) -> None:
         """Say which trajectory was in hand."""
-        worker, asked = self._worker, self._worker.row.words[self._worker.row.phase_word] == _ACTION_NUMBER
+        worker, recorder, indices = self._worker, self._recorder, self._ticket.indices
+        asked = worker.row.words[worker.row.phase_word] == _ACTION_NUMBER
         timestep: int | None = None
         slots = np.flatnonzero(self._live).tolist()
         if slots and not self._in_reset and worker.phase in (_ACTION, _STEP, _RECORDING):
             slot = self._agent.row if self._agent.row >= 0 else row_at_fault(error, slots[0])
             slot = slot if self._live[slot] else slots[0]
-            numbers = self._recorder.running_positions() - self._first
-            indices = {each: self._indices[numbers[each]] for each in slots}
-            worker.trajectory = indices[slot]
+            worker.trajectory = indices[recorder.positions[slot]]
             # What a step returned is recorded as the next timestep's observation.
             follows = not asked and not isinstance(error, ObservationError)
-            timestep = int(self._recorder.step - self._begun[slot]) - follows
+            timestep = int(recorder.step - recorder.begun[slot]) - follows
             if self._agent.row < 0:
                 whose = "get_actions had the observations of" if asked else "the vector environment was running"
-                error.add_note(f"{whose} trajectories {', '.join(map(str, indices.values()))}")
+                running = ", ".join(str(indices[position]) for position in recorder.positions[slots].tolist())
+                error.add_note(f"{whose} trajectories {running}")
         if isinstance(error, DataError) and worker.phase is _RECORDING:
-            locate(error, self._env.env, timestep)
+            locate(error, self._env, timestep)
+
+
+# ----------------------------------------------------------------------
+# Check that a native vector environment uses the seeds of its resets; otherwise make it from a seed each time.
+
+
+if TYPE_CHECKING:
+    _Wrapper = VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    _Wrapper = VectorWrapper  # which takes no parameters in older versions of Gymnasium
+
+
+def using_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
+    """Return a vector environment whose beginning is a function of the seeds that it is reset with.
+
+    It is reset twice and compared: some environments, such as EnvPool's, draw from the seed that they are made with,
+    and ignore any other. Such an environment is replaced at each reset by one that its factory makes from a seed.
+
+    Args:
+        env: The environment.
+        update: What made it.
+
+    Returns:
+        The environment, or one that is made again for each seed.
+
+    Raises:
+        UsageError: It ignores seeds, and nothing takes one to make it; or the update changed one that is made again.
+    """
+    if isinstance(env, _MadeFromSeeds):
+        raise UsageError(
+            f"{name_of_env(env)} is made again for each block of trajectories, because it ignores the seeds of resets, "
+            "so that a change of it would be lost: pass a function that makes the environment as it is to be"
+        )
+    if _begins_alike(env):
+        return env
+    name, seeded = name_of_env(env), None
+    if isinstance(update, NewEnvUpdate) and update.with_seed(0) is not None:
+        seeded = _MadeFromSeeds(env, update)
+        if _begins_alike(seeded):
+            return seeded
+    why = "reset twice with the same seeds" if seeded is None else "made twice from the same seed"
+    raise UsageError(
+        f"the vector environment {name} began differently when it was {why}, so that no trajectory could be run again. "
+        "Where reset ignores its seed, pass a function that makes the environment from one, which is called for each "
+        "block of trajectories: lambda seed=0: envpool.make(…, seed=seed)"
+    )
+
+
+class _MadeFromSeeds(_Wrapper):
+    """Makes a new environment at each reset that has a seed."""
+
+    def __init__(self, env: AnyVectorEnv, update: NewEnvUpdate) -> None:
+        super().__init__(env)
+        self._update, self._context = update, copy_context()  # which has the worker's number
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        """Make the environment from a seed, if there is one, and reset it."""
+        if seed is not None:
+            if not isinstance(seed, int):
+                raise TypeError(f"one seed makes all environments, got {seed!r}")
+            self.env.close()
+            make: Any = self._update.with_seed(seed)
+            self.env = self._context.run(make, None)
+        return self.env.reset() if options is None else self.env.reset(options=options)
+
+
+def _begins_alike(env: AnyVectorEnv) -> bool:
+    """Return whether an environment begins in the same way from the same seeds."""
+    begun = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as EnvPool's, that it ignores the seed
+        for _ in range(2):
+            try:
+                (observations, _), _ = _reset_from(env, list(range(env.num_envs)))
+            except Exception:
+                return True  # no verdict: it is raised again when the first block begins
+            begun.append(map_tree(_kept, observations))
+    return same(*begun)
+
+
+def _reset_from(env: Any, seeds: list[int], *, takes_list: bool = True, **options: Any) -> tuple[Any, bool]:
+    """Reset an environment; return what that returned, and whether the environment takes a list of seeds."""
+    if not takes_list:
+        return env.reset(seed=seeds[0], **options), False
+    try:
+        return env.reset(seed=seeds, **options), True
+    except Exception as refused:
+        # Many native environments draw for all slots from one generator, and refuse a list.
+        try:
+            return env.reset(seed=seeds[0], **options), False
+        except Exception as error:
+            raise error from refused
+
+
+def _kept(observation: Any) -> Any:
+    return np.array(observation) if hasattr(observation, "__array__") else snapshot(observation)

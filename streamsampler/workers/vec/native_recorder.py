@@ -1,114 +1,56 @@
-"""Record the trajectories of a native vector environment in columns, and cut them out when all have ended."""
+"""Record the trajectories of a native vector environment, all slots at a time, and cut them out when all have ended."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
-from contextvars import copy_context
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorWrapper
 from numpy.typing import NDArray
 
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace, check_rewards, short
-from streamsampler.data.trees import Tree, concatenate, leaves, map_tree, same, snapshot, take
-from streamsampler.environments.updates import AnyVectorEnv, EnvUpdate, NewEnvUpdate
-from streamsampler.errors import DataError, ObservationError, UsageError
-from streamsampler.workers.explain import name_of_env
+from streamsampler.data.trees import Tree, concatenate, leaves, take
+from streamsampler.errors import DataError, ObservationError
 from streamsampler.workers.vec.columns import Column, Columns, RowRecorder
 from streamsampler.workers.vec.rows import BatchInfos, row_of
 
-# ----------------------------------------------------------------------
-# Check what a vector environment returns, and fill batches with one row for each slot.
-
-
+_FLOAT64 = np.dtype(np.float64)
+_EXACT = "?bBhHiIefd"  # the dtypes whose numbers a float64 holds
 _FINAL = ("final_obs", "final_info")
 
 
-def check_infos(path: str, infos: Any) -> None:
-    """Check that the infos of a vector environment are a dict.
-
-    Raises:
-        DataError: They are something else.
-    """
-    if not isinstance(infos, Mapping):
-        raise DataError(f"{path}: the infos of a vector environment must be a dict, got {short(infos)}")
-
-
-def column_of_slots(values: Any, n_slots: int, name: str, kinds: str) -> NDArray[Any]:
-    """Return rewards or ends as an array with one entry for each slot.
-
-    Raises:
-        DataError: It has another shape or kind; says both.
-    """
-    column = np.asarray(values)
-    if column.shape != (n_slots,) or column.dtype.kind not in kinds:
-        raise DataError(
-            f"{name} should be an array of shape {(n_slots,)}, and is {column.dtype} of shape {column.shape}"
-        )
-    return column
-
-
-def without_final(infos: Any) -> dict[str, Any]:
-    """Return infos without the final observations and infos of AutoresetMode.SAME_STEP."""
-    return {key: value for key, value in infos.items() if key.removeprefix("_") not in _FINAL}
-
-
-def for_env(tree: Tree) -> Any:
-    """Return a batch of stored actions as a vector environment takes it: in arrays of its own, objects in a tuple."""
-    if isinstance(tree, dict):
-        return {key: for_env(child) for key, child in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(for_env(child) for child in tree)
-    return tuple(tree.tolist()) if tree.dtype.hasobject else tree.copy()
-
-
-# ----------------------------------------------------------------------
-
-
-_FLOAT64 = np.dtype(np.float64)
-_EXACT = "?bBhHiIefd"  # the dtypes whose numbers a float64 holds
-
-
 class NativeRecorder(RowRecorder):
-    """Records the trajectories of a ticket, all slots at a time.
+    """Records the trajectories of a ticket in columns.
 
     Steps count on over the ticket's blocks. Each has a column of observations, those before the step, and columns of
     what was done and said then, with one value for each slot: what no trajectory is made of as well.
 
-    Args:
-        observation_space: The space of a single observation.
-        action_space: The space of a single action.
-        n_slots: How many slots there are.
-
     Attributes:
         env_infos: Infos of steps, by number.
-        episode_infos: Infos of resets, by the trajectories' positions in the ticket.
+        positions: The position in the ticket of the trajectory that each slot began last.
+        begun: The step in which each slot began it.
         n_ended: Trajectories that have ended.
     """
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_slots: int) -> None:
-        self.env_infos, self.episode_infos = BatchInfos("env_infos"), BatchInfos("episode_infos")
-        super().__init__(observation_space, action_space, n_slots, self.env_infos, self.episode_infos)
-        self._n_slots, self._shape = n_slots, (n_slots,)
+        self.env_infos, self._reset_infos = BatchInfos("env_infos"), BatchInfos("episode_infos")
+        super().__init__(observation_space, action_space, n_slots, self.env_infos, self._reset_infos)
         self._apart = Columns(observation_space, n_slots, "observation", ObservationError)
         self._rewards = Column(n_slots, _FLOAT64)
-        self._last_observations: list[Tree] = []
-        # What began, or ended, before one step: the slots, the step, and how they ended.
-        self._begun: list[tuple[NDArray[np.int64], int]] = []
-        self._ended: list[tuple[NDArray[np.int64], int, NDArray[np.bool_], NDArray[np.bool_]]] = []
-        self.n_ended = 0
+        self._shape = (n_slots,)
+        self.positions, self.begun = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
 
-    def clear(self) -> None:
-        """Forget everything."""
-        super().clear()
-        for part in (self._last_observations, self._begun, self._ended):
-            part.clear()
+    def begin_ticket(self, n: int) -> None:
+        """Forget everything, and prepare for n trajectories."""
+        self.clear()
         self.n_ended = 0
+        # Of each trajectory, by position: its slot, its first step, the one after its last, and how it ended.
+        self._slots, self._first, self._after = np.zeros((3, n), np.int64)
+        self._terminated, self._truncated = np.zeros((2, n), np.bool_)
+        self._last: list[tuple[NDArray[np.int64], Tree]] = []  # last observations that are not among those of steps
 
     def begin_block(self, observations: Any, silent: NDArray[np.bool_]) -> None:
         """Record what slots begin a block with; what silent ones show does not matter."""
@@ -116,6 +58,15 @@ class NativeRecorder(RowRecorder):
         self.step = self.observations.n_steps
         _append(self.observations, observations, silent)
         self.actions.n_steps = self.step
+
+    def begin(self, slots: NDArray[np.int64], infos: Any) -> None:
+        """Begin the ticket's next trajectories in slots; `infos` are those of their resets, arrays of (n_slots, …)."""
+        positions = np.arange(self.n_begun, self.n_begun + len(slots))
+        if infos:
+            self._reset_infos.record(positions, infos, slots)
+        self.positions[slots], self.begun[slots] = positions, self.step
+        self._slots[positions], self._first[positions] = slots, self.step
+        self.n_begun += len(slots)
 
     def record(self, observations: Any, rewards: Any, silent: NDArray[np.bool_], live: NDArray[np.bool_]) -> None:
         """Record what a step returned.
@@ -133,33 +84,16 @@ class NativeRecorder(RowRecorder):
         self.step = step + 1
         _append(self.observations, observations, silent)
         if rewards.__class__ is not np.ndarray or rewards.shape != self._shape or rewards.dtype.char not in _EXACT:
-            rewards = self._checked_rewards(rewards, live)
+            rewards = column_of_slots(rewards, self.n_rows, "rewards", "biuf")
+            try:
+                check_rewards(rewards[live])
+            except DataError as error:
+                error.row = int(np.flatnonzero(live)[error.row or 0])
+                raise
         self._rewards.copy(step, rewards)
 
-    def _checked_rewards(self, rewards: Any, live: NDArray[np.bool_]) -> NDArray[Any]:
-        column = column_of_slots(rewards, self._n_slots, "rewards", "biuf")
-        try:
-            check_rewards(column[live])
-        except DataError as error:
-            error.row = int(np.flatnonzero(live)[error.row or 0])
-            raise
-        return column
-
-    def begin(self, slots: NDArray[np.int64], infos: Any) -> None:
-        """Begin the ticket's next trajectories with the next step, in these slots.
-
-        Args:
-            slots: The slots.
-            infos: The infos of their resets, arrays of (n_slots, ...).
-        """
-        if infos:
-            positions = np.arange(self.n_begun, self.n_begun + len(slots))
-            self.episode_infos.record(positions, infos, slots)
-        self._begun.append((slots, self.step))
-        self.n_begun += len(slots)
-
     def end(
-        self, slots: NDArray[np.int64], terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], final: Any = None
+        self, slots: NDArray[np.int64], terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], final: Any
     ) -> None:
         """End the trajectories of some slots with the last step.
 
@@ -170,19 +104,12 @@ class NativeRecorder(RowRecorder):
             final: (n_slots, ...) the last observations, where these slots begin their next trajectories in the same
                 step; None where what was recorded stays.
         """
-        self._ended.append((slots, self.step, terminated, truncated))
+        positions = self.positions[slots]
+        self._after[positions] = self.step
+        self._terminated[positions], self._truncated[positions] = terminated, truncated
         if final is not None:
-            self._last_observations.append(take(self._written_apart(final, slots), slots))
+            self._last.append((positions, take(self._written_apart(final, slots), slots)))
         self.n_ended += len(slots)
-
-    def running_positions(self) -> NDArray[np.int64]:
-        """Return the position in the ticket of the trajectory that each slot began last."""
-        positions = np.zeros(self._n_slots, dtype=np.int64)
-        position = 0
-        for slots, _ in self._begun:
-            positions[slots] = np.arange(position, position + len(slots))
-            position += len(slots)
-        return positions
 
     def begin_again(self, observations: Any, used: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Record the observations that slots, which were reset by themselves, go on with.
@@ -198,7 +125,7 @@ class NativeRecorder(RowRecorder):
 
     def _written_apart(self, observations: Any, used: NDArray[np.int64]) -> Tree:
         """Return a checked copy of observations of which only those of some slots matter."""
-        unused = np.ones(self._n_slots, dtype=np.bool_)
+        unused = np.ones(self.n_rows, dtype=np.bool_)
         unused[used] = False
         self._apart.clear()
         _append(self._apart, observations, unused)
@@ -217,31 +144,19 @@ class NativeRecorder(RowRecorder):
                 ticket.
             DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
         """
-        n_slots = self._n_slots
-        slots, first = _flat(self._begun)
-        ended, last = _flat(self._ended)
-        # A slot's trajectories end in the order in which they began.
-        in_order = np.empty(len(slots), dtype=np.int64)
-        in_order[np.argsort(slots, kind="stable")] = np.argsort(ended, kind="stable")
-        in_order, slots, first = in_order[:most], slots[:most], first[:most]
-        last = last[in_order]
+        slots, first, after = self._slots[:most], self._first[:most], self._after[:most]
 
         def last_observations() -> Tree:
-            if self._last_observations:
-                return take(concatenate(self._last_observations), in_order)
-            return self.observations.gather(last * n_slots + slots)
+            if not self._last:
+                return self.observations.gather(after * self.n_rows + slots)
+            in_order = np.argsort(np.concatenate([positions for positions, _ in self._last]))
+            return take(concatenate([last for _, last in self._last]), in_order[:most])
 
-        terminated, truncated = (np.concatenate([each[k] for each in self._ended])[in_order] for k in (2, 3))
         return self.gathered(
-            first * n_slots + slots, last - first, np.arange(len(first)), allocate,
-            partial(self._rewards.gather, allocate=allocate), last_observations, terminated, truncated,
+            first * self.n_rows + slots, after - first, np.arange(len(first)), allocate,
+            partial(self._rewards.gather, allocate=allocate), last_observations,
+            self._terminated[:most], self._truncated[:most],
         )  # fmt: skip
-
-
-def _flat(events: Sequence[tuple[Any, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return slot and step of each trajectory that began, or that ended."""
-    slots = [event[0] for event in events]
-    return np.concatenate(slots), np.repeat([event[1] for event in events], list(map(len, slots)))
 
 
 def _append(columns: Columns, batch: Any, unused: NDArray[np.bool_]) -> None:
@@ -266,86 +181,35 @@ def _append(columns: Columns, batch: Any, unused: NDArray[np.bool_]) -> None:
     columns.n_steps = step + 1
 
 
-# ----------------------------------------------------------------------
-# Check that a native vector environment uses the seeds of its resets; otherwise make it from a seed each time.
+def check_infos(path: str, infos: Any) -> None:
+    """Raise a DataError where the infos of a vector environment are no dict."""
+    if not isinstance(infos, Mapping):
+        raise DataError(f"{path}: the infos of a vector environment must be a dict, got {short(infos)}")
 
 
-if TYPE_CHECKING:
-    _Wrapper = VectorWrapper[Any, Any, Any, Any, Any]
-else:
-    _Wrapper = VectorWrapper  # which takes no parameters in older versions of Gymnasium
+def without_final(infos: Any) -> dict[str, Any]:
+    """Return infos without the final observations and infos of AutoresetMode.SAME_STEP."""
+    return {key: value for key, value in infos.items() if key.removeprefix("_") not in _FINAL}
 
 
-def using_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
-    """Return a vector environment whose beginning is a function of the seeds that it is reset with.
-
-    It is reset twice and compared: some environments, such as EnvPool's, draw from the seed that they are made with,
-    and ignore any other. Such an environment is replaced at each reset by one that its factory makes from a seed.
-
-    Args:
-        env: The environment.
-        update: What made it.
-
-    Returns:
-        The environment, or one that is made again for each seed.
+def column_of_slots(values: Any, n_slots: int, name: str, kinds: str) -> NDArray[Any]:
+    """Return rewards or ends as an array with one entry for each slot.
 
     Raises:
-        UsageError: It ignores seeds, and nothing takes one to make it; or the update changed one that is made again.
+        DataError: It has another shape or kind; says both.
     """
-    if isinstance(env, _MadeFromSeeds):
-        raise UsageError(
-            f"{name_of_env(env)} is made again for each block of trajectories, because it ignores the seeds of resets, "
-            "so that a change of it would be lost: pass a function that makes the environment as it is to be"
+    column = np.asarray(values)
+    if column.shape != (n_slots,) or column.dtype.kind not in kinds:
+        raise DataError(
+            f"{name} should be an array of shape {(n_slots,)}, and is {column.dtype} of shape {column.shape}"
         )
-    seeds = list(range(env.num_envs))
-    if _begins_alike(env, seeds):
-        return env
-    name, seeded = name_of_env(env), None
-    if isinstance(update, NewEnvUpdate) and update.with_seed(0) is not None:
-        seeded = _MadeFromSeeds(env, update)
-        if _begins_alike(seeded, 0):
-            return seeded
-    why = "reset twice with the same seeds" if seeded is None else "made twice from the same seed"
-    raise UsageError(
-        f"the vector environment {name} began differently when it was {why}, so that no trajectory could be run again. "
-        "Where reset ignores its seed, pass a function that makes the environment from one, which is called for each "
-        "block of trajectories: lambda seed=0: envpool.make(…, seed=seed)"
-    )
+    return column
 
 
-class _MadeFromSeeds(_Wrapper):
-    """Makes a new environment at each reset that has a seed."""
-
-    def __init__(self, env: AnyVectorEnv, update: NewEnvUpdate) -> None:
-        super().__init__(env)
-        self._update, self._context = update, copy_context()  # which has the worker's number
-
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        """Make the environment from a seed, if there is one, and reset it."""
-        if seed is not None:
-            if not isinstance(seed, int):
-                raise TypeError(f"one seed makes all environments, got {seed!r}")
-            self.env.close()
-            make: Any = self._update.with_seed(seed)
-            self.env = self._context.run(make, None)
-        return self.env.reset() if options is None else self.env.reset(options=options)
-
-
-def _begins_alike(env: AnyVectorEnv, seeds: Any) -> bool:
-    """Return whether an environment begins in the same way from the same seeds."""
-    begun = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as EnvPool's, that it ignores the seed
-        for _ in range(2):
-            try:
-                observations, _ = env.reset(seed=seeds)
-            except Exception:
-                if not isinstance(seeds, list):
-                    return True  # no verdict: it is raised again when the first block begins
-                return _begins_alike(env, seeds[0])
-            begun.append(map_tree(_kept, observations))
-    return same(*begun)
-
-
-def _kept(observation: Any) -> Any:
-    return np.array(observation) if hasattr(observation, "__array__") else snapshot(observation)
+def for_env(tree: Tree) -> Any:
+    """Return a batch of stored actions as a vector environment takes it: in arrays of its own, objects in a tuple."""
+    if isinstance(tree, dict):
+        return {key: for_env(child) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(for_env(child) for child in tree)
+    return tuple(tree.tolist()) if tree.dtype.hasobject else tree.copy()

@@ -34,8 +34,7 @@ from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.hooked import HookedRunner
 from streamsampler.workers.vec.lanes import LaneRunner
-from streamsampler.workers.vec.native import NativeRunner
-from streamsampler.workers.vec.native_recorder import using_seeds
+from streamsampler.workers.vec.native import NativeRunner, using_seeds
 from streamsampler.workers.vec.rows import noting
 
 _N_ENVS = 8
@@ -232,7 +231,7 @@ class VecWorker(Worker):
         assert runner is not None
         agent = noting(self._agents.batched(runner.n_slots), stand_ins[0].take_agent_info)
         if isinstance(runner, NativeRunner):
-            NativeRunner(stand_ins[0], self).rehearse(version, indices, seeds, agent)
+            NativeRunner(stand_ins[0], self).run(Ticket(version, indices), seeds, agent, len(seeds))
             return
         rehearsing = LaneRunner(list(stand_ins), self)
         try:
