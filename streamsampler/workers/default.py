@@ -27,7 +27,7 @@ from streamsampler.workers.board import phase_number
 from streamsampler.workers.exact_actions import AS_GIVEN, Rounding, action_for_env
 from streamsampler.workers.explain import begin_of, explain_rollout
 from streamsampler.workers.finishing import record_last_value, shares, timed
-from streamsampler.workers.fragments import Course, RunningEnvs, running_envs
+from streamsampler.workers.fragments import Course, RunningEnvs
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller, left_out_by
 from streamsampler.workers.resets import reset_function
@@ -159,8 +159,10 @@ class DefaultWorker(WorkerWithSeams):
         if self.resets is not None and isinstance(self._agent, Players):
             refuse_for_several(self.resets)
         if self.resets is not None and (order := self.resets.fragments) is not None:
-            self._running = running_envs(self, order, self._running)
-            return self._running.run(ticket, self.run_course)
+            if self._running is None or self._running.base_version != order.base_version:
+                self._forget_running()
+                self._running = RunningEnvs(self, order.base_version)
+            return self._running.run(ticket, self.resets, order, self.run_course)
         if self.context.drop_unless is not None:
             return self._rollout_dropping(ticket, seeds)
         recorder = self._recorder

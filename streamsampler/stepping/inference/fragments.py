@@ -22,10 +22,11 @@ from streamsampler.stepping.inference.asking import Asking
 from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import begin_of, locate, row_at_fault
+from streamsampler.workers.fragments import Row
 from streamsampler.workers.generators import generator_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 from streamsampler.workers.vec.agents import AgentPool
-from streamsampler.workers.vec.fragments import Group, Row, RunningGroups
+from streamsampler.workers.vec.fragments import Group, RunningGroups
 from streamsampler.workers.vec.rows import singles_of
 from streamsampler.workers.vec.steps import Trajectory
 from streamsampler.workers.vec.worker import DRAWS
@@ -46,14 +47,15 @@ class ParentGroup(Group):
     def __init__(self, environments: Environments, agents: AgentPool, *args: Any) -> None:
         super().__init__(*args)
         self._environments, self._proxies, self._pool = environments, environments.proxies, agents
+        self._its_agent: Any = None  # the payload of the agent that it has
         self._next: list[int] = []  # rows in which the next episode begins after this timestep
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
         """Take the agent that is in force, which has its parameters and filters already."""
         del load
         in_force = self._worker.in_force["agent"]
-        if in_force is not self._payloads[0]:
-            self._payloads = in_force, None, None
+        if in_force is not self._its_agent:
+            self._its_agent = in_force
             self._agent = self._pool.batched(self._n_rows)
             self._begin_new_agent()
 
@@ -86,12 +88,12 @@ class ParentGroup(Group):
 
     def _request_reset(self, position: int) -> None:
         row = self.rows[position]
-        self._environments.reset(row.number, self._index_of(row), self._seed_of(row), self._worker.resets)
+        self._environments.reset(row.number, row.index, row.seed, self._worker.resets)
 
     def _reset(self, position: int) -> Any:
         worker, row = self._worker, self.rows[position]
         worker.phase = Phase.RESET
-        worker.take_in_hand(self._index_of(row))
+        worker.take_in_hand(row.index)
         try:
             result = begin_of(self._proxies[row.number].begun())
         except DataError as error:
@@ -198,12 +200,12 @@ class WaitingGroup(ParentGroup):
         return True
 
     def _new_part(self, position: int) -> Trajectory:
-        return Trajectory(None, 0, self._index_of(self.rows[position]), position, _NOT_BEGUN)
+        return Trajectory(None, 0, self.rows[position].index, position, _NOT_BEGUN)
 
     def _go_on(self, position: int) -> None:
         """Go on with the episode in a row, or request that one begins."""
         row = self.rows[position]
-        row.continued, row.first = row.length > 0, row.episode
+        row.begin_fragment()
         if not row.length:
             self._begin_next(position)
             return
@@ -217,7 +219,7 @@ class WaitingGroup(ParentGroup):
             return
         worker = self._worker
         worker.phase, self._position = Phase.RESET, position
-        worker.take_in_hand(self._index_of(self.rows[position]))
+        worker.take_in_hand(self.rows[position].index)
         self._before[position] = self._lengths[position] = 0
         self._asking.begin(position, ready=False)
         self._request_reset(position)
@@ -333,7 +335,7 @@ class ParentGroups(RunningGroups):
     def __init__(
         self, worker: Worker, base_version: int, environments: Environments, agents: AgentPool, n_groups: int
     ) -> None:
-        super().__init__(worker, base_version, environments.n_envs, lambda _: [])
+        super().__init__(worker, base_version, environments.n_envs)
         self._environments = environments
         self._group = partial(WaitingGroup, environments, agents, n_groups)
         self._standings = Standings(agents_stay=True)

@@ -8,38 +8,24 @@ number of workers. Each group has a copy of the agent, and the global generators
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import cloudpickle
 
-from streamsampler.data.recorder import EnvFragment, EpisodeState, Rollouts
+from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.data.trees import snapshot
-from streamsampler.environments.updates import AnyEnv
 from streamsampler.errors import ActionError, DataError
-from streamsampler.filters.base import FilterParameters
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.exact_actions import AS_GIVEN, rounding_for
 from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
-from streamsampler.workers.finishing import UNKNOWN, with_filters
+from streamsampler.workers.fragments import InForce, Row, Running, told
 from streamsampler.workers.generators import drawn_states, fresh_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Standing, reset_one
-from streamsampler.workers.restoring import (
-    AbandonedError,
-    Digests,
-    NotRestoredError,
-    apply_actions,
-    claim,
-    close_all,
-    compared_of,
-    no_failure,
-    release,
-)
+from streamsampler.workers.restoring import AbandonedError, NotRestoredError, no_failure
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
 from streamsampler.workers.vec.rows import padded, singles_of
 from streamsampler.workers.vec.steps import StepRecorder, Trajectory
@@ -51,21 +37,6 @@ from streamsampler.workers.vec.steps import StepRecorder, Trajectory
 _NEVER = 2**62
 
 
-@dataclass(slots=True)
-class Row:
-    """An environment, and the episode that goes on in it; its length is 0 if none does."""
-
-    number: int
-    env: AnyEnv
-    episode: int = 0
-    length: int = 0
-    observation: Any = None
-    digests: Digests = field(default_factory=Digests)
-    lost: str = ""
-    first: int = 0  # of this fragment: the number of its first episode
-    continued: bool = False
-
-
 class Group:
     """The environments that take each timestep together.
 
@@ -73,26 +44,21 @@ class Group:
         number: The group's number.
         n_rows: How many rows a batch has.
         rows: The environments, as many at most.
-        n_envs: How many environments all workers have together.
-        seeds: The seeds of trajectories, by index.
         worker: The worker.
 
     Attributes:
         seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
     """
 
-    def __init__(
-        self, number: int, n_rows: int, rows: list[Row], n_envs: int, seeds: TrajectorySeeds, worker: Worker
-    ) -> None:
-        self.number, self.rows, self._n_rows = number, rows, n_rows
-        self._worker, self._n_envs, self._seeds = worker, n_envs, seeds
+    def __init__(self, number: int, n_rows: int, rows: list[Row], worker: Worker) -> None:
+        self.number, self.rows, self._n_rows, self._worker = number, rows, n_rows, worker
         self._position = -1  # of the row in hand; -1 while it is about all of them
         self._spaces = worker.spaces
         self._most = worker.context.max_episode_length or _NEVER
         self._pool = AgentPool(hint=worker.context.worker_number == 0 and not number)
-        self._payloads: tuple[Any, Any, Any] = (None, None, None)
+        self._in_force = InForce(worker, lambda update: self._pool.update(update, n_rows, self._spaces))
         self._agent: BatchedAgent | None = None
-        self._seed = self._seed_of(rows[0])  # of the global generators, and of agents that are not reset by rows
+        self._seed = rows[0].seed  # of the global generators, and of agents that are not reset by rows
         self._generators: Any = None
         self._fresh: Any = None
         self._recorder = StepRecorder(*self._spaces, n_rows)
@@ -108,33 +74,10 @@ class Group:
         assert self._agent is not None
         return self._agent
 
-    def _index_of(self, row: Row) -> int:
-        return row.number + row.episode * self._n_envs
-
-    def _seed_of(self, row: Row) -> int:
-        return self._seeds[self._index_of(row)]
-
     def update_agent(self, load: Callable[[str], Any]) -> None:
         """Make the agent, or hand it the parameters and filters, that are in force."""
-        worker, spaces = self._worker, self._spaces
-        agent, parameters, filters = in_force = tuple(map(worker.in_force.get, ("agent", "parameters", "filters")))
-        is_new = agent is not self._payloads[0]
-        if is_new:
-            worker.phase = Phase.AGENT_CONSTRUCTION
-            made = worker.load(agent)
-            if filters is not None:
-                made = with_filters(made, load("filters"), spaces[0])
-            self._pool.update(made, self._n_rows, spaces)
+        if self._in_force.apply(load):
             self._agent = self._pool.batched(self._n_rows)
-            self._payloads = agent, None, filters
-        worker.phase = Phase.AGENT_UPDATE
-        if parameters is not None and parameters is not self._payloads[1]:
-            self._pool.update(load("parameters"), self._n_rows, spaces)
-        # A filter of rewards alone is not the agent's: it would take one for parameters of its own.
-        if filters is not self._payloads[2] and (given := load("filters").observation) is not None:
-            self._pool.update(FilterParameters(given, spaces[0]), self._n_rows, spaces)
-        self._payloads = in_force  # type: ignore[assignment]
-        if is_new:
             self._begin_new_agent()
 
     def _begin_new_agent(self) -> None:
@@ -144,7 +87,7 @@ class Group:
                 self._begin_agent(position)
 
     def _begin_agent(self, position: int) -> None:
-        prepared = self.agent.prepare([self._seed_of(self.rows[position])])
+        prepared = self.agent.prepare([self.rows[position].seed])
         if prepared is not None:
             self._worker.phase = Phase.AGENT_RESET
             self.agent.begin(position, prepared, 0)
@@ -158,7 +101,7 @@ class Group:
             BaseException: What agent or environment raise; `worker.trajectory` says in which episode.
         """
         self._position = self.agent.row = -1
-        self._worker.take_in_hand(self._index_of(self.rows[0]))
+        self._worker.take_in_hand(self.rows[0].index)
         try:
             return self._run(version, n_timesteps)
         except BaseException as error:
@@ -169,7 +112,7 @@ class Group:
         """Say in which row's episode it was raised, and raise a better error where the reason is known."""
         worker, position = self._worker, self._position_at_fault(error)
         row = self.rows[position]
-        worker.trajectory = self._index_of(row)
+        worker.trajectory = row.index
         if worker.phase is Phase.STEP and self._singles:
             better = step_error(error, self._singles[position], self._spaces[1], self._step_all)
             if better is not None:
@@ -182,7 +125,7 @@ class Group:
         """Return the position of the row that an exception is about; the first one, where it may be any."""
         position = max(self._position, self.agent.row)
         if position < 0 and (position := row_at_fault(error, -1)) < 0:
-            names = ", ".join(str(self._index_of(row)) for row in self.rows)
+            names = ", ".join(str(row.index) for row in self.rows)
             error.add_note(f"get_actions had the observations of trajectories {names}")
         # A row of no environment has a copy of the first one's observation.
         return position if 0 <= position < len(self.rows) else 0
@@ -226,7 +169,7 @@ class Group:
         self._position = position
         worker.row.set_phase(Phase.RESET)
         info: dict[str, Any] = {}
-        row.continued, row.first = row.length > 0, row.episode
+        row.begin_fragment()
         if not row.length:
             row.observation, info = self._reset(position)
         self.seconds[0] += perf_counter() - began
@@ -235,15 +178,15 @@ class Group:
     def _reset(self, position: int) -> Any:
         worker, row = self._worker, self.rows[position]
         worker.phase = Phase.RESET
-        worker.take_in_hand(self._index_of(row))
-        result = begin_of(reset_one(row.env, worker.resets, 0, self._seed_of(row)))
+        worker.take_in_hand(row.index)
+        result = begin_of(reset_one(row.env, worker.resets, 0, row.seed))
         self._begin_agent(position)
         return result
 
     def _recorded(self, position: int, observation: Any, info: dict[str, Any]) -> Trajectory:
         recorder = self._recorder
         self._worker.phase = Phase.RECORDING
-        trajectory = Trajectory(None, 0, self._index_of(self.rows[position]), position, recorder.step)
+        trajectory = Trajectory(None, 0, self.rows[position].index, position, recorder.step)
         trajectory.number = recorder.begin(position, observation, info)
         return trajectory
 
@@ -311,8 +254,7 @@ class Group:
         trajectory, row = self._running[position], self.rows[position]
         trajectory.last, trajectory.terminated, trajectory.truncated = last, terminated, truncated
         self._ended[position].append(trajectory)
-        if terminated or truncated:
-            row.episode, row.length, row.observation, row.digests = row.episode + 1, 0, None, Digests()
+        row.end_part(row.observation, ended=terminated or truncated)
 
     # ------------------------------------------------------------------ what is told of it
 
@@ -323,19 +265,9 @@ class Group:
         rollouts = worker.finished(partial(self._gathered, parts), owners, self.rows[0].env)
         state = self.agent.get_state()
         packed = None if state is None else cloudpickle.dumps((state, self._generators))
-        fragments, stop, n_ended, compared = [], 0, 0, compared_of(rollouts)
-        for row, ended in zip(self.rows, self._ended, strict=True):
-            stop, n_ended = stop + sum(each.length for each in ended), n_ended + len(ended)
-            standing = None
-            if row.length:
-                row.digests.add(compared, stop - ended[-1].length, stop)
-                digests = row.digests.values(compared, n_ended - 1)
-                standing = EpisodeState(row.length, None, digests, state is not None)
-            fragments.append(
-                EnvFragment(row.number, len(ended), row.first, row.continued, standing, row.lost, self.number, packed)
-            )
-            packed, row.lost = None, ""
-        rollouts.fragments = tuple(fragments)
+        fragments = told(self.rows, rollouts, restorable=[state is not None] * len(self.rows))
+        fragments = [each._replace(group=self.number) for each in fragments]
+        rollouts.fragments = (fragments[0]._replace(agent=packed), *fragments[1:])
         return rollouts
 
     def _gathered(self, parts: Sequence[Trajectory]) -> Rollouts:
@@ -369,26 +301,7 @@ class Group:
 
     def _restore(self, row: Row, standing: Standing, version: int, agent_is_known: bool) -> int:
         """Restore a row's episode, if one went on; return how many timesteps its environment was run for it."""
-        row.episode, state = standing.episode, standing.state
-        if state is None:
-            return 0
-        if not agent_is_known or standing.actions is None:
-            row.lost = "the episode is longer than can be restored" if agent_is_known else UNKNOWN
-            row.episode += 1
-            return 0
-        self._worker.take_in_hand(self._index_of(row))
-        seed = self._seed_of(row)
-        set_states(seed, None)
-        try:
-            row.observation, row.digests, ran = apply_actions(
-                row.env, seed, standing, self._worker.row, self._spaces, version
-            )
-        except NotRestoredError as error:
-            row.lost = str(error)
-            row.episode += 1
-            return error.ran
-        row.length = state.length
-        return ran
+        return row.restore(self._worker, standing, version, agent_is_known=agent_is_known)
 
     def _restore_agent(self, packed: bytes, agent: BatchedAgent | None) -> None:
         memory, generators = cloudpickle.loads(packed)
@@ -400,41 +313,36 @@ class Group:
         """Let new episodes begin in all rows in which one went on, because the agent remembers none of them."""
         for row in self.rows:
             if row.length:
-                row.lost, row.episode, row.length, row.digests = why, row.episode + 1, 0, Digests()
+                row.lose(why)
         self.agent.begin_block(self._seed)
 
 
 # ----------------------------------------------------------------------
 
 
-class RunningGroups:
-    """The groups of environments of fragments that a worker has.
+class RunningGroups(Running):
+    """The groups of environments of fragments that a worker has; see `Running`.
 
     Args:
         worker: The worker.
         base_version: The agent version in which these environments began.
         n_rows: How many environments a group has.
-        make: Makes so many environments.
     """
 
     _group: Callable[..., Group] = Group
 
-    def __init__(self, worker: Worker, base_version: int, n_rows: int, make: Callable[[int], list[AnyEnv]]) -> None:
-        self.base_version = base_version
-        self._worker, self._n_rows, self._make = worker, n_rows, make
-        self._seeds = TrajectorySeeds(worker.context.seed, base_version)
+    def __init__(self, worker: Worker, base_version: int, n_rows: int) -> None:
+        super().__init__(worker, base_version)
+        self._n_rows = n_rows
         self._groups: dict[int, Group] = {}
-        self._loaded: dict[str, tuple[Any, Any]] = {}
         # What was told when a lost worker was replaced, maybe some calls ago, and the agent then: groups that were
         # complete are run again in the next call.
         self._known: tuple[FragmentOrder | None, Any] = None, None
 
     def close(self) -> None:
-        """Close the environments but the worker's own; whatever they raise comes after all are closed."""
-        release(self)
-        groups, self._groups = self._groups, {}
-        envs = [row.env for group in groups.values() for row in group.rows]
-        close_all(envs, self._worker.environments())
+        """Close the environments; see `Running`."""
+        self._groups = {}
+        super().close()
 
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
         """Run the fragment of a ticket, which is of one group."""
@@ -442,7 +350,7 @@ class RunningGroups:
         worker.trajectory = None  # what is made and updated here is of none
         is_new = number not in self._groups
         if is_new:
-            self._groups[number] = self._made(number, order)
+            self._groups[number] = self._new_group(number, order.n_envs)
         group = self._groups[number]
         group.update_agent(self._load)
         if order.standings and order is not self._known[0]:
@@ -468,19 +376,8 @@ class RunningGroups:
         """Return whether these environments are running."""
         return all(env // self._n_rows in self._groups for env in envs)
 
-    def _made(self, number: int, order: FragmentOrder) -> Group:
-        worker, first, n_envs = self._worker, number * self._n_rows, order.n_envs
-        worker.enter(Phase.ENV_CONSTRUCTION)
+    def _new_group(self, number: int, n_envs: int) -> Group:
+        first = number * self._n_rows
         numbers = range(first, min(first + self._n_rows, n_envs))
-        own = cast("list[AnyEnv]", [*worker.environments()])
-        envs = self._make(len(numbers)) if self._groups else own[: len(numbers)]
-        for env in envs:
-            claim(env, self, lambda: worker.load(worker.in_force["env"]))
-        rows = [Row(each, env) for each, env in zip(numbers, envs, strict=True)]
-        return self._group(number, self._n_rows, rows, n_envs, self._seeds, worker)
-
-    def _load(self, kind: str) -> Any:
-        payload = self._worker.in_force[kind]
-        if kind not in self._loaded or self._loaded[kind][0] is not payload:
-            self._loaded[kind] = payload, self._worker.load(payload)
-        return self._loaded[kind][1]
+        envs = zip(numbers, self._claimed(len(numbers)), strict=True)
+        return self._group(number, self._n_rows, [Row(*each, n_envs, self._seeds) for each in envs], self._worker)

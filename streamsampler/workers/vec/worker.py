@@ -17,16 +17,13 @@ from streamsampler.environments.updates import (
     EnvUpdate,
     ExistingEnvUpdate,
     apply_any_env_update,
-    apply_env_update,
-    for_worker,
 )
 from streamsampler.errors import DataError, UsageError, positive
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.scheduling.plans import Layout
-from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
-from streamsampler.workers.generators import generator_states, seed_generators, set_states
+from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.restoring import are_one, refuse_copies_of
@@ -276,14 +273,7 @@ class VecWorker(Worker):
         return self._groups.run(ticket, order)
 
     def _make_groups(self, base_version: int) -> RunningGroups:
-        return RunningGroups(self, base_version, self._lane_runner.n_slots, self._more_envs)
-
-    def _more_envs(self, n: int) -> list[AnyEnv]:
-        """Make more environments like the worker's own."""
-        self.phase = Phase.ENV_CONSTRUCTION
-        set_states(TrajectorySeeds(self.context.seed, 0)[0], None)  # as for the worker's own
-        with for_worker(self.context.worker_number):
-            return [apply_env_update(self.load(self.in_force["env"]), None) for _ in range(n)]
+        return RunningGroups(self, base_version, self._lane_runner.n_slots)
 
     def _forget_groups(self) -> None:
         """Close the environments of fragments, apart from the worker's own."""
