@@ -60,7 +60,7 @@ The exit code is 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ct
 Parts
 -----
 
-`--part 2/7` of `sample`, `evaluate` and `compare` runs the second of seven contiguous ranges of the trajectories, for
+`--part 2/7` of `evaluate` and `compare` runs the second of seven contiguous ranges of the trajectories, for
 job arrays on clusters; `streamsampler merge` makes of what all parts wrote what one run would have written, byte for
 byte. It needs `--num-trajectories` and `--seed`, or `--seeds` or `--scenarios`. In tasks 1 to 7 of a SLURM job array:
 
@@ -70,8 +70,9 @@ streamsampler evaluate CartPole-v1 --num-trajectories 700 --seed 1 --part $SLURM
 streamsampler merge part-*.json --out cartpole.json
 ```
 
-A part that was killed or interrupted is run again, or with `--shard-size` resumed. `merge` names parts that are
-missing, there twice, not whole, or of another run.
+A part that was killed or interrupted is run again. `merge` names parts that are missing, there twice, not whole, or of
+another run. To sample on several machines give each command a seed of its own: `streamsampler.load` reads several
+folders as one.
 
 Interruption
 ------------

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.cli.report import part_text, policy_rows, spread_text
+from streamsampler.cli.report import policy_rows, spread_text
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch_fields import sums
 from streamsampler.data.words import table
@@ -21,7 +21,6 @@ from streamsampler.errors import DamagedShardError, StorageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.merging import kind_of
-from streamsampler.scheduling.plans import Part, part_of_facts
 from streamsampler.storage import npz as storage
 from streamsampler.storage.codec import damage_raised, decode_space
 from streamsampler.storage.files import load as load_file
@@ -174,7 +173,6 @@ class Trajectories:
             "agent_versions": self.agent_versions or None,
             "provenance": _finite(header["provenance"]),
             "fingerprints": self._fingerprints(),
-            **({} if (part := self._part()) is None else {"part": part.facts()}),
             "package_version": header["package_version"],
             "format_version": header["format_version"],
             "bytes": self.n_bytes,
@@ -196,7 +194,6 @@ class Trajectories:
             **self._folder_rows(),
             "environment": str(provenance.get("environment") or ""),
             "agent": str(provenance.get("agent") or ""),
-            "part": part_text(self._part()),
             "trajectories": f"{self.tally.trajectories:,}{parts}{indices}",
             "timesteps": f"{self.tally.timesteps:,}",
             **self._episode_rows(),
@@ -216,9 +213,6 @@ class Trajectories:
             "versions": _versions(provenance.get("versions")),
             **self._damage_rows(),
         })  # fmt: skip
-
-    def _part(self) -> Part | None:
-        return part_of_facts(self.header.get("part")) if self.manifest is None else self.manifest.part
 
     def _fingerprints(self) -> list[str]:
         if self.manifest is not None:

@@ -10,7 +10,6 @@ from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally
 from streamsampler.data.statistics import Stats, timers_text
 from streamsampler.data.words import count, duration, table
-from streamsampler.scheduling.plans import Part
 from streamsampler.version import __version__
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
@@ -24,8 +23,7 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
     kept, stats = outcome.kept, outcome.stats
     return {
         **request.described,
-        "wanted": {request.unit: _wanted(request, outcome)},
-        **({} if outcome.part is None else {"part": outcome.part.facts()}),
+        "wanted": {request.unit: request.total(outcome.n_workers)},
         "interrupted": outcome.interrupted,
         **kept.facts(),
         **({"of_policies": {name: it.facts() for name, it in outcome.policies.items()}} if outcome.policies else {}),
@@ -64,7 +62,6 @@ def _summary(request: Request, outcome: Outcome) -> str:
         "interrupted": _interrupted(request, outcome) if outcome.interrupted else "",
         "environment": request.env_id + (f" ({arguments})" if arguments else ""),
         "agent": request.options["agent"],
-        "part": part_text(outcome.part),
         "trajectories": f"{facts['trajectories']:,}",
         "timesteps": f"{facts['timesteps']:,}",
         "return": spread_text(facts["return"], facts["trajectories"]),
@@ -90,18 +87,6 @@ def policy_rows(policies: Mapping[str, Tally]) -> dict[str, str]:
         f"return {spread_text(tally.facts()['return'], tally.returns.n)}"
         for name, tally in policies.items()
     }
-
-
-def _wanted(request: Request, outcome: Outcome) -> int:
-    return request.total(outcome.n_workers) if outcome.part is None else outcome.part.trajectories
-
-
-def part_text(part: Part | None) -> str:
-    """Return which part of a run something is; an empty text for none."""
-    if part is None:
-        return ""
-    indices = f"trajectories {part.first_trajectory:,} to {part.stop - 1:,} of {part.of_trajectories:,}"
-    return f"{part.number} of {part.of}: {indices}"
 
 
 def as_line(request: Request, outcome: Outcome) -> str:
@@ -142,7 +127,7 @@ def _sharding(request: Request, outcome: Outcome) -> dict[str, Any]:
 
 def _interrupted(request: Request, outcome: Outcome) -> str:
     there = outcome.kept.timesteps if request.unit == "timesteps" else outcome.kept.trajectories
-    wanted = _wanted(request, outcome)
+    wanted = request.total(outcome.n_workers)
     return f"after {there:,} of {count(wanted, 'timestep' if request.unit == 'timesteps' else 'trajectory')}"
 
 

@@ -25,7 +25,6 @@ from streamsampler.errors import DamagedShardError, SamplerError, UnwritableInfo
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
 from streamsampler.samplers.sharded import sample_to_folder
-from streamsampler.scheduling.plans import Part, part_of
 from streamsampler.storage.codec import check_writable
 from streamsampler.storage.kept_infos import KeptInfos
 from streamsampler.storage.manifest import MANIFEST, read_manifest
@@ -205,7 +204,6 @@ class Outcome:
         written: The file or the folder; None if there is none.
         shards: How many shards the folder has; None for a file.
         earlier_timesteps: How many timesteps were there when the run began.
-        part: Which part of what was asked for; None for all of it.
         policies: The totals of what each policy played, by name; empty for one agent, and for folders.
     """
 
@@ -218,7 +216,6 @@ class Outcome:
     written: Path | None
     shards: int | None = None
     earlier_timesteps: int = 0
-    part: Part | None = None
     policies: Mapping[str, Tally] = field(default_factory=dict)
 
 
@@ -243,8 +240,7 @@ def carry_out(request: Request, run: Run) -> Outcome:
         with _way_out_named(request):
             follower = Follower(run, ends_later=True)
             facts = (_to_file if options["shard_size"] is None else _to_folder)(request, sampler, follower, run)
-        part = None if options["part"] is None else part_of(options["part"], request.total(1), sampler.layout.block)
-        outcome = Outcome(n_workers=sampler.n_workers, seed=seed, stats=sampler.stats, part=part, **facts)
+        outcome = Outcome(n_workers=sampler.n_workers, seed=seed, stats=sampler.stats, **facts)
         _close(sampler, outcome)
     return outcome
 
@@ -270,8 +266,6 @@ def _seed(request: Request) -> int:
         return seed
     if request.options["resume"] and request.out is not None and (request.out / MANIFEST).exists():
         return read_manifest(request.out).seed
-    if request.options["part"] is not None:
-        raise UsageError("--part needs --seed, the same for all parts: each would draw one of its own")
     return drawn_seed()
 
 
@@ -281,8 +275,7 @@ def _obtain(request: Request, sampler: Sampler[Any, Any], progress: Follower) ->
         case "num_samples":
             return sampler.obtain_samples(number, progress=progress, tasks=tasks)
         case "num_trajectories":
-            part = request.options["part"]
-            return sampler.obtain_trajectories(number, progress=progress, part=part, tasks=tasks)
+            return sampler.obtain_trajectories(number, progress=progress, tasks=tasks)
     return sampler.obtain_exact_trajectories(number, progress=progress)
 
 
@@ -326,7 +319,6 @@ def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower,
                     "num_samples" if request.unit == "timesteps" else "n_trajectories": request.total(sampler.n_workers)
                 },
                 shard_size=options["shard_size"],
-                part=options["part"],
                 resume=options["resume"],
                 provenance=request.described,
                 infos=request.kept_infos,

@@ -76,7 +76,7 @@ _OUTPUT = options_of(
 
 @command("Sample trajectories from an environment.")
 @shared.ENV_ID
-@options_of(_HOW_MUCH, shared.PART, shared.POLICIES, shared.ENVIRONMENT, shared.HOW, _TASKS, _ORDER,
+@options_of(_HOW_MUCH, shared.POLICIES, shared.ENVIRONMENT, shared.HOW, _TASKS, _ORDER,
     shared.FAILURES, _OUTPUT, shared.PRINTED)  # fmt: skip
 @click.pass_context
 def sample(
@@ -94,7 +94,6 @@ def sample(
       streamsampler sample CartPole-v1 --num-samples 1000000000 --seed 1 --out big --shard-size 1000000
       streamsampler sample pettingzoo.sisl.pursuit_v5 --num-trajectories 10 --out pursuit.npz
       streamsampler sample my/Maze-v0 --import my_envs --env-kwarg size=9 --num-samples 5000 --json
-      streamsampler sample CartPole-v1 --num-trajectories 1000 --seed 1 --part 2/7 --out part-2.npz
 
     Exit codes:
       0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
@@ -126,11 +125,9 @@ def sample(
 
 def _check(options: dict[str, Any], kind: str) -> None:
     """Refuse options of which another one is missing, without which they would be passed over."""
-    if options["part"] is not None and kind != "num_trajectories":
-        raise click.UsageError("--part needs --num-trajectories: of other amounts no part is known before the others.")
     if options["tasks"] is not None and (kind == "trajectories_per_worker" or options["shard_size"] is not None):
         raise click.UsageError("--tasks needs --num-trajectories or --num-samples, and no --shard-size.")
-    needed = {"resume": "shard_size", "shard_size": "out", "part": "out", "without_infos": "out"}
+    needed = {"resume": "shard_size", "shard_size": "out", "without_infos": "out"}
     for name, other in needed.items():
         if options[name] not in (None, False) and options[other] is None:
             option, missing = name.replace("_", "-"), other.replace("_", "-")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from streamsampler.data import trees
 from streamsampler.data.copying import Allocate
-from streamsampler.data.info_columns import InfoColumns, merge, undecided
+from streamsampler.data.info_columns import InfoColumns, join_undecided
 from streamsampler.data.recorder import PolicyRollouts, Rollouts
 from streamsampler.errors import DataError
 
@@ -188,4 +188,4 @@ def _infos(ordered: Sequence[_Trajectory], name: str, bounds: Sequence[tuple[int
     each = [getattr(it.played.rollouts, name) for it in ordered]
     if not any(infos.columns for infos in each):
         return InfoColumns(sum(stop - start for start, stop in bounds), {})
-    return undecided(merge([(infos, *it) for infos, it in zip(each, bounds, strict=True)], name, keeps_kinds=True))
+    return join_undecided([(infos, *it) for infos, it in zip(each, bounds, strict=True)])

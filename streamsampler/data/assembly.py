@@ -211,7 +211,6 @@ def assemble(
     stats: Any = None,
     joined: Mapping[str, Any] = MappingProxyType({}),
     origins: Sequence[Origins] = (),
-    keeps_kinds: bool = False,
     fragments: Mapping[str, Array] = MappingProxyType({}),
     every: Origins | None = None,
     agents: AgentRows | None = None,
@@ -228,7 +227,6 @@ def assemble(
         stats: Accounts of the call.
         joined: What `EarlyRows.fields` returns: fields of the batch, by name, of trajectories before the segments'.
         origins: Those of these trajectories.
-        keeps_kinds: See `streamsampler.data.info_columns.merge`.
         fragments: The batch's field, but `cut`; empty for whole trajectories.
         every: The origins of all trajectories, where segments do not tell; None where they do.
         agents: The batch's field.
@@ -258,7 +256,7 @@ def assemble(
         check_names(columns.columns, name)
         others = [*kept, *_infos_of(parts, name)]
         if others and (columns.columns or any(part.columns for part, _, _ in others)):
-            columns = merge([(columns, 0, columns.length), *others], name, keeps_kinds=keeps_kinds)
+            columns = merge([(columns, 0, columns.length), *others], name)
         return trees.owned(cast(Tree, infos_of(columns)))
 
     every = every or Origins.join([*origins, Origins.of(segments)])

@@ -27,7 +27,6 @@ from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import Array
 from streamsampler.data.words import count
 from streamsampler.errors import DataError, UsageError
-from streamsampler.scheduling.plans import Part
 
 # ----------------------------------------------------------------------
 # What a batch of fragments says besides its data: which episodes go on, and where each environment's timesteps are.
@@ -218,8 +217,6 @@ class TrajectoryBatch(
             known, as in what was read from a file: it is not saved.
         fingerprints: How the workers computed, such as "numpy=0c3f19d2e4aa": one where all agree, none where it is not
             known. The same seed gives the same trajectories only where they agree. Not saved with a batch, either.
-        part: Which part of a run's trajectories these are, all of it; None where they are no part. See
-            `streamsampler.merge`.
         raw: What the environment said, where observations or rewards were filtered (see `streamsampler.filters`), else
             None; read it as `raw_observations`, `raw_last_observations` and `raw_rewards`.
         agents: Which of several agents the trajectories are of, in what one policy did (see `MultiAgentBatch`), else
@@ -249,7 +246,6 @@ class TrajectoryBatch(
     stats: Stats | Any = field(default=None, compare=False)
     worker_numbers: NDArray[np.int64] = field(default=cast("Any", None), compare=False)
     fingerprints: frozenset[str] = field(default=frozenset(), compare=False)
-    part: Part | None = field(default=None, compare=False)
     raw: RawRows | None = None
     agents: AgentRows | None = None
 
@@ -481,11 +477,11 @@ class TrajectoryBatch(
         joined: TrajectoryBatch[AnyObservationsT, AnyActionsT] = parts[0]._joined(parts)
         return joined
 
-    def _joined(self, parts: Sequence[Any], *, kept_kinds: bool = False) -> Any:
+    def _joined(self, parts: Sequence[Any]) -> Any:
         """Return batches, of which this is the first, as one; see `batch_fields.joined_fields`."""
         if {type(part) for part in parts} != {type(self)}:
             raise DataError("batches of one agent and of several agents cannot be joined")
-        return dataclasses.replace(self, **batch_fields.joined_fields(parts, kept_kinds=kept_kinds))
+        return dataclasses.replace(self, **batch_fields.joined_fields(parts))
 
     # --- Files
 
@@ -544,7 +540,7 @@ def _mean(returns: NDArray[np.float64]) -> str:
 
 def _unchecked(cls: type[Any], **fields: Any) -> Any:
     """Make a batch of fields that fit each other."""
-    vars(batch := object.__new__(cls)).update(fields, stats=None, part=None)
+    vars(batch := object.__new__(cls)).update(fields, stats=None)
     return batch
 
 

@@ -161,12 +161,8 @@ def _check_filtered(batch: Any, n_timesteps: int, n_trajectories: int) -> None:
                 raise DataError(f"{name}{path} has {len(leaf)} rows, and should have {n_rows}")
 
 
-def joined_fields(batches: Sequence[Any], *, kept_kinds: bool = False) -> dict[str, Any]:
+def joined_fields(batches: Sequence[Any]) -> dict[str, Any]:
     """Return the fields of the batch that some batches, at least one, are together, as far as the first one's differ.
-
-    Args:
-        batches: The batches, in order.
-        kept_kinds: Whether they are of parts: see `streamsampler.data.infos.concatenate_infos`.
 
     Raises:
         DataError: Spaces differ, or infos do not go together.
@@ -174,8 +170,7 @@ def joined_fields(batches: Sequence[Any], *, kept_kinds: bool = False) -> dict[s
     check_same_spaces(batches)
     fields: dict[str, Any] = {name: trees.concatenate([getattr(it, name) for it in batches]) for name in ARRAYS}
     for name, size in _INFO_ROWS.items():
-        pieces = [(getattr(it, name), getattr(it, size)) for it in batches]
-        fields[name] = concatenate_infos(pieces, name, kept_kinds=kept_kinds)
+        fields[name] = concatenate_infos([(getattr(it, name), getattr(it, size)) for it in batches], name)
     seeds = {it.seed for it in batches}
     return {
         **fields,
@@ -184,7 +179,6 @@ def joined_fields(batches: Sequence[Any], *, kept_kinds: bool = False) -> dict[s
         "fragments": joined_fragments([(it.fragments, it.n_trajectories) for it in batches]),
         "stats": None,
         "fingerprints": frozenset().union(*(it.fingerprints for it in batches)),
-        "part": None,
         "raw": RawRows.joined(batches),
         "agents": AgentRows.joined(batches),
     }

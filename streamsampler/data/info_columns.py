@@ -5,9 +5,6 @@ are promoted together if that leaves each integer what it is; everything else is
 once, over all values of a batch, and never piece by piece, so that it does not matter how the trajectories were spread
 over reports. Where batches are joined it is decided over their columns, which may be promoted already: then objects may
 be floats that were integers, of the same value.
-
-A part of a larger batch decides nothing: a column of several kinds keeps its values as they were recorded, as objects,
-and `undecided` makes columns of them that are decided over once all parts are there.
 """
 
 from __future__ import annotations
@@ -39,9 +36,6 @@ _PYTHON_NUMBERS: dict[type, np.dtype[Any]] = {
     float: np.dtype(np.float64),
     complex: np.dtype(np.complex128),
 }
-_PLAIN = frozenset((np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float64)))
-"""The dtypes of Python's numbers that a file can hold."""
-_ALL = slice(None)
 _INT64 = np.iinfo(np.int64)
 # What `array` calls the dtypes; to numpy "q" may be another one than int64, of the same size.
 _CODES = {float: "d", np.float64: "d", np.float32: "f", int: "q", np.int64: "q", np.int32: "i"}
@@ -141,16 +135,16 @@ def _plain_object(value: Any) -> Any:
 
 
 Piece: TypeAlias = tuple[InfoColumns, int, int]
-Objects: TypeAlias = Callable[[InfoColumn, slice], list[Any]]
+Rows: TypeAlias = tuple[InfoColumn, slice, int]
+"""A column, which of its rows, and by how much their steps move."""
 
 
-def merge(pieces: Sequence[Piece], path: str, *, keeps_kinds: bool = False) -> InfoColumns:
+def merge(pieces: Sequence[Piece], path: str) -> InfoColumns:
     """Join ranges of steps of several columns; decides what each column becomes.
 
     Args:
         pieces: (columns, start, stop): steps start to stop of each, in order.
         path: What the infos are called in errors.
-        keeps_kinds: Whether a column of several kinds is to be objects as they were recorded, for `undecided`.
 
     Returns:
         Columns without raw ones; new arrays.
@@ -158,7 +152,28 @@ def merge(pieces: Sequence[Piece], path: str, *, keeps_kinds: bool = False) -> I
     Raises:
         DataError: A key `_x` next to a key `x`.
     """
-    gathered: dict[KeyPath, list[tuple[InfoColumn, slice, int]]] = {}
+    gathered, length = _gathered(pieces)
+    merged = _fold({key: _merge_column(gathered[key], length) for key in sorted(gathered)}, length)
+    check_names(merged, path)
+    return InfoColumns(length, merged)
+
+
+def join_undecided(pieces: Sequence[Piece]) -> InfoColumns:
+    """Join ranges of steps of several columns, each given with its first step and the one after its last.
+
+    What a column of several kinds becomes is decided later, by `merge`.
+    """
+    gathered, length = _gathered(pieces)
+    joined = {}
+    for key, parts in gathered.items():
+        values = [value for column, rows, _ in parts for value in column.values[rows]]
+        joined[key] = column_of(_steps_of(parts, length), values)
+    return InfoColumns(length, joined)
+
+
+def _gathered(pieces: Sequence[Piece]) -> tuple[dict[KeyPath, list[Rows]], int]:
+    """Return the rows that pieces have of each key, and how many steps they have together."""
+    gathered: dict[KeyPath, list[Rows]] = {}
     length = 0
     for columns, start, stop in pieces:
         for key, column in columns.columns.items():
@@ -166,11 +181,7 @@ def merge(pieces: Sequence[Piece], path: str, *, keeps_kinds: bool = False) -> I
             if rows.stop > rows.start:
                 gathered.setdefault(key, []).append((column, rows, length - start))
         length += stop - start
-    objects = _recorded if keeps_kinds else _objects
-    merged = {key: _merge_column(gathered[key], length, objects) for key in sorted(gathered)}
-    merged = _fold(merged, length, objects)
-    check_names(merged, path)
-    return InfoColumns(length, merged)
+    return gathered, length
 
 
 def _rows(column: InfoColumn, start: int, stop: int) -> slice:
@@ -180,46 +191,18 @@ def _rows(column: InfoColumn, start: int, stop: int) -> slice:
     return slice(int(first), int(last))
 
 
-def undecided(columns: InfoColumns) -> InfoColumns:
-    """Return columns of which none is decided, of those that `merge` made with `keeps_kinds`.
-
-    A dict among the objects stood at a key that held something else in another step.
-    """
-    found: dict[KeyPath, InfoColumn] = {}
-    for path, column in columns.columns.items():
-        if column.values.dtype != object:
-            found[path] = column
-            continue
-        recorded: dict[KeyPath, tuple[list[int], list[Any]]] = {}
-        rows = slice(0, len(column.values))
-        steps = _steps(column, rows if column.steps is not None else slice(0, columns.length))
-        for step, value in zip(steps.tolist(), column.values, strict=True):
-            _record(recorded, path, step, value)
-        for key, (own, values) in recorded.items():
-            present = None if len(own) == columns.length else np.array(own, dtype=np.int64)
-            found[key] = column_of(present, values)
-    return InfoColumns(columns.length, found)
+def _steps_of(pieces: list[Rows], length: int) -> NDArray[np.int64] | None:
+    """Return the steps of rows; None where these are all of the `length` steps."""
+    if sum(rows.stop - rows.start for _, rows, _ in pieces) == length:
+        return None
+    return np.concatenate([_steps(column, rows) + shift for column, rows, shift in pieces])
 
 
-def _record(recorded: dict[KeyPath, tuple[list[int], list[Any]]], path: KeyPath, step: int, value: Any) -> None:
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        for key, child in value.items():
-            _record(recorded, (*path, key), step, child)
-        return
-    steps, values = recorded.setdefault(path, ([], []))
-    steps.append(step)
-    values.append(value)
-
-
-def _merge_column(pieces: list[tuple[InfoColumn, slice, int]], length: int, objects: Objects) -> InfoColumn:
-    n_present = sum(rows.stop - rows.start for _, rows, _ in pieces)
-    steps = None
-    if n_present < length:
-        steps = np.concatenate([_steps(column, rows) + shift for column, rows, shift in pieces])
-    keeps = objects is _recorded and len({kind for column, rows, _ in pieces for kind in _kinds(column, rows)}) > 1
-    kind = None if keeps else _common_kind(pieces)
+def _merge_column(pieces: list[Rows], length: int) -> InfoColumn:
+    steps, kind = _steps_of(pieces, length), _common_kind(pieces)
     if kind is None or any(_loses_integers(column, rows, kind[0]) for column, rows, _ in pieces):
-        return InfoColumn(steps, object_array([value for column, rows, _ in pieces for value in objects(column, rows)]))
+        values = [value for column, rows, _ in pieces for value in _objects(column, rows)]
+        return InfoColumn(steps, object_array(values))
     parts = [
         _stack(column.values[rows].tolist(), *kind) if column.raw else column.values[rows] for column, rows, _ in pieces
     ]
@@ -230,7 +213,7 @@ def _steps(column: InfoColumn, rows: slice) -> NDArray[np.int64]:
     return np.arange(rows.start, rows.stop, dtype=np.int64) if column.steps is None else column.steps[rows]
 
 
-def _kinds(column: InfoColumn, rows: slice = _ALL) -> set[Kind]:
+def _kinds(column: InfoColumn, rows: slice) -> set[Kind]:
     if column.raw:
         return set(map(_kind, column.values[rows]))
     return {None if column.values.dtype == object else (column.values.dtype, column.values.shape[1:])}
@@ -245,13 +228,13 @@ def are_uniform(parts: Iterable[InfoColumns]) -> bool:
     kind_of: dict[KeyPath, Kind] = {}
     for part in parts:
         for path, column in part.columns.items():
-            kinds = _kinds(column)
+            kinds = _kinds(column, slice(None))
             if len(kinds) > 1 or (kinds and kind_of.setdefault(path, next(iter(kinds))) not in kinds):
                 return False
     return not any(path[:depth] in kind_of for path in kind_of for depth in range(1, len(path)))
 
 
-def _common_kind(pieces: Iterable[tuple[InfoColumn, slice, int]]) -> Kind:
+def _common_kind(pieces: Iterable[Rows]) -> Kind:
     kinds = {kind for column, rows, _ in pieces for kind in _kinds(column, rows)}
     if len(kinds) == 1 or None in kinds:
         return None if None in kinds else kinds.pop()
@@ -284,25 +267,7 @@ def _objects(column: InfoColumn, rows: slice) -> list[Any]:
     return values.tolist() if values.ndim == 1 else [row.copy() for row in values]
 
 
-def _recorded(column: InfoColumn, rows: slice) -> list[Any]:
-    """Return values from which `_kind` tells what was recorded, the same whichever column they are in."""
-    return [_of_its_kind(value) for value in column.values[rows]]
-
-
-def _of_its_kind(value: Any) -> Any:
-    kind = _kind(value)
-    if kind is None:
-        return value
-    if type(value) is complex:
-        return np.complex128(value)  # which a file can hold
-    if kind[1]:
-        return value.copy()
-    if type(value) in _PYTHON_NUMBERS:
-        return value
-    return value.item() if kind[0] in _PLAIN else value[()]
-
-
-def _fold(columns: dict[KeyPath, InfoColumn], length: int, objects: Objects) -> dict[KeyPath, InfoColumn]:
+def _fold(columns: dict[KeyPath, InfoColumn], length: int) -> dict[KeyPath, InfoColumn]:
     """Where a key held a dict in one step and something else in another, make it one column of objects."""
     children: dict[KeyPath, dict[KeyPath, InfoColumn]] = {}
     folded: dict[KeyPath, InfoColumn] = {}
@@ -313,23 +278,21 @@ def _fold(columns: dict[KeyPath, InfoColumn], length: int, objects: Objects) -> 
         else:
             children.setdefault(root, {})[path[len(root) :]] = column
     for root, inner in children.items():
-        folded[root] = _fold_children(columns[root], inner, length, objects)
+        folded[root] = _fold_children(columns[root], inner, length)
     return folded
 
 
-def _fold_children(
-    column: InfoColumn, children: dict[KeyPath, InfoColumn], length: int, objects: Objects
-) -> InfoColumn:
+def _fold_children(column: InfoColumn, children: dict[KeyPath, InfoColumn], length: int) -> InfoColumn:
     whole: dict[int, Any] = {}
     for path, child in children.items():
         rows = _rows(child, 0, length)
-        for step, value in zip(_steps(child, rows).tolist(), objects(child, rows), strict=True):
+        for step, value in zip(_steps(child, rows).tolist(), _objects(child, rows), strict=True):
             inner = whole.setdefault(step, {})
             for key in path[:-1]:
                 inner = inner.setdefault(key, {})
             inner[path[-1]] = value
     rows = _rows(column, 0, length)
-    whole.update(zip(_steps(column, rows).tolist(), objects(column, rows), strict=True))
+    whole.update(zip(_steps(column, rows).tolist(), _objects(column, rows), strict=True))
     steps = sorted(whole)
     present = None if len(steps) == length else np.array(steps, dtype=np.int64)
     return InfoColumn(present, object_array([whole[step] for step in steps]))

@@ -25,7 +25,6 @@ from streamsampler.data.info_columns import (
     column_of,
     merge,
     name_of,
-    undecided,
 )
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, snapshot
@@ -319,16 +318,8 @@ def take_infos(infos: Infos, index: slice | Array) -> Infos:
     return taken
 
 
-def concatenate_infos(parts: Sequence[tuple[Infos, int]], path: str, *, kept_kinds: bool = False) -> Infos:
-    """Join dicts of arrays, each with its number of steps.
-
-    Args:
-        parts: The dicts and numbers.
-        path: What the infos are called in errors.
-        kept_kinds: Whether columns of objects are those of parts, in which nothing was decided; otherwise they stay
-            what they are.
-    """
+def concatenate_infos(parts: Sequence[tuple[Infos, int]], path: str) -> Infos:
+    """Join dicts of arrays, each with its number of steps; `path` is what the infos are called in errors."""
     if not any(infos for infos, _ in parts):
         return {}
-    columns = [columns_of(infos, length, path) for infos, length in parts]
-    return infos_of(merge([(undecided(it) if kept_kinds else it, 0, it.length) for it in columns], path))
+    return infos_of(merge([(columns_of(infos, length, path), 0, length) for infos, length in parts], path))

@@ -106,8 +106,8 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
             },
         }  # fmt: skip
 
-    def _joined(self, parts: Sequence[Any], *, kept_kinds: bool = False) -> Any:
-        joint = super()._joined(parts, kept_kinds=kept_kinds) if parts else self
+    def _joined(self, parts: Sequence[Any]) -> Any:
+        joint = super()._joined(parts) if parts else self
         firsts = np.cumsum([0, *map(len, parts)]).tolist()
         policies: dict[str, list[Any]] = {}
         for part, first in zip(parts, firsts, strict=False):
@@ -116,7 +116,7 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
                 moved = dataclasses.replace(batch, agents=rows._replace(episodes=rows.episodes + first))
                 policies.setdefault(name, []).append(moved)
         joined = {
-            name: dataclasses.replace(batches[0], **batch_fields.joined_fields(batches, kept_kinds=kept_kinds))
+            name: dataclasses.replace(batches[0], **batch_fields.joined_fields(batches))
             for name, batches in sorted(policies.items())
         }
         return dataclasses.replace(joint, policies=joined)
@@ -236,7 +236,6 @@ def assembled(segments: Sequence[Segment], **arguments: Any) -> TrajectoryBatch[
     joint = assemble(segments, **{**arguments, "observation_space": nothing, "action_space": nothing})
     known = tuple(spaces[0].spaces)
     same = {name: arguments[name] for name in ("agent_version", "seed")}
-    same["keeps_kinds"] = arguments.get("keeps_kinds", False)
     policies = {
         name: _policy_batch(name, list(_pieces(segments, name)), known, spaces, joint, same)
         for name in _names(segments)

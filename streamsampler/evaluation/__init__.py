@@ -71,8 +71,8 @@ merge([f"part-{i}.json" for i in range(1, 8)], "cartpole.json")  # afterwards; s
 ```
 
 `part` goes with `num_trajectories`, which needs a `seed`, the same for all; with `seeds` and with `scenarios`. Where a
-rule decides when to stop, no job knows its range. `compare`, `sample_to_folder` and `Sampler.obtain_trajectories` take
-it, too. A part that was killed or interrupted is run again; `streamsampler.merge` names those that are missing.
+rule decides when to stop, no job knows its range. `compare` takes it, too. A part that was killed or interrupted is run
+again; `streamsampler.merge` names those that are missing.
 
 Replaying
 ---------

@@ -1,25 +1,24 @@
-"""Merge the parts of a run: what they were written to becomes what one run would have written, byte for byte."""
+"""Merge the parts of an evaluation or a comparison: their files become the file of one run, byte for byte."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.words import count
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluate import INTERRUPTED
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.samplers.progress import ProgressArgument, display
-from streamsampler.storage.folder import TrajectoryFolder
-from streamsampler.storage.merging import PartFile, check_paths, merge_files, merge_folders, parts_of_one_run
+from streamsampler.protocol.messages import differing_libraries
+from streamsampler.scheduling.plans import Part, in_order
 
 # ----------------------------------------------------------------------
 # Tell from the first bytes of a file, or from a folder, what is in it.
@@ -48,39 +47,117 @@ def kind_of(path: Path) -> Kind | None:
 
 
 # ----------------------------------------------------------------------
+# Check that files are all parts of one run, and put them in order.
 
 
-Merged: TypeAlias = TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any] | Evaluation | Comparison
-"""What parts are together."""
+_log = logging.getLogger("streamsampler")
+
+_KERNELS = (
+    "the parts were sampled where {} with other kernels, so that one run may have sampled other trajectories: {}. See "
+    '"Other processors" in the guide, streamsampler.samplers'
+)
+_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartFile:
+    """What a file says of itself.
+
+    Attributes:
+        path: The file.
+        part: Which part it is; None for none.
+        origin: What decides about its trajectories, by name: all parts of a run agree in it.
+        fingerprints: How the workers computed that sampled it.
+        lacks: What is missing, and what to do about it; empty where the part is whole.
+    """
+
+    path: Path
+    part: Part | None
+    origin: Mapping[str, Any]
+    fingerprints: frozenset[str] = frozenset()
+    lacks: str = ""
+
+
+def parts_of_one_run(files: Sequence[PartFile]) -> list[PartFile]:
+    """Return parts in the order of their indices; warn where they were computed with other kernels.
+
+    Raises:
+        UsageError: They are not all parts of one run, each once and whole; names the files, and what differs or lacks.
+    """
+    for file in files:
+        if file.lacks:
+            raise UsageError(f"{file.path}{f', {file.part},' if file.part else ''} {file.lacks}")
+    for file in files[1:]:
+        _check_origin(files[0], file)
+    by_name = {str(file.path): file for file in files}
+    names = in_order({name: file.part for name, file in by_name.items()})
+    _warn_of_kernels(files)
+    return [by_name[name] for name in names]
+
+
+def check_paths(parts: Sequence[Path], out: Path) -> None:
+    """Check that no part is given twice, and that what is written is none of them.
+
+    Raises:
+        UsageError: One is.
+    """
+    seen: set[Path] = set()
+    for path in parts:
+        if (resolved := path.resolve()) in seen:
+            raise UsageError(f"{path} is given twice")
+        seen.add(resolved)
+    if out.resolve() in seen:
+        raise UsageError(f"{out} is one of the parts: name another file to write")
+
+
+def _check_origin(one: PartFile, other: PartFile) -> None:
+    differences = [
+        f"{name} is {one.origin.get(name)!r:.200} in {one.path}, and {other.origin.get(name)!r:.200} in {other.path}"
+        for name in dict.fromkeys([*one.origin, *other.origin])
+        if one.origin.get(name) != other.origin.get(name)
+    ]
+    if differences:
+        raise UsageError(f"the parts are of different runs: {'; '.join(differences)}")
+
+
+def _warn_of_kernels(files: Sequence[PartFile]) -> None:
+    libraries = differing_libraries(bits for file in files for bits in file.fingerprints)
+    if not libraries:
+        return
+    places: dict[str, list[str]] = {}
+    for file in files:
+        for bits in sorted(file.fingerprints):
+            places.setdefault(bits, []).append(str(file.path))
+    described = [
+        f"{bits} in {', '.join(paths[:_SHOWN])}{', …' if len(paths) > _SHOWN else ''}" for bits, paths in places.items()
+    ]
+    verb = "computes" if len(libraries) == 1 else "compute"
+    _log.warning("%s", _KERNELS.format(f"{' and '.join(libraries)} {verb}", "; ".join(described)))
+
+
+# ----------------------------------------------------------------------
+
 
 _COLUMNS = ("returns", "lengths", "terminated", "truncated", "indices")
 _AGREE = ("agent", "environment", "versions", "seed", "success_meaning", "guaranteed", "bounds")
-_A: Mapping[Kind, str] = {
-    "folder": "a folder",
-    "file of trajectories": "a file of trajectories",
-    "evaluation": "an evaluation",
-    "comparison": "a comparison",
-}
+_A: Mapping[Kind, str] = {"evaluation": "an evaluation", "comparison": "a comparison"}
 _FINGERPRINTS = "fingerprints"
 
 
-def merge(
-    parts: Iterable[str | PathLike[str]], out: str | PathLike[str], *, progress: ProgressArgument = False
-) -> Merged:
+def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str]) -> Evaluation | Comparison:
     """Merge all parts of one run, and write what the run would have written without parts: the same bytes.
 
-    Parts are made with `part=(i, n)` of `evaluate`, `compare`, `sample_to_folder` and `Sampler.obtain_trajectories`
-    (saved by `save`), and with `--part i/n` on the command line. All that decides about trajectories must agree. Where
-    parts were computed on machines whose libraries round differently, that is logged as a warning.
+    Parts are made with `part=(i, n)` of `evaluate` and `compare`, saved by `save`, and with `--part i/n` on the command
+    line. All that decides about trajectories must agree. Where parts were computed on machines whose libraries round
+    differently, that is logged as a warning. Of samples, several files and folders are read as one: see
+    `streamsampler.load`.
 
     Args:
-        parts: Files or folders, in any order: all of one kind, and each part once.
-        out: The file or folder to write. A file that is there is replaced. A folder must be new or empty; or what a
-            merge of the same parts left that was killed, which the same call then completes.
-        progress: See `Sampler.obtain_samples`; for folders.
+        parts: Files, in any order: all of one kind, and each part once.
+        out: The file to write; one that is there is replaced.
 
     Returns:
-        What was written: a batch, a folder, an evaluation or a comparison. A folder is merged in constant memory.
+        What was written: an evaluation or a comparison.
 
     Raises:
         UsageError: A part is missing, there twice, not whole, or of another run; or `out` is one of them (a
@@ -89,21 +166,16 @@ def merge(
         OSError: A file cannot be read or written.
     """
     if isinstance(parts, str | bytes | PathLike):
-        raise UsageError(f"parts must be several files or folders, got {parts!r}")
+        raise UsageError(f"parts must be several files, got {parts!r}")
     paths = [Path(part) for part in parts]
     if not paths:
-        raise UsageError("there is nothing to merge: name the files or folders of all parts")
+        raise UsageError("there is nothing to merge: name the files of all parts")
     kinds = {path: kind_of_part(path) for path in paths}
     kind = kinds[paths[0]]
     if other := next((path for path in paths if kinds[path] != kind), None):
         raise UsageError(f"{paths[0]} is {_A[kind]}, and {other} is {_A[kinds[other]]}: merge parts of one kind")
     out = Path(out)
-    for written in (out, out.with_name(f"{out.name}.npz")) if kind == "file of trajectories" else (out,):
-        check_paths(paths, written)
-    if kind == "folder":
-        return _merge_folders(paths, out, progress)
-    if kind == "file of trajectories":
-        return merge_files(paths, out)
+    check_paths(paths, out)
     merged = _evaluation_of(paths) if kind == "evaluation" else _comparison_of(paths)
     merged.save(out)
     return merged
@@ -116,24 +188,13 @@ def kind_of_part(path: Path) -> Kind:
         StorageError: It holds something else.
         OSError: It cannot be read.
     """
-    if (kind := kind_of(path)) is None:
-        raise StorageError(f"{path} is no part: it holds neither trajectories nor an evaluation nor a comparison")
-    return kind
-
-
-def _merge_folders(paths: Sequence[Path], out: Path, progress: ProgressArgument) -> TrajectoryFolder[Any, Any]:
-    with display(progress, 0, "trajectories", doing="merging") as shown:
-
-        def begun(n_trajectories: int) -> Callable[[int, int], object]:
-            shown.expect(n_trajectories)
-            return lambda timesteps, trajectories: shown.update(
-                lambda: (timesteps, trajectories), complete=trajectories == n_trajectories
-            )
-
-        return merge_folders(paths, out, begun)
-
-
-# --- Evaluations
+    kind = kind_of(path)
+    if kind == "evaluation" or kind == "comparison":
+        return kind
+    problem = "it holds neither an evaluation nor a comparison"
+    if kind is not None:
+        problem = f"it is a {kind}, and only evaluations and comparisons have parts; streamsampler.load reads several"
+    raise StorageError(f"{path} is no part: {problem}")
 
 
 def _evaluation_of(paths: Sequence[Path]) -> Evaluation:

@@ -32,7 +32,6 @@ from streamsampler.storage import npz as storage
 from streamsampler.storage.codec import encode
 from streamsampler.storage.files import load_with_header
 from streamsampler.storage.folder import TrajectoryFolder
-from streamsampler.storage.manifest import shard_name
 from streamsampler.version import __version__
 
 _NUMBERS = frozenset("biuf")
@@ -202,7 +201,7 @@ class Source:
         shards: The shards, each loaded when it is indexed; at least one.
         sizes: Trajectories and timesteps of each shard.
         facts: What is known of their origin: seed, provenance and version of the package.
-        folder: The folder that the shards lie in, if any.
+        files: The files of the shards, if there are any.
 
     Attributes:
         n_trajectories: How many trajectories there are.
@@ -218,9 +217,9 @@ class Source:
         shards: Sequence[TrajectoryBatch[Any, Any]],
         sizes: Sequence[tuple[int, int]],
         facts: Mapping[str, Any],
-        folder: Path | None = None,
+        files: Sequence[Path] = (),
     ) -> None:
-        self._shards, self._sizes, self._folder = shards, sizes, folder
+        self._shards, self._sizes, self._files = shards, sizes, files
         self.n_trajectories = sum(trajectories for trajectories, _ in sizes)
         self.n_timesteps = sum(timesteps for _, timesteps in sizes)
         self.facts = facts
@@ -274,9 +273,9 @@ class Source:
         return {name: survey.columns() for name, survey in surveys.items()}, seeds_fit
 
     def _infos_and_seeds(self, number: int) -> tuple[dict[str, Any], Sequence[int]]:
-        if self._folder is None:
+        if not self._files:
             return {name: getattr(self._shards[number], name) for name in _INFOS}, self._shards[number].seeds
-        infos, header = storage.read_trees(self._folder / shard_name(number), *_INFOS)
+        infos, header = storage.read_trees(self._files[number], *_INFOS)
         return infos, header["seeds"]
 
 
@@ -317,9 +316,9 @@ def open_source(source: Sourced) -> Source:
 
 def _of_folder(folder: TrajectoryFolder[Any, Any]) -> Source:
     if not folder.shards:
-        raise DataError(f"there are no trajectories to export: {folder.path} holds none yet")
+        raise DataError("there are no trajectories to export: the folder holds none yet")
     if not folder.complete:
-        _log.warning("%s is incomplete: what is exported is what is there now", folder.path)
+        _log.warning("%r: what is exported is what is there now", folder)
     package_version = folder.package_version
     facts = {"seed": folder.seed, "provenance": dict(folder.provenance), "package_version": package_version}
-    return Source(folder.shards, folder.shard_sizes, facts, folder.path)
+    return Source(folder.shards, folder.shard_sizes, facts, folder.files)

@@ -85,7 +85,7 @@ A call with an `env_update` begins anew, as call 1 does: its batch is of the new
 came with it, and nothing of the old environment is returned any more. So does a call after one that raised.
 `reset_options`, `seeds` and `tasks` are of the call that they are given to, whose batch has older parameters. An update
 that an agent refuses is an error of the call after its own; that call's update is not kept, either. Streams, fragments,
-parts, filters, `order="arrival"` and `inference="parent"` do not go together with `staleness=1`.
+filters, `order="arrival"` and `inference="parent"` do not go together with `staleness=1`.
 
 Between two calls each worker runs two tickets at most, which together have as much as the last call needed: no thread
 runs in your process, and nothing is read before the next call, which also reports what has failed or died since. If

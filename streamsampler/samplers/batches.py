@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -214,7 +213,7 @@ class BatchMaker:
         self._result.forget_segments(first, early.n_taken)
 
     def final(self) -> TrajectoryBatch[Any, Any]:
-        """Return the batch of the whole result; of a complete part, it says which."""
+        """Return the batch of the whole result."""
         self._copy_early(rest=True)
         segments, early = self._result.segments(), self._early
         self.summaries += summaries_of(segments)
@@ -224,8 +223,7 @@ class BatchMaker:
             batch = self.make(segments, early.fields(), early.origins)
         self._stats.kept_trajectories = batch.n_trajectories
         self._stats.episodes = EndedEpisodes.of(batch.episode_returns, batch.episode_lengths)
-        part = self._gathering.plan.part
-        return replace(batch, part=part) if part is not None and self._gathering.result.complete else batch
+        return batch
 
     def make(
         self, segments: list[Segment], joined: Mapping[str, Any] | None = None, origins: Sequence[Origins] = ()
@@ -246,7 +244,6 @@ class BatchMaker:
             stats=self._stats,
             joined=joined or {},
             origins=origins,
-            keeps_kinds=self._gathering.plan.keeps_kinds,
             fragments={} if self._episodes is None else self._episodes.fields(),
         )
         return batch if self._filters is None else self._filters.applied(batch)

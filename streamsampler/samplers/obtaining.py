@@ -26,7 +26,6 @@ from streamsampler.scheduling.plans import (
     GatherPlan,
     Layout,
     Part,
-    PartArgument,
     Streamed,
     checked_part,
     part_of,
@@ -43,29 +42,23 @@ from streamsampler.workers.resets import (
 )
 
 # ----------------------------------------------------------------------
-# Cut a part out of the trajectories of a sampler's call, and refuse it where the parts would not be one run's.
+# Return the plans of calls, and refuse a part of an evaluation where the parts would not be one run's.
 
 
-def exactly(
-    sampler: ObtainingSampler[Any, Any], n_trajectories: int, resets: Resets | None, part: Any, *, dropping: bool
-) -> Exactly:
-    """Return the plan of a call for exactly so many trajectories, or for a part of them; see `part_of_call`.
+def exactly(n_trajectories: int, resets: Resets | None, *, dropping: bool) -> Exactly:
+    """Return the plan of a call for exactly so many trajectories.
 
     Args:
-        sampler: The sampler.
-        n_trajectories: How many trajectories all parts have together.
+        n_trajectories: How many there are.
         resets: What the call says of them.
-        part: The part; None for all.
         dropping: Whether trajectories may be left out. Then others of the same task take their places.
     """
     n_of_task = replaceable(resets, dropping=dropping)
     fixed = resets is not None and resets.is_fixed and n_of_task is None
-    if part is None:
-        return Exactly(n_trajectories, fixed=fixed, n_of_task=n_of_task)
-    return Exactly.of_part(part_of_call(sampler, part, n_trajectories, fixed=fixed), fixed=fixed)
+    return Exactly(n_trajectories, fixed=fixed, n_of_task=n_of_task)
 
 
-def streamed(first: int, n_trajectories: int | None, resets: Resets | None, *, dropping: bool, kinds: bool) -> Streamed:
+def streamed(first: int, n_trajectories: int | None, resets: Resets | None, *, dropping: bool) -> Streamed:
     """Return the plan of a stream.
 
     Args:
@@ -73,7 +66,6 @@ def streamed(first: int, n_trajectories: int | None, resets: Resets | None, *, d
         n_trajectories: How many there are; None without end.
         resets: What the call says of them.
         dropping: Whether trajectories may be left out.
-        kinds: See `GatherPlan.keeps_kinds`.
 
     Raises:
         UsageError: The stream begins in the middle of tasks, so that it is not known what of them was left out before.
@@ -86,7 +78,7 @@ def streamed(first: int, n_trajectories: int | None, resets: Resets | None, *, d
             "replaced"
         )
     fixed = resets is not None and resets.is_fixed and n_of_task is None
-    return Streamed(first, n_trajectories, fixed, kinds, n_of_task)
+    return Streamed(first, n_trajectories, fixed, n_of_task)
 
 
 def replaceable(resets: Resets | None, *, dropping: bool) -> int | None:
@@ -294,9 +286,8 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         seeds: Iterable[int] | None = None,
         reset_options: ResetOptions | None = None,
         tasks: Sequence[Any] | None = None,
-        part: PartArgument | None = None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        """Return exactly `n_trajectories` trajectories, or a part of them.
+        """Return exactly `n_trajectories` trajectories.
 
         Args:
             n_trajectories: How many, at least 1; may be left out where there are `seeds`.
@@ -317,19 +308,14 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                 same names, without an environment. They are for this call alone. Where one is left out (see
                 `drop_if` and `on_failure`), the next of the same task follows: the tasks go round again, so that its
                 index is the number of all trajectories higher. The batch has the trajectories of each task together.
-            part: `(i, n)`: only the i-th, from 1 on, of n contiguous ranges of these trajectories, for n runs of one
-                seed. `batch.save` writes it, and `streamsampler.merge` joins the files: until then the values of an
-                info that are of several kinds stay objects.
 
         Raises:
             UsageError: Numbers of trajectories, seeds and options do not agree, or an argument cannot work. For the
                 other errors see `obtain_samples`.
         """
         refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
-        if part is not None and self._lag is not None:
-            self._lag.refuse("a part")
         n, resets = given_resets(n_trajectories, seeds, reset_options, tasks)
-        plan = exactly(self, n, resets, part, dropping=self._is_dropping)
+        plan = exactly(n, resets, dropping=self._is_dropping)
         batch = self._obtain(plan, agent_update, env_update, progress, resets)
         return batch if plan.n_of_task is None else by_task(batch)
 
@@ -403,7 +389,6 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         seeds: Iterable[int] | None = None,
         reset_options: ResetOptions | None = None,
         tasks: Sequence[Any] | None = None,
-        keeps_kinds: bool = False,
     ) -> Stream[ObservationsT, ActionsT]:
         """Return an iterator over trajectories 0, 1, 2, …, each a batch of one; it has no end unless one is given.
 
@@ -420,7 +405,6 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
             reset_options: See `obtain_trajectories`; a list begins with trajectory 0, too.
             tasks: See `obtain_trajectories`: the same trajectories come, so `n_trajectories` is how many each task has.
                 Those that take the places of others come last.
-            keeps_kinds: Whether the values of an info that are of several kinds stay objects, as in a part.
 
         Raises:
             UsageError: `first_trajectory` is no integer of at least 0, or within a block of trajectories that workers
@@ -432,7 +416,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         first = positive("first_trajectory", first_trajectory, least=0)
         check_first(first, self.layout.block, differ=self._session.updates.differ)
         n, resets = streamed_resets(first, n_trajectories, seeds, reset_options, tasks)
-        plan = streamed(first, n, resets, dropping=self._is_dropping, kinds=keeps_kinds)
+        plan = streamed(first, n, resets, dropping=self._is_dropping)
         updates = self._updates_of(agent_update, env_update, resets)
         begin = partial(self._begin_stream, plan, updates, resets)
         return Stream(begin, self._exclusive, self._check_streaming, self._end_stream)

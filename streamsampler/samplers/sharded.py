@@ -12,10 +12,9 @@ from typing import Any
 from streamsampler.data.batch import ActionsT, ObservationsT
 from streamsampler.errors import UnwritableInfoError, UsageError, positive
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.obtaining import part_of_call
 from streamsampler.samplers.progress import Display, ProgressArgument, display
 from streamsampler.samplers.session import sampled_elsewhere
-from streamsampler.scheduling.plans import PartArgument, Target
+from streamsampler.scheduling.plans import Target
 from streamsampler.storage.folder import TrajectoryFolder
 from streamsampler.storage.kept_infos import InfosArgument, KeptInfos
 from streamsampler.storage.manifest import Manifest
@@ -31,7 +30,6 @@ def sample_to_folder(
     num_samples: int | None = None,
     n_trajectories: int | None = None,
     shard_size: int,
-    part: PartArgument | None = None,
     resume: bool = False,
     provenance: Mapping[str, Any] | None = None,
     infos: InfosArgument = True,
@@ -64,12 +62,9 @@ def sample_to_folder(
         sampler: The sampler: of `order="index"`, and with workers that run each trajectory by itself. This is one call
             on the sampler, as `stream` is.
         folder: The folder. It is made where there is none; its parent directory must exist.
-        num_samples: At least this number of timesteps, of whole trajectories, in no parts; or:
+        num_samples: At least this number of timesteps, of whole trajectories; or:
         n_trajectories: Exactly this number of trajectories. Give one of the two.
         shard_size: Timesteps that each file has at least.
-        part: `(i, n)`: only the i-th, from 1 on, of n contiguous ranges of the `n_trajectories`, for n runs with one
-            seed. `streamsampler.merge` makes of their folders the folder that one run would have written: until then
-            the values of an info that are of several kinds stay objects.
         resume: Whether to continue with what the folder holds. A new folder may be resumed, too.
         provenance: What else identifies the data, by name: anything that JSON can hold. Each file has it, next to the
             sampler's arguments.
@@ -91,7 +86,7 @@ def sample_to_folder(
     """
     if not isinstance(sampler, Sampler):
         raise UsageError(f"sample_to_folder takes a sampler first, not a {type(sampler).__qualname__}")
-    amount = _amount(num_samples, n_trajectories, part)
+    amount = _amount(num_samples, n_trajectories)
     size = positive("shard_size", shard_size)
     kept = KeptInfos.of(infos)
     wanted = Manifest(
@@ -99,17 +94,15 @@ def sample_to_folder(
         shard_size=size,
         wanted={amount.unit: amount.number},
         provenance=_provenance(sampler, provenance, kept),
-        part=None if part is None else part_of_call(sampler, part, amount.number, fixed=False),
     )
-    target = wanted.target
     path = Path(folder)
     with ShardWriter(path, resume=resume) as writer:
         writer.begin(wanted)
-        sampling = _Sampling(sampler, writer, path, target, size, kept, is_part=part is not None)
+        sampling = _Sampling(sampler, writer, path, amount, size, kept)
         before, was_begun, version = sampler.filters, writer.n_shards > 0, sampler.agent_version
         if not sampling.complete:
             with display(
-                progress, target.number, target.unit, earlier=(writer.n_timesteps, writer.n_trajectories)
+                progress, amount.number, amount.unit, earlier=(writer.n_timesteps, writer.n_trajectories)
             ) as shown:
                 try:
                     sampling.run(shown)
@@ -126,12 +119,7 @@ def sample_to_folder(
     return done
 
 
-def _amount(num_samples: int | None, n_trajectories: int | None, part: Any) -> Target:
-    if part is not None and num_samples is not None:
-        raise UsageError(
-            "a part is one of n_trajectories: how many trajectories num_samples takes is known only when all of them "
-            "are there"
-        )
+def _amount(num_samples: int | None, n_trajectories: int | None) -> Target:
     if (num_samples is None) == (n_trajectories is None):
         raise UsageError("sample_to_folder takes either num_samples or n_trajectories")
     if num_samples is not None:
@@ -168,20 +156,17 @@ class _Sampling:
         target: How much there is to be in all.
         size: Timesteps that a shard has at least.
         kept: The infos that shards hold.
-        is_part: Whether the folder is a part of a larger one.
     """
 
     def __init__(
-        self, sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, target: Target, size: int, kept: KeptInfos,
-        *, is_part: bool,
-    ) -> None:  # fmt: skip
+        self, sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, target: Target, size: int, kept: KeptInfos
+    ) -> None:
         self._sampler = sampler
         self._writer = writer
         self._path = path
         self._target = target
         self._size = size
         self._kept = kept
-        self._is_part = is_part
         self._earlier = frozenset() if writer.manifest is None else writer.manifest.fingerprints
         self._compared: frozenset[str] = frozenset()
 
@@ -204,7 +189,7 @@ class _Sampling:
 
         with (
             self._sampler.writable_infos(self._kept),
-            self._sampler.stream(first_trajectory=writer.following, keeps_kinds=self._is_part) as stream,
+            self._sampler.stream(first_trajectory=writer.following) as stream,
         ):
             while self._missing:
                 portion = self._target.next_portion(self._size, writer.n_trajectories, writer.n_timesteps)

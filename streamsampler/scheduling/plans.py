@@ -114,7 +114,8 @@ class IndexQueue:
 
 
 # ----------------------------------------------------------------------
-# Cut the indices of a call into contiguous ranges, which several runs sample and `streamsampler merge` joins. Pure.
+# Cut the indices of an evaluation into contiguous ranges, which several runs sample and `streamsampler merge` joins.
+# Pure.
 
 
 PartArgument: TypeAlias = tuple[int, int]
@@ -277,9 +278,6 @@ class GatherPlan:
         n_of_task: How many consecutive trajectories have one task, if only further ones of that task may take the
             places of those left out (see `make_ups`); None if any may.
         counts_agents: Whether timesteps are those of each of several agents, and not steps of the environment.
-        part: Which part of a larger result this is; None where it is none.
-        keeps_kinds: Whether the values of an info that are of several kinds stay as they are: what they become is
-            decided over all trajectories, and these are only some of them.
     """
 
     first: int = 0
@@ -288,8 +286,6 @@ class GatherPlan:
     fixed: bool = False
     n_of_task: int | None = None
     counts_agents: bool = False
-    part: Part | None = None
-    keeps_kinds: bool = False
 
     def starting_at(self, first: int) -> Self:
         """Return a plan for as much, from another first trajectory on."""
@@ -320,7 +316,7 @@ class AtLeast(GatherPlan):
 
 @dataclass(frozen=True)
 class Exactly(GatherPlan):
-    """Trajectories `first` to `first + limit - 1`, which may be those of a part.
+    """Trajectories `first` to `first + limit - 1`.
 
     With `fixed` each has its place, because it has a seed or options of its own: no other one replaces it.
     See `GatherPlan` for `n_of_task`.
@@ -328,19 +324,8 @@ class Exactly(GatherPlan):
 
     limit: int = field()
     fixed: bool = False
-    part: Part | None = None
     first: int = 0
     n_of_task: int | None = None
-
-    @classmethod
-    def of_part(cls, part: Part, *, fixed: bool) -> Exactly:
-        """Return the plan for the trajectories of a part."""
-        return cls(part.trajectories, fixed, part, part.first_trajectory)
-
-    @property
-    def keeps_kinds(self) -> bool:  # type: ignore[override]
-        """Whether these are only some of the trajectories that an info's column is decided over."""
-        return self.part is not None
 
 
 @dataclass(frozen=True)
@@ -371,13 +356,12 @@ class ExactlyPerWorker(GatherPlan):
 class Streamed(GatherPlan):
     """Trajectories `first`, `first + 1`, … as a consumer takes them: `limit` of them, or without end.
 
-    See `Exactly` for `fixed`, and `GatherPlan` for `keeps_kinds` and `n_of_task`.
+    See `Exactly` for `fixed`, and `GatherPlan` for `n_of_task`.
     """
 
     first: int = 0
     limit: int | None = None
     fixed: bool = False
-    keeps_kinds: bool = False
     n_of_task: int | None = None
 
 

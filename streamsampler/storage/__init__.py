@@ -24,14 +24,15 @@ for shard in folder.shards:  # one TrajectoryBatch in memory at a time
 folder[12_345], folder[1_000:2_000]  # reads only the shards they are in; folder.to_batch() reads all
 ```
 
+`load("one", "another")` reads several folders as one: those of runs with other seeds, on other machines for instance.
+
 `folder.torch_dataset(sequence_length=32, shuffle=True)` is an `IterableDataset` of PyTorch; other libraries' formats
 are in `streamsampler.formats`.
 
 Whatever ends the run (Ctrl-C, a full disk, an error, SIGKILL), the same call with `resume=True` or command with
 `--resume` continues with the first missing shard, on any number of workers. The finished folder is the same, byte for
-byte, as that of an uninterrupted run. So is what `streamsampler.merge` makes of the folders of all parts of a run
-(`part=(2, 7)`, `--part 2/7`); it cuts the shards anew. Where a shard is damaged, missing or of another run, resuming
-is an error that says which.
+byte, as that of an uninterrupted run. Where a shard is damaged, missing or of another run, resuming is an error that
+says which.
 
 `manifest.json` in the folder holds what decides about the data (environment, seed, amounts, version; of the command
 also the agent) and which trajectories each shard has. What differs is refused; `--resume` reads the seed from it where

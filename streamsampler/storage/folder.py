@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
 
@@ -23,27 +23,30 @@ from streamsampler.errors import DataError, UsageError
 from streamsampler.extras import needed
 from streamsampler.storage import npz as storage
 from streamsampler.storage.files import load as load_file
-from streamsampler.storage.manifest import Shard, read_manifest, shard_name
+from streamsampler.storage.manifest import Shard, read_manifest
 from streamsampler.storage.shards import ShardFiles
 
 if TYPE_CHECKING:
     from streamsampler.storage.sequences import SequenceDataset
 
 
-def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
-    """Read a file as a `TrajectoryBatch`, or a folder of shards lazily, as a `TrajectoryFolder`.
+def load(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
+    """Read a file as a `TrajectoryBatch`, or folders of shards lazily, as a `TrajectoryFolder`.
 
     Type checkers take the result for a batch; `TrajectoryFolder(path)` does the same for a folder with its own type.
 
     Args:
         path: The file or the folder; `.npz` is appended where there is none of that name.
+        more: Further folders, whose trajectories follow.
 
     Raises:
         StorageError: The file holds no trajectories, is damaged or cut short, or is of a newer format.
         FileNotFoundError: There is no such file or folder.
     """
+    if not more and not Path(path).is_dir():
+        return load_file(path)
     # Most code needs only what a folder and a batch have in common.
-    return cast("TrajectoryBatch[Any, Any]", TrajectoryFolder(path)) if Path(path).is_dir() else load_file(path)
+    return cast("TrajectoryBatch[Any, Any]", TrajectoryFolder(path, *more))
 
 
 class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
@@ -53,16 +56,20 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
     batches in memory of their own, and an iterator over trajectories. Only the shard that was used
     last stays in memory, so iterate in order, or shard by shard.
 
+    Several folders, such as those of runs with other seeds on other machines, are read one after the other, as one.
+
     Args:
         path: The folder. Of an incomplete one, the shards are those that were there when it was opened.
+        more: Further folders, of the same spaces.
 
     Attributes:
-        path: The folder.
+        paths: The folders.
+        files: The file of each shard.
         shards: A sequence that loads each shard as a `TrajectoryBatch` when it is indexed.
-        complete: Whether the folder is complete.
-        seed: The sampler's seed.
-        provenance: What else decided about the data.
-        package_version: The version of this package that began the folder.
+        complete: Whether all folders are complete.
+        seed: The sampler's seed; None where it differs between folders.
+        provenance: What else decided about the data, as far as all folders agree.
+        package_version: The version of this package that began the folder; None where it differs.
         shard_sizes: The trajectories and timesteps of each shard.
 
     Raises:
@@ -73,21 +80,41 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(brackets)
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        manifest = read_manifest(self.path)
-        files = ShardFiles(self.path, manifest)
-        entries, damaged = files.survey(lambda _number, _shard: None)
-        if damaged:
-            raise damaged.popitem()[1]
-        self.shards: Sequence[TrajectoryBatch[ObservationsT, ActionsT]] = _Shards(files, entries)
-        self.complete = manifest.complete
-        self.seed = manifest.seed
-        self.provenance: Mapping[str, Any] = manifest.provenance
-        self.package_version = manifest.package_version
-        self.shard_sizes = [(entry.trajectories, entry.timesteps) for entry in entries]
-        self._bounds = np.cumsum([0, *(entry.trajectories for entry in entries)])
-        self._n_timesteps = sum(entry.timesteps for entry in entries)
+    def __init__(self, path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> None:
+        self.paths = tuple(map(Path, (path, *more)))
+        manifests = [read_manifest(folder) for folder in self.paths]
+        places: list[_Place] = []
+        for folder, manifest in zip(self.paths, manifests, strict=True):
+            files = ShardFiles(folder, manifest)
+            entries, damaged = files.survey(lambda _number, _shard: None)
+            if damaged:
+                raise damaged.popitem()[1]
+            places += [_Place(files, number, entry) for number, entry in enumerate(entries)]
+        self.files = [place.files.path(place.number) for place in places]
+        self.shards: Sequence[TrajectoryBatch[ObservationsT, ActionsT]] = _Shards(places)
+        self.complete = all(manifest.complete for manifest in manifests)
+        self.seed: int | None = _common([manifest.seed for manifest in manifests])
+        self.package_version: str | None = _common([manifest.package_version for manifest in manifests])
+        first, *others = (manifest.provenance for manifest in manifests)
+        self.provenance: Mapping[str, Any] = {
+            name: value
+            for name, value in first.items()
+            if all(name in other and other[name] == value for other in others)
+        }
+        self.shard_sizes = [(place.shard.trajectories, place.shard.timesteps) for place in places]
+        self._bounds = np.cumsum([0, *(trajectories for trajectories, _ in self.shard_sizes)])
+        self._n_timesteps = sum(timesteps for _, timesteps in self.shard_sizes)
+
+    @property
+    def path(self) -> Path:
+        """The folder.
+
+        Raises:
+            UsageError: There are several.
+        """
+        if len(self.paths) > 1:
+            raise UsageError(f"this takes one folder, and there are {len(self.paths)}: take one of them")
+        return self.paths[0]
 
     @property
     def n_trajectories(self) -> int:
@@ -104,8 +131,9 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
 
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"
+        paths = ", ".join(repr(str(path)) for path in self.paths)
         return (
-            f"TrajectoryFolder({str(self.path)!r}, {count(self.n_trajectories, 'trajectory')}, "
+            f"TrajectoryFolder({paths}, {count(self.n_trajectories, 'trajectory')}, "
             f"{count(self.n_timesteps, 'timestep')}, {count(len(self.shards), 'shard')}{state})"
         )
 
@@ -191,25 +219,40 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         needed("torch", "torch_dataset", "torch")
         from streamsampler.storage.sequences import SequenceDataset
 
-        if self.shards and "policies" in storage.read(self.path / shard_name(0))[1]:
-            raise UsageError(f"{self.path} has episodes of several agents: load() it, and use what one policy did")
-        return SequenceDataset(self.path, self.shards, sequence_length, shuffle=shuffle, seed=seed, fields=fields)
+        if self.shards and "policies" in storage.read(self.files[0])[1]:
+            raise UsageError(f"{self.files[0]} has episodes of several agents: load() it, and use what one policy did")
+        return SequenceDataset(self.files, self.shards, sequence_length, shuffle=shuffle, seed=seed, fields=fields)
 
     def _check_some(self) -> None:
         if not self.shards:
-            raise DataError(f"{self.path} holds no trajectories yet")
+            raise DataError(f"{' and '.join(map(str, self.paths))} holds no trajectories yet")
+
+
+T = TypeVar("T")
+
+
+def _common(values: Sequence[T]) -> T | None:
+    """Return the value that all of some values are; None where they differ."""
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+class _Place(NamedTuple):
+    """Where a shard is: the number that it has among the files of its folder, and what is known of it."""
+
+    files: ShardFiles
+    number: int
+    shard: Shard
 
 
 class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
-    """The shards of a folder, loaded one at a time."""
+    """The shards of folders, loaded one at a time."""
 
-    def __init__(self, files: ShardFiles, entries: Sequence[Shard]) -> None:
-        self._files = files
-        self._entries = entries
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self._places = places
         self._last: tuple[int, TrajectoryBatch[Any, Any]] | None = None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._places)
 
     @overload
     def __getitem__(self, index: int) -> TrajectoryBatch[Any, Any]: ...
@@ -224,7 +267,8 @@ class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
         last = self._last
         if last is None or last[0] != number:
             self._last = last = None  # gives its memory back before the next one needs it
-            self._last = last = number, self._files.load(number, self._entries[number])
+            files, own_number, shard = self._places[number]
+            self._last = last = number, files.load(own_number, shard)
         return last[1]
 
     def __getstate__(self) -> dict[str, Any]:

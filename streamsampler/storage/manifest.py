@@ -17,7 +17,7 @@ from typing import Any
 
 from streamsampler.data.spaces import short
 from streamsampler.errors import StorageError
-from streamsampler.scheduling.plans import Part, Target, part_of_facts
+from streamsampler.scheduling.plans import Target
 from streamsampler.storage.atomic import write_whole
 from streamsampler.storage.codec import LARGEST, damage_raised, integer, read_facts
 from streamsampler.version import __version__
@@ -68,7 +68,6 @@ class Manifest:
         shards: The shards that are listed, in order.
         fingerprints: The fingerprints of the workers that sampled them; see `TrajectoryBatch`. They decide about the
             data as well, but are known only when the first shard is there.
-        part: Which part of what is wanted this folder is; None where it is no part.
     """
 
     seed: int
@@ -79,20 +78,12 @@ class Manifest:
     complete: bool = False
     shards: tuple[Shard, ...] = field(default=(), repr=False)
     fingerprints: frozenset[str] = frozenset()
-    part: Part | None = None
 
     @property
     def target(self) -> Target:
         """How much this folder is to hold."""
-        if self.part is not None:
-            return Target("trajectories", self.part.trajectories)
         ((unit, number),) = self.wanted.items()
         return Target(unit, number)
-
-    @property
-    def first_trajectory(self) -> int:
-        """The index that the first shard begins with."""
-        return 0 if self.part is None else self.part.first_trajectory
 
     @property
     def n_trajectories(self) -> int:
@@ -118,7 +109,6 @@ class Manifest:
             "agent_version": 1,  # unless the provenance has another one
             **{name: value for name, value in self.provenance.items() if name != "versions"},
             "wanted": dict(self.wanted),
-            **_part_facts(self),
             "shard_size": self.shard_size,
             "seed": self.seed,
             "package_version": self.package_version,
@@ -144,7 +134,6 @@ def _as_json(manifest: Manifest) -> str:
         "seed": manifest.seed,
         "shard_size": manifest.shard_size,
         "wanted": dict(manifest.wanted),
-        **_part_facts(manifest),
         "fingerprints": sorted(manifest.fingerprints),
         "complete": manifest.complete,
         "trajectories": manifest.n_trajectories,
@@ -153,10 +142,6 @@ def _as_json(manifest: Manifest) -> str:
     lines = [json.dumps({"file": shard_name(i), **_facts(shard)}) for i, shard in enumerate(manifest.shards)]
     rows = "\n    " + ",\n    ".join(lines) + "\n  " if lines else ""
     return f'{json.dumps(head, indent=2)[:-2]},\n  "shards": [{rows}]\n}}\n'
-
-
-def _part_facts(manifest: Manifest) -> dict[str, Any]:
-    return {} if manifest.part is None else {"part": manifest.part.facts()}
 
 
 def _facts(shard: Shard) -> dict[str, int]:
@@ -173,8 +158,8 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
-        if not folder.is_dir():
+    except (FileNotFoundError, NotADirectoryError):
+        if not folder.exists():
             raise
         raise StorageError(f"{folder} is no folder of trajectories: it has no {MANIFEST}") from None
     facts = read_facts(path, data, "manifest of trajectories", _FORMAT, _VERSION)
@@ -190,14 +175,12 @@ def _checked(facts: dict[str, Any]) -> Manifest:
     fingerprints = facts.get("fingerprints", [])
     if not isinstance(fingerprints, list) or not all(isinstance(found, str) for found in fingerprints):
         raise TypeError(f"fingerprints are {short(fingerprints)}")
-    part = part_of_facts(facts.get("part"))
     manifest = Manifest(
         **{name: facts[name] for name in kinds},
         shard_size=integer(facts, "shard_size", 1),
-        wanted=_wanted(facts, part),
-        shards=_shards(facts["shards"], 0 if part is None else part.first_trajectory),
+        wanted=_wanted(facts),
+        shards=_shards(facts["shards"]),
         fingerprints=frozenset(fingerprints),
-        part=part,
     )
     target = manifest.target
     for name, number in {"trajectories": manifest.n_trajectories, "timesteps": manifest.n_timesteps}.items():
@@ -208,18 +191,16 @@ def _checked(facts: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _wanted(facts: dict[str, Any], part: Part | None) -> dict[str, int]:
+def _wanted(facts: dict[str, Any]) -> dict[str, int]:
     (unit,) = facts["wanted"].keys()
     if unit not in ("timesteps", "trajectories"):
         raise ValueError(f"wanted are {short(unit)}")
-    wanted = {unit: integer(facts["wanted"], unit, 1)}
-    if part is not None and wanted != {"trajectories": part.of_trajectories}:
-        raise ValueError(f"it is {part} of {part.of_trajectories} trajectories, and {wanted} are wanted")
-    return wanted
+    return {unit: integer(facts["wanted"], unit, 1)}
 
 
-def _shards(entries: Any, following: int) -> tuple[Shard, ...]:
+def _shards(entries: Any) -> tuple[Shard, ...]:
     shards: list[Shard] = []
+    following = 0
     for number, entry in enumerate(entries):
         if entry["file"] != shard_name(number):
             raise ValueError(f"shard {number} is called {entry['file']!r:.80}")

@@ -26,9 +26,6 @@ The header is an object with these keys:
 - `format`: "streamsampler.TrajectoryBatch". `format_version`: 1. `package_version`: a string.
 - `seed`: the sampler's seed, an integer of any size, or null. `seeds`: N integers; what each `env.reset` was seeded
   with.
-- `part`: only in a part of a run: an object with its `number` from 1 on, `of` how many parts, `first_trajectory`, the
-  index that it begins with, its `trajectories`, and `of_trajectories`, those of all parts. In the infos of a part, a
-  column of several kinds is of objects: what it becomes is decided when the parts are merged.
 - `provenance`: an object with whatever the writer said of the data's origin; the command writes its options. It may
   hold `NaN` and `Infinity`, as Python writes them, where a user put them there.
 - `spaces`: an object with `observation_space` and `action_space`; see "Spaces".
@@ -107,7 +104,7 @@ as above, and `manifest.json`: UTF-8 JSON, an object with these keys:
 - `format`: "streamsampler.TrajectoryFolder". `format_version`: 1. `package_version`, `provenance`, `seed`: as in each
   shard.
 - `shard_size`: timesteps that each shard but the last has at least. `wanted`: `{"timesteps": n}` or `{"trajectories":
-  n}`. `part`: only in a part, as in a file; its shards begin with the part's first index, and they have no `part`.
+  n}`.
 - `fingerprints`: how the workers computed, a list of strings such as "numpy=0c3f19d2e4aa torch=77ab02c3d1ef": digests
   of the same arithmetic in these libraries. One that agrees with one in the list, as far as both name a library, is not
   added.
@@ -138,7 +135,6 @@ from streamsampler.data.batch_fields import RawRows
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, object_array
 from streamsampler.errors import StorageError
-from streamsampler.scheduling.plans import part_of_facts
 from streamsampler.storage.atomic import write_whole
 from streamsampler.storage.codec import damage_raised, decode, decode_space, encode, encode_space, read_facts
 from streamsampler.storage.kept_infos import InfosArgument, KeptInfos, policies_of, unwritable_infos
@@ -326,7 +322,6 @@ def _entries(batch: Any, provenance: Mapping[str, Any] | None) -> dict[str, Arra
         "package_version": __version__,
         "seed": batch.seed,
         "seeds": list(batch.seeds),
-        **({} if batch.part is None else {"part": batch.part.facts()}),
         "provenance": dict(provenance or {}),
         "spaces": {name: encode_space(getattr(batch, name), name) for name in _SPACES},
         "structure": {name: _store(getattr(batch, name), name, name, entries) for name in _trees_of(batch)},
@@ -438,7 +433,7 @@ def load_with_header(path: str | os.PathLike[str], make: Callable[[dict[str, Any
         fields |= {name: _restore(header["structure"][name], entries) for name in names}
         fields |= {name: decode_space(header["spaces"][name]) for name in _SPACES}
         fields |= {"seeds": tuple(header["seeds"]), "seed": _seed(header["seed"])}
-        fields |= {"raw": _raw(fields, header["structure"], entries), "part": part_of_facts(header.get("part"))}
+        fields["raw"] = _raw(fields, header["structure"], entries)
         if "agents" in header["structure"]:
             agents = _restore(header["structure"]["agents"], entries)
             fields["agents"] = AgentRows(tuple(header["agent_ids"]), **agents)

@@ -21,7 +21,6 @@ from streamsampler.data.infos import take_infos
 from streamsampler.data.trees import Array
 from streamsampler.errors import DataError, UsageError, positive
 from streamsampler.storage import npz as storage
-from streamsampler.storage.manifest import shard_name
 
 FIELDS = (
     *("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "step_types"),
@@ -45,7 +44,7 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
 
     def __init__(
         self,
-        path: Path,
+        files: Sequence[Path],
         shards: Sequence[TrajectoryBatch[Any, Any]],
         sequence_length: int | None,
         *,
@@ -61,21 +60,15 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise UsageError(f"seed should be an integer of at least 0, and is {seed!r}")
         self.sequence_length = sequence_length
-        self._path, self._shards, self._shuffle, self._seed, self._fields = (
-            path,
-            shards,
-            shuffle,
-            int(seed),
-            tuple(fields),
-        )
+        self._files, self._shards = files, shards
+        self._shuffle, self._seed, self._fields = shuffle, int(seed), tuple(fields)
         # Shared, so that loader workers that outlive an epoch see the next one.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     @property
     def n_sequences(self) -> int:
         """How many sequences all loader workers yield together; reads the lengths of all trajectories."""
-        files = [self._path / shard_name(number) for number in range(len(self._shards))]
-        return sum(len(self._places(storage.read(path, "lengths")[0]["lengths"])) for path in files)
+        return sum(len(self._places(storage.read(path, "lengths")[0]["lengths"])) for path in self._files)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose another shuffle, of the same seed; without a call each iteration has the same order."""

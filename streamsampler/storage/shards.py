@@ -92,7 +92,7 @@ class ShardFiles:
 
     def _unlisted(self, before: list[Shard]) -> Shard:
         """Return what the shard that follows `before` says of itself."""
-        following = before[-1].stop if before else self._manifest.first_trajectory
+        following = before[-1].stop if before else 0
         arrays = self._arrays(len(before), "indices", "lengths")
         indices, lengths = arrays["indices"], arrays["lengths"]
         may_drop = self._manifest.drops and len(indices)
@@ -281,7 +281,7 @@ class ShardWriter:
     @property
     def following(self) -> int:
         """The index that the next shard begins with."""
-        return self._shards[-1].stop if self._shards else self._begun().first_trajectory
+        return self._shards[-1].stop if self._shards else 0
 
     def write(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Write the next shard.

@@ -31,7 +31,7 @@ def test_tensors_share_the_memory_of_the_batch(batch):
     assert tensors["env_infos"]["word"] is batch.env_infos["word"]
     assert tensors["worker_numbers"].tolist() == [0, 0, 0]
     assert set(tensors) == {field.name for field in dataclasses.fields(batch)} - {
-        "observation_space", "action_space", "seeds", "seed", "stats", "fingerprints", "part", "raw", "fragments",
+        "observation_space", "action_space", "seeds", "seed", "stats", "fingerprints", "raw", "fragments",
         "agents",
     }  # fmt: skip
 

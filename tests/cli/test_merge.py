@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import streamsampler
 from streamsampler.cli.app import cli
 from streamsampler.engines.processes import links
-from tests.cli.harness import Announcements, Terminal, finish, run, start
+from tests.cli.harness import Announcements, finish, run, start
 
 AMOUNT = ("--num-trajectories", 23, "--seed", 3)
 HERE = ("--workers", 0)
@@ -33,8 +32,6 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name if path.is_dir() else "": file.read_bytes() for file in files}
 
 
-TO_FILE = ("sample", "CartPole-v1", "--out")
-TO_FOLDER = ("sample", "CartPole-v1", "--shard-size", 60, "--out")
 EVALUATED = ("evaluate", "CartPole-v1", "--out")
 COMPARED = ("compare", "CartPole-v1", "--agent", "random", "--agent", "random", "--out")
 
@@ -42,8 +39,6 @@ COMPARED = ("compare", "CartPole-v1", "--agent", "random", "--agent", "random", 
 @pytest.mark.parametrize(
     ("command", "suffix", "printed"),
     [
-        (TO_FILE, ".npz", "trajectories  23\n"),
-        pytest.param(TO_FOLDER, "", "(8 shards)\n", marks=pytest.mark.slow),
         (EVALUATED, ".json", "RandomAgent in CartPole-v1: 23 trajectories\n"),
         pytest.param(
             COMPARED, ".json", "random, random #2 in CartPole-v1, on the same seeds\n", marks=pytest.mark.slow
@@ -65,27 +60,12 @@ def test_parts_are_merged_to_what_one_run_writes(
     assert result.stderr == "3 parts merged\n"
 
     result = done("merge", *parts, "--out", tmp_path / f"again{suffix}", "--json", "--quiet")
-    facts = json.loads(result.stdout)
+    assert json.loads(result.stdout) == json.loads(merged.read_text())
     assert result.stderr == ""
-    if command in (TO_FILE, TO_FOLDER):
-        assert (facts["parts"], facts["trajectories"], facts["seed"]) == (3, 23, 3)
     missing = invoke("merge", *parts[1:], "--out", tmp_path / "other")
     assert (missing.exit_code, "Error: part 2 of 3 is missing" in missing.stderr) == (2, True)
 
 
-def test_a_part_says_which_it_is(tmp_path: Path) -> None:
-    for command, name in ((TO_FILE, "part.npz"), (TO_FOLDER, "part")):
-        result = done(*command, tmp_path / name, *AMOUNT, *HERE, "--part", "2/3")
-        assert "part          2 of 3: trajectories 7 to 14 of 23\ntrajectories  8\n" in result.stdout
-        assert "2 of 3: trajectories 7 to 14 of 23\n" in done("info", tmp_path / name).stdout
-        part = {"number": 2, "of": 3, "first_trajectory": 7, "trajectories": 8, "of_trajectories": 23}
-        assert json.loads(done("info", tmp_path / name, "--json").stdout)["part"] == part
-        result = done(*command, tmp_path / f"other-{name}", *AMOUNT, *HERE, "--part", "2/3", "--json")
-        assert (json.loads(result.stdout)["part"], json.loads(result.stdout)["wanted"]) == (part, {"trajectories": 8})
-    assert "trajectories, part 2 of 3\n" in done("evaluate", "CartPole-v1", *AMOUNT, *HERE, "--part", "2/3").stdout
-
-
-SAMPLE = ("sample", "CartPole-v1", "--out", "x.npz", "--part", "1/2")
 EVALUATE = ("evaluate", "CartPole-v1", "--part", "1/2")
 COMPARE = ("compare", "CartPole-v1", "--agent", "random", "--agent", "random", "--part", "1/2")
 
@@ -93,19 +73,13 @@ COMPARE = ("compare", "CartPole-v1", "--agent", "random", "--agent", "random", "
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((*SAMPLE, "--num-samples", 5, "--seed", 1), "--part needs --num-trajectories"),
-        ((*SAMPLE, "--trajectories-per-worker", 5, "--seed", 1), "--part needs --num-trajectories"),
-        ((*SAMPLE, "--num-trajectories", 5), "--part needs --seed, the same for all parts"),
-        ((*SAMPLE, *AMOUNT, *HERE, "--order", "arrival"), "a part needs --order index"),
-        (("sample", "CartPole-v1", *AMOUNT, "--part", "1/2"), "--part needs --out: give it, too"),
-        ((*SAMPLE, *AMOUNT, *HERE, "--part", "3/2"), "there is no part 3 of 2"),
-        ((*SAMPLE, *AMOUNT, "--part", "two"), "'two' is not a part's number and how many there are, such as 2/7"),
-        ((*SAMPLE, "--num-trajectories", 5, "--shard-size", 9, "--resume"), "--part needs --seed"),
+        ((*EVALUATE, *AMOUNT, *HERE, "--part", "3/2"), "there is no part 3 of 2"),
+        ((*EVALUATE, *AMOUNT, "--part", "two"), "'two' is not a part's number and how many there are, such as 2/7"),
         ((*EVALUATE, "--until-halfwidth", 5, "--seed", 1), "where --until-halfwidth stops is known only when all"),
         ((*EVALUATE, "--num-trajectories", 5), "give --seed, the same for all parts"),
         ((*EVALUATE, *AMOUNT, *HERE, "--on-failure", "drop"), "a part cannot be sampled with --on-failure drop"),
         (("merge", "nowhere.npz", "--out", "x"), "Invalid value for PART: there is no file or folder 'nowhere.npz'"),
-        (("merge", "here.txt", "--out", "x"), "here.txt is no part: it holds neither trajectories nor an evaluation"),
+        (("merge", "here.txt", "--out", "x"), "here.txt is no part: it holds neither an evaluation nor a comparison"),
         (("merge", "here.txt"), "Missing option '-o' / '--out'"),
         (("merge", "--out", "x"), "Missing argument 'PART...'"),
     ],
@@ -163,62 +137,40 @@ def test_a_part_that_ctrl_c_ended_is_not_taken_for_a_whole_one(home: Path, annou
         "1/1",
         *endless,
     )
-    for command, name, words in (
-        (("sample", "--out", "file.npz"), "file.npz", "was interrupted, and holds what was finished by then"),
-        (("sample", "--out", "folder", "--shard-size", 3000), "folder", "part 1 of 1, is not complete: it lists"),
-        (("evaluate", "--out", "found.json"), "found.json", "part 1 of 1, has"),
-    ):
-        process = start(*command, *several, cwd=home)
-        announcements.wait()
-        process.send_signal(signal.SIGINT)
-        result = finish(process)
-        assert result.returncode == 130, result.stderr
-        merged = invoke("merge", home / name, "--out", home / "merged")
-        assert (merged.exit_code, words in merged.stderr) == (2, True), merged.stderr
-        assert not list(home.glob("merged*"))
+    process = start("evaluate", "--out", "found.json", *several, cwd=home)
+    announcements.wait()
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert result.returncode == 130, result.stderr
+    merged = invoke("merge", home / "found.json", "--out", home / "merged")
+    assert (merged.exit_code, "part 1 of 1, has" in merged.stderr) == (2, True), merged.stderr
+    assert not list(home.glob("merged*"))
 
 
 @pytest.mark.slow
 def test_one_of_seven_parts_is_killed_and_run_again(home: Path, announcements: Announcements) -> None:
-    """Through the entry point: `evaluate`, and `sample` to a file and to a folder."""
+    """Through the entry point."""
     # The part has four trajectories: whichever of two workers runs which, one of them begins a second one.
     endless = ("--env-kwarg", "endless_from=2", "--env-kwarg", f"announce={announcements.path}")
-    for name, command in {
-        "found.json": ("evaluate", "CartPole-v1", *AMOUNT),
-        "file.npz": ("sample", "CartPole-v1", *AMOUNT),
-        "folder": ("sample", "CartPole-v1", *AMOUNT, "--shard-size", 40),
-    }.items():
-        assert run(*command, "--out", name, "--workers", 2, cwd=home).returncode == 0
-        parts = [home / f"{number}-{name}" for number in range(1, 8)]
-        # Each a process of its own, as the one that is killed: files have the versions of libraries that it loaded.
-        others = [
-            start(*command, "--out", part, "--part", f"{number}/7", *HERE, cwd=home)
-            for number, part in enumerate(parts, 1)
-            if number != 4
-        ]
-        assert [finish(process).returncode for process in others] == [0] * 6
-        process = start(command[0], "scripted:Scripted-v0", *command[2:], "--out", parts[3], "--part", "4/7",
-                        "--workers", 2, *endless, cwd=home)  # fmt: skip
-        announcements.wait()
-        process.send_signal(signal.SIGKILL)
-        assert finish(process).returncode == -signal.SIGKILL
-        there = [part for part in parts if part.exists()]
-        assert run("merge", *there, "--out", f"merged-{name}", cwd=home).returncode == 2
-        assert not (home / f"merged-{name}").exists()
-        if parts[3].is_dir():
-            (parts[3] / "manifest.json").unlink()  # which says what the killed run was
-        assert run(*command, "--out", parts[3], "--part", "4/7", "--workers", 1, cwd=home).returncode == 0
-        result = run("merge", *reversed(parts), "--out", f"merged-{name}", cwd=home)
-        assert result.returncode == 0, result.stderr
-        assert contents(home / f"merged-{name}") == contents(home / name)
-
-
-@pytest.mark.slow
-def test_a_merge_of_folders_shows_its_progress_on_a_terminal(tmp_path: Path) -> None:
-    parts = [tmp_path / f"{number}" for number in (1, 2)]
-    for number, part in enumerate(parts, 1):
-        done("sample", "CartPole-v1", *AMOUNT, "--shard-size", 40, *HERE, "--out", part, "--part", f"{number}/2")
-    terminal = Terminal("merge", *parts, "--out", "merged", cwd=tmp_path)
-    assert terminal.finish() == 0
-    assert "23/23 trajectories" in terminal.text, terminal.text
-    assert len(streamsampler.TrajectoryFolder(tmp_path / "merged")) == 23
+    command = ("evaluate", "CartPole-v1", *AMOUNT)
+    assert run(*command, "--out", "found.json", "--workers", 2, cwd=home).returncode == 0
+    parts = [home / f"{number}.json" for number in range(1, 8)]
+    # Each a process of its own, as the one that is killed: files have the versions of libraries that it loaded.
+    others = [
+        start(*command, "--out", part, "--part", f"{number}/7", *HERE, cwd=home)
+        for number, part in enumerate(parts, 1)
+        if number != 4
+    ]
+    assert [finish(process).returncode for process in others] == [0] * 6
+    process = start("evaluate", "scripted:Scripted-v0", *AMOUNT, "--out", parts[3], "--part", "4/7",
+                    "--workers", 2, *endless, cwd=home)  # fmt: skip
+    announcements.wait()
+    process.send_signal(signal.SIGKILL)
+    assert finish(process).returncode == -signal.SIGKILL
+    there = [part for part in parts if part.exists()]
+    assert run("merge", *there, "--out", "merged.json", cwd=home).returncode == 2
+    assert not (home / "merged.json").exists()
+    assert run(*command, "--out", parts[3], "--part", "4/7", "--workers", 1, cwd=home).returncode == 0
+    result = run("merge", *reversed(parts), "--out", "merged.json", cwd=home)
+    assert result.returncode == 0, result.stderr
+    assert (home / "merged.json").read_bytes() == (home / "found.json").read_bytes()

@@ -273,6 +273,3 @@ def test_tasks_come_from_a_file_and_are_replayed_from_what_was_written(home: Pat
         replayed = run("replay", name, "--index", index, "--import", "scripted", cwd=home)
         assert replayed.returncode == 0, replayed.stderr
         assert "the same as recorded" in replayed.stdout
-    part = run(*given, "--num-trajectories", 4, "--part", "2/2", "--out", "part.npz", "--json", cwd=home)
-    assert part.returncode == 0, part.stderr
-    assert streamsampler.load(home / "part.npz").indices.tolist() == list(range(6, 12))

@@ -124,8 +124,6 @@ def test_a_stream_brings_them_last() -> None:
         assert found.indices.tolist() == sorted(chain(*expected_indices(1)))
         with pytest.raises(UsageError, match="first_trajectory must be 0, got 3"):
             sampler.stream(n_trajectories=N, tasks=TASKS, first_trajectory=3)
-        with pytest.raises(UsageError, match="part"):
-            sampler.obtain_trajectories(N, tasks=TASKS, part=(1, 2))
 
 
 @pytest.mark.slow

@@ -353,7 +353,6 @@ def test_calls_that_cannot_be_had(make_local: Callable[..., LocalSampler], tmp_p
     for call in (
         lambda: sampler.obtain_fragments(4),
         sampler.stream,
-        lambda: sampler.obtain_trajectories(4, part=(1, 2)),
     ):
         with pytest.raises(UsageError, match=r"staleness=1.*use another sampler"):
             call()

@@ -1,5 +1,4 @@
 import itertools
-import json
 import time
 from typing import Any
 
@@ -9,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.data import trees
-from streamsampler.data.info_columns import are_uniform, column_of, merge
+from streamsampler.data.info_columns import are_uniform, column_of, join_undecided, merge
 from streamsampler.data.infos import InfoRecorder, columns_of, concatenate_infos, infos_of, take_infos, validate_infos
 from streamsampler.errors import DataError
-from streamsampler.storage.codec import decode, encode
 from streamsampler.workers.vec.rows import BatchInfos
 
 SCALARS = st.sampled_from(
@@ -59,6 +57,8 @@ def test_the_cut_into_chunks_does_not_matter(infos, data):
         ranges.append((whole, start, stop))
     expected = form(infos)
     assert trees.same(infos_of(merge(separate, "env_infos")), expected)
+    undecided = join_undecided(ranges)
+    assert trees.same(infos_of(merge([(undecided, 0, undecided.length)], "env_infos")), expected)
     assert trees.same(infos_of(merge(ranges, "env_infos")), expected)
 
 
@@ -120,51 +120,6 @@ def test_selecting_and_joining_gives_the_whole(infos, data):
     bounds = [0, *cuts, len(infos)]
     parts = [(take_infos(whole, slice(a, b)), b - a) for a, b in itertools.pairwise(bounds)]
     assert trees.same(concatenate_infos(parts, "env_infos"), whole)
-
-
-def stored(infos):
-    """Infos as they are read back from a file: objects by way of JSON."""
-    return trees.map_tree(
-        lambda leaf: leaf if leaf.dtype != object else trees.object_array([_by_way_of_json(value) for value in leaf]),
-        infos,
-    )
-
-
-def _by_way_of_json(value):
-    return decode(json.loads(json.dumps(encode(value, "x"))))
-
-
-@given(infos=INFO_LISTS | NUMBER_LISTS, data=st.data())
-def test_parts_are_cut_and_joined_as_if_nothing_had_been_cut(infos, data):
-    bounds = [0, *sorted(data.draw(st.lists(st.integers(0, len(infos)), max_size=4))), len(infos)]
-    start = data.draw(st.integers(0, len(infos)))
-    stop = data.draw(st.integers(start, len(infos)))
-    pieces = []
-    for first, last in itertools.pairwise(bounds):
-        kept = stored(infos_of(merge([(record(infos[first:last]), 0, last - first)], "x", keeps_kinds=True)))
-        validate_infos(kept, last - first, "x")
-        mine = slice(max(first, start) - first, max(min(last, stop), first) - first)
-        pieces.append((take_infos(kept, mine), len(range(last - first)[mine])))
-    assert trees.same(concatenate_infos(pieces, "x", kept_kinds=True), form(infos[start:stop]))
-
-
-@given(infos=INFO_LISTS | NUMBER_LISTS, data=st.data())
-def test_what_a_part_keeps_does_not_depend_on_how_it_was_cut_into_reports(infos, data):
-    bounds = [0, *sorted(data.draw(st.lists(st.integers(0, len(infos)), max_size=4))), len(infos)]
-    separate = [(record(infos[start:stop]), 0, stop - start) for start, stop in itertools.pairwise(bounds)]
-    forms = [infos_of(merge(it, "x", keeps_kinds=True)) for it in (separate, [(record(infos), 0, len(infos))])]
-    one, other = ([(path, written(leaf)) for path, leaf in trees.leaves(form)] for form in forms)
-    assert one == other
-
-
-def written(leaf):
-    return json.dumps([encode(value, "x") for value in leaf]) if leaf.dtype == object else (leaf.dtype, leaf.tobytes())
-
-
-def test_what_is_of_one_kind_needs_no_objects_in_a_part():
-    infos = [{"a": 1, "b": np.zeros(2)}, {"a": 2}]
-    kept = infos_of(merge([(record(infos), 0, 2)], "x", keeps_kinds=True))
-    assert trees.same(kept, form(infos))
 
 
 def test_keys_come_and_go():

@@ -1,8 +1,8 @@
-"""Parts: evaluations, files and folders of one run and of several parts are the same, byte for byte, under kills.
+"""Parts: evaluations and comparisons of one run and of several parts are the same, byte for byte, under kills.
 
 A case is drawn from one number: how many trajectories, in how many parts, of which environment and kind of worker, on
 how many workers. It is run as a whole and in parts; a process that runs one of the parts is killed by SIGKILL at a
-random instant, and the part is run again, or resumed. The parts are merged in random order, also by a merge that is
+random instant, and the part is run again. The parts are merged in random order, also by a merge that is
 killed and done again, and compared with the whole.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 import streamsampler
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, compare, evaluate, sample_to_folder
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, compare, evaluate
 from streamsampler.errors import UsageError
 
 _CASES = {"short": 12, "long": 400}
@@ -69,8 +69,7 @@ class _Case:
             block = dice.randint(1, 5)
             self.options |= {"worker_class": VecWorker, "worker_args": {"n_envs": block}}
         self.of = min(dice.choice([1, 2, 3, 7]), -(-self.n // block))
-        self.kind = dice.choice([self.evaluated, self.compared, self.to_file, *([] if self.vec else [self.to_folder])])
-        self.shard_size = dice.choice([1, 20, 100])
+        self.kind = dice.choice([self.evaluated, self.compared])
         self.by_seeds = dice.random() < 0.3
 
     def sampler(self) -> Any:
@@ -90,17 +89,6 @@ class _Case:
         agents = {"random": "random", "first": lambda _: 0}
         compare(agents, self.env, part=part, n_workers=0, **self._amount(), **self.options).save(path)
 
-    def to_file(self, part: Any, path: Path) -> None:
-        with self.sampler() as sampler:
-            batch = sampler.obtain_trajectories(self.n, part=part)
-            batch.save(path.with_suffix(".npz"), provenance=sampler.provenance())
-        path.with_suffix(".npz").rename(path)
-
-    def to_folder(self, part: Any, path: Path) -> None:
-        with self.sampler() as sampler:
-            size = self.shard_size
-            sample_to_folder(sampler, path, n_trajectories=self.n, shard_size=size, part=part, resume=True)
-
     def run(self) -> None:
         self.kind(None, self.folder / "whole")
         parts = [self.folder / f"part-{number}" for number in range(1, self.of + 1)]
@@ -116,11 +104,9 @@ class _Case:
                 streamsampler.merge(parts[1:], self.folder / "x")
         merged = self.folder / "merged"
         self._killed(lambda: streamsampler.merge(parts, merged))
-        with contextlib.suppress(UsageError):  # a folder that was complete before the kill
-            streamsampler.merge(parts, merged)
-        if not merged.exists():  # where the suffix of its kind was added
-            merged = merged.with_suffix(".npz")
-        assert _contents(merged) == _contents(self.folder / "whole"), f"{self.kind.__name__}, {vars(self)}"
+        streamsampler.merge(parts, merged)
+        whole = self.folder / "whole"
+        assert merged.read_bytes() == whole.read_bytes(), f"{self.kind.__name__}, {vars(self)}"
         self.tally[self.kind.__name__] += 1
         self.tally["parts"] += self.of
 
@@ -139,12 +125,6 @@ class _Case:
             self.tally["kills"] += 1
         os.close(descriptor)
         os.waitpid(pid, 0)
-
-
-def _contents(path: Path) -> dict[str, bytes]:
-    return {
-        file.name if path.is_dir() else "": file.read_bytes() for file in (path.iterdir() if path.is_dir() else [path])
-    }
 
 
 def prove(scale: str) -> None:

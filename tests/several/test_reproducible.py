@@ -250,17 +250,6 @@ def test_a_folder_is_the_batch_and_may_be_resumed(tmp_path: Path) -> None:
     assert last.read_bytes() == whole
 
 
-def test_parts_of_a_run_are_merged_to_the_run(tmp_path: Path) -> None:
-    for part in (1, 2, 3):
-        with made("local", 1, "parallel") as sampler:
-            batch = sampler.obtain_trajectories(10, part=(part, 3))
-            batch.save(tmp_path / f"{part}", provenance={"x": 1})
-    with made("local", 2, "parallel") as sampler:
-        whole = sampler.obtain_trajectories(10)
-    streamsampler.merge([tmp_path / f"{part}.npz" for part in (3, 1, 2)], tmp_path / "all.npz")
-    assert streamsampler.load(tmp_path / "all.npz") == whole
-
-
 # --- Parts and wholes
 
 

@@ -2,13 +2,14 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import streamsampler
 from streamsampler import TrajectoryBatch, TrajectoryFolder
-from streamsampler.errors import DataError, StorageError
+from streamsampler.errors import DataError, StorageError, UsageError
 from streamsampler.storage import files
 from streamsampler.storage import npz as storage
 from streamsampler.storage.manifest import MANIFEST, shard_name
@@ -168,3 +169,23 @@ def test_what_is_no_folder_of_shards(tmp_path):
         TrajectoryFolder(tmp_path / "nothing")
     with pytest.raises(StorageError, match=r"is a folder, .* streamsampler\.load reads all"):
         TrajectoryBatch.load(tmp_path)
+
+
+def test_several_folders_are_one(batch, path, tmp_path):
+    other = batch_of(tickets(LENGTHS[:3], []))
+    with ShardWriter(tmp_path / "other") as writer:
+        writer.begin(replace(WANTED, seed=8, provenance={"environment": "X", "agent": "a"}))
+        writer.write(replace(other, seed=8))
+    folder = streamsampler.load(path, tmp_path / "other")
+    assert isinstance(folder, TrajectoryFolder)
+    assert (len(folder), folder.seed, folder.complete) == (12, None, False)
+    assert folder.provenance == {"environment": "X"}
+    assert folder.files == [*(path / shard_name(number) for number in range(3)), tmp_path / "other" / shard_name(0)]
+    whole = TrajectoryBatch.concatenate(batch, replace(other, seed=8))
+    assert folder.to_batch() == whole
+    assert folder[[10, 2]] == whole[[10, 2]]
+    assert repr(folder).startswith(f"TrajectoryFolder('{path}', '{tmp_path / 'other'}', 12 trajectories")
+    with pytest.raises(UsageError, match="takes one folder, and there are 2"):
+        print(folder.path)
+    with pytest.raises(StorageError, match=r"shard-000000\.npz is no folder of trajectories"):
+        streamsampler.load(path, path / shard_name(0))
