@@ -1,9 +1,9 @@
-"""Assemble a batch from segments of the workers' reports; early, where that pays.
+"""Assemble a batch from segments of the workers' reports, while they arrive where that pays.
 
 Rows are copied as soon as their place in the batch is known: while workers run, not while they wait. So the engine's
 memory is free for the next reports, and the batch is in memory once, not twice. Large rows are copied report by report,
 while they are in the processor's cache; small ones in groups of megabytes, since each copy has its own cost. A batch
-smaller than one group is joined when it is complete.
+smaller than one group is copied when it is complete.
 
 So are infos as long as each key is in each step, with values of one dtype and shape. Others stay as they arrived, in
 memory of their own: what their columns become is decided over all of them.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -25,11 +26,12 @@ from streamsampler.data import trees
 from streamsampler.data.agent_rows import AgentRows
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.copying import Allocate, empty
-from streamsampler.data.info_columns import InfoColumn, InfoColumns, check_names, merge, no_infos
-from streamsampler.data.infos import infos_of
+from streamsampler.data.info_columns import InfoColumn, InfoColumns, Piece, check_names, merge
+from streamsampler.data.infos import Infos, infos_of
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree
+from streamsampler.errors import DataError
 from streamsampler.scheduling.result import Segment
 
 # ----------------------------------------------------------------------
@@ -120,7 +122,9 @@ class GrowingRows:
 
 
 def _leaves(tree: Tree) -> list[Array]:
-    return [tree] if isinstance(tree, np.ndarray) else [leaf for _, leaf in trees.leaves(tree)]
+    if isinstance(tree, np.ndarray):
+        return [tree]
+    return [leaf for child in (tree.values() if isinstance(tree, dict) else tree) for leaf in _leaves(child)]
 
 
 def _columns(parts: Sequence[Tree], like: Tree) -> Iterable[Sequence[Array]] | None:
@@ -135,7 +139,9 @@ def _columns(parts: Sequence[Tree], like: Tree) -> Iterable[Sequence[Array]] | N
 
 
 def _form(tree: Tree) -> Any:
-    return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in trees.leaves(tree)]
+    if isinstance(tree, dict):
+        return [(key, _form(child)) for key, child in tree.items()]
+    return tuple(map(_form, tree)) if isinstance(tree, tuple) else (tree.shape[1:], tree.dtype)
 
 
 # ----------------------------------------------------------------------
@@ -144,7 +150,8 @@ def _form(tree: Tree) -> Any:
 _GROUP_BYTES = 4_000_000
 _PER_TIMESTEP = "observations", "actions", "rewards", "env_infos", "agent_infos"
 _INFOS = "env_infos", "agent_infos", "episode_infos"
-_ROWS = "observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths"
+_NUMBERS = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_, "lengths": np.int64}
+_ROWS = "observations", "last_observations", "actions", *_NUMBERS
 
 
 @dataclass(slots=True)
@@ -167,130 +174,13 @@ class Delivery:
     spaces: Any = None
     fingerprint: str = ""
 
-    def share_no_infos(self) -> None:
-        """Share the objects which say that there are no infos with all other deliveries.
-
-        A large batch consists of thousands of deliveries: the garbage collector looks at all of their objects.
-        """
-        rollouts = self.rollouts
-        if not rollouts.env_infos.columns:
-            rollouts.env_infos = no_infos(rollouts.env_infos.length)
-        if not rollouts.agent_infos.columns:
-            rollouts.agent_infos = no_infos(rollouts.agent_infos.length)
-        if not rollouts.episode_infos.columns:
-            rollouts.episode_infos = no_infos(rollouts.episode_infos.length)
-
     def ends_with(self, segment: Segment) -> bool:
         """Whether `segment` is the last one of this delivery."""
         return segment.stop == self.rollouts.n_trajectories
 
 
-def indices_of(segments: Sequence[Segment]) -> NDArray[np.int64]:
-    """Return the indices of all trajectories.
-
-    As an array: lists of a million Python integers would take more memory than a million short trajectories do.
-    """
-    runs: list[range] = []
-    for _, _, _, own in segments:
-        if runs and own.step == runs[-1].step == 1 and own.start == runs[-1].stop:
-            runs[-1] = range(runs[-1].start, own.stop)
-        else:
-            runs.append(own)
-    arrays = [np.arange(own.start, own.stop, own.step, dtype=np.int64) for own in runs]
-    return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.int64), *arrays])
-
-
-def assemble(
-    segments: Sequence[Segment],
-    *,
-    observation_space: AnySpace,
-    action_space: AnySpace,
-    seeds_of: Callable[[NDArray[np.int64]], Sequence[int]],
-    agent_version: int,
-    seed: int | None,
-    stats: Any = None,
-    joined: Mapping[str, Any] = MappingProxyType({}),
-    origins: Sequence[Origins] = (),
-    fragments: Mapping[str, Array] = MappingProxyType({}),
-    every: Origins | None = None,
-    agents: AgentRows | None = None,
-) -> TrajectoryBatch[Any, Any]:
-    """Make a batch of segments, in their order.
-
-    Args:
-        segments: Segments of deliveries.
-        observation_space: The environment's.
-        action_space: The environment's.
-        seeds_of: Returns the seeds of trajectories, by their indices.
-        agent_version: The version of all trajectories.
-        seed: The sampler's.
-        stats: Accounts of the call.
-        joined: What `EarlyRows.fields` returns: fields of the batch, by name, of trajectories before the segments'.
-        origins: Those of these trajectories.
-        fragments: The batch's field, but `cut`; empty for whole trajectories.
-        every: The origins of all trajectories, where segments do not tell; None where they do.
-        agents: The batch's field.
-
-    Returns:
-        A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
-        them.
-
-    Raises:
-        DataError: Infos with a key `_x` in one trajectory and a key `x` in another, or fields that do not fit.
-    """
-    parts = _parts_of(segments)
-
-    def of_space(name: str, space: AnySpace) -> Tree:
-        if name in joined:
-            assert not segments
-            return cast(Tree, joined[name])
-        return trees.owned(trees.concatenate(_rows_of(parts, name))) if parts else empty(space)
-
-    def numbers(name: str, dtype: type[np.generic]) -> Any:
-        if name in joined:
-            return joined[name]
-        return np.concatenate([np.empty(0, dtype), *cast(list[Array], _rows_of(parts, name))])
-
-    def infos(name: str) -> Any:
-        columns, kept = joined.get(name, (InfoColumns(0, {}), []))
-        check_names(columns.columns, name)
-        others = [*kept, *_infos_of(parts, name)]
-        if others and (columns.columns or any(part.columns for part, _, _ in others)):
-            columns = merge([(columns, 0, columns.length), *others], name)
-        return trees.owned(cast(Tree, infos_of(columns)))
-
-    every = every or Origins.join([*origins, Origins.of(segments)])
-    terminated, truncated = numbers("terminated", np.bool_), numbers("truncated", np.bool_)
-    if fragments:
-        fragments = {**fragments, "cut": ~(terminated | truncated)}
-    return TrajectoryBatch(
-        observation_space=observation_space,
-        action_space=action_space,
-        observations=of_space("observations", observation_space),
-        last_observations=of_space("last_observations", observation_space),
-        actions=of_space("actions", action_space),
-        rewards=numbers("rewards", np.float64),
-        terminated=terminated,
-        truncated=truncated,
-        lengths=numbers("lengths", np.int64),
-        **{name: infos(name) for name in _INFOS},
-        indices=every.indices,
-        seeds=tuple(seeds_of(every.indices)),
-        agent_versions=np.full(len(every.indices), agent_version, dtype=np.int64),
-        seed=seed,
-        fragments=dict(fragments),
-        stats=stats,
-        worker_numbers=every.worker_numbers,
-        fingerprints=every.fingerprints,
-        agents=agents,
-    )
-
-
 class Origins(NamedTuple):
     """Which trajectories segments have, and which workers ran them: all that a batch needs besides their rows.
-
-    A batch keeps few of these instead of each segment. Where segments are many, the garbage collector would look at all
-    of them again and again.
 
     Attributes:
         indices: (n,) int64.
@@ -307,8 +197,9 @@ class Origins(NamedTuple):
         """Return the origins of all trajectories of segments."""
         sizes = [segment.stop - segment.start for segment in segments]
         workers = np.array([segment.delivery.worker for segment in segments], dtype=np.int64)
-        fingerprints = frozenset(segment.delivery.fingerprint for segment in segments) - {""}
-        return cls(indices_of(segments), np.repeat(workers, sizes), fingerprints)
+        fingerprints = frozenset([segment.delivery.fingerprint for segment in segments]) - {""}
+        indices = chain.from_iterable([segment.indices for segment in segments])
+        return cls(np.fromiter(indices, np.int64, sum(sizes)), np.repeat(workers, sizes), fingerprints)
 
     @classmethod
     def join(cls, origins: Sequence[Origins]) -> Origins:
@@ -317,83 +208,68 @@ class Origins(NamedTuple):
         return cls(np.concatenate(indices), np.concatenate(workers), frozenset().union(*fingerprints))
 
 
-class _Part(NamedTuple):
-    """The rows of one segment.
-
-    Attributes:
-        rollouts: The report's.
-        trajectories: Which of its trajectories.
-        timesteps: Which of its timesteps.
-        whole: Whether these are all.
-    """
+class _Span(NamedTuple):
+    """Which trajectories, and which timesteps, of a report's rollouts one segment is; and whether these are all."""
 
     rollouts: Rollouts
     trajectories: slice
     timesteps: slice
-    whole: bool
-
-    def rows(self, name: str) -> slice:
-        """Return which rows of a field of the rollouts."""
-        return self.timesteps if name in _PER_TIMESTEP else self.trajectories
+    is_whole: bool
 
 
-def _parts_of(segments: Sequence[Segment]) -> list[_Part]:
+def _spans_of(segments: Sequence[Segment]) -> list[_Span]:
     bounds: dict[int, list[int]] = {}
-    parts = []
+    spans = []
     for delivery, start, stop, _ in segments:
         rollouts: Rollouts = delivery.rollouts
-        whole = start == 0 and stop == rollouts.n_trajectories
-        if whole:  # no lists of numbers as long as a batch
-            timesteps = slice(0, rollouts.env_infos.length)
-        else:
+        is_whole = start == 0 and stop == len(rollouts.lengths)
+        timesteps = slice(0, len(rollouts.rewards))
+        if not is_whole:
             if id(delivery) not in bounds:
                 bounds[id(delivery)] = [0, *np.cumsum(rollouts.lengths).tolist()]
             timesteps = slice(bounds[id(delivery)][start], bounds[id(delivery)][stop])
-        parts.append(_Part(rollouts, slice(start, stop), timesteps, whole))
-    return parts
+        spans.append(_Span(rollouts, slice(start, stop), timesteps, is_whole))
+    return spans
 
 
-def _rows_of(parts: Sequence[_Part], name: str) -> list[Tree]:
-    """Return the rows of one field, of each of these parts."""
-    read = attrgetter(name)
-    return [read(it.rollouts) if it.whole else trees.take(read(it.rollouts), it.rows(name)) for it in parts]
+def _trees_of(spans: Sequence[_Span], name: str) -> list[Tree]:
+    """Return the rows of a field that is a tree."""
+    rows = attrgetter("timesteps" if name in _PER_TIMESTEP else "trajectories")
+    field = attrgetter(f"rollouts.{name}")
+    return [field(span) if span.is_whole else trees.take(field(span), rows(span)) for span in spans]
 
 
-def _infos_of(parts: Sequence[_Part], name: str) -> list[tuple[InfoColumns, int, int]]:
-    """Return the infos of each of these parts, as `merge` takes them."""
-    read = attrgetter(name)
-    return [(read(it.rollouts), (span := it.rows(name)).start, span.stop) for it in parts]
+def _infos_of(spans: Sequence[_Span], name: str) -> list[Piece]:
+    """Return the infos of a name as `merge` takes them."""
+    rows = attrgetter("timesteps" if name in _PER_TIMESTEP else "trajectories")
+    field = attrgetter(f"rollouts.{name}")
+    return [(field(span), (own := rows(span)).start, own.stop) for span in spans]
 
 
-def info_pieces(segments: Sequence[Segment], name: str) -> list[tuple[InfoColumns, int, int]]:
+def info_pieces(segments: Sequence[Segment], name: str) -> list[Piece]:
     """Return the infos of a name, such as `env_infos`, of each segment, as `merge` takes them."""
-    return _infos_of(_parts_of(segments), name)
+    return _infos_of(_spans_of(segments), name)
 
 
-def _alike_infos(parts: Sequence[_Part], name: str) -> list[Any] | None:
-    """Return infos of these parts as trees; None unless each key is in each step, with values of one kind."""
-    infos: list[InfoColumns] = list(map(attrgetter(f"rollouts.{name}"), parts))
-    if not any(map(attrgetter("columns"), infos)):
+def _alike_infos(pieces: Sequence[Piece]) -> list[Any] | None:
+    """Return infos as trees; None unless each key is in each step, with values of one kind."""
+    if not any(infos.columns for infos, _, _ in pieces):
         return [{}]
-    if any(column.raw or column.steps is not None for it in infos for column in it.columns.values()):
+    if any(column.raw or column.steps is not None for infos, _, _ in pieces for column in infos.columns.values()):
         return None
-    rows = [it.rows(name) for it in parts]
     return [
-        {key: it.columns[key].values[span] for key in sorted(it.columns)} for it, span in zip(infos, rows, strict=True)
+        {key: infos.columns[key].values[start:stop] for key in sorted(infos.columns)} for infos, start, stop in pieces
     ]
 
 
-# --- Early
-
-
-def _group_bytes(rollouts: Rollouts) -> int | None:
-    """How many bytes are copied at once; None if nothing is copied early."""
+def _group_bytes(rollouts: Rollouts) -> float:
+    """How many bytes are copied at once; infinity if nothing is copied before the batch is complete."""
     if rollouts.policies:
-        return None
-    leaves = [leaf for tree in (rollouts.observations, rollouts.actions) for _, leaf in trees.leaves(tree)]
+        return math.inf
     if any(is_large(leaf) for _, leaf in trees.leaves(rollouts.observations)):
         return 0
-    return None if any(leaf.dtype.hasobject for leaf in leaves) else _GROUP_BYTES
+    leaves = [leaf for tree in (rollouts.observations, rollouts.actions) for _, leaf in trees.leaves(tree)]
+    return math.inf if any(leaf.dtype.hasobject for leaf in leaves) else _GROUP_BYTES
 
 
 def _copied(infos: InfoColumns) -> InfoColumns:
@@ -406,38 +282,45 @@ def _copied(infos: InfoColumns) -> InfoColumns:
     return InfoColumns(infos.length, columns)
 
 
-class EarlyRows:
-    """The rows of a batch that were copied before it is complete, and the origins of its trajectories.
+class _Appended(NamedTuple):
+    """How much a batch has: segments, timesteps, trajectories and origins."""
 
-    A segment whose rows were copied is not needed any more.
+    segments: int = 0
+    timesteps: int = 0
+    trajectories: int = 0
+    origins: int = 0
+
+
+class GrowingBatch:
+    """A batch that segments are appended to, in order. A segment that was appended is not needed any more.
 
     Args:
         allocate: Makes an uninitialised array for leaves with large rows.
     """
 
-    def __init__(self, allocate: Allocate) -> None:
+    def __init__(self, allocate: Allocate = np.empty) -> None:
         self._rows = {name: GrowingRows(allocate) for name in (*_ROWS, *_INFOS)}
         # Infos, by name, of which no more rows are joined because they are not alike: how many segments and rows were
         # joined before, and those since.
         self._unlike: dict[str, tuple[int, int]] = {}
-        self._kept: dict[str, list[tuple[InfoColumns, int, int]]] = {name: [] for name in _INFOS}
+        self._kept: dict[str, list[Piece]] = {name: [] for name in _INFOS}
         self._origins: list[Origins] = []
-        self._possible = True
-        self._group_bytes: int | None = None  # known with the first rollouts
+        self._fits = True
+        self._group_bytes: float | None = None  # known with the first rollouts
         self._n_counted = 0
-        self._bytes = 0  # of the segments that were counted since the last copy
+        self._bytes = 0  # of the segments that were counted since the last ones were appended
         # One assignment for all, so that an interrupt leaves them in agreement: what it cut short is written again.
-        self._taken = 0, 0, 0, 0
+        self._appended = _Appended()
 
     @property
-    def n_taken(self) -> int:
-        """How many segments of the batch were copied."""
-        return self._taken[0]
+    def n_appended(self) -> int:
+        """How many segments were appended."""
+        return self._appended.segments
 
     @property
     def n_counted(self) -> int:
-        """How many segments of the batch were counted."""
-        return max(self._n_counted, self._taken[0])
+        """How many segments were counted."""
+        return max(self._n_counted, self.n_appended)
 
     def count(self, segment: Segment) -> None:
         """Count the batch's next segment."""
@@ -446,65 +329,135 @@ class EarlyRows:
         rollouts, n = delivery.rollouts, delivery.rollouts.n_trajectories
         others = 26 * n + 16 * rollouts.n_timesteps  # ends, actions and rewards, about
         for infos in (rollouts.env_infos, rollouts.agent_infos, rollouts.episode_infos):
-            if infos.columns:
-                others += sum(column.values.nbytes for column in infos.columns.values())
+            others += sum(column.values.nbytes for column in infos.columns.values())
         self._bytes += (delivery.n_bytes + others) * (segment.stop - segment.start) // n
-        if self._possible and self._group_bytes is None:
+        if self._group_bytes is None:
             self._group_bytes = _group_bytes(rollouts)
-            self._possible = self._group_bytes is not None
 
     @property
     def due(self) -> bool:
-        """Whether what was counted is to be copied now."""
-        return self._possible and self._group_bytes is not None and self._bytes >= self._group_bytes
+        """Whether what was counted is to be appended now."""
+        return self._group_bytes is not None and self._bytes >= self._group_bytes
 
-    def take(self, segments: Sequence[Segment], expected: tuple[int, int]) -> bool:
+    def append(self, segments: Sequence[Segment], expected: tuple[int, int] | None = None) -> None:
         """Copy the rows of the batch's next segments.
 
         Args:
             segments: The segments.
-            expected: How many timesteps and trajectories the batch will probably have.
+            expected: How many timesteps and trajectories the batch will probably have; None where these are the last
+                ones, whose memory is not given back before the batch is made.
+        """
+        if not segments:
+            return
+        before, spans = self._appended, _spans_of(segments)
+        after = _Appended(
+            before.segments + len(segments),
+            before.timesteps + sum([span.timesteps.stop - span.timesteps.start for span in spans]),
+            before.trajectories + sum([segment.stop - segment.start for segment in segments]),
+            before.origins + 1,
+        )
+        n_timesteps, n_trajectories = expected or (0, 0)
+        for name, rows in self._rows.items():
+            place = (before.trajectories, after.trajectories, n_trajectories)
+            if name in _PER_TIMESTEP:
+                place = (before.timesteps, after.timesteps, n_timesteps)
+            if name in _INFOS:
+                self._append_infos(name, _infos_of(spans, name), place, are_last=expected is None)
+            elif not rows.write(_trees_of(spans, name), *place):
+                self._fits = False
+        self._origins[before.origins :] = [Origins.of(segments)]
+        self._appended = after
+        self._bytes = 0
+
+    def _append_infos(self, name: str, pieces: Sequence[Piece], place: tuple[int, int, int], *, are_last: bool) -> None:
+        n_before = self.n_appended
+        if name not in self._unlike:
+            infos = _alike_infos(pieces)
+            if infos is not None and self._rows[name].write(infos, *place):
+                return
+            self._unlike[name] = n_before, place[0]
+        if not are_last:
+            pieces = [(_copied(infos), start, stop) for infos, start, stop in pieces]
+        self._kept[name][n_before - self._unlike[name][0] :] = pieces
+
+    def batch(
+        self,
+        *,
+        observation_space: AnySpace,
+        action_space: AnySpace,
+        seeds_of: Callable[[NDArray[np.int64]], Sequence[int]],
+        agent_version: int,
+        seed: int | None,
+        stats: Any = None,
+        fragments: Mapping[str, Array] = MappingProxyType({}),
+        origins: Origins | None = None,
+        agents: AgentRows | None = None,
+    ) -> TrajectoryBatch[Any, Any]:
+        """Return the batch of all that was appended.
+
+        Args:
+            observation_space: The environment's.
+            action_space: The environment's.
+            seeds_of: Returns the seeds of trajectories, by their indices.
+            agent_version: The version of all trajectories.
+            seed: The sampler's.
+            stats: Accounts of the call.
+            fragments: The batch's field, but `cut`; empty for whole trajectories.
+            origins: The origins of all trajectories, where segments do not tell; None where they do.
+            agents: The batch's field.
 
         Returns:
-            Whether they were copied. Once they were not, nothing is any more: two spaces in one batch are an error when
-            it is complete.
+            A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
+            them.
+
+        Raises:
+            DataError: Infos with a key `_x` in one trajectory and a key `x` in another, or fields that do not fit.
         """
-        before, n_timesteps, n_trajectories, n_origins = self._taken
-        parts = _parts_of(segments)
-        end = n_timesteps + sum([part.timesteps.stop - part.timesteps.start for part in parts])
-        stop = n_trajectories + sum([segment.stop - segment.start for segment in segments])
-        for name, rows in self._rows.items() if segments else ():
-            place = (n_timesteps, end, expected[0]) if name in _PER_TIMESTEP else (n_trajectories, stop, expected[1])
-            if name not in self._unlike:
-                trees_of_parts = _alike_infos(parts, name) if name in _INFOS else _rows_of(parts, name)
-                if trees_of_parts is not None and rows.write(trees_of_parts, *place):
-                    continue
-                if name not in _INFOS:
-                    self._possible = False
-                    return False
-                self._unlike[name] = before, place[0]
-            copies = [(_copied(infos), first, last) for infos, first, last in _infos_of(parts, name)]
-            self._kept[name][before - self._unlike[name][0] :] = copies
-        self._origins[n_origins:] = [Origins.of(segments)]
-        self._taken = before + len(segments), end, stop, n_origins + 1
-        self._bytes = 0
-        return True
+        if not self._fits:
+            raise DataError("the trajectories of one batch must have values of the same shapes and dtypes")
+        origins = origins or Origins.join([Origins.of([]), *self._origins[: self._appended.origins]])
+        numbers: dict[str, Any] = {name: self._tree(name, np.empty(0, dtype)) for name, dtype in _NUMBERS.items()}
+        infos: dict[str, Any] = {name: self._infos(name) for name in _INFOS}
+        if fragments:
+            fragments = {**fragments, "cut": ~(numbers["terminated"] | numbers["truncated"])}
+        return TrajectoryBatch(
+            observation_space=observation_space,
+            action_space=action_space,
+            observations=self._tree("observations", empty(observation_space)),
+            last_observations=self._tree("last_observations", empty(observation_space)),
+            actions=self._tree("actions", empty(action_space)),
+            **numbers,
+            **infos,
+            indices=origins.indices,
+            seeds=tuple(seeds_of(origins.indices)),
+            agent_versions=np.full(len(origins.indices), agent_version, dtype=np.int64),
+            seed=seed,
+            fragments=dict(fragments),
+            stats=stats,
+            worker_numbers=origins.worker_numbers,
+            fingerprints=origins.fingerprints,
+            agents=agents,
+        )
 
-    @property
-    def origins(self) -> Sequence[Origins]:
-        """The origins of all trajectories whose rows were copied."""
-        return self._origins[: self._taken[-1]]
+    def _n_rows(self, name: str) -> int:
+        return self._appended.timesteps if name in _PER_TIMESTEP else self._appended.trajectories
 
-    def fields(self) -> dict[str, Any]:
-        """Return what was copied, by name; nothing if nothing was. Infos: their columns, and those to be merged."""
-        _, n_timesteps, n_trajectories, _ = self._taken
-        fields: dict[str, Any] = {}
-        for name, rows in self._rows.items() if self._possible and n_trajectories else ():
-            n_rows = n_timesteps if name in _PER_TIMESTEP else n_trajectories
-            _, n_rows = self._unlike.get(name, (0, n_rows))
-            tree: Any = rows.tree(n_rows) if n_rows else {}
-            if name in _INFOS:
-                columns = {key: InfoColumn(None, values) for key, values in tree.items()}
-                tree = InfoColumns(n_rows, columns), self._kept[name]
-            fields[name] = tree
-        return fields
+    def _tree(self, name: str, nothing: Tree) -> Tree:
+        return self._rows[name].tree(self._n_rows(name)) if self.n_appended else nothing
+
+    def _infos(self, name: str) -> Infos:
+        """Return infos: those that were joined already, and the others merged with them."""
+        _, n_rows = self._unlike.get(name, (0, self._n_rows(name)))
+        tree: Any = self._rows[name].tree(n_rows) if n_rows else {}
+        columns = InfoColumns(n_rows, {key: InfoColumn(None, values) for key, values in tree.items()})
+        check_names(columns.columns, name)
+        if others := self._kept[name]:
+            columns = merge([(columns, 0, n_rows), *others], name)
+        return cast(Infos, trees.owned(cast(Tree, infos_of(columns))))
+
+
+def assemble(segments: Sequence[Segment], **about: Any) -> TrajectoryBatch[Any, Any]:
+    """Make a batch of segments, in their order; see `GrowingBatch.batch` for the other arguments."""
+    growing = GrowingBatch()
+    growing.append(segments)
+    return growing.batch(**about)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -69,12 +68,6 @@ class InfoColumns:
 
     length: int
     columns: dict[KeyPath, InfoColumn]
-
-
-@lru_cache(maxsize=1024)
-def no_infos(length: int) -> InfoColumns:
-    """Return that there are no infos in so many steps: one object for all reports of that length."""
-    return InfoColumns(length, {})
 
 
 def _kind(value: Any) -> Kind:

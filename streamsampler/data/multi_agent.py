@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamsampler.data import batch_fields
 from streamsampler.data.agent_rows import OF_AGENTS, AgentRows
-from streamsampler.data.assembly import Delivery, Origins, assemble
+from streamsampler.data.assembly import Delivery, GrowingBatch, Origins, assemble
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.recorder import PolicyRollouts
 from streamsampler.data.trees import Array
@@ -227,11 +227,21 @@ class Episodes:
 # --- Assembling
 
 
-def assembled(segments: Sequence[Segment], **arguments: Any) -> TrajectoryBatch[Any, Any]:
-    """Make a batch of segments, of one agent or of several; see `assembly.assemble`."""
+def assembled(
+    segments: Sequence[Segment], growing: GrowingBatch | None = None, **arguments: Any
+) -> TrajectoryBatch[Any, Any]:
+    """Make a batch of segments, of one agent or of several.
+
+    Args:
+        segments: The segments; of several agents, all of them.
+        growing: Of one agent, a batch of the trajectories before; None for an empty one.
+        arguments: See `assembly.GrowingBatch.batch`.
+    """
     spaces = arguments["observation_space"], arguments["action_space"]
     if not isinstance(spaces[0], SpacesOfAgents):
-        return assemble(segments, **arguments)
+        growing = growing or GrowingBatch()
+        growing.append(segments)
+        return growing.batch(**arguments)
     nothing = gym_spaces.Dict({})
     joint = assemble(segments, **{**arguments, "observation_space": nothing, "action_space": nothing})
     known = tuple(spaces[0].spaces)
@@ -312,7 +322,7 @@ def _policy_batch(
         observation_space=own[0],
         action_space=own[1],
         seeds_of=lambda _: [joint.seeds[episode] for episode in episodes.tolist()],
-        every=Origins(joint.indices[episodes], joint.worker_numbers[episodes], joint.fingerprints),
+        origins=Origins(joint.indices[episodes], joint.worker_numbers[episodes], joint.fingerprints),
         agents=AgentRows(known, numbers, episodes, np.concatenate(timesteps)),
         **same,
     )

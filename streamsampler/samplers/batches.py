@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from streamsampler.data.assembly import Delivery, EarlyRows, Origins
+from streamsampler.data.assembly import Delivery, GrowingBatch
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import assembled
 from streamsampler.data.statistics import EndedEpisodes, Stats
@@ -130,18 +130,17 @@ class BatchMaker:
         self.summaries: list[Summaries] = []
         self._deliveries: dict[int, Delivery] = {}  # whose memory is not released, by identity
         self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
-        # A stream hands out each trajectory by itself.
-        self._early = None if isinstance(gathering.plan, Streamed) else EarlyRows(session.pool.allocate)
+        # Not of a stream, which hands out each trajectory by itself.
+        self._growing = GrowingBatch(session.pool.allocate)
 
     def add(self, delivery: Delivery) -> None:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
         self._session.infos_of_files.leave_out(delivery.rollouts)
-        delivery.share_no_infos()
         if self._ledger is not None:
             self._stats.failed_trajectories += self._ledger.take(delivery)
         self._deliveries[id(delivery)] = delivery
         self._look_at_infos()  # before their memory is released
-        self._copy_early()
+        self._append_what_is_due()
 
     def _look_at_infos(self) -> None:
         """Note whether a file can hold the infos of what is new in the result."""
@@ -190,45 +189,42 @@ class BatchMaker:
         ended = self._ledger.ended
         return f"{count(ended.count, 'episode')}, return {ended.mean_return:.4g}" if ended.count else "no episode ended"
 
-    def _copy_early(self, *, rest: bool = False) -> None:
-        """Copy what is new in the result, if it is due or the `rest`, and release the memory it came in."""
-        if (early := self._early) is None:
+    def _append_what_is_due(self) -> None:
+        """Copy what is new in the result, if there is enough of it, and release the memory it came in."""
+        if isinstance(self._gathering.plan, Streamed):
             return
-        gathering = self._gathering
-        for segment in self._result.segments(early.n_counted):
-            early.count(segment)
-        if not (early.n_taken if rest else early.due):
+        growing, gathering = self._growing, self._gathering
+        for segment in self._result.segments(growing.n_counted):
+            growing.count(segment)
+        if not growing.due:
             return
-        first = early.n_taken
+        first = growing.n_appended
         segments = self._result.segments(first)
         self._on_taken(segments)
         self._spaces_of_taken |= _spaces_by_worker(segments)
-        if not early.take(segments, expected_rows(gathering.plan, gathering.throughput.timesteps)):
-            self._early = None
-            return
+        growing.append(segments, expected_rows(gathering.plan, gathering.throughput.timesteps))
         self.summaries += summaries_of(segments)
         for segment in segments:
             if segment.delivery.ends_with(segment):
                 self.release(segment.delivery)
-        self._result.forget_segments(first, early.n_taken)
+        self._result.forget_segments(first, growing.n_appended)
 
     def final(self) -> TrajectoryBatch[Any, Any]:
         """Return the batch of the whole result."""
-        self._copy_early(rest=True)
-        segments, early = self._result.segments(), self._early
+        segments = self._result.segments(self._growing.n_appended)
+        self._spaces_of_taken |= _spaces_by_worker(segments)
         self.summaries += summaries_of(segments)
-        if early is None or not early.n_taken:
-            batch = self.make(segments)
-        else:
-            batch = self.make(segments, early.fields(), early.origins)
+        batch = self.make(segments, self._growing)
         self._stats.kept_trajectories = batch.n_trajectories
         self._stats.episodes = EndedEpisodes.of(batch.episode_returns, batch.episode_lengths)
         return batch
 
-    def make(
-        self, segments: list[Segment], joined: Mapping[str, Any] | None = None, origins: Sequence[Origins] = ()
-    ) -> TrajectoryBatch[Any, Any]:
-        """Return trajectories in memory of their own; some of their fields may be joined already.
+    def make(self, segments: list[Segment], growing: GrowingBatch | None = None) -> TrajectoryBatch[Any, Any]:
+        """Return trajectories in memory of their own.
+
+        Args:
+            segments: Their segments.
+            growing: A batch of those before them; None for an empty one.
 
         Raises:
             DataError: The environments of the trajectories have different spaces.
@@ -236,14 +232,13 @@ class BatchMaker:
         observation_space, action_space = self._spaces_of(segments)
         batch = assembled(
             segments,
+            growing,
             observation_space=observation_space,
             action_space=action_space,
             seeds_of=partial(self._session.seeds_of, self._version),
             agent_version=self._version,
             seed=self._session.seed,
             stats=self._stats,
-            joined=joined or {},
-            origins=origins,
             fragments={} if self._episodes is None else self._episodes.fields(),
         )
         return batch if self._filters is None else self._filters.applied(batch)
