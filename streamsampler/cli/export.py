@@ -15,13 +15,13 @@ from streamsampler.cli.options import PRINTED, Count, existing
 @command("Write trajectories in another library's format.")
 @click.argument("sources", cls=SeveralArgument, metavar="FILE|FOLDER...", nargs=-1, required=True)
 @option(
-    "What", "--to", "name", required=True, metavar="minari|parquet|tensordict|sb3",
-    help="The format. 'minari' is a dataset in HDF5, 'parquet' two tables, 'tensordict' is mapped into memory; each "
-    "needs the library of its name. 'sb3' is the evaluations.npz of Stable-Baselines3, and takes evaluations.",
+    "What", "--to", "name", required=True, metavar="minari|parquet|sb3",
+    help="The format. 'minari' is a dataset in HDF5, 'parquet' two tables; each needs the library of its name. "
+    " 'sb3' is the evaluations.npz of Stable-Baselines3, and takes evaluations.",
 )  # fmt: skip
 @option(
     "What", "-o", "--out", required=True, metavar="FOLDER",
-    help="The folder to write, new or empty; with --to sb3 the file, which is replaced. It appears when it is whole.",
+    help="The folder to write, new or empty; with --to sb3 the file, which is replaced.",
 )  # fmt: skip
 @option(
     "Minari", "--dataset-id", metavar="ID", show_default="one made of FOLDER or of the environment",
@@ -48,7 +48,6 @@ def export(
     Examples:
       streamsampler export big --to minari --out cartpole --dataset-id cartpole/random-v0
       streamsampler export cartpole.npz --to parquet --out tables
-      streamsampler export big --to tensordict --out tensors
       streamsampler export early.json late.json --to sb3 --timesteps 10000 --timesteps 20000 --out evaluations.npz
 
     Exit codes:

@@ -6,7 +6,6 @@ from streamsampler.formats import export, save_evaluations, to_pandas, to_tensor
 
 export(batch, "cartpole", to="minari", dataset_id="cartpole/random-v0")  # or a file, or a folder of shards
 export(batch, "tables", to="parquet")  # timesteps.parquet and trajectories.parquet
-export(batch, "tensors", to="tensordict")  # mapped into memory
 timesteps, trajectories = to_pandas(batch)
 tensors = to_tensordict(batch)
 early = evaluate("random", "CartPole-v1", num_trajectories=10, seed=1)
@@ -29,9 +28,8 @@ streamsampler export early.json late.json --to sb3 --timesteps 10000 --timesteps
 | TensorDict | `tensordict` | `streamsampler.formats.tensordict` |
 | evaluations of Stable-Baselines3 | none | `streamsampler.formats.sb3` |
 
-An export reads one shard of a folder at a time, so that memory holds one or two of them, whatever the amount. It
-appears under its name when it is whole. Until then it lies in a hidden folder next to it, `.NAME.export`; what a killed
-export left there, the next one removes.
+An export reads one shard of a folder at a time, so that memory holds one or two of them, whatever the amount.
+`to_tensordict` and `to_pandas` return all of it, in memory.
 
 For training, `TrajectoryFolder.torch_dataset` reads folders as they are.
 """

@@ -1,4 +1,4 @@
-"""Write a folder next to its place, and give it its name when it is whole."""
+"""Write the folder of an export, of which nothing is left where it fails."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamsampler.errors import UsageError
-from streamsampler.storage.atomic import FolderLock, sync_directory
 
-_ERRNO = re.compile(r"errno = (\d+)|: [A-Z][a-z ]+ \((\d+)\)$")
-"""How HDF5 and PyTorch write the system's error numbers."""
+_ERRNO = re.compile(r"errno = (\d+)")
+"""How HDF5 writes the system's error numbers."""
 
 
 def check_out(out: Path) -> None:
@@ -25,8 +24,6 @@ def check_out(out: Path) -> None:
     """
     if not out.parent.is_dir():
         raise UsageError(f"there is no directory {str(out.parent)!r}")
-    if not out.name:
-        raise UsageError(f"{str(out)!r} is a directory: name a folder in it")
     if out.is_dir():
         if names := os.listdir(out):
             raise UsageError(
@@ -38,53 +35,26 @@ def check_out(out: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder that gets its name when all of it is written.
-
-    Until then it lies in a hidden folder, `.NAME.export`, which carries a lock. If an error is raised it is removed;
-    what a killed process left there is removed by the next one.
+    """Yield an empty folder, which is removed if an error is raised.
 
     Args:
-        out: The name, which nothing has, or an empty folder.
+        out: The folder, which need not exist.
 
     Raises:
-        StorageError: Another process writes the same folder.
         OSError: The system refuses to write, also where a library raised that as another error; names `out`.
     """
-    # From the root on, because Minari looks for relative paths in the wrong place.
-    hidden = out.absolute().with_name(f".{out.name}.export")
-    with contextlib.ExitStack() as cleanup:
-        try:
-            hidden.mkdir(exist_ok=True)
-            if os.name == "posix":
-                cleanup.enter_context(contextlib.closing(FolderLock(hidden)))
-            cleanup.callback(shutil.rmtree, hidden)
-            folder = hidden / "new"
-            if folder.exists():
-                shutil.rmtree(folder)
-            folder.mkdir()
-            yield folder
-            _rename(folder, out)
-        except (OSError, RuntimeError) as error:
-            number = _ERRNO.search(str(error))
-            if number is not None and getattr(error, "errno", None) is None:
-                code = int(number[1] or number[2])
-                raise OSError(code, os.strerror(code), str(out)) from error
-            if isinstance(error, OSError) and error.filename is None:
-                error.filename = str(out)
-            raise
-
-
-def _rename(folder: Path, name: Path) -> None:
-    """Wait until all of a folder is on the disk, and give it its name."""
-    for directory, _, files in os.walk(folder):
-        for file in files:
-            with Path(directory, file).open("rb") as opened:
-                os.fsync(opened.fileno())
-        sync_directory(Path(directory))
-    if name.is_dir():
-        name.rmdir()
-    folder.rename(name)
-    sync_directory(name.parent)
+    out.mkdir(exist_ok=True)
+    try:
+        yield out.absolute()  # because Minari looks for relative paths in the wrong place
+    except BaseException as error:
+        shutil.rmtree(out)
+        number = _ERRNO.search(str(error))
+        if number is not None and getattr(error, "errno", None) is None:
+            code = int(number[1])
+            raise OSError(code, os.strerror(code), str(out)) from error
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(out)
+        raise
 
 
 def allocate(path: Path, start: int, n_bytes: int) -> None:

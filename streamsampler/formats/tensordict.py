@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +30,6 @@ from streamsampler.data.info_columns import KeyPath
 from streamsampler.errors import StorageError
 from streamsampler.extras import needed
 from streamsampler.formats.columns import Column, Source, Sourced, info_rows, leaf_column, open_source, space_columns
-from streamsampler.formats.staging import allocate, new_folder
-from streamsampler.samplers.progress import Display
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -58,26 +55,7 @@ def to_tensordict(source: Sourced) -> TensorDict:
     return parts[0] if len(parts) == 1 else import_module("torch").cat(parts)
 
 
-def write(source: Source, out: Path, shown: Display) -> None:
-    """Write a source as a memory-mapped TensorDict, which `TensorDict.load_memmap(out)` opens.
-
-    Raises:
-        ImportError: tensordict is not there; says how to install it.
-        StorageError: A shard is damaged, or a space has values that are no numbers.
-        OSError: The folder cannot be written; nothing is left of it.
-    """
-    with new_folder(out) as folder:
-        whole, start = None, 0
-        for part in _parts(source, shown):
-            if whole is None:
-                whole = part[:1].expand(source.n_timesteps).memmap_like(prefix=str(folder))
-                for path in folder.rglob("*.memmap"):  # what is mapped into memory and has no space ends the process
-                    allocate(path, 0, path.stat().st_size)
-            whole[start : start + len(part)].update_(part)
-            start += len(part)
-
-
-def _parts(source: Source, shown: Display | None = None) -> Iterator[Any]:
+def _parts(source: Source) -> Iterator[Any]:
     """Yield a TensorDict of each shard, all with the same keys."""
     torch, tensordict = (needed(name, "the format TensorDict", "tensordict") for name in ("torch", "tensordict"))
     for name in ("observation_space", "action_space"):
@@ -88,7 +66,7 @@ def _parts(source: Source, shown: Display | None = None) -> Iterator[Any]:
                 )
     infos, _ = source.survey()
     numbers = {name: _numbers(infos[name], name) for name in _WHERE}
-    for first, batch in source.shards(shown):
+    for first, batch in source.shards():
         made = tensordict.TensorDict({}, batch_size=[batch.n_timesteps])
         for path, rows in _rows(batch, first, numbers).items():
             made[path] = torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ["C", "W"]))

@@ -35,7 +35,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_help_names_all_formats_and_shows_an_example() -> None:
     text = invoke("--help").stdout
-    for name in FORMATS:
+    for name in (*FORMATS, "sb3"):
         assert f"'{name}'" in text
     assert "streamsampler export big --to minari --out cartpole" in text
 
@@ -59,7 +59,7 @@ def test_evaluations(home: Path, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["nowhere", "--to", "parquet"], "there is no file or folder 'nowhere'"),
-        (["folder", "--to", "excel"], "there is no format 'excel', only minari, parquet, tensordict, sb3"),
+        (["folder", "--to", "excel"], "there is no format 'excel' of trajectories, only minari, parquet"),
         (["folder", "--to", "parquet", "--dataset-id", "a/b-v0"], "takes no --dataset-id"),
         (["folder", "--to", "parquet", "--timesteps", "5"], "--timesteps is for evaluations"),
         (["folder", "file.npz", "--to", "parquet"], "--to parquet takes one FILE or FOLDER, and not 2"),
@@ -113,7 +113,7 @@ def test_a_library_that_is_missing_is_named(home: Path, tmp_path: Path, monkeypa
 
 
 @pytest.mark.extras
-@pytest.mark.parametrize("to", [name for name, kind in FORMATS.items() if kind.of == "trajectories"])
+@pytest.mark.parametrize("to", sorted(FORMATS))
 def test_redirected_and_in_a_terminal(to: str, home: Path, tmp_path: Path) -> None:
     pytest.importorskip({"parquet": "pyarrow"}.get(to, to))
     result = run("export", "folder", "--to", to, "--out", tmp_path / "redirected", cwd=home)

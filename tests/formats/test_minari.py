@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 
@@ -211,53 +210,6 @@ def test_what_is_no_metadata_is_an_error(metadata, odd, tmp_path):
 
 
 # --- Ends in the middle
-
-
-KILLED = """
-import os, signal, sys
-from minari.dataset._storages import hdf5_storage
-from streamsampler.formats import export
-
-calls = 0
-update = hdf5_storage.HDF5Storage.update_episodes
-
-def killed_update(self, episodes):
-    global calls
-    update(self, episodes)
-    calls += 1
-    if calls == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-hdf5_storage.HDF5Storage.update_episodes = killed_update
-export(sys.argv[1], sys.argv[2], to="minari")
-"""
-
-
-def contents(path):
-    """Return all that a dataset holds, and in which order."""
-    found = []
-    with h5py.File(path / "main_data.hdf5", "r") as file:
-        file.visititems(lambda name, item: found.append((name, sorted(item.attrs.items()), value_of(item))))
-    metadata = json.loads((path / "metadata.json").read_text())
-    return found, {**metadata, "dataset_size": None}
-
-
-def value_of(item):
-    if not isinstance(item, h5py.Dataset):
-        return None
-    return item[()].tolist() if item.dtype == object else (item.dtype, item.shape, item[()].tobytes())
-
-
-def test_what_a_killed_export_left_is_replaced(odd_folder, tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", KILLED, odd_folder.path, tmp_path / "out"], capture_output=True, text=True
-    )
-    assert run.returncode == -signal.SIGKILL, run.stderr
-    assert os.listdir(tmp_path) == [".out.export"]
-    export(odd_folder, tmp_path / "out", to="minari")
-    export(odd_folder, tmp_path / "whole", to="minari")
-    assert sorted(os.listdir(tmp_path)) == ["out", "whole"]
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("n_shards", [0, 2])

@@ -218,11 +218,11 @@ def test_what_is_there_stays(odd, tmp_path):
 
 
 def test_what_cannot_be_exported_is_an_error(odd, tmp_path):
-    with pytest.raises(UsageError, match="no format 'excel', only minari, parquet, tensordict"):
+    with pytest.raises(UsageError, match="no format 'excel' of trajectories, only minari, parquet:"):
         export(odd, tmp_path / "out", to="excel")
     with pytest.raises(UsageError, match="takes no dataset_id"):
         export(odd, tmp_path / "out", to="parquet", dataset_id="a/b-v0")
-    with pytest.raises(UsageError, match="is for evaluations"):
+    with pytest.raises(UsageError, match="evaluations are written by"):
         export(odd, tmp_path / "out", to="sb3")
     with pytest.raises(UsageError, match="not from 5"):
         export(5, tmp_path / "out", to="parquet")  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ def test_what_cannot_be_exported_is_an_error(odd, tmp_path):
     assert os.listdir(tmp_path) == ["text.npz"]
 
 
-@pytest.mark.parametrize("to", ["parquet", "minari", "tensordict"])
+@pytest.mark.parametrize("to", ["parquet", "minari"])
 def test_a_damaged_shard_is_named_and_nothing_is_left(to, odd_folder, tmp_path):
     pytest.importorskip({"parquet": "pyarrow"}.get(to, to))
     folder = tmp_path / "folder"
@@ -275,18 +275,10 @@ def test_progress_is_told_shard_by_shard(odd_folder, tmp_path):
     assert seen == [(0, False), *((n, False) for n in bounds), (bounds[-1], True)]
 
 
-def test_two_processes_do_not_write_the_same_export(odd, tmp_path):
-    from streamsampler.formats.staging import new_folder
-
-    with new_folder(tmp_path / "out"), pytest.raises(StorageError, match="being written by another process"):
-        export(odd, tmp_path / "out", to="parquet")
-    assert os.listdir(tmp_path) == ["out"]
-
-
 def test_a_library_that_is_missing_is_named(odd, tmp_path, monkeypatch):
     import sys
 
-    for to, module in (("parquet", "pyarrow"), ("tensordict", "tensordict"), ("minari", "h5py")):
+    for to, module in (("parquet", "pyarrow"), ("minari", "h5py")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ImportError, match=rf"needs .*: pip install {module} .*'\.\[{to}\]'"):
             export(odd, tmp_path / "out", to=to)

@@ -1,9 +1,6 @@
-"""TensorDicts with TorchRL's keys, in memory and mapped into memory."""
+"""TensorDicts with TorchRL's keys."""
 
 from __future__ import annotations
-
-import os
-import resource
 
 import gymnasium
 import numpy as np
@@ -12,7 +9,7 @@ import pytest
 from streamsampler import LocalSampler
 from streamsampler.data import trees
 from streamsampler.errors import StorageError
-from streamsampler.formats import export, to_tensordict
+from streamsampler.formats import to_tensordict
 from tests.scripted.envs import Echo
 
 pytestmark = [pytest.mark.extras, pytest.mark.core]
@@ -53,20 +50,12 @@ def check(tensors, batch):
     assert "late" not in infos.keys()  # noqa: SIM118 - a TensorDict has no other way of asking
 
 
-def test_a_batch_as_tensors(odd, caplog):
+def test_a_batch_and_a_folder_as_tensors(odd, odd_folder, caplog):
     check(to_tensordict(odd), odd)
+    assert (to_tensordict(odd) == to_tensordict(odd_folder)).all()
     assert "env_infos['event/name'], env_infos['late'], env_infos['list'], env_infos['nothing'] are left out" in (
         caplog.text
     )
-
-
-def test_a_folder_mapped_into_memory(odd, odd_folder, tmp_path):
-    export(odd_folder, tmp_path / "out", to="tensordict")
-    tensors = tensordict.TensorDict.load_memmap(tmp_path / "out")
-    assert isinstance(tensors["next", "reward"], tensordict.MemoryMappedTensor)
-    check(tensors, odd)
-    assert (tensors == to_tensordict(odd_folder)).all()
-    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_tensors_share_the_memory_of_a_batch(odd):
@@ -75,21 +64,9 @@ def test_tensors_share_the_memory_of_a_batch(odd):
     assert np.shares_memory(tensors["next", "reward"].numpy(), odd.rewards)
 
 
-def test_what_is_no_number_is_an_error(tmp_path):
+def test_what_is_no_number_is_an_error():
     space = gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(3), gymnasium.spaces.Text(4)))
     with LocalSampler("random", lambda: Echo(space), seed=1) as sampler:
         batch = sampler.obtain_trajectories(2)
     with pytest.raises(StorageError, match=r"holds numbers, and observation_space\.1 is a Text space"):
-        export(batch, tmp_path / "out", to="tensordict")
-
-
-def test_a_full_disk_is_an_error_and_leaves_nothing(odd_folder, tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            export(odd_folder, tmp_path / "out", to="tensordict")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert caught.value.filename == str(tmp_path / "out")
-    assert os.listdir(tmp_path) == []
+        to_tensordict(batch)
