@@ -80,7 +80,7 @@ HOUSE: dict[str, Any] = {
         "serialization": 150,
         "several_agents": 0,
         "stepping": 5396,
-        "storage": 1381,
+        "storage": 1328,
         "testing": 397,
         "timing": 68,
         "version": 1,

@@ -2,9 +2,7 @@
 
 The manifest has everything that decides about the data, and the range of trajectory indices of each shard. It has no
 times, hosts and durations: the same arguments give the same manifest, byte for byte.
-
-The manifest is replaced as a whole, so it is not written for each shard, and may list too few: shards that follow the
-last one listed count, too.
+It is replaced as a whole after each shard.
 """
 
 from __future__ import annotations

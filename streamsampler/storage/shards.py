@@ -46,30 +46,20 @@ class ShardFiles:
         self._manifest = manifest
 
     def survey(self, look: Callable[[int, Shard], object]) -> tuple[list[Shard], dict[int, DamagedShardError]]:
-        """Look at the shards that the manifest lists, and at those that were written since.
+        """Look at all shards.
 
         Args:
             look: Called with the number of each shard and what is known of it; may raise `DamagedShardError`.
 
         Returns:
-            The shards, and what is wrong with some of them, by number. A damaged shard that the manifest does not list
-            is not among the shards, nor are those after it: what they hold is unknown.
+            The shards, and what is wrong with some of them, by number.
         """
         shards, damaged = list(self._manifest.shards), {}
-        number = 0
-        while number < len(shards) or (not self._manifest.complete and self.path(number).exists()):
+        for number, shard in enumerate(shards):
             try:
-                if number < len(shards):
-                    look(number, shards[number])
-                else:
-                    shard = self._unlisted(shards)
-                    look(number, shard)
-                    shards.append(shard)
+                look(number, shard)
             except DamagedShardError as error:
                 damaged[number] = error
-                if number == len(shards):
-                    break
-            number += 1
         return shards, damaged
 
     def path(self, number: int) -> Path:
@@ -78,8 +68,10 @@ class ShardFiles:
 
     def read(self, number: int, shard: Shard, *names: str) -> dict[str, Array]:
         """Return some arrays of a shard, its indices and its lengths."""
-        arrays = self._arrays(number, "indices", "lengths", *names)
-        check_shard(self.path(number), shard, arrays["indices"], arrays["lengths"])
+        path = self.path(number)
+        arrays, header = _whole(path, lambda: storage.read(path, "indices", "lengths", *names))
+        self._check_origin(path, header)
+        check_shard(path, shard, arrays["indices"], arrays["lengths"])
         return arrays
 
     def load(self, number: int, shard: Shard) -> TrajectoryBatch:
@@ -89,27 +81,6 @@ class ShardFiles:
         self._check_origin(path, header)
         check_shard(path, shard, batch.indices, batch.lengths)
         return batch
-
-    def _unlisted(self, before: list[Shard]) -> Shard:
-        """Return what the shard that follows `before` says of itself."""
-        following = before[-1].stop if before else 0
-        arrays = self._arrays(len(before), "indices", "lengths")
-        indices, lengths = arrays["indices"], arrays["lengths"]
-        may_drop = self._manifest.drops and len(indices)
-        shard = Shard(
-            following,
-            len(lengths),
-            int(lengths.sum()),
-            int(indices[-1]) + 1 - following - len(indices) if may_drop else 0,
-        )
-        check_shard(self.path(len(before)), shard, indices, lengths)
-        return shard
-
-    def _arrays(self, number: int, *names: str) -> dict[str, Array]:
-        path = self.path(number)
-        arrays, header = _whole(path, lambda: storage.read(path, *names))
-        self._check_origin(path, header)
-        return arrays
 
     def _check_origin(self, path: Path, header: dict[str, Any]) -> None:
         """Compare what a shard and the manifest say of the run."""
@@ -155,10 +126,6 @@ def check_shard(path: Path, shard: Shard, indices: Array, lengths: Array) -> Non
 
 # ----------------------------------------------------------------------
 
-
-_LISTED_LATE = 64
-"""The manifest is written again when one shard in so many is not listed: for n shards it is written about 64 times for
-each doubling of n, and not n times."""
 
 _SHARD = re.compile(r"shard-\d{6,}\.npz")
 
@@ -206,7 +173,7 @@ class ShardWriter:
         resume: Whether to continue with the shards that are there.
 
     Attributes:
-        manifest: What the folder is to hold; None in a new one, until `begin`. It may list too few shards.
+        manifest: What the folder is to hold, and holds; None in a new one, until `begin`.
         n_trajectories: How many trajectories the shards have.
         n_timesteps: How many timesteps the shards have.
 
@@ -247,10 +214,11 @@ class ShardWriter:
         self._shards, damaged = files.survey(lambda number, shard: files.read(number, shard, "rewards"))
         if damaged:
             raise next(iter(damaged.values()))
-        known = {shard_name(number) for number in range(len(self._shards))}
+        # The next one may have been written, and not been listed any more: then it is written again.
+        known = {shard_name(number) for number in range(len(self._shards) + 1)}
         if others := _shard_names(self._path) - known:
             first = min(others, key=lambda name: (len(name), name))
-            raise DamagedShardError(f"{self._path / first} does not follow on {len(known)} shards")
+            raise DamagedShardError(f"{self._path / first} does not follow on {len(self._shards)} shards")
         return manifest
 
     def begin(self, manifest: Manifest) -> None:
@@ -298,9 +266,7 @@ class ShardWriter:
         self._shards.append(Shard(first, batch.n_trajectories, batch.n_timesteps, n_dropped))
         self.n_trajectories += batch.n_trajectories
         self.n_timesteps += batch.n_timesteps
-        unlisted = len(self._shards) - len(manifest.shards)
-        if unlisted * _LISTED_LATE > len(self._shards):
-            self._list()
+        self._list()
 
     def finish(self) -> None:
         """Mark the folder as complete.

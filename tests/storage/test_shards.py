@@ -289,21 +289,3 @@ def test_a_damaged_shard_is_named_when_the_folder_is_resumed(batch, tmp_path):
     path.write_bytes((folder / shard_name(1)).read_bytes())
     with pytest.raises(StorageError, match=r"shard-000002\.npz should hold trajectories 6 to 8 with 7 timesteps"):
         ShardWriter(folder, resume=True)
-
-
-@pytest.mark.slow
-def test_the_manifest_is_written_seldom_when_there_are_many_shards(batch, tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr("streamsampler.storage.shards.storage.save", lambda *_, **__: None)
-    monkeypatch.setattr(
-        "streamsampler.storage.shards.write_manifest", lambda _, manifest: written.append(len(manifest.shards))
-    )
-    with ShardWriter(tmp_path / "folder") as writer:
-        writer.begin(WANTED)
-        for _ in range(2_000):
-            writer.write(batch[:1])
-        writer.finish()
-    assert written[:4] == [0, 1, 2, 3]
-    assert len(written) < 450
-    assert written[-1] == 2_000
-    assert all(after - before <= after // 64 + 1 for before, after in itertools.pairwise(written[:-1]))
