@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from streamsampler.data import trees
 from streamsampler.data.agent_rows import AgentRows
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.batch_fields import INFOS, PER_TIMESTEP
 from streamsampler.data.copying import Allocate, empty
 from streamsampler.data.info_columns import InfoColumn, InfoColumns, Piece, check_names, merge
 from streamsampler.data.infos import Infos, infos_of
@@ -148,8 +149,6 @@ def _form(tree: Tree) -> Any:
 
 
 _GROUP_BYTES = 4_000_000
-_PER_TIMESTEP = "observations", "actions", "rewards", "env_infos", "agent_infos"
-_INFOS = "env_infos", "agent_infos", "episode_infos"
 _NUMBERS = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_, "lengths": np.int64}
 _ROWS = "observations", "last_observations", "actions", *_NUMBERS
 
@@ -234,14 +233,14 @@ def _spans_of(segments: Sequence[Segment]) -> list[_Span]:
 
 def _trees_of(spans: Sequence[_Span], name: str) -> list[Tree]:
     """Return the rows of a field that is a tree."""
-    rows = attrgetter("timesteps" if name in _PER_TIMESTEP else "trajectories")
+    rows = attrgetter("timesteps" if name in PER_TIMESTEP else "trajectories")
     field = attrgetter(f"rollouts.{name}")
     return [field(span) if span.is_whole else trees.take(field(span), rows(span)) for span in spans]
 
 
 def _infos_of(spans: Sequence[_Span], name: str) -> list[Piece]:
     """Return the infos of a name as `merge` takes them."""
-    rows = attrgetter("timesteps" if name in _PER_TIMESTEP else "trajectories")
+    rows = attrgetter("timesteps" if name in PER_TIMESTEP else "trajectories")
     field = attrgetter(f"rollouts.{name}")
     return [(field(span), (own := rows(span)).start, own.stop) for span in spans]
 
@@ -299,11 +298,11 @@ class GrowingBatch:
     """
 
     def __init__(self, allocate: Allocate = np.empty) -> None:
-        self._rows = {name: GrowingRows(allocate) for name in (*_ROWS, *_INFOS)}
+        self._rows = {name: GrowingRows(allocate) for name in (*_ROWS, *INFOS)}
         # Infos, by name, of which no more rows are joined because they are not alike: how many segments and rows were
         # joined before, and those since.
         self._unlike: dict[str, tuple[int, int]] = {}
-        self._kept: dict[str, list[Piece]] = {name: [] for name in _INFOS}
+        self._kept: dict[str, list[Piece]] = {name: [] for name in INFOS}
         self._origins: list[Origins] = []
         self._fits = True
         self._group_bytes: float | None = None  # known with the first rollouts
@@ -359,9 +358,9 @@ class GrowingBatch:
         n_timesteps, n_trajectories = expected or (0, 0)
         for name, rows in self._rows.items():
             place = (before.trajectories, after.trajectories, n_trajectories)
-            if name in _PER_TIMESTEP:
+            if name in PER_TIMESTEP:
                 place = (before.timesteps, after.timesteps, n_timesteps)
-            if name in _INFOS:
+            if name in INFOS:
                 self._append_infos(name, _infos_of(spans, name), place, are_last=expected is None)
             elif not rows.write(_trees_of(spans, name), *place):
                 self._fits = False
@@ -417,7 +416,7 @@ class GrowingBatch:
             raise DataError("the trajectories of one batch must have values of the same shapes and dtypes")
         origins = origins or Origins.join([Origins.of([]), *self._origins[: self._appended.origins]])
         numbers: dict[str, Any] = {name: self._tree(name, np.empty(0, dtype)) for name, dtype in _NUMBERS.items()}
-        infos: dict[str, Any] = {name: self._infos(name) for name in _INFOS}
+        infos: dict[str, Any] = {name: self._infos(name) for name in INFOS}
         if fragments:
             fragments = {**fragments, "cut": ~(numbers["terminated"] | numbers["truncated"])}
         return TrajectoryBatch(
@@ -440,7 +439,7 @@ class GrowingBatch:
         )
 
     def _n_rows(self, name: str) -> int:
-        return self._appended.timesteps if name in _PER_TIMESTEP else self._appended.trajectories
+        return self._appended.timesteps if name in PER_TIMESTEP else self._appended.trajectories
 
     def _tree(self, name: str, nothing: Tree) -> Tree:
         return self._rows[name].tree(self._n_rows(name)) if self.n_appended else nothing

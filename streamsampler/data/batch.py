@@ -354,7 +354,9 @@ class TrajectoryBatch(
         Raises:
             ImportError: PyTorch is not there.
         """
-        return batch_fields.tensors_of({name: getattr(self, name) for name in (*batch_fields.ARRAYS, *_INFOS)}, device)
+        return batch_fields.tensors_of(
+            {name: getattr(self, name) for name in (*batch_fields.ARRAYS, *batch_fields.INFOS)}, device
+        )
 
     @property
     def mask(self) -> NDArray[np.bool_]:
@@ -404,7 +406,7 @@ class TrajectoryBatch(
             return np.arange(length) < self.lengths[:, None]
         if name not in _PADDABLE:
             raise DataError(f"there is no padded {name!r}, only {', '.join(_PADDABLE)} and mask")
-        pad = batch_fields.padded_infos if name in _INFOS else batch_fields.padded_tree
+        pad = batch_fields.padded_infos if name in batch_fields.INFOS else batch_fields.padded_tree
         return pad(getattr(self, name), self.lengths, length, value, name)
 
     # --- Parts and wholes
@@ -434,26 +436,15 @@ class TrajectoryBatch(
 
     def _selected(self, rows: slice | Array, timesteps: slice | Array) -> dict[str, Any]:
         """Return the fields of some trajectories, and of their timesteps."""
+        index_of = dict.fromkeys(batch_fields.PER_TRAJECTORY, rows) | dict.fromkeys(
+            batch_fields.PER_TIMESTEP, timesteps
+        )
         return {
-            "observation_space": self.observation_space,
-            "action_space": self.action_space,
-            "observations": trees.take(self.observations, timesteps),
-            "last_observations": trees.take(self.last_observations, rows),
-            "actions": trees.take(self.actions, timesteps),
-            "rewards": self.rewards[timesteps],
-            "terminated": self.terminated[rows],
-            "truncated": self.truncated[rows],
-            "env_infos": take_infos(self.env_infos, timesteps),
-            "agent_infos": take_infos(self.agent_infos, timesteps),
-            "episode_infos": take_infos(self.episode_infos, rows),
-            "lengths": self.lengths[rows],
-            "indices": self.indices[rows],
+            **{name: getattr(self, name) for name in ("observation_space", "action_space", "seed", "fingerprints")},
+            **{name: trees.take(getattr(self, name), index_of[name]) for name in batch_fields.ARRAYS},
+            **{name: take_infos(getattr(self, name), index_of[name]) for name in batch_fields.INFOS},
             "seeds": self.seeds[rows] if isinstance(rows, slice) else tuple(self.seeds[i] for i in rows.tolist()),
-            "agent_versions": self.agent_versions[rows],
-            "seed": self.seed,
             "fragments": {name: values[rows] for name, values in self.fragments.items()},
-            "worker_numbers": self.worker_numbers[rows],
-            "fingerprints": self.fingerprints,
             "raw": None if self.raw is None else self.raw.select(timesteps, rows),
             "agents": None if self.agents is None else self.agents.select(timesteps, rows),
         }
@@ -544,5 +535,4 @@ def _unchecked(cls: type[Any], **fields: Any) -> Any:
     return batch
 
 
-_INFOS = ("env_infos", "agent_infos", "episode_infos")
 _PADDABLE = ("observations", "next_observations", "actions", "rewards", "step_types", "env_infos", "agent_infos")

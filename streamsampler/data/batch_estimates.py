@@ -82,27 +82,6 @@ def following_values(values: Floats, last: Floats, lengths: NDArray[np.int64]) -
     return following
 
 
-def advantages(
-    rewards: Floats, values: Floats, last: Floats, lengths: NDArray[np.int64], gamma: float, lambda_: float
-) -> Floats:
-    """Return generalised advantage estimates (see `TrajectoryBatch.advantages`); `last` is 0 after terminal states."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        errors = rewards + gamma * following_values(values, last, lengths) - values
-    return accumulate_backwards(errors, lengths, gamma * lambda_)
-
-
-def vtrace(
-    rewards: Floats, values: Floats, last: Floats, lengths: NDArray[np.int64], ratios: Floats, gamma: float,
-    lambda_: float, clip_rho: float, clip_c: float,
-) -> VTrace:  # fmt: skip
-    """Return V-trace's estimates (see `TrajectoryBatch.vtrace`); `last` is 0 after terminal states."""
-    rho, trace = np.minimum(ratios, clip_rho), lambda_ * np.minimum(ratios, clip_c)
-    with np.errstate(over="ignore", invalid="ignore"):
-        errors = rho * (rewards + gamma * following_values(values, last, lengths) - values)
-        targets = values + accumulate_backwards(errors, lengths, gamma * trace)
-        return VTrace(targets, rho * (rewards + gamma * following_values(targets, last, lengths) - values))
-
-
 # ----------------------------------------------------------------------
 
 
@@ -206,12 +185,12 @@ class BatchEstimates:
             DataError: Values or last values of another shape, or none where a trajectory was truncated.
             UsageError: A discount or a weight below 0 or above 1.
         """
-        values, last_values = self._given(values, last_values)
-        found = advantages(
-            self.rewards, self._values(values), self._last(last_values), self.lengths,
-            _share(gamma, "gamma"), _share(lambda_, "lambda_"),
-        )  # fmt: skip
-        return _like(values, found)
+        given, last_values = self._given(values, last_values)
+        floats, last = self._values(given), self._last(last_values)
+        gamma, lambda_ = _share(gamma, "gamma"), _share(lambda_, "lambda_")
+        with np.errstate(over="ignore", invalid="ignore"):
+            errors = self.rewards + gamma * following_values(floats, last, self.lengths) - floats
+        return _like(given, accumulate_backwards(errors, self.lengths, gamma * lambda_))
 
     def td_lambda(self, values: Any = None, last_values: Any = None, gamma: float = 0.99, lambda_: float = 0.95) -> Any:
         """Return the lambda-returns, TD(lambda)'s targets for the values (Sutton, 1988): `advantages` plus values.
@@ -253,11 +232,14 @@ class BatchEstimates:
             raise UsageError(f"clip_rho and clip_c must be above 0, not {clip_rho} and {clip_c}")
         with np.errstate(over="ignore"):  # of an infinite weight the clip is left
             ratios = np.exp(self._values(log_ratios, "log_ratios"))
-        found = vtrace(
-            self.rewards, self._values(values), self._last(last_values), self.lengths, ratios,
-            _share(gamma, "gamma"), _share(lambda_, "lambda_"), clip_rho, clip_c,
-        )  # fmt: skip
-        return VTrace(*(_like(values, each) for each in found))
+        floats, last, rewards, lengths = self._values(values), self._last(last_values), self.rewards, self.lengths
+        gamma, lambda_ = _share(gamma, "gamma"), _share(lambda_, "lambda_")
+        rho, trace = np.minimum(ratios, clip_rho), lambda_ * np.minimum(ratios, clip_c)
+        with np.errstate(over="ignore", invalid="ignore"):
+            errors = rho * (rewards + gamma * following_values(floats, last, lengths) - floats)
+            targets = floats + accumulate_backwards(errors, lengths, gamma * trace)
+            found = rho * (rewards + gamma * following_values(targets, last, lengths) - floats)
+        return VTrace(_like(values, targets), _like(values, found))
 
     def minibatches(
         self, size: int, *, seed: int, by: Literal["timestep", "trajectory"] = "timestep", epochs: int = 1

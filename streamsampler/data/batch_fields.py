@@ -119,7 +119,9 @@ ARRAYS = (
     *("lengths", "indices", "agent_versions", "worker_numbers"),
 )
 """The fields of a batch that are trees of arrays."""
-_INFO_ROWS = {"env_infos": "n_timesteps", "agent_infos": "n_timesteps", "episode_infos": "n_trajectories"}
+INFOS = ("env_infos", "agent_infos", "episode_infos")
+PER_TIMESTEP = ("observations", "actions", "rewards", "env_infos", "agent_infos")
+PER_TRAJECTORY = tuple(name for name in (*ARRAYS, *INFOS) if name not in PER_TIMESTEP)
 
 
 def check_batch(batch: Any) -> None:
@@ -169,7 +171,8 @@ def joined_fields(batches: Sequence[Any]) -> dict[str, Any]:
     """
     check_same_spaces(batches)
     fields: dict[str, Any] = {name: trees.concatenate([getattr(it, name) for it in batches]) for name in ARRAYS}
-    for name, size in _INFO_ROWS.items():
+    for name in INFOS:
+        size = "n_timesteps" if name in PER_TIMESTEP else "n_trajectories"
         fields[name] = concatenate_infos([(getattr(it, name), getattr(it, size)) for it in batches], name)
     seeds = {it.seed for it in batches}
     return {

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
@@ -263,28 +263,29 @@ def _names(segments: Sequence[Segment]) -> list[str]:
     return sorted({it.policy for segment in segments for it in segment.delivery.rollouts.policies})
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """What one segment has of a policy: trajectories `start` to `stop` - 1 of its rollouts.
+class _Piece(NamedTuple):
+    """What one segment has of a policy.
 
     Attributes:
-        delivery: A delivery of the policy's rollouts alone.
+        segment: The same, as a segment of a delivery of the policy's rollouts alone.
         of: These rollouts.
-        start: The first trajectory.
-        stop: The one after the last.
-        episodes: The number in the batch of the episode of each.
+        episodes: The number in the batch of the episode of each trajectory.
     """
 
-    delivery: Delivery
+    segment: Segment
     of: PolicyRollouts
-    start: int
-    stop: int
     episodes: NDArray[np.int64]
 
     @property
-    def segment(self) -> Segment:
-        """The same as a segment."""
-        return Segment(self.delivery, self.start, self.stop, range(self.start, self.stop))
+    def agents(self) -> NDArray[np.int64]:
+        """The number of the agent of each trajectory."""
+        return self.of.agents[self.segment.start : self.segment.stop]
+
+    @property
+    def env_timesteps(self) -> NDArray[np.int64]:
+        """The environment's step of each timestep."""
+        ends = np.cumsum([0, *self.of.rollouts.lengths.tolist()])
+        return self.of.env_timesteps[ends[self.segment.start] : ends[self.segment.stop]]
 
 
 def _pieces(segments: Sequence[Segment], name: str) -> Iterator[_Piece]:
@@ -298,7 +299,8 @@ def _pieces(segments: Sequence[Segment], name: str) -> Iterator[_Piece]:
                     own = deliveries.setdefault(
                         id(of), Delivery(delivery.worker, of.rollouts, _nothing, fingerprint=delivery.fingerprint)
                     )
-                    yield _Piece(own, of, begin, end, of.episodes[begin:end] - start + first)
+                    segment = Segment(own, begin, end, range(begin, end))
+                    yield _Piece(segment, of, of.episodes[begin:end] - start + first)
         first += stop - start
 
 
@@ -312,26 +314,19 @@ def _policy_batch(
 ) -> TrajectoryBatch[Any, Any] | None:  # fmt: skip
     if not pieces:
         return None
-    numbers = np.concatenate([piece.of.agents[piece.start : piece.stop] for piece in pieces])
+    numbers = np.concatenate([piece.agents for piece in pieces])
     episodes = np.concatenate([piece.episodes for piece in pieces])
     own = _spaces_of(name, [known[number] for number in np.unique(numbers).tolist()], spaces)
-    segments = [piece.segment for piece in pieces]
-    timesteps = [_timesteps(piece) for piece in pieces]
+    env_timesteps = np.concatenate([piece.env_timesteps for piece in pieces])
     return assemble(
-        segments,
+        [piece.segment for piece in pieces],
         observation_space=own[0],
         action_space=own[1],
         seeds_of=lambda _: [joint.seeds[episode] for episode in episodes.tolist()],
         origins=Origins(joint.indices[episodes], joint.worker_numbers[episodes], joint.fingerprints),
-        agents=AgentRows(known, numbers, episodes, np.concatenate(timesteps)),
+        agents=AgentRows(known, numbers, episodes, env_timesteps),
         **same,
     )
-
-
-def _timesteps(piece: _Piece) -> NDArray[np.int64]:
-    ends = np.cumsum(piece.of.rollouts.lengths)
-    start = int(ends[piece.start - 1]) if piece.start else 0
-    return piece.of.env_timesteps[start : int(ends[piece.stop - 1])]
 
 
 def _spaces_of(name: str, agents: Sequence[str], spaces: tuple[Any, Any]) -> tuple[Any, Any]:

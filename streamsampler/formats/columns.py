@@ -21,6 +21,7 @@ from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.batch_fields import INFOS
 from streamsampler.data.info_columns import KeyPath
 from streamsampler.data.infos import Infos, columns_of
 from streamsampler.data.multi_agent import MultiAgentBatch
@@ -191,7 +192,6 @@ def space_columns(space: AnySpace, tree: Any, path: tuple[str, ...]) -> Iterator
 
 
 _log = logging.getLogger("streamsampler")
-_INFOS = ("env_infos", "agent_infos", "episode_infos")
 
 
 class Source:
@@ -261,12 +261,12 @@ class Source:
             DataError: They are no infos.
             StorageError: A shard is damaged; names its file.
         """
-        surveys = {name: _InfoSurvey() for name in (*_INFOS, "all_env_infos")}
+        surveys = {name: _InfoSurvey() for name in (*INFOS, "all_env_infos")}
         seeds_fit = True
         for number, (n_trajectories, n_timesteps) in enumerate(self._sizes):
             infos, seeds = self._infos_and_seeds(number)
             seeds_fit = seeds_fit and all(-(2**63) <= seed < 2**63 for seed in seeds)
-            for name in _INFOS:
+            for name in INFOS:
                 length = n_trajectories if name == "episode_infos" else n_timesteps
                 for survey in (name,) if name == "agent_infos" else (name, "all_env_infos"):
                     surveys[survey].add(infos[name], length, name)
@@ -274,8 +274,8 @@ class Source:
 
     def _infos_and_seeds(self, number: int) -> tuple[dict[str, Any], Sequence[int]]:
         if not self._files:
-            return {name: getattr(self._shards[number], name) for name in _INFOS}, self._shards[number].seeds
-        infos, header = storage.read_trees(self._files[number], *_INFOS)
+            return {name: getattr(self._shards[number], name) for name in INFOS}, self._shards[number].seeds
+        infos, header = storage.read_trees(self._files[number], *INFOS)
         return infos, header["seeds"]
 
 

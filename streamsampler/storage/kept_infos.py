@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from streamsampler.data.agent_rows import OF_AGENTS
+from streamsampler.data.batch_fields import INFOS, PER_TIMESTEP
 from streamsampler.data.info_columns import InfoColumns, KeyPath, name_of
 from streamsampler.data.infos import Infos, columns_of, is_mask
 from streamsampler.errors import StorageError, UnwritableInfoError, UsageError
 from streamsampler.storage.codec import encode
 
-INFOS = ("env_infos", "agent_infos", "episode_infos")
 # Python's complex numbers become those of NumPy when their column is decided, and those can be written.
 _WRITABLE = (bool, int, float, str, complex, type(None))
 
@@ -125,7 +125,7 @@ def unwritable_infos(batch: Any) -> None:
     pieces = []
     for each in (batch, *policies_of(batch).values()):
         for name in INFOS:
-            columns = columns_of(getattr(each, name), each.n_timesteps if name != INFOS[-1] else len(each), name)
+            columns = columns_of(getattr(each, name), each.n_timesteps if name in PER_TIMESTEP else len(each), name)
             pieces.append((name, (columns, 0, columns.length)))
     check_pieces(pieces)
 
