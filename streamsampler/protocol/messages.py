@@ -14,7 +14,6 @@ __all__ = [
     "BY_NAME",
     "NEVER_AGAIN",
     "Answer",
-    "CheckOrder",
     "Checked",
     "Continue",
     "Dropped",
@@ -212,43 +211,17 @@ class Ticket(NamedTuple):
 
 @by_position
 @dataclass(frozen=True, slots=True)
-class CheckOrder:
-    """Check that trajectories depend on their seeds alone, before the first ticket.
-
-    Attributes:
-        done: The kind of environment that was checked last: it is not checked again.
-        begun: The kind of environment whose check was interrupted.
-        seconds: What that check has taken.
-    """
-
-    done: str = ""
-    begun: str = ""
-    seconds: float = 0.0
-
-
-@by_position
-@dataclass(frozen=True, slots=True)
 class Checked:
-    """Report what a worker found in its environment.
+    """Report what a worker looked at in a new environment.
 
     Attributes:
-        kind: The classes and the id of the environment that a `CheckOrder` was about; empty where there was none.
-        complete: Whether that order is carried out; otherwise it was interrupted.
-        trajectories: How many trajectories were begun for it.
+        trajectories: How many trajectories were begun to check that they depend on their seeds alone.
         timesteps: Their timesteps.
-        seconds: What it took, with what an earlier attempt took.
-        finding: What is wrong, with the way out; empty where nothing was found.
-        unstable: What to warn of because it differs from run to run, whatever was run before; empty for nothing.
-        files: Where wrappers of the environment write files, whether or not there was an order.
+        files: Where wrappers of the environment write files.
     """
 
-    kind: str = ""
-    complete: bool = False
     trajectories: int = 0
     timesteps: int = 0
-    seconds: float = 0.0
-    finding: str = ""
-    unstable: str = ""
     files: tuple[str, ...] = ()
 
 
@@ -264,7 +237,7 @@ class Start:
         parameters: New parameters for it; None keeps them.
         env: A new environment; None keeps the environment.
         levels: The levels of the sampler's loggers (`workers.logs.Levels`); None if they have not changed.
-        check: What to check before the first ticket; None for nothing.
+        check: Whether to check, before the first ticket, that trajectories depend on their seeds alone.
         resets: What the call says of its trajectories (`workers.resets.Resets`), as the engine carries payloads.
         filters: New filters (`filters.Filters`); None keeps them.
     """
@@ -275,7 +248,7 @@ class Start:
     parameters: Any = None
     env: Any = None
     levels: Any = None
-    check: CheckOrder | None = None
+    check: bool = False
     resets: Any = None
     filters: Any = None
 
@@ -363,7 +336,7 @@ class Report:
         seconds: Where the worker's time went since its last answer.
         dropped: The ticket's trajectories that raised and were left out, in order.
         lost_timesteps: Further timesteps, which were run in vain because something raised.
-        checked: What the worker found in its environment since its last answer.
+        checked: What the worker looked at in a new environment since its last answer; None for nothing.
         runs_lanes: See `Worker.runs_lanes`.
         fingerprint: How the worker's process computes; None where the worker has said so before.
         timed: What user code timed since the worker's last report; see `timing.timed`.

@@ -24,12 +24,12 @@ from streamsampler.data.statistics import (
 from streamsampler.data.trees import bytes_of
 from streamsampler.engines.base import Answered, Died, Event, Logged, Restored
 from streamsampler.errors import ClosedError, UsageError
-from streamsampler.protocol.messages import Failure, Report
+from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.samplers.batches import BatchMaker, Summaries
 from streamsampler.samplers.decisions import Decisions
 from streamsampler.samplers.run_ahead import TakenOver, gathering_for
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.setbacks import UPDATE_PHASES, Setback, WorkerRecord
+from streamsampler.samplers.setbacks import UPDATE_PHASES, Setback, WorkerRecord, failure_error
 from streamsampler.samplers.supervisor import logger
 from streamsampler.samplers.updates import Snapshot
 from streamsampler.scheduling.gathering import Gathering
@@ -203,8 +203,8 @@ class Call:
         self._ahead: OrderedDict[int, None] = OrderedDict()
         for record in reversed(session.records):
             self._note_room(record)
-        if session.verdicts.exclusive:
-            # Only worker 0 has work before the verdict: it is not left out for having been slow.
+        if session.checks.is_exclusive:
+            # Only worker 0 has work at first: it is not left out for having been slow.
             session.throughput.forget(0)
         if taken_over is not None:
             for event in taken_over.events:
@@ -291,13 +291,13 @@ class Call:
             raise
 
     def _assign_to(self, with_room: OrderedDict[int, None], n_events: int | None, *, is_next: bool) -> None:
-        verdicts, records = self._session.verdicts, self._session.records
-        exclusive, n_refused = verdicts.exclusive, 0
+        checks, records = self._session.checks, self._session.records
+        exclusive, n_refused = checks.is_exclusive, 0
         few = sorted(with_room) if len(with_room) <= _FEW else None
         for position in range(len(with_room)):
             worker = next(iter(with_room)) if few is None else few[position]
             with_room.move_to_end(worker)  # who was looked at comes last the next time
-            if exclusive and not verdicts.may_work(records[worker]):
+            if exclusive and not checks.may_work(records[worker]):
                 continue
             can_work = self._supervisor.can_work(records[worker])
             if can_work and self._assign(records[worker], is_next=is_next):
@@ -348,7 +348,7 @@ class Call:
             return
         answer = event.answer
         if answer.checked is not None:
-            self._decisions.take_verdict(record, answer, answer.checked)
+            self._decisions.take_checked(record, answer, answer.checked)
         if isinstance(answer, Report):
             if answer.fingerprint is not None:
                 self._decisions.take_fingerprint(event.worker, answer.fingerprint)
@@ -368,6 +368,8 @@ class Call:
         worker = event.worker
         is_current = record.record_answer(report)
         self.stats.take_report(worker, report)
+        if is_current and not report.given_up:
+            self._session.checks.take_answer(record)
         if event.contents is not None:
             rollouts, spaces = event.contents
             if spaces is not None:
@@ -426,6 +428,11 @@ class Call:
             self.stats.stale_trajectories += 1
             return
         assert failure.ticket is not None
+        if failure.phase is Phase.CHECK:
+            self._decisions.refuse(failure_error(event.worker, failure, event.contents))
+            return
+        if failure.phase not in UPDATE_PHASES:
+            self._session.checks.take_answer(record)
         version, index = self._place_of(failure.trajectory)
         ticket = failure.ticket._replace(version=version)  # as errors name it
         failure, worker, indices = replace(failure, ticket=ticket), event.worker, ticket.indices

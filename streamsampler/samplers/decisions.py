@@ -5,8 +5,8 @@ from __future__ import annotations
 from operator import attrgetter
 
 from streamsampler.data.statistics import Stats
-from streamsampler.errors import NotReproducibleError, SamplerError
-from streamsampler.protocol.messages import Answer, Checked, Failure, Fingerprint, Phase
+from streamsampler.errors import SamplerError
+from streamsampler.protocol.messages import Answer, Checked, Failure, Fingerprint
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import Setback, WorkerRecord, dropped_error, kernels_error
 from streamsampler.samplers.supervisor import logger
@@ -58,19 +58,12 @@ class Decisions:
         """End the call with `error`, because its environment or agent cannot be used."""
         self._refusal = self._refusal or error
 
-    def take_verdict(self, record: WorkerRecord, answer: Answer, checked: Checked) -> None:
-        """Warn of what a worker found in its environment; end the call if it is refused for that."""
-        ticket, session = answer.ticket, self._session
+    def take_checked(self, record: WorkerRecord, answer: Answer, checked: Checked) -> None:
+        """Warn if several workers' environments write to the same files."""
         if isinstance(answer, Failure):
             self._stats.take_checked(checked)
-        current = ticket is not None and ticket.version == session.ticket_version
-        warnings, refused = session.verdicts.take(record, session.records, checked, current=current)
-        for warning in warnings:
+        for warning in self._session.checks.shared_files(record, self._session.records, checked.files):
             logger.warning("%s", warning)
-        if refused:
-            record.sent.clear()  # an environment that carries something from one trajectory to the next
-            message = f"worker {record.worker} found, while {Phase.CHECK}: {refused}"
-            self.refuse(NotReproducibleError(message, worker_number=record.worker, phase=Phase.CHECK, trajectory=None))
 
     def take_fingerprint(self, worker: int, found: Fingerprint) -> None:
         """Record how a worker computes; warn if others compute otherwise, or end the call."""

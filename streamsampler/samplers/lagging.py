@@ -183,7 +183,7 @@ class Lag:
     def run_ahead(self, call: Call, session: Session) -> None:
         """Let workers begin with the next batch, when a complete call has ended."""
         assert session.resets is not None
-        if session.cancelled or not session.engine.concurrent or session.verdicts.exclusive or session.resets.is_fixed:
+        if session.cancelled or not session.engine.concurrent or session.checks.is_exclusive or session.resets.is_fixed:
             return
         version, first = self.next_of(session.version)
         payload = pickled_resets(replace(session.resets, version=version, first=first))

@@ -22,7 +22,7 @@ from streamsampler.samplers.call import Call
 from streamsampler.samplers.kept_infos import InfosOfFiles
 from streamsampler.samplers.lagging import Lag, begun
 from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates
-from streamsampler.samplers.session import Fingerprints, Session, Verdicts
+from streamsampler.samplers.session import Fingerprints, PurityChecks, Session
 from streamsampler.samplers.setbacks import failure_error, kernels_error
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.scheduling.plans import GatherPlan
@@ -62,7 +62,7 @@ class SamplerLife(ABC):
         self.n_workers = self._setup.n_workers
         self.stats = Stats.of(self.n_workers)
         self._lock = threading.RLock()
-        self._verdicts = Verdicts(self._setup.check)
+        self._checks = PurityChecks(self._setup.check)
         self._fingerprints = Fingerprints(self._setup.fingerprint)
         self._infos_of_files = InfosOfFiles()
         self._salvaged: TrajectoryBatch[Any, Any] | None = None
@@ -84,7 +84,7 @@ class SamplerLife(ABC):
                 version=version,
                 layout=self._setup.factory.layout,
                 policy=self._policy_of_workers(),
-                verdicts=self._verdicts,
+                checks=self._checks,
                 fingerprints=self._fingerprints,
                 infos_of_files=self._infos_of_files,
                 clock=engine.clock,
@@ -257,7 +257,7 @@ class SamplerLife(ABC):
         env_update = on_environments(env_update, session)
         updates = pickled_updates(agent_update, env_update, session.updates, held=self._holds_agent)
         if makes_environment(env_update):
-            self._verdicts.renew()
+            self._checks.renew()
         return updates
 
     # ------------------------------------------------------------------ the end

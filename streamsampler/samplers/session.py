@@ -12,7 +12,7 @@ from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.errors import CheckMode
 from streamsampler.filters.base import Filters
-from streamsampler.protocol.messages import NEVER_AGAIN, Checked, CheckOrder, Fingerprint, Start, agree, disagreement
+from streamsampler.protocol.messages import NEVER_AGAIN, Fingerprint, Start, agree, disagreement
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
 from streamsampler.samplers.fragments import FragmentLedger, order_of
 from streamsampler.samplers.kept_infos import InfosOfFiles
@@ -29,18 +29,18 @@ from streamsampler.workers.logs import Levels, levels_here
 from streamsampler.workers.resets import Resets
 
 # ----------------------------------------------------------------------
-# Decide which worker checks that trajectories depend on their seeds alone, and what is reported of it. Pure.
+# Decide when a worker checks that trajectories depend on their seeds alone. Pure.
 
 
 _CHECKS = 0
 """The worker that checks: it has a ticket in every call, if any worker has."""
 
 
-class Verdicts:
-    """Whether a sampler's environment is still to be checked, and what was found.
+class PurityChecks:
+    """Whether worker 0 is to check its environment, which it does before the first ticket of its next `Start`.
 
-    One worker checks, at the first call and after an update that makes another environment. With "error" no other
-    worker has any work before its verdict is there, so that whether a call raises never depends on timing.
+    It checks at the first call and after an update that makes another environment. With "error" no other worker has
+    any work until that ticket is answered, so that whether a call raises never depends on timing.
 
     Args:
         mode: The sampler's argument `check`.
@@ -49,7 +49,6 @@ class Verdicts:
     def __init__(self, mode: CheckMode) -> None:
         self._mode = mode
         self._due = mode is not None
-        self._order = CheckOrder()
         self._reported: set[str] = set()
 
     def renew(self) -> None:
@@ -57,58 +56,31 @@ class Verdicts:
         self._due = self._mode is not None
 
     @property
-    def exclusive(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Whether only the worker that checks may have work for now."""
         return self._due and self._mode == "error"
 
     def may_work(self, record: WorkerRecord) -> bool:
         """Whether a worker may have work for now."""
-        return not self.exclusive or record.worker == _CHECKS
+        return record.worker == _CHECKS or not self.is_exclusive
 
-    def order_for(self, record: WorkerRecord) -> CheckOrder | None:
-        """Return what a worker that is started is to check; None for nothing."""
-        if record.worker != _CHECKS or not self._due:
-            return None
-        record.is_checking = True
-        return self._order
+    def is_due_in(self, record: WorkerRecord) -> bool:
+        """Return whether a worker that is sent a `Start` is to check; it owes an answer if it is."""
+        record.is_checking = self._due and record.worker == _CHECKS
+        return record.is_checking
+
+    def take_answer(self, record: WorkerRecord) -> None:
+        """Note that a worker ran a ticket of the current version: it has checked before, if it was to."""
+        if record.is_checking:
+            record.is_checking = self._due = False
 
     def worker_died(self, record: WorkerRecord) -> None:
         """Check no more if the worker died while it checked, since the next might do so, too."""
         if record.is_checking and self._mode == "warn":
             self._due = False
 
-    def take(
-        self, record: WorkerRecord, records: Sequence[WorkerRecord], checked: Checked, *, current: bool
-    ) -> tuple[list[str], str]:
-        """Record what a worker found.
-
-        Args:
-            record: The worker.
-            records: All workers.
-            checked: What it found.
-            current: Whether it belongs to the current call.
-
-        Returns:
-            What to warn of, and what to raise; "" for nothing.
-        """
-        warnings = self._shared_files(record, records, checked.files)
-        if checked.unstable:
-            warnings += self._once(checked.unstable)
-        if not checked.kind and not checked.complete:
-            return warnings, ""
-        record.is_checking = False
-        if checked.finding and self._mode == "error":
-            # The check stays due: the next call finds the same.
-            return warnings, checked.finding if current else ""
-        if checked.finding:
-            warnings += self._once(checked.finding)
-        if checked.complete:
-            self._due, self._order = False, CheckOrder(done=checked.kind)
-        else:
-            self._order = CheckOrder(self._order.done, checked.kind, checked.seconds)
-        return warnings, ""
-
-    def _shared_files(self, record: WorkerRecord, records: Sequence[WorkerRecord], files: tuple[str, ...]) -> list[str]:
+    def shared_files(self, record: WorkerRecord, records: Sequence[WorkerRecord], files: tuple[str, ...]) -> list[str]:
+        """Record where wrappers of a worker's environments write files; return what to warn of."""
         worker = record.worker
         warnings: list[str] = []
         for number, place in enumerate(files):
@@ -116,19 +88,15 @@ class Verdicts:
             if owner != worker or place in files[:number]:
                 both = sorted((owner, worker))
                 whose = f"workers {both[0]} and {both[1]}" if owner != worker else f"environments of worker {worker}"
-                warnings += self._once(
+                warnings.append(
                     f"{whose} write to the same files, {place}, and overwrite each other's. Give each worker a place "
                     "of its own: a function that makes the environment is given the worker's number if it has a "
                     "parameter `worker_number`"
                 )
         record.files += files
-        return warnings
-
-    def _once(self, text: str) -> list[str]:
-        if text in self._reported:
-            return []
-        self._reported.add(text)
-        return [text]
+        new = [text for text in dict.fromkeys(warnings) if text not in self._reported]
+        self._reported.update(new)
+        return new
 
 
 # ----------------------------------------------------------------------
@@ -228,7 +196,7 @@ class Session:
         capacity: How many unanswered tickets a worker may have.
         layout: How workers run trajectories; see `Worker.layout`.
         policy: What is done about losses; None for what is done by default.
-        verdicts: What became of checking the environment; None to check nothing.
+        checks: When the environment is checked; None to check nothing.
         fingerprints: What is known of how workers compute; None to say nothing of it.
         infos_of_files: What is said of the infos of trajectories that go into files; None for nothing.
         clock: Seconds, from any beginning.
@@ -259,7 +227,7 @@ class Session:
         capacity: int = CAPACITY,
         layout: Layout = Layout(),
         policy: Policy | None = None,
-        verdicts: Verdicts | None = None,
+        checks: PurityChecks | None = None,
         fingerprints: Fingerprints | None = None,
         infos_of_files: InfosOfFiles | None = None,
         clock: Callable[[], float] = perf_counter,
@@ -278,7 +246,7 @@ class Session:
         for record in self.records:
             record.side.apply(Happened.LAUNCHED)
         self.supervisor = Supervisor(engine, self.records, policy or Policy(), clock)
-        self.verdicts = verdicts or Verdicts(None)
+        self.checks = checks or PurityChecks(None)
         self.fingerprints = fingerprints or Fingerprints(None)
         self.infos_of_files = infos_of_files or InfosOfFiles()
         self.cancelled = False
@@ -431,7 +399,7 @@ class Session:
         return shown.timesteps if shown.version == self.ticket_version else 0
 
     def is_checking(self, worker: int) -> bool:
-        """Whether a worker owes the verdict of a check: a call that copies complete without it would not warn."""
+        """Whether a worker owes the answer after its check: a call that copies complete without it would not warn."""
         return self.records[worker].is_checking
 
     def seeds_of(self, version: int, indices: Indices) -> list[int]:
@@ -462,7 +430,7 @@ class Session:
                 dumps(replace(self.resets or Resets(), fragments=order), "what goes on in environments")
             )
         record.payloads_in_use = tuple(contents.values())
-        return {**contents, "check": self.verdicts.order_for(record)}
+        return {**contents, "check": self.checks.is_due_in(record)}
 
     def warn_of_anomaly(self, anomaly: FoundAnomaly) -> None:
         """Warn of the first anomaly in the data, and of no other."""
@@ -510,7 +478,7 @@ class Session:
         """Replace the record of a dead worker; return how many timesteps the worker ran and reported in no answer."""
         worker = record.worker
         record.side.apply(Happened.DIED)
-        self.verdicts.worker_died(record)
+        self.checks.worker_died(record)
         self.fingerprints.worker_died(worker)
         self.throughput.forget(worker)
         self.records[worker] = self._new_record(worker)

@@ -103,6 +103,8 @@ def failure_error(
     if failure.ticket is not None:
         where += f" of agent version {failure.ticket.version}"
     original = exception if isinstance(exception, BaseException) else unpickled(failure.exception)
+    if failure.phase is Phase.CHECK and isinstance(original, NotReproducibleError):
+        return original
     error = RolloutError(
         f"worker {worker} failed while {failure.phase}{where}: {failure.summary}",
         worker_number=worker,
@@ -209,7 +211,7 @@ class WorkerRecord:
         stillness: For how long its row of the status board has not changed.
         hang: Why it was killed, if it made no progress.
         deadline: When it is killed if it is retiring, in seconds of the supervisor's clock.
-        is_checking: Whether it was sent a `CheckOrder` and has not answered it.
+        is_checking: Whether it was told to check its environment, and has not answered the ticket after that.
         files: Where wrappers of its environments write files.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,10 +15,10 @@ from typing import Any, Protocol
 import cloudpickle
 
 from streamsampler.environments.updates import for_worker
+from streamsampler.errors import NotReproducibleError
 from streamsampler.protocol.messages import (
     Answer,
     Checked,
-    CheckOrder,
     Continue,
     Exit,
     Failure,
@@ -38,7 +39,7 @@ from streamsampler.workers.finishing import Finishing
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.kernels import fingerprint
 from streamsampler.workers.known_wrappers import files_of
-from streamsampler.workers.purity import check_purity
+from streamsampler.workers.purity import PurityCheck, check_purity
 
 _PHASES = {
     "env": Phase.ENV_CONSTRUCTION,
@@ -50,6 +51,8 @@ _IN_STEPS = {Phase.ACTION: "agent", Phase.STEP: "step", Phase.RECORDING: "step",
 _TIMED_AS = [_IN_STEPS.get(phase, "reset") for phase in Phase]  # to replace an environment counts as a reset, too
 _CONSTRUCTION = 0
 """The agent version that constructors are seeded with: trajectories have later ones."""
+
+_LOG = logging.getLogger("streamsampler")
 
 __all__ = ["Channel", "WorkerLoop", "failure_of", "run_worker", "seed_constructors"]
 
@@ -123,7 +126,9 @@ class WorkerLoop:
         self._seeds_ahead: dict[Ticket, list[int]] = {}  # of tickets that the worker looked at before their turns
         self._spaces_sent = False
         self._seconds = [0.0, 0.0, 0.0]  # sending, idle, checking
-        self._check_order: CheckOrder | None = None
+        self._is_to_check = False  # before the next ticket
+        self._last_check = PurityCheck()
+        self._warned_of: set[str] = set()
         self._checked: Checked | None = None  # for the next answer
         # In the user's process, and in a fork of it, torch may have been loaded for other reasons.
         self._is_guest = channel.interruptible or "torch" in sys.modules
@@ -192,7 +197,7 @@ class WorkerLoop:
 
     def _keep_orders(self, worker: Worker, start: Start) -> None:
         """Keep what the call says of checks and trajectories; the environment and the agent are up to date."""
-        self._check_order = start.check
+        self._is_to_check = start.check
         if start.resets is not None:
             self._enter(worker, Phase.RESET)
         worker.resets = None if start.resets is None else self._channel.load(start.resets)
@@ -246,7 +251,7 @@ class WorkerLoop:
         worker.ran_timesteps = 0
         ended = False
         try:
-            if self._check_order is not None and not self._check(worker, self._check_order, ticket.version):
+            if self._is_to_check and not self._check(worker, ticket.version):
                 self._side.before_answer()
                 self._give_up((ticket,))
                 return
@@ -292,22 +297,38 @@ class WorkerLoop:
             return self._derived.of(indices)
         return worker.resets.seeds_of(self._derived, indices)
 
-    def _check(self, worker: Worker, order: CheckOrder, version: int) -> bool:
-        """Check that trajectories depend on their seeds alone; return whether the ticket is to be run."""
+    def _check(self, worker: Worker, version: int) -> bool:
+        """Check that trajectories depend on their seeds alone; return whether the ticket is to be run.
+
+        Raises:
+            NotReproducibleError: They do not, and that is an error.
+        """
         began = perf_counter()
-        self._check_order = None
-        outcome = check_purity(worker, order, version, partial(self._seeds_of, version))
+        found = self._last_check = check_purity(worker, version, partial(self._seeds_of, version), self._last_check)
+        self._is_to_check = not found.complete
         worker.trajectory, worker.ran_timesteps = None, 0
-        self._row.end_ticket(outcome.checked.timesteps)
-        self._checked = replace(outcome.checked, files=() if self._checked is None else self._checked.files)
-        may_run = self._row.may_run(version)
-        refused = worker.context.check == "error" and bool(outcome.checked.finding)
-        if outcome.spoiled and may_run and not refused:
-            self._rebuild()
-        self._seconds[2] += perf_counter() - began
-        if may_run and not refused:
+        self._row.end_ticket(found.timesteps)
+        files = () if self._checked is None else self._checked.files
+        self._checked = Checked(found.trajectories, found.timesteps, files)
+        self._tell(worker, found)
+        if may_run := self._row.may_run(version):
+            if found.spoiled:
+                self._rebuild()
             self._row.begin_ticket(version)
-        return may_run and not refused
+        self._seconds[2] += perf_counter() - began
+        return may_run
+
+    def _tell(self, worker: Worker, found: PurityCheck) -> None:
+        """Warn of what a check found, once, or raise it."""
+        if found.finding and worker.context.check == "error":
+            self._last_check = PurityCheck()  # the same environment is refused the next time, too
+            number, worker.phase = self._context.worker_number, Phase.CHECK
+            what = f"worker {number} found, while {Phase.CHECK}: {found.finding}"
+            raise NotReproducibleError(what, worker_number=number, phase=Phase.CHECK, trajectory=None)
+        for text in filter(None, (found.unstable, found.finding)):
+            if text not in self._warned_of:
+                self._warned_of.add(text)
+                _LOG.warning("%s", text)
 
     def _let_interrupts_through(self, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt) and self._channel.interruptible:

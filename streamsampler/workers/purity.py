@@ -13,14 +13,12 @@ import hashlib
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from streamsampler.protocol.messages import Checked, CheckOrder
 from streamsampler.workers.base import Worker
 from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.known_wrappers import files_of, kind_of, stateful_wrapper
@@ -125,22 +123,6 @@ class Trace:
                 found[key] = Difference("agent" if key[0] == AGENT_INFO else "environment", f"{what} {_how(kept, now)}")
         return found
 
-    def difference(self, other: Trace) -> Difference | None:
-        """Return the first difference to another run of the trajectory, as far as both were noted."""
-        self.position = 0
-        try:
-            for what, value in other.entries[: len(self.entries)]:
-                self.take(what, value)
-        except Difference as difference:
-            return difference
-        return None
-
-    @property
-    def compared_timesteps(self) -> int:
-        """How many timesteps were compared, or are kept where nothing was compared."""
-        entries = self.entries if self.position < 0 else self.entries[: self.position]
-        return sum(what.startswith("truncated ") for what, _ in entries)
-
 
 @dataclass
 class Limits:
@@ -148,17 +130,13 @@ class Limits:
 
     Attributes:
         may_run: Whether the agent version may still run.
-        until: The time, of `clock`, after which no further reset or step begins; None for any.
-        most_timesteps: How many timesteps of each trajectory are run.
-        clock: Returns the time in seconds.
+        until: The time after which no further reset or step begins; None for any.
         trajectories: How many trajectories were begun.
         timesteps: How many timesteps were run.
     """
 
     may_run: Callable[[], bool]
     until: float | None
-    most_timesteps: int
-    clock: Callable[[], float] = perf_counter
     trajectories: int = 0
     timesteps: int = 0
 
@@ -168,7 +146,7 @@ class Limits:
         Raises:
             BrokenOff: Nothing is.
         """
-        if (self.until is not None and self.clock() >= self.until) or not self.may_run():
+        if (self.until is not None and perf_counter() >= self.until) or not self.may_run():
             raise BrokenOff
 
 
@@ -198,7 +176,7 @@ class _StandIn:
         return result
 
     def step(self, action: Any) -> Any:
-        if self._timestep >= self._limits.most_timesteps:
+        if self._timestep >= TIMESTEPS:
             raise _Enough
         self._limits.look()
         self._trace.take(f"action at timestep {self._timestep}", action)
@@ -340,82 +318,78 @@ WAYS_OUT = {
 
 
 @dataclass
-class Outcome:
-    """The result of a check.
+class PurityCheck:
+    """What a worker knows after it has checked one kind of environment.
 
     Attributes:
-        checked: What the answer says of it.
+        kind: The classes and the id of the environment; empty where nothing was checked.
+        complete: Whether the check is done; otherwise it goes on with what is left of its time.
+        seconds: What it took, with what an earlier attempt took.
+        trajectories: How many trajectories were begun.
+        timesteps: Their timesteps.
+        finding: What is wrong, with the way out; empty where nothing was found.
+        unstable: What to warn of because it differs from run to run, whatever was run before; empty for nothing.
         spoiled: Whether environment and agent are to be replaced by new ones: they carry something, or raised.
-        compared_timesteps: How many timesteps were run twice, and compared.
-        difference: What came out differently; None where nothing did.
     """
 
-    checked: Checked
+    kind: str = ""
+    complete: bool = True
+    seconds: float = 0.0
+    trajectories: int = 0
+    timesteps: int = 0
+    finding: str = ""
+    unstable: str = ""
     spoiled: bool = False
-    compared_timesteps: int = 0
-    difference: Difference | None = None
 
 
 def check_purity(
-    worker: Worker,
-    order: CheckOrder,
-    version: int,
-    seeds_of: Callable[[range], list[int]],
-    *,
-    seconds: float = SECONDS,
-    timesteps: int = TIMESTEPS,
-    renew: Callable[[], Worker] | None = None,
-) -> Outcome:
+    worker: Worker, version: int, seeds_of: Callable[[range], list[int]], before: PurityCheck
+) -> PurityCheck:
     """Check that trajectories of a worker depend on their seeds alone.
+
+    No reset or timestep begins later than `SECONDS` after the first one, unless the worker's `check` is "error".
 
     Args:
         worker: The worker, with its agent and its environments.
-        order: What was checked before.
         version: The agent version in hand. The check ends when it may no longer run.
         seeds_of: Gives the seeds of trajectories.
-        seconds: After that long no further reset or step begins, unless the worker's `check` is "error".
-        timesteps: How many timesteps of a trajectory are run and compared.
-        renew: Gives the worker a new agent and new environments, and returns it; None for its context's `rebuild`.
-
-    Returns:
-        What the answer says of it, and whether agent and environment are to be replaced.
+        before: What the worker checked last: a kind of environment whose check is complete is not checked again.
 
     Raises:
         KeyboardInterrupt: The user's.
     """
     envs = worker.environments()
     if not envs or not worker.can_rehearse:
-        return Outcome(Checked(complete=True))
+        return PurityCheck()
     kind, strict = kind_of(envs[0]), worker.context.check == "error"
-    if kind == order.done:
-        return Outcome(Checked(kind, complete=True))
+    has_begun = kind == before.kind
+    if has_begun and before.complete:
+        return PurityCheck(kind)
     finding = next(filter(None, map(stateful_wrapper, envs)), "")
     # A check would write files of its own, over the user's or among them. Where it must be, all begins again after it.
     writes = bool(files_of(envs))
     if finding or (writes and not strict):
-        return Outcome(Checked(kind, complete=True, finding=finding))
-    began = perf_counter()
-    until = None if strict else began + seconds - (order.seconds if kind == order.begun else 0.0)
-    limits = Limits(lambda: worker.row.may_run(version), until, timesteps, perf_counter)
-    outcome = Outcome(Checked(), spoiled=writes)
-    run = _Run(worker, version, seeds_of, limits, renew or partial(_rebuilt, worker))
+        return PurityCheck(kind, finding=finding)
+    began = perf_counter() - (before.seconds if has_begun else 0.0)
+    limits = Limits(lambda: worker.row.may_run(version), None if strict else began + SECONDS)
+    found, run = PurityCheck(kind, spoiled=writes), _Run(worker, version, seeds_of, limits)
     try:
         run.check()
     except BrokenOff:
         pass
     except Difference as difference:
-        finding, outcome.spoiled, outcome.difference = _finding(difference, envs[0]), True, difference
+        found.finding, found.spoiled = _finding(difference, envs[0]), True
     except KeyboardInterrupt:
         raise
     except BaseException:  # no verdict: the rollout to come raises it again
-        outcome.spoiled = True
-    took = perf_counter() - began + (order.seconds if kind == order.begun else 0.0)
-    complete = bool(finding) or worker.row.may_run(version) or (not strict and took >= seconds)
-    warning = _warning(run.unstable, envs[0])
-    outcome.checked = Checked(kind, complete, limits.trajectories, limits.timesteps, took, finding, warning)
-    outcome.spoiled |= run.has_renewed
-    outcome.compared_timesteps = sum(each.compared_timesteps for each in run.traces if each.position >= 0)
-    return outcome
+        found.spoiled = True
+    found.seconds = perf_counter() - began
+    time_is_up = not strict and found.seconds >= SECONDS
+    found.complete = bool(found.finding) or time_is_up or worker.row.may_run(version)
+    found.trajectories, found.timesteps = limits.trajectories, limits.timesteps
+    found.unstable = _warning(run.unstable, envs[0])
+    found.spoiled |= run.has_renewed
+    return found
 
 
 @dataclass
@@ -423,7 +397,6 @@ class _Run:
     """A check that goes on.
 
     Attributes:
-        traces: What was noted of the first trajectory, one for each environment.
         unstable: Which infos differ from run to run, whatever was run before.
         has_renewed: Whether agent and environments were replaced on the way.
     """
@@ -432,8 +405,6 @@ class _Run:
     version: int
     seeds_of: Callable[[range], list[int]]
     limits: Limits
-    renew: Callable[[], Worker]
-    traces: list[Trace] = field(default_factory=list)
     unstable: set[InfoKey] = field(default_factory=set)
     has_renewed: bool = False
 
@@ -444,12 +415,12 @@ class _Run:
             Difference: The first trajectory came out differently.
             BrokenOff: It was broken off.
         """
-        first = self.traces = self._new_traces()
+        first = self._new_traces()
         self._trajectories(0, first)
         self._trajectories(1, self._new_traces())
-        self.traces = [replace(trace, position=0, infos={}) for trace in first]
-        self._trajectories(0, self.traces)
-        differing = _info_differences(first, self.traces)
+        again = [replace(trace, position=0, infos={}) for trace in first]
+        self._trajectories(0, again)
+        differing = _info_differences(first, again)
         if differing:
             self.unstable = self._unstable()
         for key, difference in differing.items():
@@ -460,7 +431,8 @@ class _Run:
         """Return which infos differ where new environments run the trajectory first: in these there is no memory."""
         found = []
         for _ in range(2):
-            self.worker, self.has_renewed = self.renew(), True
+            self.worker.context.rebuild()
+            self.has_renewed = True
             found.append(self._new_traces())
             self._trajectories(0, found[-1])
         return set(_info_differences(*found))
@@ -476,12 +448,9 @@ class _Run:
         """Run the first or the second trajectory; of several environments, one in each at a time."""
         n_slots = sum(map(n_slots_of, self.worker.environments()))
         indices = range(number * n_slots, (number + 1) * n_slots)
+        # So the board changes from one long reset of a trajectory to the next, and the worker does not seem to hang.
+        self.worker.row.words[self.worker.row.timesteps_word] = self.limits.timesteps
         run_traced(self.worker, self.version, indices, self.seeds_of(indices), traces, self.limits)
-
-
-def _rebuilt(worker: Worker) -> Worker:
-    worker.context.rebuild()
-    return worker
 
 
 def _info_differences(traces: list[Trace], others: list[Trace]) -> dict[InfoKey, Difference]:

@@ -11,13 +11,13 @@ import threading
 import time
 import types
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import pytest
 from gymnasium.wrappers import NormalizeObservation, RecordVideo
 
-from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, SetTaskUpdate
+from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, SetTaskUpdate, VecWorker
 from streamsampler.errors import NotReproducibleError, RolloutError
 from streamsampler.testing.fail_points import Records
 from streamsampler.workers import purity
@@ -408,6 +408,30 @@ def test_one_worker_overwrites_nothing(tmp_path, caplog):
         sampler.obtain_trajectories(2)
         assert sampler.stats.checked_timesteps == 0  # it would record videos of its own
     assert warnings_of(caplog) == []
+
+
+class Shown(Steps):
+    """Notes, at each of its resets, what its worker shows of its progress."""
+
+    rows: ClassVar[list[Any]] = []
+    sampler: Any = None
+
+    def reset(self, **arguments):
+        Shown.rows.append(Shown.sampler._session.engine.progress(0))
+        return super().reset(**arguments)
+
+
+@pytest.mark.parametrize("n_envs", [None, 2])
+@pytest.mark.parametrize("length", [1, 2, 20])
+def test_each_reset_of_a_check_shows(length, n_envs):
+    """Otherwise two long resets in a row count as a hang, with `step_timeout`."""
+    options: Any = {} if n_envs is None else {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs}}
+    with LocalSampler(always_zero, partial(Shown, length), seed=3, check="error", **options) as sampler:
+        Shown.sampler, rows = sampler, Shown.rows
+        rows.clear()
+        sampler.obtain_trajectories(2)
+    assert len(rows) == 3 * (n_envs or 1) + 2
+    assert [one for one, following in itertools.pairwise(rows) if one == following] == []
 
 
 @pytest.mark.slow

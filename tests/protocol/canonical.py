@@ -34,7 +34,7 @@ IRRELEVANT = {
     # What never changes, or follows from the number of calls that were begun.
     "Policy": "never changes",
     "WorkerContext": "never changes",
-    "CheckOrder": "nothing is checked here",
+    "PurityCheck": "nothing is checked here",
     "Gathering.plan": "one each call",
     "Result._plan": "one each call",
     # The model's own.

@@ -7,7 +7,6 @@ from gymnasium import spaces, wrappers
 from gymnasium.wrappers import vector
 
 from streamsampler.environments.updates import as_env_update
-from streamsampler.protocol.messages import CheckOrder
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import known_wrappers, purity
 from streamsampler.workers.default import DefaultWorker
@@ -71,7 +70,7 @@ def check(make_env, monkeypatch):
     space = worker.spaces[1]
     worker.update_agent(lambda _: space.sample() if isinstance(space, spaces.Box) else np.random.randint(space.n))  # type: ignore[attr-defined]
     space.seed(0)
-    return purity.check_purity(worker, CheckOrder(), 1, TrajectorySeeds(0, 1).of).checked
+    return purity.check_purity(worker, 1, TrajectorySeeds(0, 1).of, purity.PurityCheck())
 
 
 @pytest.mark.filterwarnings("ignore:.*ReseedWrapper")

@@ -10,12 +10,12 @@ from gymnasium import spaces
 from streamsampler import RandomAgent
 from streamsampler.agents.base import CallableAgent
 from streamsampler.environments.updates import as_env_update
-from streamsampler.protocol.messages import NEVER_AGAIN, CheckOrder
+from streamsampler.protocol.messages import NEVER_AGAIN
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import purity
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.purity import check_purity
+from streamsampler.workers.purity import PurityCheck, check_purity
 from streamsampler.workers.vec.worker import VecWorker
 from tests.workers.contexts import context_of, new_board
 
@@ -106,8 +106,8 @@ def make_worker(board):
     return make
 
 
-def check(worker, order=None):
-    return check_purity(worker, order or CheckOrder(), 1, TrajectorySeeds(0, 1).of)
+def check(worker, before=None):
+    return check_purity(worker, 1, TrajectorySeeds(0, 1).of, before or PurityCheck())
 
 
 @pytest.mark.parametrize("n_envs", [None, 3])
@@ -115,9 +115,9 @@ def check(worker, order=None):
 @pytest.mark.parametrize("into", CARRIED)
 def test_what_is_carried_into_the_next_trajectory_is_named(make_worker, env_class, into, n_envs):
     outcome = check(make_worker(lambda: env_class(into), n_envs=n_envs))
-    assert f"{env_class.__name__} was run twice from the same seed" in outcome.checked.finding
-    assert f"trajectory 0 came out differently: {CARRIED[into]} was " in outcome.checked.finding
-    assert "let its reset set back what it keeps" in outcome.checked.finding
+    assert f"{env_class.__name__} was run twice from the same seed" in outcome.finding
+    assert f"trajectory 0 came out differently: {CARRIED[into]} was " in outcome.finding
+    assert "let its reset set back what it keeps" in outcome.finding
     assert outcome.spoiled
 
 
@@ -125,8 +125,8 @@ def test_what_is_carried_into_the_next_trajectory_is_named(make_worker, env_clas
 @pytest.mark.parametrize("env_class", [Carrying, Wide, Structured])
 def test_nothing_is_found_where_nothing_is_carried(make_worker, env_class, n_envs):
     outcome = check(make_worker(env_class, RandomAgent(spaces.Discrete(2)), n_envs=n_envs))
-    assert (outcome.checked.finding, outcome.checked.complete, outcome.spoiled) == ("", True, False)
-    assert outcome.checked.timesteps == 3 * 5 * (n_envs or 1)
+    assert (outcome.finding, outcome.complete, outcome.spoiled) == ("", True, False)
+    assert outcome.timesteps == 3 * 5 * (n_envs or 1)
 
 
 class Counting:
@@ -148,7 +148,7 @@ class Counting:
 @pytest.mark.parametrize("n_envs", [None, 3])
 @pytest.mark.parametrize("batched", [False, True])
 def test_an_agent_that_carries_something_is_named(make_worker, n_envs, batched):
-    finding = check(make_worker(Carrying, Counting(batched), n_envs=n_envs)).checked.finding
+    finding = check(make_worker(Carrying, Counting(batched), n_envs=n_envs)).finding
     assert "its action at timestep 0 was 0 and then 1" in finding
     assert "The agent keeps something" in finding
 
@@ -159,8 +159,8 @@ def native(mode, into=""):
 
 @pytest.mark.parametrize("mode", list(gymnasium.vector.AutoresetMode))
 def test_native_vector_environments(make_worker, mode):
-    assert check(make_worker(native(mode), n_envs=3)).checked.finding == ""
-    finding = check(make_worker(native(mode, "reward"), n_envs=3)).checked.finding
+    assert check(make_worker(native(mode), n_envs=3)).finding == ""
+    finding = check(make_worker(native(mode, "reward"), n_envs=3)).finding
     assert "one of trajectories 0 to 2 came out differently: its reward after timestep 2" in finding
 
 
@@ -169,9 +169,9 @@ def test_at_most_200_timesteps_of_a_trajectory_are_compared(make_worker, n_envs)
     made = []
     worker = make_worker(lambda: made.append(Carrying(length=1000)) or made[-1], n_envs=n_envs, check="error")
     outcome = check(worker)
-    assert (outcome.checked.complete, outcome.checked.finding) == (True, "")
+    assert (outcome.complete, outcome.finding) == (True, "")
     assert [env.steps for env in made] == [3 * 200] * (n_envs or 1)
-    assert outcome.checked.timesteps == 3 * 200 * (n_envs or 1)
+    assert outcome.timesteps == 3 * 200 * (n_envs or 1)
 
 
 class Clock:
@@ -205,14 +205,14 @@ def test_nothing_begins_after_a_fifth_of_a_second_unless_it_is_an_error(make_wor
     monkeypatch.setattr(purity, "perf_counter", clock)
     worker = make_worker(lambda: made.append(clock.env(into="reward")) or made[-1], n_envs=n_envs, check=mode)
     outcome = check(worker)
-    assert outcome.checked.complete
+    assert outcome.complete
     if mode == "error":
-        assert "its reward" in outcome.checked.finding
+        assert "its reward" in outcome.finding
     else:
-        assert outcome.checked.finding == ""
+        assert outcome.finding == ""
         # 0.0625, 0.125, 0.1875, 0.25: the fourth began before 0.2 seconds were over.
         assert sum(env.resets + env.steps for env in made) == 4
-        assert (outcome.checked.seconds, outcome.spoiled) == (0.25, False)
+        assert (outcome.seconds, outcome.spoiled) == (0.25, False)
 
 
 def test_a_version_that_is_not_wanted_breaks_it_off_and_it_goes_on_with_the_time_that_is_left(
@@ -229,14 +229,14 @@ def test_a_version_that_is_not_wanted_breaks_it_off_and_it_goes_on_with_the_time
             return super().step(action)
 
     worker = make_worker(Stopping)
-    first = check(worker).checked
+    first = check(worker)
     assert (first.complete, first.timesteps, first.seconds) == (False, 2, 0.125)
     board.abandon_older(1)
-    second = check(worker, CheckOrder(begun=first.kind, seconds=first.seconds)).checked
+    second = check(worker, first)
     assert (second.complete, second.timesteps, second.finding) == (True, 2, "")
-    assert check(worker, CheckOrder(done=first.kind)).checked.timesteps == 0
+    assert check(worker, second).timesteps == 0
     # Another kind of environment has time of its own.
-    assert check(worker, CheckOrder(begun="another", seconds=1.0)).checked.timesteps == 4
+    assert check(worker, PurityCheck("another", complete=False, seconds=1.0)).timesteps == 4
 
 
 @pytest.mark.parametrize("n_envs", [None, 2])
@@ -260,7 +260,7 @@ def test_what_raises_is_no_verdict(make_worker, n_envs, place):
     for mode in ("warn", "error"):
         worker = make_worker(Raising, CallableAgent(act) if place == "action" else None, n_envs=n_envs, check=mode)
         outcome = check(worker)
-        assert (outcome.checked.finding, outcome.checked.complete, outcome.spoiled) == ("", True, True)
+        assert (outcome.finding, outcome.complete, outcome.spoiled) == ("", True, True)
 
 
 def test_nan_and_what_cannot_be_compared_are_no_difference(make_worker):
@@ -273,7 +273,7 @@ def test_nan_and_what_cannot_be_compared_are_no_difference(make_worker):
         def step(self, action):
             return np.full(2, np.nan, np.float32), np.nan, *super().step(action)[2:]
 
-    assert check(make_worker(Odd)).checked.finding == ""
+    assert check(make_worker(Odd)).finding == ""
 
 
 def test_a_worker_of_another_kind_is_not_checked(board):
@@ -286,7 +286,7 @@ def test_a_worker_of_another_kind_is_not_checked(board):
         def shutdown(self): ...
 
     outcome = check(Mine(context_of(board)))
-    assert (outcome.checked.complete, outcome.checked.finding) == (True, "")
+    assert (outcome.complete, outcome.finding) == (True, "")
 
 
 # ------------------------------------------------------------------ infos
@@ -339,16 +339,16 @@ def rebuilding(worker, env, agent=None):
 )  # fmt: skip
 def test_what_is_carried_into_infos_alone_is_named(make_worker, into, what, n_envs):
     outcome = check(rebuilding(make_worker(lambda: Telling(into), n_envs=n_envs), lambda: Telling(into)))
-    assert what in outcome.checked.finding
-    assert "let its reset set back what it keeps" in outcome.checked.finding
-    assert (outcome.checked.unstable, outcome.spoiled) == ("", True)
+    assert what in outcome.finding
+    assert "let its reset set back what it keeps" in outcome.finding
+    assert (outcome.unstable, outcome.spoiled) == ("", True)
 
 
 @pytest.mark.parametrize("n_envs", [None, 3])
 @pytest.mark.parametrize("batched", [False, True])
 def test_what_an_agent_carries_into_its_infos_alone_is_named(make_worker, n_envs, batched):
     worker = make_worker(Carrying, Boasting(batched), n_envs=n_envs)
-    finding = check(rebuilding(worker, Carrying, lambda: Boasting(batched))).checked.finding
+    finding = check(rebuilding(worker, Carrying, lambda: Boasting(batched))).finding
     assert "its agent info 'n' at timestep 0" in finding
     assert "The agent keeps something" in finding
 
@@ -358,7 +358,7 @@ def test_what_a_native_vector_environment_carries_into_its_infos_alone_is_named(
         mode = gymnasium.vector.AutoresetMode.NEXT_STEP
         return gymnasium.vector.SyncVectorEnv([lambda: Telling("step info")] * 3, autoreset_mode=mode)
 
-    finding = check(rebuilding(make_worker(make, n_envs=3), make)).checked.finding
+    finding = check(rebuilding(make_worker(make, n_envs=3), make)).finding
     assert "its info 'nested.number' after timestep 2" in finding
 
 
@@ -376,9 +376,9 @@ class ReadsAClock(Telling):
 @pytest.mark.parametrize("n_envs", [None, 3])
 def test_what_is_read_off_a_clock_is_no_memory_and_is_named(make_worker, n_envs):
     outcome = check(rebuilding(make_worker(ReadsAClock, n_envs=n_envs), ReadsAClock))
-    assert outcome.checked.finding == ""
+    assert outcome.finding == ""
     assert "ReadsAClock was made twice and run from the same seed, and its info 'time.spent' differed" in (
-        outcome.checked.unstable
+        outcome.unstable
     )
     assert outcome.spoiled
 
@@ -389,9 +389,9 @@ def test_memory_is_found_next_to_a_clock(make_worker, n_envs):
         return ReadsAClock("step info")
 
     outcome = check(rebuilding(make_worker(make, n_envs=n_envs), make))
-    assert "its info 'nested.number' after timestep 2" in outcome.checked.finding
-    assert "'time.spent'" in outcome.checked.unstable
-    assert "number" not in outcome.checked.unstable
+    assert "its info 'nested.number' after timestep 2" in outcome.finding
+    assert "'time.spent'" in outcome.unstable
+    assert "number" not in outcome.unstable
 
 
 @pytest.mark.parametrize("n_envs", [None, 3])
@@ -400,5 +400,5 @@ def test_the_clock_of_episode_statistics_is_not_compared(make_worker, n_envs):
         return gymnasium.wrappers.RecordEpisodeStatistics(Carrying())
 
     outcome = check(make_worker(make, n_envs=n_envs))
-    assert (outcome.checked.finding, outcome.checked.unstable, outcome.spoiled) == ("", "", False)
-    assert outcome.compared_timesteps == 5 * (n_envs or 1)
+    assert (outcome.finding, outcome.unstable, outcome.spoiled) == ("", "", False)
+    assert outcome.timesteps == 3 * 5 * (n_envs or 1)
