@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -156,10 +155,6 @@ class CallAccounts:
 # ----------------------------------------------------------------------
 
 
-_FEW = 4
-"""So many idle workers, and one more for each event, are asked in vain at most, each time that tickets are assigned."""
-
-
 class Call:
     """One obtaining call, from its first ticket to its last answer.
 
@@ -197,12 +192,6 @@ class Call:
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
         self.returned: list[Summaries] = []
         self._n_popped = 0
-        # Workers with room for a ticket that have none, and workers with room for the one after the one in hand. The
-        # first one is asked first: who answered last, and last of all who was refused.
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        self._ahead: OrderedDict[int, None] = OrderedDict()
-        for record in reversed(session.records):
-            self._note_room(record)
         if session.checks.is_exclusive:
             # Only worker 0 has work at first: it is not left out for having been slow.
             session.throughput.forget(0)
@@ -231,11 +220,11 @@ class Call:
             self._decisions.decide()
             self._assign_tickets()
         limit = self._supervisor.wait_limit(self._until_next_look(timeout))
-        elapsed, n_events = self._take_in_all(limit)
+        elapsed = self._take_in_all(limit)
         self._decisions.decide()
         self.batches.check_infos()
         self._supervisor.kill_overdue(limit, elapsed)
-        self._assign_tickets(n_events)
+        self._assign_tickets()
 
     def _until_next_look(self, timeout: float | None) -> float | None:
         """Return for how many seconds to wait at most, so that idle workers help where a ticket does not arrive."""
@@ -249,12 +238,8 @@ class Call:
             return timeout
         return seconds if timeout is None else min(timeout, seconds)
 
-    def _take_in_all(self, limit: float | None) -> tuple[float, int]:
-        """Wait for events, and handle all of them before any worker gets a ticket.
-
-        Returns:
-            How long the wait took, and how many events there were.
-        """
+    def _take_in_all(self, limit: float | None) -> float:
+        """Wait for events, and handle all of them before any worker gets a ticket; return how long the wait took."""
         clock = self._session.clock
         began = clock()
         try:
@@ -266,73 +251,38 @@ class Call:
         self._check_open()
         for event in events:
             self.take_in(event)
-        return elapsed, len(events)
+        return elapsed
 
     def _check_open(self) -> None:
         # By another thread, which may have closed descriptors that were in use here.
         if self._session.cancelled:
             raise ClosedError("this sampler was closed while a call was under way")
 
-    def _assign_tickets(self, n_events: int | None = None) -> None:
-        """Assign tickets to the workers with room: first one to each, then the next.
-
-        Args:
-            n_events: How many events there were since the last time; None asks every worker.
-        """
-        if len(self._idle) == len(self._session.records):
-            n_events = None  # no answer will come after which those who are not asked now would be
+    def _assign_tickets(self) -> None:
+        """Assign tickets to the workers with room: first one to each, then the next."""
         try:
-            if self._idle:
-                self._assign_to(self._idle, n_events, is_next=False)
-            if self._ahead:
-                self._assign_to(self._ahead, None, is_next=True)
+            for is_next in (False, True):
+                self._assign_to_all(is_next=is_next)
         except (OSError, ValueError):
             self._check_open()
             raise
 
-    def _assign_to(self, with_room: OrderedDict[int, None], n_events: int | None, *, is_next: bool) -> None:
-        checks, records = self._session.checks, self._session.records
-        exclusive, n_refused = checks.is_exclusive, 0
-        few = sorted(with_room) if len(with_room) <= _FEW else None
-        for position in range(len(with_room)):
-            worker = next(iter(with_room)) if few is None else few[position]
-            with_room.move_to_end(worker)  # who was looked at comes last the next time
-            if exclusive and not checks.may_work(records[worker]):
+    def _assign_to_all(self, *, is_next: bool) -> None:
+        """Assign a ticket to each worker that is idle, or that has only one: the next."""
+        for record in self._session.records:
+            side = record.side
+            if not side.room or bool(side.unanswered) != is_next or (is_next and record.has_enough):
                 continue
-            can_work = self._supervisor.can_work(records[worker])
-            if can_work and self._assign(records[worker], is_next=is_next):
+            if not self._session.checks.may_work(record) or not self._supervisor.can_work(record):
                 continue
-            if can_work and self.gathering.refuses_all:
+            assignment = self.gathering.take(side.worker, ahead=is_next, now=self._session.clock())
+            if assignment is not None:
+                self.stats.restarts += self._supervisor.start_if_absent(record)
+                self._session.hand_out(record, *assignment)
+            elif self.gathering.refuses_all:
                 break
-            if can_work and is_next:
-                del with_room[worker]  # it has enough: it is asked again when it has answered
-            # If all idle workers were asked each time, a report would cost the more, the more of them there are.
-            n_refused += 1
-            if n_events is not None and n_refused >= _FEW + n_events:
-                break
-
-    def _note_room(self, record: WorkerRecord) -> None:
-        """Note whether a worker may be given a ticket, so that it need not be looked for among all workers."""
-        side = record.side
-        worker = side.worker
-        self._idle.pop(worker, None)
-        self._ahead.pop(worker, None)
-        if side.room:
-            with_room = self._ahead if side.unanswered else self._idle
-            with_room[worker] = None
-            with_room.move_to_end(worker, last=False)
-
-    def _assign(self, record: WorkerRecord, *, is_next: bool) -> bool:
-        """Assign a ticket to a worker; return whether there was one."""
-        side = record.side
-        assignment = self.gathering.take(side.worker, ahead=is_next, now=self._session.clock())
-        if assignment is None:
-            return False
-        if self._supervisor.start_if_absent(record):
-            self.stats.restarts += 1
-        self._session.hand_out(record, *assignment)
-        self._note_room(record)
-        return True
+            else:
+                record.has_enough = is_next
 
     # ------------------------------------------------------------------ events
 
@@ -344,7 +294,6 @@ class Call:
         record = self._session.records[event.worker]
         if isinstance(event, Died):
             self._handle_death(record, event)
-            self._note_room(self._session.records[event.worker])
             return
         answer = event.answer
         if answer.checked is not None:
@@ -362,7 +311,6 @@ class Call:
             record.side.mark_for_replacement()
             self.stats.replaced += 1
         self._supervisor.retire_if_marked(record)
-        self._note_room(record)
 
     def _handle_report(self, record: WorkerRecord, event: Answered, report: Report) -> None:
         worker = event.worker

@@ -208,6 +208,7 @@ class WorkerRecord:
         spaces: Its observation and action space; None before its first report.
         reported_timesteps: The timesteps in its answers.
         has_answered: Whether its memory was looked at after an answer.
+        has_enough: Whether it got no ticket to run after the one in hand, and is asked again when it has answered.
         stillness: For how long its row of the status board has not changed.
         hang: Why it was killed, if it made no progress.
         deadline: When it is killed if it is retiring, in seconds of the supervisor's clock.
@@ -221,6 +222,7 @@ class WorkerRecord:
     spaces: Spaces | None = None
     reported_timesteps: int = 0
     has_answered: bool = False
+    has_enough: bool = False
     stillness: Stillness = field(default_factory=Stillness)
     hang: Hang | None = None
     deadline: float = math.inf

@@ -121,7 +121,8 @@ class Gathering:
         self._shortest_ticket = shortest_ticket
         self._unit = max(layout.rows, layout.block)
         self._has_lanes = False
-        self._shares = -1, 0.0, 1.0  # see `_last_share`
+        self._shared_after = -1  # trajectories that had arrived; see `_last_share`
+        self._n_to_share, self._all_speeds = 0.0, 1.0
         self._may_copy = concurrent and not own_queues
         n_queues = n_workers if own_queues else 1
         own = [plan.queue(number, n_queues) for number in range(n_queues)]
@@ -164,7 +165,7 @@ class Gathering:
         slowness = self._slowness(worker)
         if in_lanes and 0 < remaining <= self._n_workers * self._unit:
             # Shares are estimates: if every worker were refused, no report would come, and no worker be asked again.
-            size = max(self._last_share(worker, needed, remaining, now), 0 if ahead else 1)
+            size = max(self._last_share(worker, remaining, now), 0 if ahead else 1)
             if not size:
                 return None
         else:
@@ -195,19 +196,18 @@ class Gathering:
         queue = self._queue_for(worker)
         queue.block, self._has_lanes = 1, self._unit > 1
 
-    def _last_share(self, worker: int, needed: int, remaining: int, now: float) -> int:
-        """Return how many of the last trajectories a worker gets at once, so that all workers finish together."""
-        # What is handed out or put back moves from the one to the other, and changes nothing of the sum. To add it up
-        # for all workers after each report would make a report dearer with each worker.
-        valid_until, left, weight = self._shares
-        if self.arrived_trajectories > valid_until:
-            everybody = range(self._n_workers)
-            valid_until = self.arrived_trajectories + self._n_workers // 16 * self._unit
-            left = remaining - needed + sum(self._in_flight.left(other, now) for other in everybody)
-            weight = sum(1 / self._slowness(other) for other in everybody)
-            self._shares = valid_until, left, weight
-        share = (left + needed) / weight / self._slowness(worker)
-        return min(remaining, math.ceil(share - self._in_flight.left(worker, now)))
+    def _last_share(self, worker: int, remaining: int, now: float) -> int:
+        """Return how many of the last trajectories a worker gets at once, so that all workers finish together.
+
+        All trajectories that are not run yet, assigned or not, are shared by the workers' speeds.
+        """
+        in_flight, everybody = self._in_flight, range(self._n_workers)
+        if self._shared_after != self.arrived_trajectories:  # to assign some changes nothing of their number
+            self._shared_after = self.arrived_trajectories
+            self._n_to_share = remaining + sum(in_flight.left(other, now) for other in everybody)
+            self._all_speeds = sum(1 / self._slowness(other) for other in everybody)
+        share = self._n_to_share / self._all_speeds / self._slowness(worker)
+        return min(remaining, math.ceil(share - in_flight.left(worker, now)))
 
     def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
