@@ -3,156 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from time import perf_counter
+from operator import attrgetter
 from typing import Any
 
-from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.recorder import lengths_of
-from streamsampler.data.statistics import (
-    REMEMBERED,
-    DroppedTrajectory,
-    EndedEpisodes,
-    FoundAnomaly,
-    MetricsSoFar,
-    Stats,
-)
+from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import bytes_of
 from streamsampler.engines.base import Answered, Died, Event, Logged, Restored
-from streamsampler.errors import ClosedError, UsageError
-from streamsampler.protocol.messages import Failure, Phase, Report
+from streamsampler.errors import ClosedError, SamplerError, UsageError
+from streamsampler.protocol.messages import Answer, Checked, Failure, Fingerprint, Phase, Report
+from streamsampler.samplers.accounts import CallAccounts
 from streamsampler.samplers.batches import BatchMaker, Summaries
-from streamsampler.samplers.decisions import Decisions
 from streamsampler.samplers.run_ahead import TakenOver, gathering_for
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.setbacks import UPDATE_PHASES, Setback, WorkerRecord, failure_error
+from streamsampler.samplers.setbacks import (
+    UPDATE_PHASES,
+    Setback,
+    WorkerRecord,
+    dropped_error,
+    failure_error,
+    kernels_error,
+)
 from streamsampler.samplers.supervisor import logger
 from streamsampler.samplers.updates import Snapshot
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import GatherPlan
-from streamsampler.scheduling.result import LeftOut, Segment
-from streamsampler.workers.logs import handle_records
+from streamsampler.scheduling.plans import GatherPlan, Streamed
 
-# ----------------------------------------------------------------------
-# Count what became of the trajectories of a call.
-
-
-class CallAccounts:
-    """The accounts of one call.
-
-    Anomalies are counted in trajectories that are returned, and in no others: so does one process alone.
-
-    Args:
-        session: What outlives the call; knows whether the user was warned of an anomaly.
-        gathering: What arrived.
-        stats: Where it is counted.
-        version: The call's agent version.
-    """
-
-    def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
-        self.stats = stats
-        self._session = session
-        self._gathering = gathering
-        self._version = version
-        self._anomalies: dict[int, Anomaly] = {}  # by trajectory index
-        self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
-        self._metrics = MetricsSoFar()  # of what that consumer has seen
-        self._is_closed = False
-        self.excess = 0  # by how many timesteps what arrived was counted as more than steps of the environment
-        self._begun: float | None = perf_counter()
-
-    def stop_clock(self) -> None:
-        """Add the call's wall time, once."""
-        if self._begun is not None:
-            self.stats.seconds += perf_counter() - self._begun
-            self._begun = None
-
-    def take_notice(self, event: Logged | Restored) -> None:
-        """Take in what a worker tells besides its answers."""
-        if isinstance(event, Logged):
-            handle_records(event.worker, event.records)
-        else:
-            self.stats.restarts += 1
-            self.stats.hangs += event.hung
-
-    def add_anomalies(self, segments: Sequence[Segment]) -> None:
-        """Remember the anomalies of trajectories in the result."""
-        for delivery, start, stop, indices in segments:
-            for anomaly in delivery.rollouts.anomalies:
-                if start <= anomaly.position < stop:
-                    self._anomalies[indices[anomaly.position - start]] = anomaly
-
-    def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
-        """Count what was left out, and remember the anomalies of what was not."""
-        self.add_anomalies(segments)
-        stats, version = self.stats, self._version
-        stats.dropped_trajectories += len(left_out)
-        stats.dropped += [DroppedTrajectory(version, index, worker, *it[1:]) for worker, index, it, _ in left_out]
-        del stats.dropped[:-REMEMBERED]
-
-    def _count_anomalies(self, indices: Sequence[int]) -> None:
-        for index in indices:
-            anomaly = self._anomalies.pop(index)
-            self.stats.anomalies += anomaly.count
-            first = FoundAnomaly(self._version, index, anomaly.timestep, anomaly.what)
-            if self.stats.first_anomaly is None:
-                self.stats.first_anomaly = first
-            self._session.warn_of_anomaly(first)
-
-    def add_yielded(self, batch: TrajectoryBatch[Any, Any]) -> None:
-        """Count the trajectories that a stream hands to its consumer."""
-        self.stats.kept_trajectories += batch.n_trajectories
-        self.stats.kept_timesteps += batch.n_timesteps
-        self.stats.episodes += EndedEpisodes.of(batch.raw_rewards, batch.lengths)  # whose sum is that of returns
-        self._yielded[0] += batch.n_trajectories
-        self._yielded[1] += batch.n_timesteps
-        if kinds := self.stats.metric_kinds:
-            self._metrics.add(batch.episode_infos, kinds)
-            self._metrics.update(self.stats.metrics, kinds)
-        if self._anomalies:
-            self._count_anomalies(sorted(self._anomalies.keys() & set(batch.indices.tolist())))
-
-    def close_with(self, segments: Sequence[Segment]) -> None:
-        """Count what is returned as kept and what else arrived as surplus, once."""
-        if self._is_closed:  # an interrupt may have come after that
-            return
-        self._is_closed = True
-        gathering = self._gathering
-        self.add_dropped(segments, gathering.result.pop_left_out())
-        self._count_anomalies(sorted(self._anomalies))
-        kept, excess = gathering.result.n_timesteps, 0
-        if self.excess:
-            env_steps = sum(int(it.delivery.rollouts.lengths[it.start : it.stop].sum()) for it in segments)
-            kept, excess = env_steps, self.excess - (kept - env_steps)
-        self.stats.kept_trajectories = gathering.result.n_trajectories
-        self.stats.kept_timesteps = kept
-        n_trajectories, n_timesteps = gathering.result.pending()
-        self.add_surplus(n_trajectories + len(gathering.result.held_failures()), n_timesteps - excess)
-
-    def close_unseen(self) -> None:
-        """Count what arrived and was never returned as surplus, if the accounts are not closed yet."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        gathering = self._gathering
-        arrived = gathering.arrived_trajectories + len(gathering.result.held_failures())
-        self.add_surplus(arrived - self._yielded[0], gathering.arrived_timesteps - self.excess - self._yielded[1])
-
-    def add_surplus(self, n_trajectories: int, n_timesteps: int) -> None:
-        """Count trajectories that the batch does not need."""
-        self.stats.surplus_trajectories += n_trajectories
-        self.stats.surplus_timesteps += n_timesteps
-
-    def add_stale(self, n_trajectories: int, n_timesteps: int) -> None:
-        """Count trajectories of an older agent version."""
-        self.stats.stale_trajectories += n_trajectories
-        self.stats.stale_timesteps += n_timesteps
-
-
-# ----------------------------------------------------------------------
+_NOT_NEEDED = "%s; the call did not need it"
 
 
 class Call:
@@ -189,7 +69,9 @@ class Call:
         self._supervisor.begin_call(self._ticket_version, plan.timesteps, self._layout.rows)
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
         self.batches = BatchMaker(session, self.gathering, stats, self.version, self.accounts.add_anomalies)
-        self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
+        self._snapshot = snapshot
+        self._outside: list[Setback] = []  # of this call's trajectories
+        self._refusal: SamplerError | None = None
         self.returned: list[Summaries] = []
         self._n_popped = 0
         if session.checks.is_exclusive:
@@ -217,11 +99,11 @@ class Call:
         if self.gathering.result.n_popped != self._n_popped:
             # What a stream's consumer took may have come before a failure, and has made room.
             self._n_popped = self.gathering.result.n_popped
-            self._decisions.decide()
+            self._decide()
             self._assign_tickets()
         limit = self._supervisor.wait_limit(self._until_next_look(timeout))
         elapsed = self._take_in_all(limit)
-        self._decisions.decide()
+        self._decide()
         self.batches.check_infos()
         self._supervisor.kill_overdue(limit, elapsed)
         self._assign_tickets()
@@ -297,10 +179,10 @@ class Call:
             return
         answer = event.answer
         if answer.checked is not None:
-            self._decisions.take_checked(record, answer, answer.checked)
+            self._take_checked(record, answer, answer.checked)
         if isinstance(answer, Report):
             if answer.fingerprint is not None:
-                self._decisions.take_fingerprint(event.worker, answer.fingerprint)
+                self._take_fingerprint(event.worker, answer.fingerprint)
             self._handle_report(record, event, answer)
         elif answer.ticket is not None:
             self._handle_failure(record, event, answer)
@@ -313,39 +195,42 @@ class Call:
         self._supervisor.retire_if_marked(record)
 
     def _handle_report(self, record: WorkerRecord, event: Answered, report: Report) -> None:
-        worker = event.worker
+        """Take in a report: what it brought is added to the result, or is of an older version, or was given up."""
         is_current = record.record_answer(report)
-        self.stats.take_report(worker, report)
+        self.stats.take_report(event.worker, report)
+        lengths, delivery = self._unpacked(record, event, report)
         if is_current and not report.given_up:
             self._session.checks.take_answer(record)
-        if event.contents is not None:
-            rollouts, spaces = event.contents
-            if spaces is not None:
-                record.spaces = spaces
-            lengths = rollouts.agent_steps() if self.gathering.plan.counts_agents else lengths_of(rollouts)
-            n_bytes = bytes_of(rollouts.observations)
-            if not rollouts.fragments:  # their lengths are given, and so are their tickets
-                self._session.throughput.add(lengths, report.seconds.rollout, worker, n_bytes)
-            if is_current:
-                bits = self._session.fingerprints.bits_of(worker)
-                delivery = Delivery(worker, rollouts, event.release, n_bytes, record.spaces, bits)
-                self._add_rollouts(event, report, lengths, delivery)
-                return
-            event.release()
-        elif is_current and report.dropped:
-            self._add_rollouts(event, report, (), None)
+            self._add_rollouts(event, report, lengths, delivery)
             return
-        elif is_current:
-            # The worker failed in another ticket, and runs no more of this version before its next start.
-            self.gathering.put_back(worker, report.ticket.indices, self._session.clock())
+        event.release()
         self.accounts.add_stale(report.n_trajectories, report.n_timesteps)
+        if is_current:
+            # The worker failed in another ticket, and runs no more of this version before its next start.
+            self.gathering.put_back(event.worker, report.ticket.indices, self._session.clock())
+
+    def _unpacked(
+        self, record: WorkerRecord, event: Answered, report: Report
+    ) -> tuple[tuple[int, ...], Delivery | None]:
+        """Return the lengths of a report's trajectories, from which later tickets are sized, and what it brought."""
+        if event.contents is None:
+            return (), None
+        rollouts, spaces = event.contents
+        if spaces is not None:
+            record.spaces = spaces
+        lengths = rollouts.agent_steps() if self.gathering.plan.counts_agents else lengths_of(rollouts)
+        n_bytes = bytes_of(rollouts.observations)
+        if not rollouts.fragments:  # their lengths are given, and so are their tickets
+            self._session.throughput.add(lengths, report.seconds.rollout, event.worker, n_bytes)
+        bits = self._session.fingerprints.bits_of(event.worker)
+        return lengths, Delivery(event.worker, rollouts, event.release, n_bytes, record.spaces, bits)
 
     def _add_rollouts(
         self, event: Answered, report: Report, lengths: tuple[int, ...], delivery: Delivery | None
     ) -> None:
         gathering, indices, now = self.gathering, report.ticket.indices, self._session.clock()
         if not self._take_in_lanes(event.worker, report):
-            self._decisions.refuse(
+            self._refuse(
                 UsageError(
                     f"worker {event.worker} runs trajectories in blocks since the agent's parameters were updated: "
                     "pass the agent itself as agent_update"
@@ -377,7 +262,7 @@ class Call:
             return
         assert failure.ticket is not None
         if failure.phase is Phase.CHECK:
-            self._decisions.refuse(failure_error(event.worker, failure, event.contents))
+            self._refuse(failure_error(event.worker, failure, event.contents))
             return
         if failure.phase not in UPDATE_PHASES:
             self._session.checks.take_answer(record)
@@ -392,7 +277,7 @@ class Call:
         setback = self._supervisor.setback_of(record, failure, event.contents)
         if setback.is_of_an_update or setback.is_of_the_engine:
             self.gathering.put_back(worker, indices, now)
-            self._decisions.add(setback)
+            self._outside.append(setback)
             return
         self._take_in_lanes(worker, failure)
         self.gathering.add_failure(worker, indices, index, setback, final=setback.final, now=now)
@@ -420,8 +305,74 @@ class Call:
                 setback = None
             else:
                 self.gathering.put_back(worker, indices, now)
-        if setback is not None:
-            self._decisions.add(setback, needed=has_begun or seen.trajectory is None)
+        if setback is not None and (has_begun or seen.trajectory is None):
+            self._outside.append(setback)
+        elif setback is not None:
+            logger.warning(_NOT_NEEDED, setback)
+
+    # ------------------------------------------------------------------ what follows from what went wrong
+
+    def _refuse(self, error: SamplerError) -> None:
+        """End the call with `error`, because its environment or agent cannot be used."""
+        self._refusal = self._refusal or error
+
+    def _take_checked(self, record: WorkerRecord, answer: Answer, checked: Checked) -> None:
+        """Warn if several workers' environments write to the same files."""
+        if isinstance(answer, Failure):
+            self.stats.take_checked(checked)
+        for warning in self._session.checks.shared_files(record, self._session.records, checked.files):
+            logger.warning("%s", warning)
+
+    def _take_fingerprint(self, worker: int, found: Fingerprint) -> None:
+        """Record how a worker computes; warn if others compute otherwise, or end the call."""
+        session = self._session
+        if found.is_guest and "torch=" in found.bits and not session.need("torch"):
+            found = found.without_torch()
+        if refused := session.fingerprints.take(worker, found):
+            self._refuse(kernels_error(worker, refused))
+        self._warn_of_kernels(session.engine.n_workers)
+
+    def _warn_of_kernels(self, n_expected: int = 0) -> None:
+        if text := self._session.fingerprints.warning(n_expected):
+            logger.warning("%s", text)
+
+    def _decide(self) -> None:
+        """Decide about everything whose turn it is, in an order that does not depend on timing.
+
+        A setback in a trajectory is decided about when its turn has come; until then it uses up no quota. A setback
+        outside of trajectories (in a constructor, an update, while a worker was idle) is decided about at once.
+
+        Raises:
+            WorkerError: The call ends.
+        """
+        if self._refusal is not None:
+            self._session.restore_updates(self._snapshot)
+            raise self._refusal
+        outside, self._outside = sorted(self._outside, key=attrgetter("worker")), []
+        for setback in outside:
+            self._decide_outside(setback)
+        result = self.gathering.result
+        if isinstance(self.gathering.plan, Streamed) and result.has_segments:
+            return  # the consumer gets what comes before first
+        while (held := result.due) is not None:
+            self.stats.failed_trajectories += 1
+            if (error := self._supervisor.decide(held.reason)) is not None:
+                result.remove_failure(held)
+                raise error
+            self.gathering.retry(held)
+        if (last := result.one_too_many) is not None:
+            raise dropped_error(last, self.version, result.n_dropped, result.n_trajectories)
+
+    def _decide_outside(self, setback: Setback) -> None:
+        if self.gathering.result.complete:
+            # If an update is the cause, the next call, which sends this worker all updates, fails.
+            logger.warning(_NOT_NEEDED, setback)
+            return
+        self.stats.failed_trajectories += 1
+        if (error := self._supervisor.decide(setback)) is not None:
+            if setback.is_of_an_update:
+                self._session.restore_updates(self._snapshot)
+            raise error
 
     # ------------------------------------------------------------------ the end
 
@@ -470,7 +421,10 @@ class Call:
             self.batches.forget_all()
             return
         self._stop_workers()
-        self._decisions.end()
+        self._warn_of_kernels()
+        for held in self.gathering.result.held_failures():
+            if not held.final:  # a loss, whose worker is replaced all the same
+                logger.warning(_NOT_NEEDED, held.reason)
         self.batches.release_all()
         self._session.unpublish_old()
 

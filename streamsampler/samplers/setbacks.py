@@ -21,7 +21,7 @@ from streamsampler.errors import (
 from streamsampler.protocol.messages import Answer, Failure, Phase
 from streamsampler.protocol.states import SamplerSide
 from streamsampler.samplers.updates import Kind
-from streamsampler.scheduling.restarts import Incident, Losses, Stillness
+from streamsampler.scheduling.restarts import Incident, Stillness
 from streamsampler.scheduling.result import LeftOut
 from streamsampler.workers.board import Progress
 
@@ -69,19 +69,6 @@ class Setback:
         assert self.failure is not None
         where = "" if self.failure.trajectory is None else f" in trajectory {self.failure.trajectory}"
         return f"worker {self.worker} failed while {self.failure.phase}{where}: {self.failure.summary}"
-
-    def count(self, losses: Losses) -> WorkerError | None:
-        """Count the loss, if it is one; return the error that ends the call, None if the trajectories are run again."""
-        if self.incident is None:
-            assert self.failure is not None
-            return failure_error(self.worker, self.failure, self.exception)
-        quota = losses.add(self.incident)
-        if quota is None and not self.incident.hopeless:
-            return None
-        history = losses.history()
-        if self.failure is not None:
-            return failure_error(self.worker, self.failure, self.exception, quota=quota, history=history)
-        return loss_error(self.incident, quota, history)
 
 
 def failure_error(

@@ -11,7 +11,7 @@ from streamsampler.engines.base import Died, Engine
 from streamsampler.errors import WorkerError
 from streamsampler.protocol.messages import Exit, Failure, Phase
 from streamsampler.protocol.states import Happened, SamplerState
-from streamsampler.samplers.setbacks import Hang, Setback, WorkerRecord
+from streamsampler.samplers.setbacks import Hang, Setback, WorkerRecord, failure_error, loss_error
 from streamsampler.scheduling.restarts import Incident, LengthWatch, Losses, Policy, Watch, cause_of_death
 from streamsampler.workers.board import Progress
 
@@ -219,9 +219,17 @@ class Supervisor:
         return Setback(worker, failure, exception, incident)
 
     def decide(self, setback: Setback) -> WorkerError | None:
-        """Return the error that ends the call because of a setback; None if the trajectories are to be run again."""
-        error = setback.count(self.losses)
-        if error is None and setback.incident is not None:
-            details = setback.incident.stack if setback.failure is None else setback.failure.traceback
-            logger.warning("%s; a new one takes its place%s", setback.incident, f"\n{details}" if details else "")
-        return error
+        """Count a loss; return the error that ends the call, None if the trajectories are to be run again."""
+        failure, incident = setback.failure, setback.incident
+        if incident is None:
+            assert failure is not None
+            return failure_error(setback.worker, failure, setback.exception)
+        quota = self.losses.add(incident)
+        if quota is None and not incident.hopeless:
+            details = incident.stack if failure is None else failure.traceback
+            logger.warning("%s; a new one takes its place%s", incident, f"\n{details}" if details else "")
+            return None
+        history = self.losses.history()
+        if failure is None:
+            return loss_error(incident, quota, history)
+        return failure_error(setback.worker, failure, setback.exception, quota=quota, history=history)

@@ -16,7 +16,7 @@ from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.statistics import FoundAnomaly, Stats
 from streamsampler.errors import DataError, RolloutError
-from streamsampler.samplers.call import CallAccounts
+from streamsampler.samplers.accounts import CallAccounts
 from streamsampler.scheduling.result import Segment
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))
