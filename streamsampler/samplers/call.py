@@ -29,7 +29,6 @@ from streamsampler.samplers.setbacks import (
 )
 from streamsampler.samplers.supervisor import logger
 from streamsampler.samplers.updates import Snapshot
-from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.plans import GatherPlan, Streamed
 
 _NOT_NEEDED = "%s; the call did not need it"
@@ -62,7 +61,7 @@ class Call:
         self._engine = session.engine
         self._supervisor = session.supervisor
         self._layout = session.layout_of(plan)
-        self.gathering = taken_over.gathering if taken_over else gathering_for(session, plan, Gathering)
+        self.gathering = taken_over.gathering if taken_over else gathering_for(session, plan)
         self.stats = stats
         self.version = session.begin_version(version, goes_on=taken_over is not None and taken_over.goes_on)
         self._ticket_version = session.ticket_version

@@ -254,7 +254,7 @@ class SamplerLife(ABC):
             what = "reset_options" if resets.tasks is None else "tasks"
             raise UsageError(f"{worker_class.__name__} takes no {what}")
         session = self._session
-        env_update = on_environments(env_update, session)
+        env_update = on_environments(env_update, session.updates, session.engine)
         updates = pickled_updates(agent_update, env_update, session.updates, held=self._holds_agent)
         if makes_environment(env_update):
             self._checks.renew()

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -354,28 +354,19 @@ def makes_environment(env_update: Any) -> bool:
     return update is not None and not isinstance(update, SetTaskUpdate)
 
 
-class _Session(Protocol):
-    """What is needed of a `Session`."""
-
-    updates: Updates[Any]
-
-    @property
-    def engine(self) -> Engine: ...
-
-
-def on_environments(env_update: Any, session: _Session) -> Any:
+def on_environments(env_update: Any, updates: Updates[Any], engine: Engine) -> Any:
     """Return an `env_update` whose SetParameters all have an environment: where they have none, the one in force.
 
     Args:
         env_update: See `Sampler.obtain_samples`.
-        session: Has the updates in force, and their engine.
+        updates: The updates in force.
+        engine: Has published them.
     """
-    updates = session.updates
 
     def on(item: Any, worker: int) -> Any:
         if not isinstance(item, SetParameters) or item.has_environment:
             return item
-        return item.on(session.engine.published(updates.of_workers("env")[worker]), updates.about("env")[worker].name)
+        return item.on(engine.published(updates.of_workers("env")[worker]), updates.about("env")[worker].name)
 
     each = items_by_worker(env_update)
     if each is None and len(set(map(id, handles := updates.of_workers("env")))) == 1:

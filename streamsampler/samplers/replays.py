@@ -489,7 +489,8 @@ class ReplayingSampler(SamplerLife):
                 there = session.sampled_version
                 what = f"the sampler's agent is that of version {there}" if there else "nothing was sampled yet"
                 raise UsageError(f"{what}: pass agent=, the agent of version {version} or its parameters")
-            pickled = pickled_updates(agent, on_environments(env, session), session.sampled)
+            env = on_environments(env, session.updates, session.engine)
+            pickled = pickled_updates(agent, env, session.sampled)
             plan, said = self._said(last) if is_current else (Streamed(), None)
             updates = session.sampled.mapped(self._published)
         if not is_current:

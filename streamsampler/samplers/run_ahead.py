@@ -10,14 +10,14 @@ same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from streamsampler.engines.base import Answered, Died, Event
 from streamsampler.protocol.states import SamplerState
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import WorkerRecord
 from streamsampler.samplers.updates import Kind, Snapshot
-from streamsampler.scheduling.gathering import AdvanceGathering, Gathering, GivenTicket
+from streamsampler.scheduling.gathering import Gathering, GivenTicket
 from streamsampler.scheduling.plans import Fragments, GatherPlan
 from streamsampler.serialization import Payload
 
@@ -25,13 +25,10 @@ from streamsampler.serialization import Payload
 # Decide with which gathering a session gathers what a plan asks for.
 
 
-GatheringT = TypeVar("GatheringT", bound=Gathering)
-
-
-def gathering_for(session: Session, plan: GatherPlan, kind: type[GatheringT]) -> GatheringT:
+def gathering_for(session: Session, plan: GatherPlan) -> Gathering:
     """Return a gathering of the agents and environments that workers use now."""
     is_whole, engine = not isinstance(plan, Fragments), session.engine
-    gathering = kind(
+    gathering = Gathering(
         plan,
         n_workers=engine.n_workers,
         order=session.order,
@@ -97,7 +94,7 @@ class RunAhead:
         session.give(resets)
         session.begin_tickets()
         records = [record for record in session.records if _gets_tickets(record)]
-        self._gathering = gathering_for(session, plan, AdvanceGathering)
+        self._gathering = gathering_for(session, plan)
         n_tickets = session.capacity
         self._sizes = self._gathering.sizes_in_advance([record.worker for record in records], n_tickets)
         for _ in range(n_tickets):
@@ -137,7 +134,7 @@ class RunAhead:
             plan: What the call is to obtain.
             resets: What it says of its trajectories, pickled.
         """
-        gathering = gathering_for(session, plan, AdvanceGathering)
+        gathering = gathering_for(session, plan)
         if session is not self._session:
             return TakenOver(gathering, False, [])
         goes_on = (

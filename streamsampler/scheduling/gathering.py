@@ -79,6 +79,24 @@ class Assignment(NamedTuple):
     block: int = 1
 
 
+ADVANCE_BYTES = 1 << 27
+"""What the observations of a ticket that is assigned in advance should take at most."""
+
+
+class GivenTicket(NamedTuple):
+    """A ticket that was assigned in advance.
+
+    Attributes:
+        worker: Whose it is.
+        indices: Its trajectories.
+        since: When it was assigned.
+    """
+
+    worker: int
+    indices: range
+    since: float
+
+
 class Gathering:
     """Track one call's progress through its plan.
 
@@ -387,38 +405,15 @@ class Gathering:
         self._put_back(held.indices)
         self.result.remove_failure(held)
 
-
-# ----------------------------------------------------------------------
-# Assign tickets before it is known what the call will ask for, and go on from there when it is. Pure.
-#
-# Between two calls nobody reads reports, so a worker gets no tickets besides those that it may have unanswered:
-# together these have all that the next call is expected to need. All are of one size but for the speed of workers, so
-# that what waits can be copied (see `copies`) if a worker turns out to be slow.
-#
-# When the call comes, its plan decides. The tickets are taken over if they are what the plan would have cut: from the
-# start of the same queue of indices, in the same blocks. What the plan does not need of them is surplus.
-
-
-ADVANCE_BYTES = 1 << 27
-"""What the observations of a ticket that is assigned in advance should take at most."""
-
-
-class GivenTicket(NamedTuple):
-    """A ticket that was assigned in advance.
-
-    Attributes:
-        worker: Whose it is.
-        indices: Its trajectories.
-        since: When it was assigned.
-    """
-
-    worker: int
-    indices: range
-    since: float
-
-
-class AdvanceGathering(Gathering):
-    """A gathering whose first tickets are assigned in advance; for its arguments see `Gathering`."""
+    # ------------------------------------------------------------------ handing out in advance
+    #
+    # Before it is known what the call will ask for. Between two calls nobody reads reports, so a worker gets no tickets
+    # besides those that it may have unanswered: together these have all that the next call is expected to need. All are
+    # of one size but for the speed of workers, so that what waits can be copied (see `copies`) if a worker turns out to
+    # be slow.
+    #
+    # When the call comes, its plan decides. The tickets are taken over if they are what the plan would have cut: from
+    # the start of the same queue of indices, in the same blocks. What the plan does not need of them is surplus.
 
     def sizes_in_advance(self, workers: Sequence[int], n_tickets: int) -> dict[int, int]:
         """Return, by worker, how many trajectories its tickets have.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler.scheduling.gathering import ADVANCE_BYTES, AdvanceGathering, Assignment, GivenTicket
+from streamsampler.scheduling.gathering import ADVANCE_BYTES, Assignment, Gathering, GivenTicket
 from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout
 from streamsampler.scheduling.throughput import Throughput
 
@@ -21,13 +21,11 @@ def throughput(*speeds: float, n_bytes: int = 0) -> Throughput:
     return known
 
 
-def gathering(
-    plan: GatherPlan, n_workers: int = 2, known: Throughput | None = None, **options: Any
-) -> AdvanceGathering:
-    return AdvanceGathering(plan, n_workers=n_workers, throughput=known or throughput(*[1.0] * n_workers), **options)
+def gathering(plan: GatherPlan, n_workers: int = 2, known: Throughput | None = None, **options: Any) -> Gathering:
+    return Gathering(plan, n_workers=n_workers, throughput=known or throughput(*[1.0] * n_workers), **options)
 
 
-def in_advance(one: AdvanceGathering, n_workers: int = 2, n_tickets: int = 2) -> list[GivenTicket]:
+def in_advance(one: Gathering, n_workers: int = 2, n_tickets: int = 2) -> list[GivenTicket]:
     sizes = one.sizes_in_advance(range(n_workers), n_tickets)
     each = [(worker, one.take_in_advance(worker, sizes[worker])) for worker in [*range(n_workers)] * n_tickets]
     return [GivenTicket(worker, assignment.indices, 0.0) for worker, assignment in each if assignment is not None]
