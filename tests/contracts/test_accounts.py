@@ -80,23 +80,6 @@ def test_every_step_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> Non
     assert stats.failed_trajectories == stats.restarts == 0
 
 
-@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
-@pytest.mark.slow
-def test_every_step_of_a_stream_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> None:
-    sampler = make_sampler(always_zero, counted(AnyLength, tmp_path), n_workers=3, seed=SEED)
-    taken = []
-    for length in (1, 20, 300):
-        stream = sampler.stream()
-        taken += [next(stream) for _ in range(length)]
-        stream.close()
-    kept = sampler.total_env_steps
-    settle(sampler)
-    assert kept == sum(trajectory.n_timesteps for trajectory in taken)
-    stats, records = sampler.stats, Records(tmp_path)
-    assert sum(getattr(stats, f"{fate}_timesteps") for fate in FATES) == records.count("steps")
-    assert sum(getattr(stats, f"{fate}_trajectories") for fate in FATES) == records.count("resets")
-
-
 @pytest.mark.slow
 def test_a_streams_timesteps_count_as_they_are_returned(make_sampler: Maker) -> None:
     sampler = make_sampler(always_zero, AnyLength, n_workers=3, seed=SEED)
@@ -147,12 +130,3 @@ def test_all_times_are_where_they_were_spent(make_sampler: Maker) -> None:
     assert times.agent >= 30 * 0.005 * 0.95
     assert times.step >= 30 * 0.01 * 0.95
     assert times.reset + times.agent + times.step + times.sending <= passed
-
-
-@pytest.mark.slow
-def test_times_are_where_they_were_spent(make_sampler: Maker) -> None:
-    """Steps that sleep, in workers whose times add up to about what passed."""
-    sampler = make_sampler(always_zero, partial(Steps, 10, pause=0.05), n_workers=1, seed=SEED)
-    times = sampler.obtain_trajectories(3).stats.times
-    assert times.step >= 1.5 * 0.95
-    assert times.step > 2 * (times.reset + times.agent + times.sending)

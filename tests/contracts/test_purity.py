@@ -206,32 +206,6 @@ def test_another_class_is_checked_and_the_same_one_or_a_task_is_not(make_sampler
     assert checked == [True, False, True, False, False, True, False]
 
 
-@pytest.mark.parametrize("engine", slow_on("local", "vec", engines=ENGINES), indirect=True)
-@pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_whether_an_error_is_raised_does_not_depend_on_timing(make_sampler, n_workers):
-    """One trajectory is there long before the check is done: no other worker has work before its verdict."""
-    sampler = make_sampler(always_zero, partial(CountsSlowly, 0.0001), n_workers=n_workers, seed=3, check="error")
-    for call in (sampler.obtain_trajectories, sampler.obtain_samples, lambda _: next(sampler.stream())):
-        with pytest.raises(NotReproducibleError):
-            call(1)
-
-
-class CountsSlowly(Steps):
-    """Carries something into the last step of its trajectories, which it takes its time for."""
-
-    def __init__(self, pause):
-        super().__init__(150, pause)
-        self.n = 0
-
-    def reset(self, **arguments):
-        self.n += 1
-        return super().reset(**arguments)
-
-    def step(self, action):
-        observation, reward, *rest = super().step(action)
-        return observation, reward + self.n * (self.t == self.length), *rest
-
-
 class Once(AnyLength):
     """Does something, once in all processes, in the second trajectory of a check."""
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import random
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -270,30 +266,6 @@ def test_deaths_do_not_show(make_sampler: Maker, tmp_path: Path) -> None:
     assert faults.fired() == 4
     # A worker that died is started again if there is work for it: each of the three once less, at the least.
     assert 4 - 3 <= sampler.stats.restarts <= 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n_kills", "engine"), [(40, "forkserver"), (8, "queues fork")], indirect=["engine"])
-def test_kills_at_random_do_not_show(make_sampler: Maker, n_kills: int, engine: str) -> None:
-    """In calls and between them."""
-    sampler = make_sampler(Drawing(), GlobalNoise, n_workers=3, **LAGGING, max_restarts=None)
-    dice, batches = random.Random(n_kills), []
-    for number, call in enumerate(CALLS, start=1):
-        timers = [
-            threading.Timer(dice.uniform(0, 0.02), kill_one, [sampler, dice.randrange(3)])
-            for _ in range(-(-n_kills // len(CALLS)))
-        ]
-        for timer in timers:
-            timer.start()
-        batches += obtained(sampler, [call], first=number)
-        for timer in timers:
-            timer.join()
-    assert [list(batch) for batch in batches] == expected()
-
-
-def kill_one(sampler: Any, worker: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(sampler.worker_pids()[worker], signal.SIGKILL)
 
 
 # ---------------------------------------------------------------------- what else is promised

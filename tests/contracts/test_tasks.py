@@ -93,16 +93,6 @@ def test_tasks_come_in_order_and_leave_nothing(make_sampler, make_local, n_worke
 
 
 @pytest.mark.slow
-def test_replaced_workers_set_the_tasks(tmp_path, make_local):
-    expected = expected_batches(make_local)[0]
-    faults = Faults(tmp_path, Fault("kill", "reset"), Fault("kill", "step", trajectory=11), seed=1)
-    with MultiprocessingSampler(always_zero, faults.env(Tasked), n_workers=2, seed=1, check=None) as sampler:
-        same(expected, sampler.obtain_trajectories(4, tasks=NUMBERS))
-        assert faults.fired() == 2
-        assert 1 <= sampler.stats.restarts <= 2  # as many as there was work for: the second one dies late
-
-
-@pytest.mark.slow
 def test_tasks_outlive_many_kills(tmp_path, make_local):
     calls = [NUMBERS, None, NUMBERS[::-1], None]
     reference = make_local(always_zero, Tasked, seed=1)

@@ -168,20 +168,6 @@ def test_what_the_factory_has_and_what_is_none_are_errors():
         made(WorkerFactory(n_workers=1), Policy())
 
 
-def test_a_factory_of_ones_own_still_makes_the_workers():
-    made: list[int] = []
-
-    class Own(WorkerFactory):
-        def __call__(self, context: Any) -> Any:
-            made.append(context.worker_number)
-            return super().__call__(context)
-
-    sampler: Any = LocalSampler
-    with sampler(Own(n_workers=2, seed=1), Policy(), "CartPole-v1") as own:
-        own.obtain_exact_trajectories(1)
-    assert sorted(set(made)) == [0, 1]
-
-
 def test_old_arguments_of_worker_factories_are_taken_with_a_warning():
     factory: Any = WorkerFactory
     with pytest.warns(DeprecationWarning, match="max_path_length is called max_episode_length") as seen:

@@ -141,6 +141,8 @@ def test_the_wrong_number_of_items_shows_both(sampler):
         sampler.obtain_samples(1, env_update=PerWorker([Two] * 3))
     with pytest.raises(ValueError, match="envs has 3 items, but there are 2 workers"):
         LocalSampler(Linear(), PerWorker([Two] * 3), n_workers=2)
+    with pytest.raises(ValueError, match="agents has 1 item, but there are 2 workers"):
+        LocalSampler([Linear()], Two, n_workers=2)
 
 
 def test_an_item_that_is_nothing_of_the_kind_is_refused():

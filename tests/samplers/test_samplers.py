@@ -23,7 +23,6 @@ from streamsampler import (
     DefaultWorker,
     LocalSampler,
     MultiprocessingSampler,
-    PerWorker,
     RandomAgent,
     TrajectoryBatch,
     WorkerFactory,
@@ -33,7 +32,6 @@ from streamsampler.errors import (
     ClosedError,
     ConcurrentCallError,
     RolloutError,
-    SamplerError,
     UnknownEnvironmentError,
     UsageError,
 )
@@ -93,18 +91,6 @@ def test_bad_amounts_name_the_argument(make, amount):
         sampler.obtain_exact_trajectories(amount)
     assert sampler.agent_version == 0, "no version is used up"
     assert sampler.obtain_samples(np.int64(3)).n_timesteps == 5
-
-
-def test_lists_of_the_wrong_length_show_both_numbers(make):
-    with pytest.raises(ValueError, match=r"agents has 3 items, but there are 2 workers"):
-        make([Agent()] * 3, Env, n_workers=2)
-    with pytest.raises(ValueError, match=r"envs has 1 item, but there are 2 workers"):
-        make(Agent(), [Env], n_workers=2)
-    sampler = make(Agent(), Env, n_workers=2)
-    with pytest.raises(ValueError, match=r"agent_update has 1 item"):
-        sampler.obtain_samples(1, agent_update=[Agent()])
-    with pytest.raises(ValueError, match=r"env_update has 3 items"):
-        sampler.obtain_samples(1, env_update=[Env] * 3)
 
 
 def test_the_number_of_workers_follows_from_lists(make):
@@ -186,15 +172,6 @@ def test_calls_from_two_threads_at_once(make, tmp_path):
     assert batches[0].n_trajectories == 1
 
 
-def test_a_stream_is_ended_by_a_later_call(make):
-    sampler = make(Agent(), Env)
-    stream = sampler.stream()
-    assert next(stream).indices.tolist() == [0]
-    assert sampler.obtain_trajectories(2).n_trajectories == 2
-    with pytest.raises(SamplerError, match="ended by a later call"):
-        next(stream)
-
-
 @pytest.mark.parametrize("first", [-1, 1.5, None, True])
 def test_a_stream_begins_with_an_index(make, first):
     with pytest.raises(ValueError, match=f"first_trajectory must be .*{first}"):
@@ -212,23 +189,6 @@ def test_a_stream_goes_on_where_another_one_ended(make, lists):
         rest = [batch for _, batch in zip(range(first, 30), sampler.stream(first_trajectory=first), strict=False)]
         assert type(expected).concatenate(rest) == expected[first:]
         assert sampler.stats.kept_trajectories == 30 - first
-
-
-def test_leaving_a_stream_stops_it_and_the_sampler_goes_on(make):
-    sampler = make(Agent(), Env)
-    for number, trajectory in enumerate(sampler.stream()):
-        assert trajectory.indices.tolist() == [number]
-        if number == 7:
-            break
-    assert sampler.obtain_trajectories(2).agent_version == 2
-    assert sampler.total_env_steps == 5 * (8 + 2)
-
-
-def test_from_worker_factory(make):
-    factory = WorkerFactory(n_workers=2, seed=11, max_episode_length=3, worker_class=DefaultWorker)
-    with LocalSampler.from_worker_factory(factory, Agent(), Env) as sampler:
-        assert (sampler.n_workers, sampler.seed) == (2, 11)
-        assert sampler.obtain_trajectories(2).lengths.tolist() == [3, 3]
 
 
 class Shortening(WorkerFactory):
@@ -367,13 +327,6 @@ def test_what_constructors_draw_depends_on_the_seed_alone():
             assert sampler.obtain_trajectories(4) == expected
             batch = sampler.obtain_trajectories(4, env_update=Drawn)
             assert batch.rewards[0] == expected.rewards[0], "also when it is made again"
-
-
-def test_none_for_a_worker_leaves_its_parameters_alone(make):
-    sampler = make([Agent(), Agent(action=2)], Env)
-    sampler.obtain_trajectories(2, agent_update={"action": 0})
-    batch = sampler.obtain_trajectories(4, agent_update=PerWorker([Agent(action=2), None]))
-    assert [set(trajectory.actions.tolist()) for trajectory in batch] == [{2}, {0}, {2}, {0}]
 
 
 def test_close_from_a_progress_callback(make):

@@ -178,19 +178,6 @@ def test_a_wrong_keyword_names_the_sampler(cls):
 
 
 @pytest.mark.parametrize(
-    "name", ["step_timeout", "construction_timeout", "max_worker_memory", "close_timeout", "start_method"]
-)
-def test_local_sampler_does_not_ignore_what_it_cannot_do(name):
-    with pytest.raises(TypeError, match=f"Sampler.*'{name}'"):
-        LocalSampler(Agent(), Env, **{name: 5})  # type: ignore[arg-type]
-
-
-def test_what_the_worker_factory_has_is_not_given_twice():
-    with pytest.raises(TypeError, match=r"LocalSampler takes n_workers, seed from the worker factory"):
-        LocalSampler.from_worker_factory(WorkerFactory(n_workers=1), Agent(), Env, seed=3, n_workers=2)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
     ("name", "second"),
     [
         *[(name, second) for name in OBTAINING for second in (4e3, True) if (name, second) != ("obtain_samples", 4e3)],

@@ -75,15 +75,6 @@ def test_a_stream_that_ended_has_stopped_its_call(end):
         assert sampler.obtain_trajectories(2).agent_version == 2
 
 
-def test_a_later_call_ends_portions():
-    with make_sampler() as sampler:
-        stream = sampler.stream()
-        stream.take(Portion(None, 2))
-        sampler.obtain_trajectories(1)
-        with pytest.raises(SamplerError, match="ended by a later call"):
-            stream.take(Portion(None, 1))
-
-
 @pytest.mark.parametrize("n_workers", [1, 3])
 def test_a_stream_that_has_an_end_is_what_one_call_returns(n_workers):
     seeds = [9, 4, 4, *range(50, 90)]
