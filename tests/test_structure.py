@@ -75,7 +75,7 @@ HOUSE: dict[str, Any] = {
         "formats": 707,
         "protocol": 369,
         "samplers": 3983,
-        "scheduling": 1242,
+        "scheduling": 1218,
         "seeding": 116,
         "serialization": 150,
         "several_agents": 0,

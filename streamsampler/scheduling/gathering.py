@@ -297,12 +297,12 @@ class Gathering:
         return range(0)
 
     def _is_better_idle(self, worker: int, size: int, remaining: int, now: float) -> bool:
-        """Whether the other workers would finish all that remains before `worker` finishes `size` trajectories."""
+        """Whether the busy workers would finish all that remains before `worker` finishes `size` trajectories."""
         each = self.throughput.seconds_with(worker)
         if self._is_stream or self._never_idle or each is None:
             return False
-        others = self._in_flight.expected_end_of_others(worker, remaining, now)
-        return others is not None and self._in_flight.expected_end(worker, now) + each * size > others
+        end = self._in_flight.expected_end_of_all(remaining, now)
+        return end is not None and self._in_flight.expected_end(worker, now) + each * size > end
 
     def _n_needed(self, margin: float) -> int:
         """Estimate how many trajectories the call needs in all.

@@ -43,26 +43,6 @@ def removals_between_looks(n_workers: int) -> int:
     return max(0, n_workers - 12) // 4
 
 
-class _Totals(NamedTuple):
-    """What the busy workers together are expected to do.
-
-    Attributes:
-        n_removed: How many tickets had been removed by then.
-        n: How many workers they are.
-        n_unknown: How many of them have no known speed.
-        rate: Trajectories in a second.
-        owed: Trajectories that they hold and have not run.
-        fastest: Seconds of a trajectory on the fastest of them.
-    """
-
-    n_removed: int
-    n: int
-    n_unknown: int
-    rate: float
-    owed: float
-    fastest: float
-
-
 class InFlight:
     """Track the tickets of one call that workers hold. Times are seconds of one monotonic clock.
 
@@ -84,7 +64,8 @@ class InFlight:
         self._given_up: dict[range, int] = {}  # how often one of several holders gave up a piece that is held
         self._done: set[range] = set()  # pieces that arrived, while another worker still holds them
         self.n_removed = 0
-        self._totals: _Totals | None = None
+        self._looked_after = -1  # tickets removed
+        self._rate, self._owed, self._fastest = 0.0, 0.0, math.inf  # of all busy workers; see `expected_end_of_all`
         self._kept_for = removals_between_looks(n_workers)
 
     def add(self, worker: int, indices: range, now: float) -> None:
@@ -199,40 +180,21 @@ class InFlight:
             return now
         return max(now, self._since[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
 
-    def expected_end_of_others(self, worker: int, remaining: int, now: float) -> float | None:
-        """Return when the other busy workers are expected to finish their tickets and `remaining` more trajectories.
+    def expected_end_of_all(self, remaining: int, now: float) -> float | None:
+        """Return when the busy workers are expected to finish their tickets and `remaining` more trajectories.
 
         Returns:
-            None if no other worker is busy, or the speed of one is unknown.
+            None if no worker is busy, or the speed of one is unknown.
         """
-        totals, each = self._totals_of_busy(now), self._pace.seconds_with(worker)
-        n, n_unknown, rate, owed = totals.n, totals.n_unknown, totals.rate, totals.owed
-        if self._queues[worker]:
-            n -= 1
-            if each:
-                rate -= 1 / each
-                owed -= self.left(worker, now)
-            else:
-                n_unknown -= 1
-        if n <= 0 or n_unknown > 0 or rate <= 0:
-            return None
-        return now + (max(0.0, owed) + remaining) / rate + totals.fastest
-
-    def _totals_of_busy(self, now: float) -> _Totals:
-        totals = self._totals
-        if totals is None or self.n_removed - totals.n_removed >= self._kept_for:
-            seconds = self._pace.seconds_by_worker()
-            busy = [(worker, seconds.get(worker)) for worker, queue in enumerate(self._queues) if queue]
-            known = [(worker, each) for worker, each in busy if each]
-            totals = self._totals = _Totals(
-                self.n_removed,
-                len(busy),
-                len(busy) - len(known),
-                sum(1 / each for _, each in known),
-                sum(self.left(worker, now) for worker, _ in known),
-                min((each for _, each in known), default=math.inf),
-            )
-        return totals
+        if self._looked_after < 0 or self.n_removed - self._looked_after >= self._kept_for:
+            self._looked_after = self.n_removed
+            busy = [worker for worker, queue in enumerate(self._queues) if queue]
+            seconds = [self._pace.seconds_with(worker) or math.inf for worker in busy]
+            is_known = math.inf not in seconds
+            self._rate = sum(1 / each for each in seconds) if is_known else 0.0
+            self._owed = sum(self.left(worker, now) for worker in busy)
+            self._fastest = min(seconds, default=math.inf)
+        return now + (self._owed + remaining) / self._rate + self._fastest if self._rate else None
 
 
 # ----------------------------------------------------------------------
