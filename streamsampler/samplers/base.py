@@ -46,6 +46,7 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
     """The call of all samplers that returns fragments."""
 
     _n_envs: int | None = None
+    _kept_in_copies = *ObtainingSampler._kept_in_copies, "_n_envs"
 
     def obtain_fragments(
         self,
@@ -127,13 +128,6 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
         batch = self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
         self._n_envs = n_envs
         return batch
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "n_envs": self._n_envs}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._n_envs = state["n_envs"]
-        super().__setstate__(state)
 
     def refuse_lag(self, what: str) -> None:
         """Refuse what a sampler with `staleness=1` cannot do.
@@ -344,6 +338,7 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(brackets)
 
+    _kept_in_copies = *FragmentingSampler._kept_in_copies, "policy_names"
     _default_workers: int | None = None
     _given_factory: WorkerFactory | None = None
     _limits: Mapping[str, Any] = {}

@@ -54,6 +54,8 @@ class SamplerLife(ABC):
     _policy: Policy
     _holds_agent = False
     """Whether the agent stays in this process, as it is, and no worker gets a copy."""
+    _kept_in_copies: tuple[str, ...] = ("_setup", "_order", "_policy", "_holds_agent")
+    """The attributes that an unpickled sampler has as this one; a subclass adds its own."""
 
     def _begin_life(self, updates: Updates[Payload], version: int, filters: Filters, lag: Lag | None) -> None:
         self._lag = lag
@@ -347,22 +349,17 @@ class SamplerLife(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_usable()
-        engine = self._session.engine
+        updates = self._session.updates.mapped(self._session.engine.published)
+        lag = None if self._lag is None else self._lag.copy()
         return {
-            "setup": self._setup,
-            "order": self._order,
-            "policy": self._policy,
-            "version": self.agent_version,
-            "updates": self._session.updates.mapped(engine.published),
-            "filters": self.filters,
-            "lag": None if self._lag is None else self._lag.copy(),
+            "life": (updates, self.agent_version, self.filters, lag),
+            **{name: getattr(self, name) for name in self._kept_in_copies},
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._setup = state["setup"]
-        self._order = state["order"]
-        self._policy = state["policy"]
-        self._begin_life(state["updates"], state["version"], state["filters"], state["lag"])
+        life = state.pop("life")
+        vars(self).update(state)
+        self._begin_life(*life)
 
 
 def _end(session: Session, lock: Lock) -> list[Answered | Logged]:

@@ -70,6 +70,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         UsageError: The engine lacks what an argument needs.
     """
 
+    _kept_in_copies = *Sampler._kept_in_copies, "_engine", "_inference", "_start_method"
+
     @with_factory
     def __init__(
         self,
@@ -154,20 +156,6 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         """Return the workers' process ids, by worker number; of a worker that died, until it is replaced, its last."""
         self._check_usable()
         return self._session.engine.pids()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            **super().__getstate__(),
-            "engine": self._engine,
-            "inference": self._inference,
-            "start_method": self._start_method,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._engine, self._start_method = state["engine"], state["start_method"]
-        self._inference = state["inference"]
-        self._holds_agent = self._inference == "parent"
-        super().__setstate__(state)
 
 
 # ----------------------------------------------------------------------

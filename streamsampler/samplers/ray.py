@@ -90,6 +90,8 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         ImportError: Ray is not there; says how to install it.
     """
 
+    _kept_in_copies = *Sampler._kept_in_copies, "_where"
+
     @with_factory
     def __init__(
         self,
@@ -146,10 +148,3 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         """Return the workers' process ids, each on its own machine, by worker number."""
         self._check_usable()
         return self._session.engine.pids()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "where": self._where}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._where = state["where"]
-        super().__setstate__(state)

@@ -130,6 +130,7 @@ def test_agents_and_environments_take_either(each):
         assert batch.lengths.tolist() == [2, 3]
         sampler.obtain_trajectories(2, agent_update=PerWorker([(5.0,), None]))
         with pickle.loads(pickle.dumps(sampler)) as copy:
+            assert copy.policy_names == ()
             assert actions_by_worker(copy.obtain_trajectories(2)) == [[5.0], [2.0]]
 
 
