@@ -74,7 +74,7 @@ HOUSE: dict[str, Any] = {
         "filters": 536,
         "formats": 707,
         "protocol": 369,
-        "samplers": 3961,
+        "samplers": 3955,
         "scheduling": 1218,
         "seeding": 116,
         "serialization": 150,

@@ -198,7 +198,7 @@ class WorkerRecord:
         has_enough: Whether it got no ticket to run after the one in hand, and is asked again when it has answered.
         stillness: For how long its row of the status board has not changed.
         hang: Why it was killed, if it made no progress.
-        deadline: When it is killed if it is retiring, in seconds of the supervisor's clock.
+        deadline: When it is killed because it takes too long to retire, in seconds of the supervisor's clock.
         is_checking: Whether it was told to check its environment, and has not answered the ticket after that.
         files: Where wrappers of its environments write files.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from streamsampler.engines.base import Died, Engine
@@ -46,7 +45,6 @@ class Supervisor:
         self._clock = clock
         self._made = clock()
         self._watch = policy.watch()
-        self._retiring: deque[WorkerRecord] = deque()  # in the order of their deadlines
         self._has_warned = False
         self._lengths = LengthWatch()
         self._version = 0
@@ -66,10 +64,8 @@ class Supervisor:
 
     def wait_limit(self, timeout: float | None) -> float | None:
         """Return for how many seconds to wait for workers at most; `timeout` is the caller's own limit."""
-        first = self._first_retiring() if self._retiring else None
-        limits = [] if first is None else [first.deadline - self._clock()]
-        if self._lengths.next_look < math.inf:
-            limits.append(self._lengths.next_look - self._clock())
+        first = min(self._lengths.next_look, *(record.deadline for record in self._records))
+        limits = [first - self._clock()] if first < math.inf else []
         if self._watch is not None:
             limits.append(self._watch.interval)
         if timeout is not None:
@@ -83,12 +79,13 @@ class Supervisor:
             limit: What `wait_limit` returned.
             elapsed: Seconds that the wait took.
         """
-        while self._retiring and (first := self._first_retiring()) and self._clock() >= first.deadline:
-            self._kill(first)
+        now = self._clock()
+        for record in self._records:
+            if now >= record.deadline:
+                self._kill(record)
         if self._watch is not None and limit is not None and self._watch.is_due(limit, elapsed):
             self._kill_hung(self._watch)
-
-        if self._clock() >= self._lengths.next_look:
+        if now >= self._lengths.next_look:
             self._look_for_long_trajectories()
 
     def _look_for_long_trajectories(self) -> None:
@@ -123,14 +120,9 @@ class Supervisor:
             self._kill(self._records[worker])
 
     def _kill(self, record: WorkerRecord) -> None:
+        record.deadline = math.inf
         record.side.apply(Happened.KILLED)
         self._engine.kill_worker(record.worker)
-
-    def _first_retiring(self) -> WorkerRecord | None:
-        """Return the retiring worker with the first deadline; None if no worker retires."""
-        while self._retiring and self._retiring[0].side.state is not SamplerState.RETIRING:
-            self._retiring.popleft()
-        return self._retiring[0] if self._retiring else None
 
     # ------------------------------------------------------------------ replacing workers
 
@@ -172,7 +164,6 @@ class Supervisor:
         if self._engine.retire(record.worker):
             side.apply(Exit)
             record.deadline = self._clock() + self.policy.close_timeout
-            self._retiring.append(record)
         else:
             side.mark_for_replacement(marked=False)
 
