@@ -127,6 +127,8 @@ def _check(options: dict[str, Any], kind: str) -> None:
     """Refuse options of which another one is missing, without which they would be passed over."""
     if options["tasks"] is not None and (kind == "trajectories_per_worker" or options["shard_size"] is not None):
         raise click.UsageError("--tasks needs --num-trajectories or --num-samples, and no --shard-size.")
+    if options["shard_size"] is not None and (options["vec"] or 1) > 1:
+        raise click.UsageError("--shard-size needs workers that run each trajectory by itself: leave out --vec.")
     needed = {"resume": "shard_size", "shard_size": "out", "without_infos": "out"}
     for name, other in needed.items():
         if options[name] not in (None, False) and options[other] is None:

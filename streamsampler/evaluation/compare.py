@@ -14,7 +14,7 @@ from streamsampler.evaluation.agents import SUCCESS_KEYS, ReturnOf, Row, Success
 from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
 from streamsampler.evaluation.evaluate import INTERRUPTED, EvaluationInterruptedError, gather
 from streamsampler.evaluation.evaluation import Evaluation, number
-from streamsampler.evaluation.gathering import Gathering, opened_sampler
+from streamsampler.evaluation.gathering import Gathering, in_part, opened_sampler
 from streamsampler.evaluation.rules import DEFAULT_CAP, FLOORS, Amount, Bounds, PrecisionOf, amount_of
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.samplers.progress import ProgressArgument, display
@@ -85,16 +85,15 @@ def compare(
         raise UsageError(f'success must be "end" or "once", got {success!r}')
     if decide_on not in FLOORS:
         raise UsageError(f'decide_on must be "return" or "success", got {decide_on!r}')
-    given_seed = options.get("seed")
-    options = {**options, "seed": check_seed(given_seed)}
+    given, options = options, {**options, "seed": check_seed(options.get("seed"))}
     if "sampler" in options:
         raise UsageError("compare makes samplers of its own, one for each agent: leave out sampler")
     how = {"deterministic": deterministic, "vec_normalize": vec_normalize}
     if until_decided is None:
         useless = {"bounds": bounds, "max_trajectories": max_trajectories}
-        if given := [name for name, value in useless.items() if value is not None]:
-            raise UsageError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for until_decided")
-        amount = _amount(num_trajectories, seeds, scenarios).in_part(part, has_seed=given_seed is not None)
+        if named_too := [name for name, value in useless.items() if value is not None]:
+            raise UsageError(f"{' and '.join(named_too)} {'is' if len(named_too) == 1 else 'are'} for until_decided")
+        amount = in_part(_amount(num_trajectories, seeds, scenarios), part, None, given, *named.values(), env)
         return _one_after_the_other(named, env, amount, (success, return_of), progress, options, how)
     _refuse_amounts(num_trajectories, scenarios, part)
     alpha = check_alpha(until_decided)
@@ -104,9 +103,9 @@ def compare(
         race = _Race(tests, decide_on)
         for agent in named.values():
             opened = opened_sampler(agent, env, None, _shared(options, len(named)), **how)
-            sampler, given, updates = stack.enter_context(opened)
+            sampler, taken, updates = stack.enter_context(opened)
             gathering = stack.enter_context(Gathering(sampler, amount, success, updates, return_of))
-            race.add(gathering, agent_facts(given))
+            race.add(gathering, agent_facts(taken))
         return race.run(tuple(named), alpha, bounds, progress)
 
 

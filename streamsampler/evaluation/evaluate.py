@@ -13,7 +13,7 @@ from streamsampler.data.words import count
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.evaluation.agents import EvaluatedAgent, ReturnOf, SuccessMeaning, agent_facts
 from streamsampler.evaluation.evaluation import Evaluation, number
-from streamsampler.evaluation.gathering import Gathering, opened_sampler
+from streamsampler.evaluation.gathering import Gathering, in_part, opened_sampler
 from streamsampler.evaluation.intervals import FEWEST, Interval, t_interval
 from streamsampler.evaluation.rules import Bounds, PrecisionOf, Rule, amount_of
 from streamsampler.evaluation.videos import VideoError, VideoOf, Videos
@@ -132,7 +132,8 @@ def evaluate(
         bounds=bounds,
         min_trajectories=min_trajectories,
         max_trajectories=max_trajectories,
-    ).in_part(part, has_seed=sampler is not None or options.get("seed") is not None)
+    )
+    amount = in_part(amount, part, sampler, options, agent, env)
     videos = Videos.asked(video, video_of)
     with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, given, updates):
         facts = _BY_SAMPLER if given is None else agent_facts(given)

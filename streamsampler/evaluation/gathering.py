@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 from gymnasium import Space
@@ -25,9 +26,12 @@ from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.rules import Amount, BettingRule
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
-from streamsampler.samplers.obtaining import part_of_call
+from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.streaming import Stream
-from streamsampler.scheduling.plans import Part
+from streamsampler.scheduling.plans import Layout, checked_part, part_of
+from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.factory import WorkerFactory
+from streamsampler.workers.vec.worker import VecWorker
 
 _log = logging.getLogger("streamsampler")
 
@@ -111,6 +115,55 @@ def _action_space(env: Any, env_kwargs: Any) -> Space[Any]:
             made.close()
 
 
+def in_part(
+    amount: Amount, part: Any, sampler: Sampler[Any, Any] | None, options: Mapping[str, Any], *items: Any
+) -> Amount:
+    """Return the amount for a part of its trajectories, before any worker starts; the same if there is no part.
+
+    Args:
+        amount: The amount.
+        part: The part's number from 1 on, and how many there are; or None.
+        sampler: See `evaluate`.
+        options: See `opened_sampler`.
+        *items: What workers are given, each perhaps an item of its own.
+
+    Raises:
+        UsageError: There is no such part; or the parts together would not be what one run evaluates.
+    """
+    if part is None:
+        return amount
+    checked_part(part)
+    if amount.rule is not None:
+        raise UsageError(
+            "a part is one of num_trajectories, seeds or scenarios: where until_halfwidth stops is known only when all "
+            "trajectories before are there"
+        )
+    if amount.seeds is None and sampler is None and options.get("seed") is None:
+        raise UsageError("each part would draw a seed of its own: give seed=…, the same for all parts")
+    facts = options if sampler is None else sampler.provenance()
+    drops = "drop_if" if facts.get("drop_if") is not None else 'on_failure="drop"'
+    if not amount.is_fixed and (drops == "drop_if" or facts.get("on_failure") == "drop"):
+        raise UsageError(
+            f"a part cannot be sampled with {drops}: what is left out would be replaced by a trajectory of the next "
+            "part. Give each trajectory a seed (seeds=[…]): then none is replaced"
+        )
+    layout = _layout_of(options) if sampler is None else sampler.layout
+    has_items = any(map(items_by_worker, items)) if sampler is None else "n_workers" in facts
+    if layout.block > 1 and has_items:
+        raise UsageError(
+            "a part cannot be sampled where workers have agents or environments of their own and run blocks of "
+            "trajectories together"
+        )
+    return replace(amount, part=part_of(part, amount.n, layout.block))
+
+
+def _layout_of(options: Mapping[str, Any]) -> Layout:
+    """Return how a sampler with these options runs trajectories."""
+    usual = VecWorker if options.get("inference") == "parent" else DefaultWorker
+    worker_class, worker_args = options.get("worker_class", usual), options.get("worker_args")
+    return WorkerFactory(n_workers=1, worker_class=worker_class, worker_args=worker_args).layout
+
+
 class Gathering:
     """The trajectories of one agent, as they come; a context manager, which stops the workers.
 
@@ -123,7 +176,6 @@ class Gathering:
 
     Attributes:
         amount: The same.
-        part: Which part of the amount these are; None for all of it.
         n: How many there will be, or the most.
         indices: Their indices, unless some raise, and others take their places.
         rows: What is kept of the trajectories, in index order.
@@ -145,11 +197,8 @@ class Gathering:
         self._success = success
         self._left_out = sampler.stats.dropped_trajectories
         self.rows: list[Row] = []
-        self.part: Part | None = None
-        if amount.part is not None:
-            self.part = part_of_call(sampler, amount.part, amount.n, fixed=amount.is_fixed)
-        self.n = amount.n if self.part is None else self.part.trajectories
-        first = 0 if self.part is None else self.part.first_trajectory
+        part = amount.part
+        self.n, first = (amount.n, 0) if part is None else (part.trajectories, part.first_trajectory)
         self.indices = range(first, first + self.n)
         self._sampler, self._filters = sampler, sampler.filters
         self.stream: Stream[Any, Any] = sampler.stream(
@@ -200,5 +249,5 @@ class Gathering:
             guaranteed=None if betting is None else betting.of,
             bounds=None if betting is None or betting.of == "success" else betting.bounds,
             left_out=self._sampler.stats.dropped_trajectories - self._left_out,
-            part=self.part,
+            part=amount.part,
         )

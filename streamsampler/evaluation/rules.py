@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ from streamsampler.evaluation.intervals import (
     normal_quantile,
     wilson_interval,
 )
-from streamsampler.scheduling.plans import PartArgument, checked_part
+from streamsampler.scheduling.plans import Part
 
 # ----------------------------------------------------------------------
 # Tests and intervals that hold whenever one stops, also because of what they show.
@@ -355,7 +355,7 @@ class Amount:
         names: The name of each; None for none.
         rule: Says when there are enough; None for all of them.
         asked: What was asked for, in words.
-        part: Only the i-th of n ranges of them; None for all.
+        part: Which part of them is taken; None for all.
     """
 
     n: int
@@ -364,34 +364,12 @@ class Amount:
     names: tuple[str, ...] | None
     rule: Rule | None
     asked: str
-    part: PartArgument | None = None
+    part: Part | None = None
 
     @property
     def is_fixed(self) -> bool:
         """Whether a trajectory has something that no other one has."""
         return self.seeds is not None or self.options is not None
-
-    def in_part(self, part: Any, *, has_seed: bool) -> Amount:
-        """Return the same for a part of the trajectories; for all of them if it is None.
-
-        Args:
-            part: The part's number from 1 on, and how many there are; or None.
-            has_seed: Whether the sampler's seed is given, and not drawn.
-
-        Raises:
-            UsageError: There is no such part; or no part can be told, or not the same for each.
-        """
-        if part is None:
-            return self
-        part = checked_part(part)
-        if self.rule is not None:
-            raise UsageError(
-                "a part is one of num_trajectories, seeds or scenarios: where until_halfwidth stops is known only "
-                "when all trajectories before are there"
-            )
-        if self.seeds is None and not has_seed:
-            raise UsageError("each part would draw a seed of its own: give seed=…, the same for all parts")
-        return replace(self, part=part)
 
 
 def amount_of(

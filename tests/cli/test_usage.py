@@ -66,7 +66,7 @@ def sample(*arguments: object) -> Result:
         (["--num-samples", 5, "--vec", 0], "'--vec': 0 is not in the range"),
         (["--num-samples", 5, "--vec", 2, "--on-failure", "drop"], "--vec cannot leave out trajectories"),
         (
-            ["--num-samples", 5, "--workers", 0, "--vec", 2, "--out", "x", "--shard-size", 5],
+            ["--num-samples", 5, "--vec", 2, "--out", "x", "--shard-size", 5],
             "--shard-size needs workers that run each trajectory by itself",
         ),
         (["--num-samples", 5, "--vec-normalize", "x.pkl"], "--vec-normalize is for a model of Stable-Baselines3"),
