@@ -2,49 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 from gymnasium import Space
 
 from streamsampler.agents.base import as_agent
-from streamsampler.benchmarking.costs import Probed, agent_seconds, probe
-from streamsampler.benchmarking.measuring import BenchSettings, Measurement, problem_of
-from streamsampler.benchmarking.report import BenchReport
-from streamsampler.benchmarking.sampled import Local, NativeWorkers, ParentAgent, VecWorkers, Workers
-from streamsampler.benchmarking.stepped import Asynchronous, Serial, Synchronous
-from streamsampler.benchmarking.way import Problem, Way, env_code
-from streamsampler.environments.updates import EnvUpdate, as_env_update
+from streamsampler.benchmarking.costs import Probed, probe, processes_for, with_agent
+from streamsampler.benchmarking.report import BenchReport, WayMeasured
+from streamsampler.benchmarking.tally import Tally
+from streamsampler.benchmarking.ways import Problem, Round, Way, env_code, ways_in_workers, ways_of
+from streamsampler.environments.updates import EnvUpdate, as_env_update, describe
+from streamsampler.errors import UsageError, WorkerError, positive, positive_seconds
 from streamsampler.evaluation.agents import agent_facts, evaluated_agent
 from streamsampler.samplers.progress import ProgressArgument, display
+from streamsampler.workers.explain import summary_of
+from streamsampler.workers.factory import usable_cores
+from streamsampler.workers.logs import quiet
 
-# ----------------------------------------------------------------------
-# All the ways to step an environment with an agent that are measured.
-
-
-def ways_of(problem: Problem) -> Sequence[Way]:
-    """Return all ways, those that need least first."""
-    return (
-        Local(problem), Workers(problem), VecWorkers(problem), NativeWorkers(problem), ParentAgent(problem),
-        Serial(problem), Synchronous(problem), Asynchronous(problem),
-    )  # fmt: skip
-
-
-def ways_in_workers(problem: Problem) -> Sequence[Way]:
-    """Return those in which agent and environments run in worker processes, where they may hang, or end them."""
-    if problem.is_vector:
-        return (NativeWorkers(problem),)
-    return Workers(problem), VecWorkers(problem), NativeWorkers(problem)
-
-
-# ----------------------------------------------------------------------
-
+_MOST_ENVS = 8
+_ROUNDS = 5
+_SHORTEST, _LONGEST = 0.1, 0.5
+"""Seconds of a round of one way, at least and at most."""
+_WARM_UP = 0.05
+_USUAL_STEPS, _ENDLESS = 1_000, 1 << 40
+_PATIENCE, _CONSTRUCTION = 5.0, 10.0
+"""Seconds that a way has for its first timesteps, and for its environments to be made; more where both are slow."""
 
 MakeAgent = Callable[[tuple[Space[Any], Space[Any]]], Any]
 """Makes the agent from the observation space and the action space."""
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """The arguments of `bench` besides environment and agent; see there.
+
+    Raises:
+        UsageError: One cannot work.
+    """
+
+    seconds: float = 10.0
+    n_workers: int | None = None
+    n_envs: int | None = None
+    max_episode_length: int | None = None
+    step_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        positive_seconds("seconds", self.seconds)
+        positive_seconds("step_timeout", self.step_timeout)
+        for name in ("n_workers", "n_envs", "max_episode_length"):
+            if (value := getattr(self, name)) is not None:
+                positive(name, value)
 
 
 class BenchInterruptedError(KeyboardInterrupt):
@@ -124,35 +136,20 @@ def bench_update(
     began = perf_counter()
     probed = probe(env)
     agent = "random" if make_agent is None else make_agent(probed.spaces)
-    seconds, batched = agent_seconds(agent, probed)
-    probed = replace(probed, costs=probed.costs.with_agent(seconds, batched=batched))
-    name = "random actions" if make_agent is None else _named(agent)
-    problem, why = problem_of(env, code, agent, settings, probed, in_workers=False)
-    run = Measurement(problem, ways_of(problem), settings.seconds, began, probed.costs, name, why)
-    with display(
-        progress, math.ceil(settings.seconds), "seconds", note=lambda: run.doing, doing="measuring"
-    ) as shown:  # fmt: skip
+    run = Measurement(env, code, agent, settings, with_agent(agent, probed), began)
+    target = math.ceil(settings.seconds)
+    with display(progress, target, "seconds", note=lambda: run.doing, doing="measuring") as shown:
 
         def show(*, complete: bool = False) -> None:
-            if shown is not None:
-                shown.update(lambda: (run.timesteps, int(run.seconds)), complete=complete)
+            shown.update(lambda: (run.timesteps, int(run.seconds)), complete=complete)
 
-        run.watch = show
-        try:
-            run.all()
-            show(complete=True)
-        except KeyboardInterrupt as interrupt:
-            raise BenchInterruptedError(run.report()) from interrupt
+        run.measure(show)
+        show(complete=True)
     return run.report()
 
 
 def bench_workers(
-    env: EnvUpdate,
-    code: str,
-    agent: Any,
-    settings: BenchSettings,
-    probed: Probed,
-    watch: Callable[[int], Any],
+    env: EnvUpdate, code: str, agent: Any, settings: BenchSettings, probed: Probed, watch: Callable[[int], Any]
 ) -> BenchReport:
     """Measure the ways in which agent and environments run in worker processes, where they may hang, or end them.
 
@@ -167,16 +164,179 @@ def bench_workers(
     Raises:
         BenchInterruptedError: Ctrl-C; has what was measured.
     """
-    problem, why = problem_of(env, code, agent, settings, probed, in_workers=True)
-    name = "random actions" if agent == "random" else _named(agent)
-    run = Measurement(problem, ways_in_workers(problem), settings.seconds, perf_counter(), probed.costs, name, why)
-    run.watch = lambda: watch(run.timesteps)
-    try:
-        run.all()
-    except KeyboardInterrupt as interrupt:
-        raise BenchInterruptedError(run.report()) from interrupt
+    run = Measurement(env, code, agent, settings, probed, perf_counter(), in_workers=True)
+    run.measure(lambda: watch(run.timesteps))
     return run.report()
 
 
-def _named(agent: Any) -> str:
-    return str(agent_facts(as_agent(agent))["name"])
+class Measurement:
+    """Measurements that are under way.
+
+    Args:
+        env: The environment.
+        code: See `env_code`.
+        agent: The agent, or "random".
+        settings: The arguments of `bench`.
+        probed: What is known of environment and agent.
+        began: When it began, as `time.perf_counter` says it.
+        in_workers: Whether all runs in workers, whose trajectories can be ended at any time.
+
+    Attributes:
+        doing: What is being done.
+        timesteps: How many there were.
+    """
+
+    def __init__(
+        self, env: EnvUpdate, code: str, agent: Any, settings: BenchSettings, probed: Probed, began: float,
+        *, in_workers: bool = False,
+    ) -> None:  # fmt: skip
+        self.doing, self.timesteps = "starting", 0
+        self._settings, self._costs, self._began = settings, probed.costs, began
+        self._agent_name = "random actions" if agent == "random" else str(agent_facts(as_agent(agent))["name"])
+        self._problem, self._why = _problem_of(env, code, agent, settings, probed, in_workers=in_workers)
+        self._ways: Sequence[Way] = (ways_in_workers if in_workers else ways_of)(self._problem)
+        self._made: dict[Way, Any] = {}
+        self._tallies: dict[Way, list[Tally]] = {}
+        self._obstacles: dict[Way, str] = {}
+        self._watch: Callable[[], Any] = lambda: None
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return perf_counter() - self._began
+
+    @property
+    def _left(self) -> float:
+        return max(0.0, self._settings.seconds - self.seconds)
+
+    def measure(self, watch: Callable[[], Any]) -> None:
+        """Start all ways, and measure them in turn.
+
+        Args:
+            watch: Called now and then; what it raises ends all.
+
+        Raises:
+            BenchInterruptedError: Ctrl-C; has what was measured.
+        """
+        self._watch = watch
+        try:
+            with quiet(), contextlib.ExitStack() as stack:
+                for way in self._ways:
+                    stack.callback(self._close, way)
+                    self._start(way)
+                self._measure_in_turn(list(self._made))
+                self.doing = "ending"
+        except KeyboardInterrupt as interrupt:
+            raise BenchInterruptedError(self.report()) from interrupt
+
+    def _start(self, way: Way) -> None:
+        self.doing = f"starting {way.name}"
+        self._watch()
+        first_timesteps = self._costs.first_timesteps(way.n_in_turn, made=False)
+        if way.lacking:
+            self._obstacles[way] = way.lacking
+        elif first_timesteps > max(_LONGEST, self._left):
+            self._obstacles[way] = (
+                f"given up: its first timesteps take about {first_timesteps:.2g} s, and {self._left:.1f} s were left"
+            )
+        else:
+            with self._noted(way):
+                self._made[way] = way.make()
+                self._round(way, _WARM_UP, _WARM_UP)
+
+    def _close(self, way: Way) -> None:
+        made = self._made.pop(way, None)
+        if made is not None:
+            with contextlib.suppress(Exception):  # an environment that cannot be closed: how fast it is was found
+                made.close()
+
+    @contextlib.contextmanager
+    def _noted(self, way: Way) -> Iterator[None]:
+        """Note why a way cannot run, and end it."""
+        try:
+            yield
+        except Exception as error:
+            self._obstacles[way] = _in_a_line(error)
+            self._close(way)
+
+    def _round(self, way: Way, seconds: float, most: float) -> None:
+        patience = max(_PATIENCE, 3 * self._costs.first_timesteps(way.n_in_turn, made=False))
+        tally = Tally(way.n_envs, self._problem.length, way.n_in_turn * self._problem.reset_seconds)
+        way.run(self._made[way], Round(tally, seconds, most, patience, self._watch))
+        self.timesteps += tally.timesteps
+        self._tallies.setdefault(way, []).append(tally)
+
+    def _measure_in_turn(self, ways: list[Way]) -> None:
+        """Measure the ways in turn, until the time is over; each at least once, unless that takes long."""
+        each = min(_LONGEST, max(_SHORTEST, self._left / (_ROUNDS * max(1, len(ways)))))
+        while ways:
+            most = max(_LONGEST, self._left / len(ways))
+            for way in list(ways):
+                self.doing = way.name
+                if self._next_round(way) > max(_LONGEST, self._left):
+                    ways.remove(way)  # its last round, or its warm-up, has to do
+                    continue
+                with self._noted(way):
+                    self._round(way, each, most)
+                if way in self._obstacles:
+                    ways.remove(way)
+            if sum(max(each, self._tallies[way][-1].seconds) for way in ways) > self._left:
+                return
+            ways.reverse()  # none always comes behind the same other one
+
+    def _next_round(self, way: Way) -> float:
+        """Return how long a round takes at least: nothing ends it before each environment was stepped."""
+        tallies = self._tallies[way]
+        making = way.n_in_turn * self._costs.construction if len(tallies) == 1 else 0.0
+        return max(self._costs.first_timesteps(way.n_in_turn, made=True), tallies[-1].seconds - making)
+
+    def report(self) -> BenchReport:
+        """Return what was measured."""
+        problem = self._problem
+        return BenchReport(
+            environment=describe(problem.env), agent=self._agent_name, n_cores=usable_cores(),
+            n_workers=problem.n_workers, why_workers=self._why, seconds=self.seconds,
+            ways=tuple(map(self._measured, self._ways)),
+            cut_after=problem.max_episode_length if problem.cuts else None,
+        )  # fmt: skip
+
+    def _measured(self, way: Way) -> WayMeasured:
+        found = WayMeasured(way.name, way.call, way.in_parent, way.n_processes, options=way.options)
+        if way in self._obstacles or way not in self._tallies:
+            return replace(found, obstacle=self._obstacles.get(way, "not measured"))
+        warm_up, *tallies = self._tallies[way]
+        uncertain = not tallies or not all(tally.certain for tally in tallies)
+        return replace(found, rates=tuple(tally.rate for tally in tallies or [warm_up]), uncertain=uncertain)
+
+
+def _problem_of(
+    env: EnvUpdate, code: str, agent: Any, settings: BenchSettings, probed: Probed, *, in_workers: bool
+) -> tuple[Problem, str]:
+    """Return what is measured, and why on so many processes; see `Measurement` for the arguments."""
+    costs = probed.costs
+    n_envs = settings.n_envs or probed.n_slots or costs.n_envs(_MOST_ENVS, settings.seconds)
+    n_workers, why = processes_for(costs.cpu_share, costs.free_share, usable_cores())
+    if settings.n_workers is not None:
+        n_workers, why = settings.n_workers, "as many as asked for"
+    longest = _ENDLESS if in_workers else costs.longest(n_envs, n_workers, settings.seconds)
+    longest = min(longest, settings.max_episode_length or longest)
+    problem = Problem(
+        env, code, agent,
+        n_workers=n_workers,
+        n_envs=n_envs,
+        max_episode_length=longest,
+        cuts=longest < (_USUAL_STEPS if probed.time_limit is None else probed.time_limit),
+        length=min(longest, probed.length),
+        reset_seconds=costs.reset,
+        step_timeout=settings.step_timeout,
+        construction_timeout=max(_CONSTRUCTION, settings.step_timeout, 4 * n_envs * costs.construction),
+        is_vector=probed.n_slots is not None,
+    )  # fmt: skip
+    return problem, why
+
+
+def _in_a_line(error: Exception) -> str:
+    """Return the message of an error, without what a sampler's next call does."""
+    text = error.worded(None) if isinstance(error, WorkerError) else str(error)
+    line = text.strip().partition("\n")[0]
+    return line if line and isinstance(error, WorkerError | UsageError) else summary_of(error)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from time import perf_counter, process_time
 from typing import Any
 
+import numpy as np
 from gymnasium import Space
+from gymnasium.vector import VectorEnv
 
-from streamsampler.benchmarking.stepped import ready_agent
+from streamsampler.benchmarking.ways import ready_agent
 from streamsampler.data.words import count
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, describe
 from streamsampler.errors import SamplerError
@@ -194,7 +196,7 @@ def probe(update: EnvUpdate) -> Probed:
             construction = min(construction, perf_counter() - began)
         doing = "reset and stepped"
         try:
-            return _stepped(env, construction)
+            return stepped(env, construction)
         finally:
             with contextlib.suppress(Exception):
                 env.close()
@@ -204,7 +206,13 @@ def probe(update: EnvUpdate) -> Probed:
         ) from error
 
 
-def _stepped(env: Any, construction: float) -> Probed:
+def stepped(env: Any, construction: float) -> Probed:
+    """Step an environment for a short time.
+
+    Args:
+        env: The environment.
+        construction: Seconds that making it took.
+    """
     began = perf_counter()
     observation = begin_of(env.reset(seed=0))[0]
     reset = perf_counter() - began
@@ -218,16 +226,31 @@ def _stepped(env: Any, construction: float) -> Probed:
         seconds += perf_counter() - began
         cpu += process_time() - cpu_began
         n_steps += 1
-        if terminated or truncated:
+        if np.any(terminated) or np.any(truncated):
             n_ended += 1
             if n_ended * reset > _PROBED_SECONDS:
                 break
             begin_of(env.reset())
-    limit = None if env.spec is None else env.spec.max_episode_steps
     spinning.run(_SPUN_SECONDS)
     share = cpu / seconds / spinning.share if seconds else 1.0
-    costs = Costs(construction, reset, seconds / n_steps, cpu_share=share, free_share=spinning.share)
-    return Probed((env.observation_space, env.action_space), observation, costs, limit, n_steps / max(1, n_ended))
+    length = n_steps / max(1, n_ended)
+    limit = None if env.spec is None else env.spec.max_episode_steps
+    n_slots, spaces = None, (env.observation_space, env.action_space)
+    if isinstance(env, VectorEnv):
+        n_slots, spaces = env.num_envs, (env.single_observation_space, env.single_action_space)
+    each = n_slots or 1
+    step = seconds / n_steps / each
+    costs = Costs(construction / each, reset / each, step, cpu_share=share, free_share=spinning.share)
+    return Probed(spaces, observation, costs, limit, length, n_slots)
+
+
+def with_agent(agent: Any, probed: Probed) -> Probed:
+    """Return what was found, with what a call of the agent takes.
+
+    An agent that raises is found to do so by all the ways.
+    """
+    seconds, batched = agent_seconds(agent, probed)
+    return replace(probed, costs=probed.costs.with_agent(seconds, batched=batched))
 
 
 def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool]:

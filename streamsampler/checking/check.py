@@ -11,12 +11,11 @@ from typing import Any
 from gymnasium import Space
 
 from streamsampler.agents.base import as_agent
-from streamsampler.benchmarking.bench import BenchInterruptedError, bench_workers
+from streamsampler.benchmarking.bench import BenchInterruptedError, BenchSettings, bench_workers
 from streamsampler.benchmarking.costs import Costs as BenchCosts
 from streamsampler.benchmarking.costs import Probed
-from streamsampler.benchmarking.measuring import BenchSettings
 from streamsampler.benchmarking.report import BenchReport
-from streamsampler.benchmarking.way import env_code
+from streamsampler.benchmarking.ways import env_code
 from streamsampler.checking.findings import (
     Finding,
     finding_of_buffers,

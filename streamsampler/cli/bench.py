@@ -46,8 +46,7 @@ def bench(ctx: click.Context, /, env_id: str, **options: Any) -> None:
     Exit codes:
       0 success, 1 no way could be measured, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
-    from streamsampler.benchmarking.bench import BenchInterruptedError, bench_update
-    from streamsampler.benchmarking.measuring import BenchSettings
+    from streamsampler.benchmarking.bench import BenchInterruptedError, BenchSettings, bench_update
 
     def measured(env: Any, code: str, make_agent: Any, bar: Any) -> Any:
         return bench_update(env, code, make_agent, BenchSettings(**options), bar)

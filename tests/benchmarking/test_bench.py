@@ -12,12 +12,12 @@ import pytest
 from gymnasium import spaces
 
 import streamsampler.benchmarking.bench as bench_module
-from streamsampler.benchmarking import costs, measuring
+from streamsampler.benchmarking import costs
 from streamsampler.benchmarking.bench import BenchInterruptedError, bench
 from streamsampler.benchmarking.costs import BenchEnvError, Costs, probe
 from streamsampler.benchmarking.report import BenchReport, WayMeasured, recommended
-from streamsampler.benchmarking.sampled import Stopwatch
-from streamsampler.benchmarking.way import Round, Tally, TooSlowError
+from streamsampler.benchmarking.tally import Tally
+from streamsampler.benchmarking.ways import Round, Stopwatch, TooSlowError
 from streamsampler.errors import UsageError
 from streamsampler.samplers.progress import Snapshot
 from tests.patience import wait_for_exit_codes
@@ -74,8 +74,8 @@ def unhurried(monkeypatch):
     monkeypatch.setattr(costs, "_PROBED_SECONDS", 60.0)
     monkeypatch.setattr(costs, "_FAST_CONSTRUCTION", math.inf)  # none is made twice because the first took long
     monkeypatch.setattr(bench_module, "probe", known)
-    monkeypatch.setattr(bench_module, "agent_seconds", lambda *_: (1e-6, False))
-    monkeypatch.setattr(measuring, "_PATIENCE", 120.0)
+    monkeypatch.setattr(costs, "agent_seconds", lambda *_: (1e-6, False))
+    monkeypatch.setattr(bench_module, "_PATIENCE", 120.0)
     return {"step_timeout": 120.0}
 
 
@@ -160,7 +160,7 @@ def test_ways_are_given_up_for_whose_first_timesteps_there_is_no_time(monkeypatc
 
 
 def test_a_way_without_timesteps_is_given_up():
-    stopwatch = Stopwatch(Round(0.1, 0.1, 5.0, lambda: None), Tally(1, 100))
+    stopwatch = Stopwatch(Round(Tally(1, 100), 0.1, 0.1, 5.0, lambda: None))
     stopwatch(Snapshot(0, 0, 1, "timesteps", 4.9))
     with pytest.raises(TooSlowError, match="no timestep within 5 s"):
         stopwatch(Snapshot(0, 0, 1, "timesteps", 5.1))
