@@ -20,26 +20,20 @@ are failures. Each finding is a pass, a warning or a failure, with what to do:
 |---|---|
 | made | the environment can be made in a worker process |
 | runs | it runs with random actions, and neither raises, hangs nor ends its process |
-| observations | they are in the observation space: structure, shape, dtype, bounds, no NaN |
+| observations | they are in the observation space: structure, shape, bounds, no NaN |
 | rewards | they are finite numbers |
-| infos | they have the same keys, with values of the same kind, in each timestep |
 | ends | trajectories end, within `ends_within` timesteps |
-| buffers | observations that were handed out are not overwritten |
-| generators | nothing is drawn from `random`, `numpy.random` or torch's generators |
 | wrappers | there is none that carries something from one trajectory to the next, or writes files |
 | close | the environment closes |
-| seed | a trajectory comes out the same before and after another one, in one process |
+| seed | trajectories come out the same when they are run twice, in one process; not of vector environments |
 | processes | trajectories come out the same in another process, and in another order |
 | Gymnasium, PettingZoo | what their own tests of environments find, as warnings |
 | agent | it acts, and neither raises, hangs nor ends its process |
 | actions | they are in the action space |
-| agent's draws | it draws nothing from global generators |
 | rows | whether the rows of its batches depend on one another, as it says |
-| speed | where the time goes |
 | workers | where none could be measured, several at the same time |
 
-Infos, buffers, generators and the agent's draws are looked at in environments that are neither vectors nor of several
-agents. Everything runs in samplers, in worker processes with time limits; what there was no time for is "not checked".
+Everything runs in samplers, in worker processes with time limits; what there was no time for is "not checked".
 In the end workers of several kinds are measured, as `streamsampler.benchmarking` does with these and other ways, and
 the report recommends one. Figures mean little while the machine does other work.
 """

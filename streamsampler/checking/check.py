@@ -10,27 +10,21 @@ from typing import Any
 
 from gymnasium import Space
 
-from streamsampler.agents.base import as_agent
 from streamsampler.benchmarking.bench import BenchInterruptedError, BenchSettings, bench_workers
-from streamsampler.benchmarking.costs import Costs as BenchCosts
-from streamsampler.benchmarking.costs import Probed
+from streamsampler.benchmarking.costs import Probed, stepped, with_agent
 from streamsampler.benchmarking.report import BenchReport
 from streamsampler.benchmarking.ways import env_code
 from streamsampler.checking.findings import (
     Finding,
-    finding_of_buffers,
-    finding_of_draws,
     finding_of_ends,
     finding_of_error,
-    finding_of_infos,
+    finding_of_obstacles,
     finding_of_refusal,
     findings_of_anomalies,
     not_checked,
 )
-from streamsampler.checking.looking import LookedAt, Seen
 from streamsampler.checking.others import ProbeRows, run_gymnasium_checker, run_pettingzoo_tests
 from streamsampler.checking.report import CheckReport
-from streamsampler.checking.speed import Costs, Speed, costs_of, finding_of_costs, finding_of_obstacles
 from streamsampler.checking.tasks import (
     EnoughError,
     Facts,
@@ -40,8 +34,8 @@ from streamsampler.checking.tasks import (
     call_apart,
     close_after_use,
     facts_of,
+    run,
     run_elsewhere,
-    run_looked_at,
     run_twice,
 )
 from streamsampler.data.words import count, duration
@@ -53,7 +47,6 @@ from streamsampler.samplers.payloads import packages_of, versions_of
 from streamsampler.samplers.progress import Display, ProgressArgument, display
 from streamsampler.seeding import check_seed
 from streamsampler.workers.factory import usable_cores
-from streamsampler.workers.purity import TIMESTEPS
 
 # ----------------------------------------------------------------------
 # Run the checks, one after the other.
@@ -63,9 +56,9 @@ Spaces = tuple[Space[Any], Space[Any]]
 MakeAgent = Callable[[Spaces], Any]
 """Makes the agent from observation and action space; an environment is made for it in a process of its own before."""
 
-STAGES = "environment", "seeds", "another process", "Gymnasium's checker", "agent", "times", "workers"
-_TRAJECTORIES, _MANY, _ACTS = 20, 1 << 20, 1_000
-_FEWEST_STEPS = 20
+STAGES = "environment", "seeds", "another process", "Gymnasium's checker", "agent", "workers"
+_ACTS, _COMPARED = 1_000, 1_000
+"""Timesteps of a trajectory in which the agent acts, and which is run twice, at most."""
 _LEAST = 1e-3  # seconds: an argument that is valid where no time is left
 
 
@@ -90,6 +83,16 @@ class Settings:
         positive_seconds("step_timeout", self.step_timeout)
         if self.max_episode_length is not None:
             positive("max_episode_length", self.max_episode_length)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Finds out what an environment and an agent take, roughly; called with the environment, in its process."""
+
+    agent: Any
+
+    def __call__(self, env: Any) -> Probed:
+        return with_agent(self.agent, stepped(env, 0.0))
 
 
 @dataclass
@@ -122,27 +125,26 @@ class CheckRun:
         self._agent_name = "random actions"
         self._facts: Facts | None = None
         self._made_in = 0.0
-        self._seen = Seen()
+        self._step_seconds = 0.0
         self._batch: Any = None
-        self._traced = self._limits  # of the batch, and of what is compared with it
-        self._costs: Costs | None = None
+        self._compared = self._limits  # of the batch, and of what is compared with it
+        self._refused = ""
         self._workers: BenchReport | None = None
         self._timesteps = 0
         self._latest = 0
 
     def all(self) -> None:
         """Run all checks, one after the other."""
-        for stage, run in zip(STAGES, self._stages(), strict=True):
+        for stage, checks in zip(STAGES, self._stages(), strict=True):
             self.doing = stage
             self.show(0)
-            run()
+            checks()
             self._timesteps += self._latest
             self._latest = 0
 
     def _stages(self) -> tuple[Callable[[], None], ...]:
         return (
-            self._environment, self._seeds, self._other_processes, self._others, self._agent_alone, self._times,
-            self._fastest,
+            self._environment, self._seeds, self._other_processes, self._others, self._agent_alone, self._fastest,
         )  # fmt: skip
 
     def show(self, timesteps: int, *, complete: bool = False) -> None:
@@ -159,14 +161,10 @@ class CheckRun:
 
     def report(self) -> CheckReport:
         """Return what was found so far."""
-        speed = None
-        if self._costs is not None or self._workers is not None:
-            speed = Speed(self._made_in, self._costs)
         return CheckReport(
             environment=describe(self.env) if self._facts is None else self._facts.name,
             agent=self._agent_name,
             findings=tuple(self.findings),
-            speed=speed,
             workers=self._workers,
             n_cores=usable_cores(),
             seed=self.settings.seed,
@@ -181,10 +179,10 @@ class CheckRun:
 
     # ------------------------------------------------------------------ stages
 
-    def _tried(self, name: str, run: Callable[..., Any], *arguments: Any, doing: str = "") -> Any:
+    def _tried(self, name: str, function: Callable[..., Any], *arguments: Any, doing: str = "") -> Any:
         """Return what something returns; None where it failed, which is a finding of that name."""
         try:
-            return run(*arguments)
+            return function(*arguments)
         except TimeIsUpError:
             self._skip(name, "the time limit was reached", "Check with a longer time limit")
         except EnoughError:
@@ -216,7 +214,23 @@ class CheckRun:
         return min(most, part * self.settings.time_limit, self._limits.seconds_left)
 
     def _environment(self) -> None:
-        self._refused = ""
+        if not self._make():
+            return
+        within, limits = self.settings.ends_within, self._limits
+        ran = self._tried("runs", run, "random", self.env, self._known, limits, within, self._share(5.0, 0.2))
+        if ran is not None:
+            self.findings += self._findings_of(ran)
+        self.findings.append(self._known.wrappers)
+        if self._failed("runs"):
+            self._skip("close", "the environment does not run")
+        elif self._tried("close", call_apart, close_after_use, self.env, limits, doing=str(Phase.CLOSE)):
+            self.findings.append(Finding("close", "pass", "the environment closes"))
+        if self.make_agent is not None:
+            self._agent = self.make_agent(self._known.spaces)
+            self._agent_name = str(agent_facts(self._agent)["name"])
+
+    def _make(self) -> bool:
+        """Make the environment, and note what it says of itself; return whether that was possible."""
         try:
             self._made_in, self._facts = call_apart(facts_of, self.env, self._limits)
         except TimeIsUpError:
@@ -225,91 +239,70 @@ class CheckRun:
                 Finding("made", "failure", f"the environment was not made within {within}",
                         "Look where making it waits; where it only takes long, check with a longer time limit")
             )  # fmt: skip
-            return
         except SerializationError as error:
             self.findings.append(
                 Finding("made", "failure", str(error), "Pass a function that makes the environment, or its id")
             )
-            return
         except SamplerError as error:
             self.findings.append(finding_of_error("made", error, self.settings.step_timeout))
-            return
-        self.findings.append(Finding("made", "pass", f"in {duration(self._made_in)}, in a process of its own"))
-        ran = self._tried("runs", self._run_environment)
-        if ran is not None:
-            self.findings += self._findings_of(ran)
-        self.findings.append(self._facts.wrappers)
-        if self._failed("runs"):
-            self._skip("close", "the environment does not run")
-        elif self._tried("close", call_apart, close_after_use, self.env, self._limits, doing=str(Phase.CLOSE)):
-            self.findings.append(Finding("close", "pass", "the environment closes"))
-        if self.make_agent is not None:
-            self._agent = self.make_agent(self._facts.spaces)
-            self._agent_name = str(agent_facts(self._agent)["name"])
-
-    def _run_environment(self) -> Ran:
-        settings = self.settings
-        looked_at = LookedAt(self.env, self._share(5.0, 0.2), settings.ends_within, settings.max_episode_length)
-        return run_looked_at("random", looked_at, self._known, self._limits, _TRAJECTORIES)
+        else:
+            self.findings.append(Finding("made", "pass", f"in {duration(self._made_in)}, in a process of its own"))
+            return True
+        return False
 
     def _findings_of(self, ran: Ran) -> Iterator[Finding]:
         """Yield what was found when the environment ran with random actions."""
-        seen, error = ran.seen, ran.error
+        error, settings = ran.error, self.settings
         if error is not None and (refusal := finding_of_refusal(error)) is not None:
             self._refused = refusal.name
             yield not_checked("runs", f"see {refusal.name}")
             yield refusal
             return
         if error is not None:
-            yield finding_of_error("runs", error, self.settings.step_timeout)
+            yield finding_of_error("runs", error, settings.step_timeout)
             return
-        self._seen = seen
-        what = (
-            f"{count(seen.trajectories, 'trajectory')} ended, {count(seen.timesteps, 'timestep')} with random actions"
-        )
+        self._step_seconds = ran.step_seconds
+        ended = len(ran.lengths)
+        what = f"{count(ended, 'trajectory')} ended, {count(ran.timesteps, 'timestep')} with random actions"
         yield Finding("runs", "pass", what)
         if ran.batches:
-            yield from findings_of_anomalies(ran.stats, ran.n_bad_rewards, seen.mistyped.get("observation", ""))
+            yield from findings_of_anomalies(ran.stats, ran.n_bad_rewards)
         else:
             yield from (not_checked(name, "no trajectory ended") for name in ("observations", "rewards"))
-        is_plain = self._known.n_slots is None and not self._known.several
-        if is_plain:
-            yield finding_of_infos(seen)
-        yield finding_of_ends(seen, self.settings.ends_within, self._known.time_limit)
-        if is_plain:
-            yield finding_of_buffers(seen)
-            yield finding_of_draws("generators", seen, "reset", "step")
+        yield finding_of_ends(
+            ran.lengths, ran.n_terminated, ran.endless, settings.ends_within, settings.max_episode_length,
+            self._known.time_limit,
+        )  # fmt: skip
 
-    @property
-    def _step_seconds(self) -> float:
-        """What a timestep of the environment took, about."""
-        return max(self._seen.wall_seconds / max(1, self._seen.timesteps), 1e-9)
-
-    def _traced_limits(self) -> Limits:
+    def _compared_limits(self) -> Limits:
         """Return limits under which a trajectory is as long as there is time to run it several times."""
         if self._known.n_slots is not None:
             return self._limits
         affordable = max(1, int(self._share(4.0, 0.15) / 6 / self._step_seconds))
-        longest = min(TIMESTEPS, affordable, self.settings.max_episode_length or TIMESTEPS)
+        longest = min(_COMPARED, affordable, self.settings.max_episode_length or _COMPARED)
         return replace(self._limits, max_episode_length=longest)
 
     def _seeds(self) -> None:
         if obstacle := self._obstacle():
             self._skip("seed", obstacle)
             return
-        self._traced = self._traced_limits()
-        arguments = self._agent, self.env, self._known.n_slots, self._traced, 3 * self._share(4.0, 0.15)
-        found = self._tried("seed", run_twice, *arguments)
+        if self._failed("wrappers"):
+            self._skip("seed", "see wrappers")
+            return
+        self._compared = self._compared_limits()
+        found = self._tried("seed", run_twice, *self._again())
         if found is not None:
-            finding, self._batch = found
+            finding, batch = found
             self.findings.append(finding)
+            self._batch = None if finding.verdict == "failure" else batch
+
+    def _again(self) -> tuple[Any, ...]:
+        return self._agent, self.env, self._known, self._compared, 3 * self._share(4.0, 0.15)
 
     def _other_processes(self) -> None:
         if self._batch is None:
             self._skip("processes", self._obstacle() or "see seed")
-            return
-        arguments = self._agent, self.env, self._known.n_slots, self._traced, 3 * self._share(4.0, 0.15), self._batch
-        if finding := self._tried("processes", run_elsewhere, *arguments):
+        elif finding := self._tried("processes", run_elsewhere, *self._again(), self._batch):
             self.findings.append(finding)
 
     def _others(self) -> None:
@@ -334,9 +327,8 @@ class CheckRun:
         if obstacle := self._obstacle():
             self._skip("agent", obstacle)
             return
-        looked_at = LookedAt(self.env, self._share(3.0, 0.1), _ACTS, self.settings.max_episode_length)
-        arguments = self._agent, looked_at, self._known, self._limits, _TRAJECTORIES
-        ran = self._tried("agent", run_looked_at, *arguments)
+        seconds = self._share(3.0, 0.1)
+        ran = self._tried("agent", run, self._agent, self.env, self._known, self._limits, _ACTS, seconds)
         if ran is None:
             return
         self.findings += self._findings_of_agent(ran)
@@ -345,87 +337,42 @@ class CheckRun:
             self.findings += [] if found is None else [found[1]]
 
     def _findings_of_agent(self, ran: Ran) -> Iterator[Finding]:
-        seen, error = ran.seen, ran.error
+        error, n = ran.error, ran.timesteps
         refusal = None if error is None else finding_of_refusal(error)
         if error is not None and (refusal is None or refusal.name != "actions"):
             yield finding_of_error("agent", error, self.settings.step_timeout)
             return
-        yield Finding(
-            "agent", "pass", f"it acted in {count(seen.timesteps, 'timestep')}" if seen.timesteps else "it acts"
-        )
-        if refusal is not None:
-            yield refusal
-            return
-        if mistyped := seen.mistyped.get("action", ""):
-            yield Finding(
-                "actions", "warning", mistyped,
-                "Return arrays of the space's dtype: samplers record them converted, but the environment gets them as "
-                "they are",
-            )  # fmt: skip
-        else:
-            yield Finding("actions", "pass", "all are in the action space")
-        if self._known.n_slots is None and not self._known.several:
-            yield finding_of_draws("agent's draws", seen, "get_action")
-
-    # ------------------------------------------------------------------ speed
-
-    def _times(self) -> None:
-        if obstacle := self._obstacle("agent", "actions"):
-            self._skip("speed", obstacle)
-            return
-        facts = self._known
-        if facts.several:
-            self._skip("speed", "there is one way to run several agents: samplers, with DefaultWorker")
-            return
-        if facts.n_slots is not None:
-            self.findings.append(Finding("speed", "pass", "see below"))
-            return
-        seconds = self._share(2.0, 0.1)
-        longest = max(_FEWEST_STEPS, int(seconds / 4 / self._step_seconds))
-        longest = min(longest, self.settings.max_episode_length or longest)
-        looked_at = LookedAt(self.env, seconds, _MANY, longest, watches=False)
-        ran = self._tried("speed", run_looked_at, self._agent, looked_at, facts, self._limits, _MANY, None)
-        if ran is not None and ran.error is not None:
-            self.findings.append(finding_of_error("speed", ran.error, self.settings.step_timeout))
-        elif ran is not None:
-            seen = self._seen
-            mean = seen.timesteps / seen.trajectories if seen.trajectories else float(facts.time_limit or longest)
-            self._costs = costs_of(ran.stats, ran.seen, mean)
-            self.findings.append(finding_of_costs(self._costs, asked_together=self._asked_together))
-
-    @property
-    def _asked_together(self) -> bool:
-        return callable(getattr(as_agent(self._agent), "get_actions", None))
+        yield Finding("agent", "pass", f"it acted in {count(n, 'timestep')}" if n else "it acts")
+        yield Finding("actions", "pass", "all are in the action space") if refusal is None else refusal
 
     def _fastest(self) -> None:
         """Measure workers of several kinds."""
-        if self._obstacle("agent", "actions") or (self._costs is None and self._known.n_slots is None):
+        if obstacle := self._obstacle("agent", "actions"):
+            self._skip("workers", obstacle)
             return
-        seconds = max(_LEAST, self._share(6.0, 0.1))
-        settings = BenchSettings(
-            seconds, max_episode_length=self.settings.max_episode_length, step_timeout=self.settings.step_timeout
+        if self._known.several:
+            self._skip("workers", "there is one way to run several agents: samplers, with DefaultWorker")
+            return
+        found = self._apart("workers", _Probe(self._agent))
+        if found is None:
+            return
+        construction, probed = found
+        probed = replace(
+            probed,
+            time_limit=self._known.time_limit,
+            costs=replace(probed.costs, construction=construction / (probed.n_slots or 1)),
+        )
+        settings, seconds = self.settings, max(_LEAST, self._share(6.0, 0.1))
+        asked = BenchSettings(
+            seconds, max_episode_length=settings.max_episode_length, step_timeout=settings.step_timeout
         )
         try:
-            self._workers = bench_workers(self.env, self.code, self._agent, settings, self._probed(), self.show)
+            self._workers = bench_workers(self.env, self.code, self._agent, asked, probed, self.show)
         except BenchInterruptedError as interrupt:
             self._workers = interrupt.found
             raise
         if self._workers.recommendation is None:
             self.findings.append(finding_of_obstacles(self._workers))
-
-    def _probed(self) -> Probed:
-        """Return what was seen as `benchmarking` has it."""
-        facts, costs = self._known, self._costs
-        n_slots = facts.n_slots or 1
-        if costs is None:  # a vector environment, whose seconds are those of all that it has
-            known = BenchCosts(self._made_in / n_slots, 0.0, self._step_seconds / n_slots)
-        else:
-            known = BenchCosts(
-                self._made_in, costs.milliseconds_per_reset / 1e3, costs.step / 1e3, costs.agent / 1e3,
-                self._asked_together, costs.cpu_share, costs.free_share,
-            )  # fmt: skip
-        length = 1.0 if costs is None else costs.mean_length
-        return Probed(facts.spaces, None, known, facts.time_limit, length, facts.n_slots)
 
 
 # ----------------------------------------------------------------------

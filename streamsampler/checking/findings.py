@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streamsampler.checking.looking import Seen
+from streamsampler.benchmarking.report import BenchReport
 from streamsampler.data.words import count
 from streamsampler.errors import (
     ActionError,
@@ -126,13 +126,12 @@ def finding_of_refusal(error: SamplerError) -> Finding | None:
     return Finding(name, "failure", str(original), _REFUSED[name]) if name else None
 
 
-def findings_of_anomalies(stats: Any, n_rewards: int, mistyped: str = "") -> Iterator[Finding]:
+def findings_of_anomalies(stats: Any, n_rewards: int) -> Iterator[Finding]:
     """Yield whether observations keep to their space, and whether rewards are finite numbers.
 
     Args:
         stats: Those of the sampler.
         n_rewards: How many rewards are none.
-        mistyped: The first observation of another dtype than its space's.
     """
     first, n = stats.first_anomaly, stats.anomalies - n_rewards
     what = "" if first is None else f"{first.what}, at timestep {first.timestep} of a trajectory"
@@ -143,14 +142,8 @@ def findings_of_anomalies(stats: Any, n_rewards: int, mistyped: str = "") -> Ite
             "Widen the space to what the environment returns, or clip in the environment. Samplers record such "
             "observations as they are, and log a warning; networks and normalisation may rely on the bounds",
         )  # fmt: skip
-    elif mistyped:
-        yield Finding(
-            "observations", "warning", mistyped,
-            "Return arrays of the space's dtype (np.asarray(observation, space.dtype)). Samplers convert them, "
-            "which takes time, but the agent sees them as they are",
-        )  # fmt: skip
     else:
-        yield Finding("observations", "pass", "all are in the observation space, with its shape and dtype")
+        yield Finding("observations", "pass", "all are in the observation space, with its shape")
     if n_rewards:
         about = what if "reward" in what else f"{count(n_rewards, 'reward')}: NaN, or infinite"
         yield Finding("rewards", "failure", about, _REFUSED["rewards"])
@@ -158,94 +151,38 @@ def findings_of_anomalies(stats: Any, n_rewards: int, mistyped: str = "") -> Ite
         yield Finding("rewards", "pass", "all are finite numbers")
 
 
-def finding_of_infos(seen: Seen) -> Finding:
-    """Return whether infos keep their keys, and values their kinds."""
-    if sometimes := {key: n for key, n in seen.info_counts.items() if n < seen.info_timesteps}:
-        key, n = next(iter(sometimes.items()))
-        return Finding(
-            "infos", "warning",
-            f"keys come and go: {_listed(sometimes)} ({key!r} is in {n:,} of {seen.info_timesteps:,} timesteps)",
-            "Return the same keys in each timestep, with NaN or -1 where there is nothing to say. Where keys come "
-            "and go, batches have a mask for each ('_key'), and need twice the memory",
-        )  # fmt: skip
-    if seen.changed:
-        return Finding(
-            "infos", "warning", f"values change their kind: {seen.changed}",
-            "Return values of one type, dtype and shape for a key: others are recorded as objects",
-        )  # fmt: skip
-    at_ends = seen.last_infos - seen.info_counts.keys()
-    ends = f"; at the ends of trajectories {_listed(at_ends)}, too" if at_ends else ""
-    return Finding("infos", "pass", f"the same keys each timestep{ends}")
-
-
-def _listed(names: Iterable[str], most: int = 5) -> str:
-    ordered = sorted(names)
-    shown = ", ".join(map(repr, ordered[:most]))
-    return f"{shown} and {len(ordered) - most} more" if len(ordered) > most else shown
-
-
-def finding_of_ends(seen: Seen, within: int, time_limit: int | None) -> Finding:
+def finding_of_ends(
+    lengths: list[int], n_terminated: int, endless: int | None, within: int, cut_at: int | None, time_limit: int | None
+) -> Finding:
     """Return how trajectories end.
 
     Args:
-        seen: What was seen.
+        lengths: Those of the trajectories that ended.
+        n_terminated: How many of these were terminated.
+        endless: The length of one that did not end; None where all did.
         within: The timesteps within which one was to end.
+        cut_at: The timesteps after which samplers truncate; None for never.
         time_limit: The timesteps after which the environment truncates; None where it does not say.
     """
-    length = seen.endless
-    if length is None:
-        cut = seen.trajectories - sum(seen.ended.values())
-        parts = [f"{n:,} {end}" for end, n in seen.ended.items() if n]
-        parts += [f"{cut:,} cut after {seen.longest:,} timesteps"] if cut else []
-        return Finding("ends", "pass", f"{', '.join(parts)}; lengths from {seen.shortest:,} to {seen.longest:,}")
-    if time_limit is not None and time_limit > length:
+    if endless is None:
+        cut = 0 if n_terminated == len(lengths) else lengths.count(cut_at or 0)
+        ends = {"terminated": n_terminated, "truncated": len(lengths) - n_terminated - cut}
+        parts = [f"{n:,} {end}" for end, n in ends.items() if n > 0]
+        parts += [f"{cut:,} cut after {cut_at:,} timesteps"] if cut else []
+        return Finding("ends", "pass", f"{', '.join(parts)}; lengths from {min(lengths):,} to {max(lengths):,}")
+    if time_limit is not None and time_limit >= endless:
         return Finding("ends", "pass", f"truncated after {time_limit:,} timesteps (not run to the end here)")
     advice = "Limit trajectories: max_episode_length=… of samplers, or gymnasium.wrappers.TimeLimit"
-    if length < within:
+    if endless < within:
         return Finding(
             "ends", "warning",
-            f"a trajectory did not end within {count(length, 'timestep')}, after which there was no time for more; "
+            f"a trajectory did not end within {count(endless, 'timestep')}, after which there was no time for more; "
             "whether it ends is not known", f"{advice}; or check with a longer time limit",
         )  # fmt: skip
     return Finding(
-        "ends", "failure", f"a trajectory did not end within {count(length, 'timestep')}",
+        "ends", "failure", f"a trajectory did not end within {count(endless, 'timestep')}",
         f"{advice}. Without a limit an obtaining call waits for a trajectory that never ends",
     )  # fmt: skip
-
-
-def finding_of_buffers(seen: Seen) -> Finding:
-    """Return whether observations are overwritten."""
-    if seen.reused:
-        return Finding(
-            "buffers", "warning",
-            f"an observation that was handed out before was overwritten, {seen.reused}",
-            "Samplers copy observations when they record them, so batches are right. Code of your own that keeps "
-            "observations, in agents, wrappers or loops, must copy them; or let the environment return new arrays",
-        )  # fmt: skip
-    return Finding("buffers", "pass", "observations are not overwritten later")
-
-
-_DRAWS = {
-    "generators": "VecWorker in lanes refuses draws from them: draw from self.np_random",
-    "agent's draws": (
-        "VecWorker then runs trajectories in blocks: draw from a generator that reset(seed=…) seeds, and in "
-        "get_actions from the keyword draws"
-    ),
-}
-
-
-def finding_of_draws(name: str, seen: Seen, *doing: str) -> Finding:
-    """Return whether something draws from global generators.
-
-    Args:
-        name: "generators" for the environment, or "agent's draws".
-        seen: What was seen.
-        *doing: Which methods are looked at.
-    """
-    found = [f"{each} draws from {' and '.join(sorted(seen.draws[each]))}" for each in doing if each in seen.draws]
-    if not found:
-        return Finding(name, "pass", "nothing is drawn from global generators")
-    return Finding(name, "warning", "; ".join(found), f"Samplers seed these for each trajectory, but {_DRAWS[name]}")
 
 
 def finding_of_wrappers(env: Any) -> Finding:
@@ -262,3 +199,14 @@ def finding_of_wrappers(env: Any) -> Finding:
             "if it has a parameter `worker_number`",
         )  # fmt: skip
     return Finding("wrappers", "pass", "none that is known to carry something from trajectory to trajectory")
+
+
+def finding_of_obstacles(measured: BenchReport) -> Finding:
+    """Return why no workers could be measured."""
+    obstacle = measured.ways[0].obstacle
+    if obstacle.startswith(("given up", "not measured")):
+        return not_checked("workers", f"none could be measured: {obstacle}", "Check with a longer time limit")
+    return Finding(
+        "workers", "warning", f"none could be measured: {obstacle}",
+        "Several run the environment at the same time: let them share no file, port or device",
+    )  # fmt: skip

@@ -78,7 +78,7 @@ def _findings_of(name: str, what: str, run: Callable[[], Any]) -> list[Finding]:
             run()
         except AssertionError as error:
             why = _plain(str(error)) or traceback.extract_tb(error.__traceback__)[-1].line or "an assertion"
-            advice = "See buffers: samplers copy what they record" if "share an object" in why else _ADVICE[name]
+            advice = "Samplers copy what they record; others must, too" if "share an object" in why else _ADVICE[name]
             found.append(Finding(name, "warning", f"{what} finds: {why}", advice, traceback_of(error)))
         except (Exception, SystemExit) as error:
             text = f"{what} ended with {_plain(summary_of(error))}"

@@ -1,22 +1,19 @@
-"""What a check found: findings, costs and a recommendation."""
+"""What a check found: findings, and which workers are fastest."""
 
 from __future__ import annotations
 
 import json
-import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from streamsampler.benchmarking.report import BenchReport, WayMeasured
 from streamsampler.checking.findings import Finding, Verdict, worst
-from streamsampler.checking.speed import Costs, Speed
 from streamsampler.data.words import count
 from streamsampler.version import __version__
 
 # ----------------------------------------------------------------------
-# Print a check: a line for each finding, with what to do below it; costs; and the recommendation.
+# Print a check: a line for each finding, with what to do below it; and the recommendation.
 
 
 _WIDTH = 100
@@ -35,9 +32,6 @@ def text_of(report: CheckReport, *, for_command: bool = False) -> str:
     width = max(len(finding.name) for finding in report.findings)
     for finding in report.findings:
         lines += _finding(finding, width)
-    speed = report.speed
-    if speed is not None and speed.costs is not None:
-        lines += ["", *_costs(speed.costs)]
     if report.workers is not None:
         lines += ["", *report.workers.table(for_command=for_command)]
     failures, warnings = len(report.failures), len(report.warnings)
@@ -63,13 +57,6 @@ def _wrapped(first: str, text: str) -> list[str]:
     return [f"{first}{parts[0]}".rstrip(), *(f"{' ' * len(first)}{part}" for part in parts[1:])]
 
 
-def _costs(costs: Costs) -> list[str]:
-    rows = [(name, getattr(costs, name), share) for name, share in costs.shares.items()]
-    lines = ["milliseconds for each timestep, in one environment"]
-    lines += [f"  {name:<10}{value:>10.4g}{share:>7.0%}" for name, value, share in rows]
-    return [*lines, f"  {'all':<10}{costs.total:>10.4g}"]
-
-
 # ----------------------------------------------------------------------
 
 
@@ -81,7 +68,6 @@ class CheckReport:
         environment: What the environment is called.
         agent: What the agent is called.
         findings: What was found, in the order in which it was looked for.
-        speed: How fast environment and agent are; None where that was not measured.
         workers: How fast workers of several kinds are; None where that was not measured.
         n_cores: How many cores there are to use.
         seed: What all was derived from: `check(…, seed=report.seed)` runs the same trajectories.
@@ -91,7 +77,6 @@ class CheckReport:
     environment: str
     agent: str
     findings: tuple[Finding, ...]
-    speed: Speed | None
     workers: BenchReport | None
     n_cores: int
     seed: int
@@ -155,13 +140,4 @@ class CheckReport:
             "workers": None if self.workers is None else self.workers.facts(),
             "versions": dict(self.versions),
         }
-        return json.dumps(_finite(facts), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """Return JSON without numbers that it has no word for."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False) + "\n"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import Any
@@ -17,20 +16,19 @@ from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from streamsampler.checking.findings import Finding, finding_of_wrappers, not_checked
-from streamsampler.checking.looking import SEEN, LookedAt, Seen
-from streamsampler.data.differences import Difference, first_difference, shown
+from streamsampler.data.differences import first_difference, shown
 from streamsampler.data.words import count
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import EnvUpdate, apply_any_env_update
-from streamsampler.errors import CheckMode, DataError, NotReproducibleError, RolloutError, SamplerError, WorkerError
+from streamsampler.errors import SamplerError, WorkerError
 from streamsampler.samplers.processes import MultiprocessingSampler
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.known_wrappers import chain_of
 from streamsampler.workers.logs import quiet
-from streamsampler.workers.purity import WAYS_OUT
 from streamsampler.workers.vec.worker import VecWorker
 
+_TRAJECTORIES, _COMPARED = 20, 3
 _RESULT = "result"
 _GRACE = 10.0
 """Seconds after the deadline at which a task is ended. It looks at its own limit between two timesteps, and ends
@@ -44,7 +42,15 @@ class TimeIsUpError(SamplerError):
 
 
 class EnoughError(SamplerError):
-    """Ends a call after the seconds that it was given."""
+    """Ends a call after the seconds that it was given.
+
+    Attributes:
+        timesteps: How many there were.
+    """
+
+    def __init__(self, timesteps: int) -> None:
+        super().__init__("the time for this is over")
+        self.timesteps = timesteps
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ class Limits:
             "n_workers": 1,
             "seed": self.seed,
             "max_episode_length": self.max_episode_length,
+            "check": None,
             "fingerprint": None,
             "max_restarts": 0,
             "step_timeout": self.step_timeout,
@@ -112,17 +119,17 @@ class Limits:
             if not snapshot.complete and monotonic() > self.deadline + _GRACE:
                 raise TimeIsUpError("the time limit is reached")
             if goes_on and seconds is not None and snapshot.seconds > seconds:
-                raise EnoughError(f"{snapshot.timesteps}")
+                raise EnoughError(snapshot.timesteps)
             self.watch(snapshot.timesteps)
 
         return look
 
 
 @contextlib.contextmanager
-def _closing(sampler: MultiprocessingSampler) -> Iterator[None]:
-    """Close a sampler in the end; that its environment cannot be closed is found apart."""
+def _closing(sampler: MultiprocessingSampler) -> Iterator[MultiprocessingSampler]:
+    """Yield a sampler, and close it in the end; that its environment cannot be closed is found apart."""
     try:
-        yield
+        yield sampler
     finally:
         with contextlib.suppress(WorkerError):
             sampler.close()
@@ -183,8 +190,7 @@ def call_apart(function: Callable[[Any], Any], env: EnvUpdate, limits: Limits) -
         WorkerError: The environment cannot be made, or the function raised, or its process died or hung.
         SerializationError: The environment cannot be pickled.
     """
-    sampler = limits.sampler("random", _Apart(env, function), check=None, max_episode_length=None)
-    with _closing(sampler):
+    with _closing(limits.sampler("random", _Apart(env, function), max_episode_length=None)) as sampler:
         batch = sampler.obtain_trajectories(1, progress=limits.guard())
     seconds, result = cloudpickle.loads(batch.env_infos[_RESULT][0].tobytes())
     return seconds, result
@@ -241,15 +247,37 @@ class Ran:
 
     Attributes:
         batches: The batches.
-        seen: What was seen of it besides.
+        endless: The length of a trajectory that did not end; None where all ended.
         error: What ended it; None where nothing did.
         stats: The sampler's.
     """
 
     batches: list[Any] = field(default_factory=list)
-    seen: Seen = field(default_factory=Seen)
+    endless: int | None = None
     error: SamplerError | None = None
     stats: Any = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of the trajectories that ended, or are going to be truncated by samplers."""
+        lengths = [length for batch in self.batches for length in batch.lengths.tolist()]
+        return [length for length in lengths if length != self.endless]
+
+    @property
+    def n_terminated(self) -> int:
+        """How many trajectories were terminated."""
+        return sum(int(batch.terminated.sum()) for batch in self.batches)
+
+    @property
+    def timesteps(self) -> int:
+        """How many timesteps were run, at least."""
+        return max(sum(int(batch.n_timesteps) for batch in self.batches), self.endless or 0)
+
+    @property
+    def step_seconds(self) -> float:
+        """What a timestep took, about."""
+        seconds = sum(float(batch.stats.seconds) for batch in self.batches)
+        return max(seconds / max(1, self.timesteps), 1e-9)
 
     @property
     def n_bad_rewards(self) -> int:
@@ -258,46 +286,38 @@ class Ran:
         return sum(int((~np.isfinite(batch.rewards)).sum()) for batch in batches)
 
 
-def run_looked_at(
-    agent: Any, looked_at: LookedAt, facts: Facts, limits: Limits, n_trajectories: int, check: Any = "warn"
-) -> Ran:
-    """Run trajectories, one in each call, of a vector environment one in each of its environments; more to measure.
+def run(agent: Any, env: EnvUpdate, facts: Facts, limits: Limits, within: int, seconds: float) -> Ran:
+    """Run trajectories, one in each call; of a vector environment one in each of its environments.
 
     Args:
         agent: The agent, as samplers take it.
-        looked_at: The environment.
+        env: The environment.
         facts: What it says of itself.
         limits: What bounds it.
-        n_trajectories: How many are run, if there is time.
-        check: The sampler's argument.
+        within: Timesteps within which a trajectory is to end.
+        seconds: After so long it is ended.
 
     Raises:
         TimeIsUpError: The time limit of the check is reached.
         SerializationError: The environment or the agent cannot be pickled.
     """
-    ran, until = Ran(), monotonic() + looked_at.seconds
-    n, left = 1, 1 if facts.n_slots else n_trajectories
-    is_plain = facts.n_slots is None and not facts.several
-    lengths = [length for length in (looked_at.within, looked_at.longest) if length is not None]
-    longest = limits.max_episode_length if facts.n_slots is not None else min(lengths)
-    guard = limits.guard(None if is_plain else looked_at.seconds)
-    env = looked_at if is_plain else looked_at.env
-    sampler = limits.sampler(agent, env, facts.n_slots, check=check, max_episode_length=longest)
+    ran, until, n_slots = Ran(), monotonic() + seconds, facts.n_slots or 1
+    longest = limits.max_episode_length
+    if facts.n_slots is None:  # vector environments truncate theirs themselves
+        longest = min(within, longest or within)
+    sampler = limits.sampler(agent, env, facts.n_slots, check="warn", max_episode_length=longest)
     with quiet(), _closing(sampler):
         try:
-            while left > 0:
-                began = monotonic()
-                batch = sampler.obtain_trajectories(facts.n_slots or n, progress=guard)
+            for _ in range(_TRAJECTORIES if facts.n_slots is None else 1):
+                batch = sampler.obtain_trajectories(n_slots, progress=limits.guard(seconds))
                 ran.batches.append(batch)
-                ran.seen = batch.env_infos[SEEN][-1] if is_plain else _counted(ran.batches, looked_at)
-                if ran.seen.endless is not None or monotonic() >= until:
+                cut = facts.n_slots is None and within != limits.max_episode_length and not batch.terminated.all()
+                if cut and batch.lengths.max() == within:
+                    ran.endless = within
+                if ran.endless is not None or monotonic() >= until:
                     break
-                left -= n
-                if not looked_at.watches and monotonic() - began < looked_at.seconds / 10:
-                    n = min(2 * n, left)
         except EnoughError as error:
-            ran.seen.endless = int(str(error)) // (facts.n_slots or 1)
-            ran.seen.timesteps += int(str(error))
+            ran.endless = error.timesteps // n_slots
         except TimeIsUpError:
             raise
         except SamplerError as error:
@@ -307,137 +327,77 @@ def run_looked_at(
     return ran
 
 
-def _counted(batches: Sequence[Any], looked_at: LookedAt) -> Seen:
-    """Return what batches say of trajectories that no wrapper looked at."""
-    seen = Seen()
-    for batch in batches:
-        seen.wall_seconds += batch.stats.seconds
-        for length, terminated in zip(batch.lengths.tolist(), batch.terminated, strict=True):
-            seen.timesteps += length
-            if terminated or length != looked_at.within or length == looked_at.longest:
-                seen.add(length)
-            else:
-                seen.endless = length
-            if terminated or length not in (looked_at.within, looked_at.longest):
-                seen.ended["terminated" if terminated else "truncated"] += 1
-    return seen
-
-
 # ----------------------------------------------------------------------
-# Run trajectories again: after another one, and in other processes.
+# Run trajectories again: after others, and in other processes.
 
 
-_TRAJECTORIES = 3
-_AGAIN = "the same seed, before and after another trajectory"
-
-
-class _Heard(logging.Handler):
-    """Keeps what samplers warn of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message."""
-        self.texts.append(record.getMessage())
-
-
-@contextlib.contextmanager
-def _heard() -> Iterator[list[str]]:
-    logger, handler = logging.getLogger("streamsampler"), _Heard()
-    before = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
-    try:
-        yield handler.texts
-    finally:
-        logger.removeHandler(handler)
-        logger.level, logger.propagate = before
-
-
-def run_twice(
-    agent: Any, env: EnvUpdate, n_slots: int | None, limits: Limits, seconds: float, mode: CheckMode = "error"
-) -> tuple[Finding, Any]:
-    """Run a trajectory before and after another one, and return what was found, and a batch for `run_elsewhere`.
+def run_twice(agent: Any, env: EnvUpdate, facts: Facts, limits: Limits, seconds: float) -> tuple[Finding, Any]:
+    """Run trajectories twice in one process, and return what was found, and a batch for `run_elsewhere`.
 
     Args:
         agent: The agent, as samplers take it.
         env: The environment.
-        n_slots: How many environments a vector environment has; None for one that is none.
+        facts: What it says of itself.
         limits: What bounds it.
         seconds: After so long it is ended.
-        mode: The sampler's argument `check`: "warn", which takes less time for it, where "error" refuses the data.
 
     Raises:
         SamplerError: Something raised, or its process died or hung, or there is no time.
     """
-    sampler = limits.sampler(agent, env, n_slots, check=mode)
-    with _heard() as warned, _closing(sampler):
-        try:
-            batch = sampler.obtain_trajectories(_TRAJECTORIES * (n_slots or 1), progress=limits.guard(seconds))
-        except NotReproducibleError as error:
-            return _of_difference(error.what.partition(": ")[2]), None
-        except RolloutError as error:
-            if mode == "warn" or not isinstance(error.original, DataError):
-                raise
-            return run_twice(agent, env, n_slots, limits, seconds, "warn")
-        n_timesteps = sampler.stats.checked_timesteps
-    if different := [text for text in warned if "before and after another trajectory" in text]:
-        return _of_difference(different[0]), None
-    if not n_timesteps:
-        return not_checked("seed", "no trajectory could be run twice"), batch
-    if unstable := [text for text in warned if "run from the same seed" in text]:
-        return Finding("seed", "warning", unstable[0], "Leave it out of the infos, or ignore it in batches"), batch
-    compared = count(int(batch.lengths[: n_slots or 1].sum()), "timestep")
-    return Finding("seed", "pass", f"{compared} came out the same from {_AGAIN}"), batch
+    n, guard = _COMPARED * (facts.n_slots or 1), limits.guard(seconds)
+    with _closing(limits.sampler(agent, env, facts.n_slots)) as sampler:
+        batch = sampler.obtain_trajectories(n, progress=guard)
+        if facts.n_slots is not None:  # many of them take one seed for all that they have
+            return not_checked("seed", "of vector environments other processes are compared alone"), batch
+        again = sampler.obtain_trajectories(n, seeds=batch.seeds, progress=guard)
+    return _compared("seed", "run again after others", "the same seed, before and after others", batch, again), batch
 
 
-def _of_difference(text: str) -> Finding:
-    for advice in WAYS_OUT.values():
-        what, found, _ = text.partition(f". {advice}")
-        if found:
-            return Finding("seed", "failure", what, advice)
-    return not_checked("seed", "see wrappers")
+def run_elsewhere(agent: Any, env: EnvUpdate, facts: Facts, limits: Limits, seconds: float, here: Any) -> Finding:
+    """Run trajectories in two other processes, and compare them with those of a batch; see `run_twice`."""
+    # Not by the fork server, all of whose children have one order of sets.
+    with _closing(limits.sampler(agent, env, facts.n_slots, n_workers=2, start_method="spawn")) as sampler:
+        there = sampler.obtain_trajectories(len(here), progress=limits.guard(seconds))
+    return _compared("processes", "in a new process, and after other trajectories,", "other processes", here, there)
 
 
-def run_elsewhere(
-    agent: Any, env: EnvUpdate, n_slots: int | None, limits: Limits, seconds: float, here: Any
-) -> Finding:
-    """Run trajectories in two other processes, and compare them with those of a batch.
+def _compared(name: str, how: str, passed: str, first: Any, second: Any) -> Finding:
+    """Return whether two batches have the same trajectories.
 
     Args:
-        agent: As of `run_twice`, which the next ones are, too.
-        env: The environment.
-        n_slots: How many environments a vector environment has.
-        limits: What bounds it.
-        seconds: After so long it is ended.
-        here: The batch.
-
-    Raises:
-        SamplerError: Something raised, or its process died or hung, or there is no time.
+        name: What is checked.
+        how: How the second batch was run.
+        passed: Where trajectories come out the same.
+        first: A batch.
+        second: The other batch.
     """
-    # Not by the fork server, all of whose children have one order of sets.
-    sampler = limits.sampler(agent, env, n_slots, check=None, n_workers=2, start_method="spawn")
-    with _closing(sampler):
-        there = sampler.obtain_trajectories(len(here), progress=limits.guard(seconds))
-    for number in range(len(here)):
-        if difference := first_difference(here[number], there[number]):
-            return _of_processes(number, difference)
-    compared = count(int(here.lengths.sum()), "timestep")
-    return Finding("processes", "pass", f"{compared} came out the same in other processes and order")
+    for number in range(len(first)):
+        if difference := first_difference(first[number], second[number]):
+            was, now = shown(difference.recorded), shown(difference.replayed)
+            return Finding(
+                name, "failure",
+                f"{how} trajectory {number} came out differently: its {difference.what}{difference.path} of timestep "
+                f"{difference.timestep} was {was} and then {now}: batches differ from run to run",
+                f"{_OF_PROCESSES if name == 'processes' else ''}{_WAYS_OUT[difference.what == 'action']}",
+            )  # fmt: skip
+    compared = count(int(first.lengths.sum()), "timestep")
+    return Finding(name, "pass", f"{compared} came out the same from {passed}")
 
 
-def _of_processes(number: int, difference: Difference) -> Finding:
-    culprit = "agent" if difference.what == "action" else "environment"
-    was, now = shown(difference.recorded), shown(difference.replayed)
-    return Finding(
-        "processes", "failure",
-        f"in a new process, and after other trajectories, trajectory {number} came out differently: "
-        f"its {difference.what}{difference.path} of timestep {difference.timestep} was {was} and then {now}: batches "
-        "differ from run to run",
-        "It depends on something of the process or its past: the order of a set of strings (sort it), hash(), id(), "
-        "the time, the process id, a class attribute, a file or a server that trajectories change; or on a trajectory "
-        f"long before. {WAYS_OUT[culprit]}",
-    )  # fmt: skip
+_OF_PROCESSES = (
+    "It depends on something of the process or its past: the order of a set of strings (sort it), hash(), id(), the "
+    "time, the process id, a class attribute, a file or a server that trajectories change; or on a trajectory before. "
+)
+_WAYS_OUT = {
+    True: (
+        "The agent keeps something from one trajectory to the next, or draws from a generator that is not seeded: let "
+        "its reset(seed=…), which is called at each trajectory's start, set back what it keeps and seed what it draws "
+        "from; random, numpy.random and torch are seeded already"
+    ),
+    False: (
+        "The environment or a wrapper keeps something from one trajectory to the next, or draws from a generator that "
+        "is not seeded: let its reset set back what it keeps, and draw from self.np_random after "
+        "super().reset(seed=seed); random, numpy.random and torch are seeded already"
+    ),
+}
+"""What to do where a trajectory came out differently, by whether that was first seen in an action."""

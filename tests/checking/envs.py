@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from typing import Any
 
 import gymnasium
@@ -28,7 +27,6 @@ class Rule(gymnasium.Env):
         if breaks == "construction":
             raise RuntimeError("no robot is here")
         self.breaks = breaks
-        self.buffer = np.zeros(3, np.float32)
         self.resets = 0
 
     def observe(self):
@@ -40,11 +38,6 @@ class Rule(gymnasium.Env):
                 observation[1] = np.nan
             case "shape":
                 return observation[:2]
-            case "dtype":
-                return observation.astype(np.float64)
-            case "buffer":
-                self.buffer[:] = observation
-                return self.buffer
             case "carries":
                 observation[0] = 1 / (1 + self.resets)
             case "hash":
@@ -65,29 +58,13 @@ class Rule(gymnasium.Env):
         self.t += 1
         if self.t == 4:
             self.fail()
-        if self.breaks == "slow":
-            time.sleep(0.05)
-        if self.breaks == "global draws":
-            np.random.random()
         reward = {"reward": "high", "nan reward": np.nan}.get(self.breaks, 1.0)
-        ended: Any = self.t == LENGTH and self.breaks not in ("endless", "slow")
+        ended: Any = self.t == LENGTH and self.breaks != "endless"
         if self.breaks == "flags":
             ended = None
         if self.breaks == "step returns":
             return self.observe(), reward, ended, {}
-        return self.observe(), reward, ended, False, self.info(ended)
-
-    def info(self, ended):
-        match self.breaks:
-            case "info keys":
-                return {"contact": True} if self.t % 2 else {}
-            case "info kinds":
-                return {"contact": 1 if self.t % 2 else 0.5}
-            case "info at ends":
-                return {"episode": {"r": 1.0}} if ended else {"x": 1}
-            case "info":
-                return None
-        return {}
+        return self.observe(), reward, ended, False, None if self.breaks == "info" else {}
 
     def fail(self):
         match self.breaks:
@@ -154,8 +131,6 @@ class Agent:
                 threading.Event().wait()
             case "dies":
                 os._exit(4)
-            case "global draws":
-                return int(np.random.randint(3)), {}
             case "remembers":
                 return self.n // 5 % 3, {}
             case "returns":

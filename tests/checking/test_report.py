@@ -1,19 +1,12 @@
 """The report, and what it recommends: without running anything."""
 
 import json
-import math
 
 import pytest
 
 from streamsampler.benchmarking.report import BenchReport, WayMeasured
 from streamsampler.checking.findings import Finding
 from streamsampler.checking.report import CheckReport, text_of
-from streamsampler.checking.speed import Costs, Speed, finding_of_costs
-
-
-def costs(step=0.02, agent=0.01, reset=0.01, recording=0.005, cpu_share=1.0, free_share=1.0):
-    return Costs(reset, agent, step, recording, 100 * reset, 100.0, cpu_share, free_share, 5_000)
-
 
 WORKERS = BenchReport(
     environment="Maze-v0", agent="greedy", n_cores=4, n_workers=4, why_workers="there are 4 cores", seconds=3.0,
@@ -34,9 +27,8 @@ FINDINGS = (
 
 
 def report(findings=FINDINGS, **others):
-    speed = Speed(math.inf, costs())
     facts = {"environment": "Maze-v0", "agent": "greedy", "n_cores": 4, "seed": 7, "versions": {"numpy": "2"}}
-    return CheckReport(findings=findings, speed=speed, **{"workers": WORKERS, **facts, **others})
+    return CheckReport(findings=findings, **{"workers": WORKERS, **facts, **others})
 
 
 def test_it_is_found_by_name():
@@ -79,17 +71,7 @@ def test_it_is_json():
     facts = json.loads(report().to_json())
     assert facts["ok"] is False
     assert facts["findings"][1]["advice"] == "Limit trajectories"
-    assert facts["speed"]["construction_seconds"] is None
     assert [way["timesteps_per_second"] for way in facts["workers"]["ways"]] == [1_000, 1_050]
     assert facts["workers"]["recommendation"]["call"] == report().recommendation.call == "workers(n_workers=4)"
     assert facts["versions"] == {"numpy": "2"}
     assert json.loads(report(FINDINGS[:1]).to_json())["ok"] is True
-
-
-def test_what_is_notable_about_costs():
-    assert finding_of_costs(costs(), asked_together=False).verdict == "pass"
-    slow_reset = finding_of_costs(costs(reset=0.2), asked_together=True)
-    assert (slow_reset.verdict, "a reset takes 20 ms" in slow_reset.what) == ("warning", True)
-    assert "get_actions" in finding_of_costs(costs(agent=0.2), asked_together=False).advice
-    assert finding_of_costs(costs(agent=0.2), asked_together=True).verdict == "pass"
-    assert "left 40% of a core" in finding_of_costs(costs(free_share=0.4), asked_together=True).what

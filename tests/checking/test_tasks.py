@@ -11,13 +11,11 @@ from gymnasium import wrappers
 from streamsampler import LocalSampler
 from streamsampler.checking import tasks
 from streamsampler.checking.check import CheckRun, Settings
-from streamsampler.checking.findings import Finding, worst
-from streamsampler.checking.looking import LookedAt
+from streamsampler.checking.findings import Finding, finding_of_ends, worst
 from streamsampler.checking.others import ProbeRows, run_gymnasium_checker
-from streamsampler.checking.speed import costs_of
-from streamsampler.checking.tasks import Limits, call_apart, facts_of, run_looked_at
+from streamsampler.checking.tasks import Limits, call_apart
 from streamsampler.environments.updates import as_env_update
-from tests.checking.envs import LENGTH, Agent, Ball, Batched, Nested, Rule
+from tests.checking.envs import Agent, Ball, Batched, Nested, Rule
 
 UNHURRIED = 600.0  # seconds: what is to be run ends a task, and not the time, however busy the machine is
 OF_PROCESSES = "n_workers", "start_method", "max_restarts", "step_timeout", "construction_timeout", "close_timeout"
@@ -54,16 +52,11 @@ ENVS = {
     "bounds": ("observations", "failure", "outside its space", "Widen the space"),
     "nan": ("observations", "failure", "holds nan", "Widen the space"),
     "shape": ("observations", "failure", "has the shape (2,)", "change the space"),
-    "dtype": ("observations", "warning", "has the dtype float64, and its space has float32", "np.asarray"),
-    "buffer": ("buffers", "warning", "was overwritten, in timestep 1", "must copy them"),
-    "global draws": ("generators", "warning", "step draws from numpy.random", "self.np_random"),
     "reward": ("rewards", "failure", "the reward should be a number", "finite number"),
     "nan reward": ("rewards", "failure", "the reward is", "finite number"),
     "flags": ("runs", "failure", "terminated should be True or False", "refuse"),
     "step returns": ("runs", "failure", "step must return", "refuse"),
     "reset returns": ("runs", "failure", "reset must return", "refuse"),
-    "info keys": ("infos", "warning", "'contact' is in", "the same keys in each timestep"),
-    "info kinds": ("infos", "warning", "'contact' is int and then float", "of one type"),
     "info": ("infos", "failure", "an info must be a dict, got NoneType", "dict with strings for keys"),
     "endless": ("ends", "failure", "did not end within 500 timesteps", "max_episode_length"),
     "raises": ("runs", "failure", "stepping the environment raised RuntimeError: the robot stumbled", "on_failure"),
@@ -89,12 +82,12 @@ def test_an_environment_that_breaks_a_rule(breaks, env):
         assert findings["seed"].what == f"samplers refuse what the environment returns: see {name}"
 
 
-@pytest.mark.parametrize("env", [Rule, Nested, Ball, partial(Rule, "info at ends"), "CartPole-v1"])
+@pytest.mark.parametrize("env", [Rule, Nested, Ball, "CartPole-v1"])
 def test_an_environment_that_breaks_none(env):
     findings = by_name(run(env).findings)
     assert {each.verdict for each in findings.values()} == {"pass"}
     assert findings["runs"].what.startswith("20 trajectories ended")
-    names = "made", "runs", "observations", "rewards", "infos", "ends", "buffers", "generators", "wrappers", "close"
+    names = "made", "runs", "observations", "rewards", "ends", "wrappers", "close"
     assert tuple(findings) == names
 
 
@@ -111,9 +104,8 @@ def test_a_limit_ends_what_does_not_end_by_itself():
     assert cut["ends"].what == "20 cut after 9 timesteps; lengths from 9 to 9"
 
 
-def test_what_there_is_no_time_for_is_not_known(monkeypatch):
-    monkeypatch.setattr(CheckRun, "_share", lambda *_: 0.1)
-    finding = by_name(run(partial(Rule, "slow")).findings)["ends"]
+def test_what_there_is_no_time_for_is_not_known():
+    finding = finding_of_ends([8], 1, 70, 500, None, None)
     assert finding.verdict == "warning"
     assert "whether it ends is not known" in finding.what
 
@@ -135,7 +127,7 @@ def test_a_vector_environment(mode):
 
     checked = run(make, Batched(), stages=5)
     findings = by_name(checked.findings)
-    assert {each.verdict for each in checked.findings if each.name != "Gymnasium"} == {"pass"}
+    assert {each.verdict for each in checked.findings if each.name not in ("Gymnasium", "seed")} == {"pass"}
     assert {"agent", "actions", "rows", "seed", "processes"} <= findings.keys()
     assert findings["runs"].what == "3 trajectories ended, 24 timesteps with random actions"
     assert by_name(run(partial(make, "bounds")).findings)["observations"].verdict == "failure"
@@ -147,10 +139,10 @@ def test_a_vector_environment(mode):
 def test_a_trajectory_that_depends_on_others():
     finding = by_name(run(partial(Rule, "carries"), stages=2).findings)["seed"]
     assert finding.verdict == "failure"
-    assert "trajectory 0 came out differently: its first observation" in finding.what
+    assert "trajectory 0 came out differently: its observation of timestep 0" in finding.what
     assert "let its reset set back what it keeps" in finding.advice
     assert run(Rule, stages=2).findings[-1] == Finding(
-        "seed", "pass", "8 timesteps came out the same from the same seed, before and after another trajectory"
+        "seed", "pass", "24 timesteps came out the same from the same seed, before and after others"
     )
 
 
@@ -158,7 +150,7 @@ def test_a_trajectory_that_depends_on_others():
 def test_an_agent_that_depends_on_other_trajectories(breaks):
     finding = by_name(run(Rule, Agent(breaks), stages=2).findings)["seed"]
     assert finding.verdict == "failure"
-    assert "its action at timestep" in finding.what
+    assert "its action of timestep" in finding.what
     assert "The agent keeps something" in finding.advice
 
 
@@ -185,7 +177,7 @@ def test_processes_are_compared():
 
 def test_what_is_compared_is_as_long_though_there_is_less_time():
     checked = run(Rule, stages=2)
-    checked._seen.wall_seconds = 1e9
+    checked._step_seconds = 1e9
     checked._other_processes()
     assert checked.findings[-1].what.startswith("24 timesteps")
 
@@ -193,7 +185,6 @@ def test_what_is_compared_is_as_long_though_there_is_less_time():
 AGENTS = {
     "outside": ("actions", "failure", "action is outside its space", "Clip it"),
     "raises": ("agent", "failure", "choosing an action raised RuntimeError: no idea", ""),
-    "global draws": ("agent's draws", "warning", "get_action draws from numpy.random", "reset(seed=…) seeds"),
     "returns": ("agent", "failure", "get_action must return (action, agent_info)", ""),
 }
 
@@ -218,15 +209,8 @@ def wide(observation):
     return np.full(1, 2.0, np.float32)
 
 
-def double(observation):
-    return np.zeros(1)
-
-
 def test_actions_in_a_box():
     assert "outside its space" in of_agent(Ball, wide)["actions"].what
-    found = of_agent(Ball, double)["actions"]
-    assert found.verdict == "warning"
-    assert "has the dtype float64" in found.what
 
 
 def test_rows():
@@ -250,22 +234,6 @@ def test_gymnasium_own_checker():
     assert [each.verdict for each in found("shape")] == ["warning"]
     assert "The first element returned by `env.reset()` is not within the observation space" in str(found("shape"))
     assert "its checker ended with RuntimeError: the robot fell over" in found("raises in reset")[0].what
-
-
-@pytest.mark.parametrize("breaks", ["", "endless"])
-def test_costs(breaks):
-    env = as_env_update(partial(Rule, breaks))
-    length = 20 if breaks else LENGTH
-    looked_at = LookedAt(env, UNHURRIED, 1 << 40, 20 if breaks else None, watches=False)
-    ran = run_looked_at(Agent(), looked_at, facts_of(Rule()), limits(), 10, None)
-    costs = costs_of(ran.stats, ran.seen, 30.0)
-    assert costs.timesteps == 10 * length
-    # Of trajectories that are cut, what is known of their lengths counts.
-    assert costs.mean_length == (30.0 if breaks else LENGTH)
-    assert costs.reset == pytest.approx(costs.milliseconds_per_reset / costs.mean_length)
-    assert min(costs.agent, costs.step, costs.reset) > 0
-    assert costs.recording >= 0
-    assert sum(costs.shares.values()) == pytest.approx(1)
 
 
 def test_the_worst():
