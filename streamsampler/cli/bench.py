@@ -48,10 +48,7 @@ def bench(ctx: click.Context, /, env_id: str, **options: Any) -> None:
     """
     from streamsampler.benchmarking.bench import BenchInterruptedError, BenchSettings, bench_update
 
-    def measured(env: Any, code: str, make_agent: Any, bar: Any) -> Any:
-        return bench_update(env, code, make_agent, BenchSettings(**options), bar)
-
-    as_json = options.pop("as_json")
-    report, run = examined(ctx, env_id, options, measured, BenchInterruptedError, ("measuring", "measured"))
+    as_json, examine = options.pop("as_json"), (bench_update, BenchSettings, BenchInterruptedError)
+    report, run = examined(ctx, env_id, options, examine, ("measuring", "measured"))
     text = report.to_json().rstrip("\n") if as_json else report.text(for_command=True)
     run.finish(text, failed=report.recommendation is None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,26 +50,22 @@ def check(ctx: click.Context, /, env_id: str, **options: Any) -> None:
     from streamsampler.checking.check import CheckInterruptedError, Settings, check_update
     from streamsampler.checking.report import text_of
 
-    def checked(env: Any, code: str, make_agent: Any, bar: Any) -> Any:
-        return check_update(env, code, make_agent, Settings(**options), bar)
-
-    as_json = options.pop("as_json")
-    report, run = examined(ctx, env_id, options, checked, CheckInterruptedError, ("checking", "found"))
+    as_json, examine = options.pop("as_json"), (check_update, Settings, CheckInterruptedError)
+    report, run = examined(ctx, env_id, options, examine, ("checking", "found"))
     run.finish(report.to_json().rstrip("\n") if as_json else text_of(report, for_command=True), failed=not report.ok)
 
 
 def examined(
-    ctx: click.Context, env_id: str, options: dict[str, Any], examine: Callable[..., Any], interruption: Any,
-    said: tuple[str, str],
-) -> tuple[Any, Any]:  # fmt: skip
+    ctx: click.Context, env_id: str, options: dict[str, Any], examine: tuple[Any, Any, Any], said: tuple[str, str]
+) -> tuple[Any, Any]:
     """Examine an environment and an agent, and return the report, and the run.
 
     Args:
         ctx: The command's context.
         env_id: The environment.
-        options: The options, which lose those that are not about what is examined.
-        examine: Returns the report of the environment, its code, what makes the agent, and the progress bar.
-        interruption: What Ctrl-C raises in `examine`: the exception whose `found` is the report so far.
+        options: The options, which lose those that are not settings.
+        examine: The function of the library that examines, the class of its settings, and what Ctrl-C raises in it: an
+            exception whose `found` is the report so far.
         said: What the command does, as progress says it, and what was done with what was found before Ctrl-C.
     """
     from streamsampler.benchmarking.ways import env_code
@@ -84,11 +79,13 @@ def examined(
     def make_agent(spaces: Spaces) -> Any:
         return load_agents(agent, spaces, predicting=True)
 
+    function, settings, interruption = examine
     with running(ctx, said[0], quiet=options.pop("quiet"), imports=options.pop("imports")) as run, run.bar:
         statistics_of([agent["agent"]], [agent["vec_normalize"]] if agent["vec_normalize"] else ())
         env, code = env_update_of(env_id, env_kwargs), env_code(env_id, env_kwargs)
         try:
-            report = examine(env, code, None if agent["agent"] == "random" else make_agent, run.bar)
+            make = None if agent["agent"] == "random" else make_agent
+            report = function(env, code, make, settings(**options), run.bar)
         except interruption as interrupt:
             report = interrupt.found
             print_error(f"Interrupted: what follows was {said[1]} before.")

@@ -10,12 +10,22 @@ from typing import Any
 
 from streamsampler.data.words import count
 from streamsampler.errors import UsageError, positive
-from streamsampler.evaluation.agents import SUCCESS_KEYS, ReturnOf, Row, SuccessMeaning, agent_facts, has_predict
+from streamsampler.evaluation.agents import ReturnOf, Row, SuccessMeaning, agent_facts, has_predict
 from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
 from streamsampler.evaluation.evaluate import INTERRUPTED, EvaluationInterruptedError, gather
 from streamsampler.evaluation.evaluation import Evaluation, number
 from streamsampler.evaluation.gathering import Gathering, in_part, opened_sampler
-from streamsampler.evaluation.rules import DEFAULT_CAP, FLOORS, Amount, Bounds, PrecisionOf, amount_of
+from streamsampler.evaluation.rules import (
+    FLOORS,
+    Amount,
+    Bounds,
+    PrecisionOf,
+    amount_of,
+    at_most,
+    check_successes,
+    refuse_amounts,
+    refuse_useless,
+)
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.samplers.progress import ProgressArgument, display
 from streamsampler.scheduling.plans import PartArgument
@@ -90,15 +100,19 @@ def compare(
         raise UsageError("compare makes samplers of its own, one for each agent: leave out sampler")
     how = {"deterministic": deterministic, "vec_normalize": vec_normalize}
     if until_decided is None:
-        useless = {"bounds": bounds, "max_trajectories": max_trajectories}
-        if named_too := [name for name, value in useless.items() if value is not None]:
-            raise UsageError(f"{' and '.join(named_too)} {'is' if len(named_too) == 1 else 'are'} for until_decided")
-        amount = in_part(_amount(num_trajectories, seeds, scenarios), part, None, given, *named.values(), env)
+        refuse_useless({"bounds": bounds, "max_trajectories": max_trajectories}, "until_decided")
+        amount = amount_of(num_trajectories=num_trajectories, seeds=seeds, scenarios=scenarios)
+        amount = in_part(amount, part, None, given, *named.values(), env)
         return _one_after_the_other(named, env, amount, (success, return_of), progress, options, how)
-    _refuse_amounts(num_trajectories, scenarios, part)
+    refuse_amounts("until_decided", num_trajectories, scenarios)
+    if part is not None:
+        raise UsageError(
+            "a part is one of num_trajectories, seeds or scenarios: when until_decided is sure is known only when all "
+            "pairs before are there"
+        )
     alpha = check_alpha(until_decided)
     tests = [make_test(alpha / (len(named) - 1), decide_on, bounds) for _ in range(len(named) - 1)]
-    amount = _capped(seeds, max_trajectories)
+    amount = at_most(seeds, max_trajectories)
     with ExitStack() as stack:
         race = _Race(tests, decide_on)
         for agent in named.values():
@@ -107,18 +121,6 @@ def compare(
             gathering = stack.enter_context(Gathering(sampler, amount, success, updates, return_of))
             race.add(gathering, agent_facts(taken))
         return race.run(tuple(named), alpha, bounds, progress)
-
-
-def _refuse_amounts(num_trajectories: Any, scenarios: Any, part: Any) -> None:
-    """Refuse what says how many trajectories there are, where a test does."""
-    if num_trajectories is not None or scenarios is not None:
-        other = "num_trajectories" if num_trajectories is not None else "scenarios"
-        raise UsageError(f"until_decided decides how many trajectories there are: leave out {other}")
-    if part is not None:
-        raise UsageError(
-            "a part is one of num_trajectories, seeds or scenarios: when until_decided is sure is known only when all "
-            "pairs before are there"
-        )
 
 
 def _named(agents: Any) -> dict[str, Any]:
@@ -147,35 +149,6 @@ def _name_of(agent: Any) -> str:
     if has_predict(agent):
         return type(agent).__name__
     return str(agent_facts(agent)["name"]) if callable(agent) or hasattr(agent, "get_action") else type(agent).__name__
-
-
-def _amount(num_trajectories: Any, seeds: Any, scenarios: Any) -> Amount:
-    return amount_of(
-        num_trajectories=num_trajectories,
-        seeds=seeds,
-        scenarios=scenarios,
-        until_halfwidth=None,
-        precision_of="return",
-        guarantee=False,
-        bounds=None,
-        min_trajectories=None,
-        max_trajectories=None,
-    )
-
-
-def _capped(seeds: Any, max_trajectories: Any) -> Amount:
-    """Return the most that a test may take."""
-    if seeds is None:
-        most = DEFAULT_CAP if max_trajectories is None else positive("max_trajectories", max_trajectories)
-        return _amount(most, None, None)
-    amount = _amount(None, seeds, None)
-    if max_trajectories is None:
-        return amount
-    most = positive("max_trajectories", max_trajectories)
-    if most > amount.n:
-        raise UsageError(f"max_trajectories is {most}, but there are {amount.n} seeds")
-    assert amount.seeds is not None
-    return _amount(None, amount.seeds[:most], None)
 
 
 def _shared(options: Mapping[str, Any], n_agents: int) -> dict[str, Any]:
@@ -295,11 +268,8 @@ class _Race:
         if self._decide_on == "return":
             return row.value
         first = self._gatherings[0].rows
-        if row.success is None and len(first) >= FLOORS["success"] and all(it.success is None for it in first):
-            keys = " or ".join(map(repr, SUCCESS_KEYS))
-            raise UsageError(
-                f"there is no success rate: no info of the first {len(first)} trajectories has a key {keys}"
-            )
+        if all(each.success is None for each in first):
+            check_successes(len(first))
         return float(bool(row.success))
 
     def _note(self, open_tests: Sequence[int]) -> str:

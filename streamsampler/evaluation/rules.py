@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -145,129 +145,110 @@ FLOORS: dict[PrecisionOf, int] = {"return": 30, "success": 10}
 DEFAULT_CAP = 10_000
 
 
-class Rule(Protocol):
+class Rule:
     """Says after each trajectory, in index order, whether an interval is narrow enough.
+
+    Args:
+        of: What the interval is of.
+        halfwidth: How narrow it is to be.
+        floor: The fewest trajectories to stop after.
 
     Attributes:
         interval: The interval so far; None where there is none.
-        what: What the interval is of.
-        halfwidth: How narrow it is to be.
+        what: What the interval is of, in words.
     """
 
-    interval: Interval | None
-    what: str
-    halfwidth: float
+    def __init__(self, of: PrecisionOf, halfwidth: float, floor: int) -> None:
+        self.of, self.halfwidth = of, halfwidth
+        self.what = "mean return" if of == "return" else "success rate"
+        self.interval: Interval | None = None
+        self._floor = floor
+        self._n = 0
+        self._known = of == "return"  # or whether any trajectory says whether it succeeded
 
     def add(self, row: Row) -> bool:
-        """Add the next trajectory; return whether the interval is narrow enough."""
+        """Add the next trajectory; return whether the interval is narrow enough.
+
+        Raises:
+            UsageError: It is of the success rate, and none of the first trajectories says whether it succeeded.
+        """
+        self._n += 1
+        self._known = self._known or row.success is not None
+        if not self._known:
+            check_successes(self._n)
+        reported = self._narrow(row.value if self.of == "return" else float(bool(row.success)))
+        is_narrow = reported is not None and reported.halfwidth <= self.halfwidth
+        return is_narrow and self._known and self._n >= self._floor
+
+    def _narrow(self, value: float) -> Interval | None:
+        """Compute the interval with the next value, and return the one that would be reported; None for none."""
+        raise NotImplementedError
 
 
-class MeanRule:
+def check_successes(n_silent: int) -> None:
+    """Raise a `UsageError` if so many trajectories, none of which says whether it succeeded, are enough to know."""
+    if n_silent >= FLOORS["success"]:
+        keys = " or ".join(map(repr, SUCCESS_KEYS))
+        raise UsageError(f"there is no success rate: no info of the first {n_silent} trajectories has a key {keys}")
+
+
+class MeanRule(Rule):
     """Waits for the interval that is reported for the mean return (see `intervals.mean_interval`), and for Student's.
 
     Where those are two, to compute the former for each trajectory would take longer than the trajectories.
     """
 
-    what = "mean return"
-
     def __init__(self, halfwidth: float, floor: int) -> None:
-        self.halfwidth = halfwidth
-        self.interval: Interval | None = None
-        self._floor = floor
+        super().__init__("return", halfwidth, floor)
         self._values = np.empty(64)
-        self._n = 0
         self._z = normal_quantile((1 + LEVEL) / 2)
 
-    def add(self, row: Row) -> bool:
-        """Add the next trajectory; return whether the interval is narrow enough."""
-        if self._n == len(self._values):
+    def _narrow(self, value: float) -> Interval | None:
+        if self._n > len(self._values):
             self._values = np.concatenate([self._values, np.empty_like(self._values)])
-        self._values[self._n] = row.value
-        self._n += 1
-        values = self._values[: self._n]
+        self._values[self._n - 1] = value
         if self._n < self._floor:
-            return False
-        quick = self._z * float(values.std(ddof=1)) / math.sqrt(self._n)
-        mean = float(values.mean())
+            return None
+        values = self._values[: self._n]
+        mean, quick = float(values.mean()), self._z * float(values.std(ddof=1)) / math.sqrt(self._n)
         self.interval = Interval(mean - quick, mean + quick, "t")
         if not quick <= self.halfwidth:
-            return False
+            return None
         found = mean_interval(values)
         self.interval = found if isinstance(found, Interval) else None
-        return self.interval is not None and self.interval.halfwidth <= self.halfwidth
+        return self.interval
 
 
-class _Successes:
-    """Counts trajectories and successes, until it is clear that there is nothing to count."""
-
-    def __init__(self) -> None:
-        self.n = self.n_successes = 0
-        self._known = False
-
-    def add(self, row: Row) -> bool:
-        """Add a trajectory; return whether it succeeded.
-
-        Raises:
-            UsageError: None of the trajectories says.
-        """
-        self.n += 1
-        self.n_successes += bool(row.success)
-        self._known = self._known or row.success is not None
-        if not self._known and self.n >= FLOORS["success"]:
-            keys = " or ".join(map(repr, SUCCESS_KEYS))
-            raise UsageError(f"there is no success rate: no info of the first {self.n} trajectories has a key {keys}")
-        return bool(row.success)
-
-    @property
-    def known(self) -> bool:
-        """Whether any trajectory said."""
-        return self._known
-
-
-class SuccessRule:
+class SuccessRule(Rule):
     """Waits for Wilson's interval of the success rate: others stop by chance when all trajectories were alike."""
 
-    what = "success rate"
-
     def __init__(self, halfwidth: float, floor: int) -> None:
-        self.halfwidth = halfwidth
-        self.interval: Interval | None = None
-        self._floor = floor
-        self._seen = _Successes()
+        super().__init__("success", halfwidth, floor)
+        self._n_successes = 0
 
-    def add(self, row: Row) -> bool:
-        """Add the next trajectory; return whether the interval is narrow enough."""
-        self._seen.add(row)
-        self.interval = wilson_interval(self._seen.n_successes, self._seen.n)
-        return self._seen.n >= self._floor and self.interval.halfwidth <= self.halfwidth
+    def _narrow(self, value: float) -> Interval:
+        self._n_successes += int(value)
+        self.interval = wilson_interval(self._n_successes, self._n)
+        return self.interval
 
 
-class BettingRule:
+class BettingRule(Rule):
     """Waits for a confidence sequence, which holds although it decides when to stop.
 
     Attributes:
-        of: What its interval is of.
         bounds: The least and the largest value there can be.
     """
 
-    def __init__(self, halfwidth: float, floor: int, of: PrecisionOf, bounds: Bounds) -> None:
-        self.halfwidth = halfwidth
-        self.what = "mean return" if of == "return" else "success rate"
-        self.of = of
+    def __init__(self, of: PrecisionOf, halfwidth: float, floor: int, bounds: Bounds) -> None:
+        super().__init__(of, halfwidth, floor)
         self.bounds = float(bounds[0]), float(bounds[1])
-        self._floor = floor
-        self._n = 0
-        self._successes = _Successes()
         self._betting = BettingSequence(*bounds)
-        self.interval: Interval | None = self._betting.interval
-
-    def add(self, row: Row) -> bool:
-        """Add the next trajectory; return whether the interval is narrow enough."""
-        self._n += 1
-        self._betting.add(row.value if self.of == "return" else float(self._successes.add(row)))
         self.interval = self._betting.interval
-        known = self.of == "return" or self._successes.known
-        return known and self._n >= self._floor and self.interval.halfwidth <= self.halfwidth
+
+    def _narrow(self, value: float) -> Interval:
+        self._betting.add(value)
+        self.interval = self._betting.interval
+        return self.interval
 
 
 def make_rule(
@@ -286,7 +267,7 @@ def make_rule(
     _check_bounds(precision_of, guarantee=guarantee, bounds=bounds)
     if guarantee:
         floor = 1 if least is None else positive("min_trajectories", least)
-        return BettingRule(halfwidth, floor, precision_of, (0.0, 1.0) if bounds is None else bounds)
+        return BettingRule(precision_of, halfwidth, floor, (0.0, 1.0) if bounds is None else bounds)
     lowest = FLOORS[precision_of]
     floor = lowest if least is None else positive("min_trajectories", least)
     if floor < lowest:
@@ -328,42 +309,25 @@ _SCENARIO_KEYS = {"seed", "options", "name"}
 
 
 @dataclass(frozen=True)
-class Scenarios:
-    """Scenarios as a sampler takes them.
-
-    Attributes:
-        n: How many there are.
-        seeds: A seed for each; None for the sampler's own.
-        options: What the reset of each gets; None where none has options.
-        names: The name of each; None where none has one.
-    """
-
-    n: int
-    seeds: list[int] | None
-    options: list[Mapping[str, Any] | None] | None
-    names: tuple[str, ...] | None
-
-
-@dataclass(frozen=True)
 class Amount:
     """How many trajectories an evaluation has.
 
     Attributes:
         n: How many, or the most where there is a rule.
+        asked: What was asked for, in words.
         seeds: A seed for each; None for the sampler's own.
         options: What the reset of each gets; None for nothing.
         names: The name of each; None for none.
         rule: Says when there are enough; None for all of them.
-        asked: What was asked for, in words.
         part: Which part of them is taken; None for all.
     """
 
     n: int
-    seeds: list[int] | None
-    options: list[Mapping[str, Any] | None] | None
-    names: tuple[str, ...] | None
-    rule: Rule | None
     asked: str
+    seeds: list[int] | None = None
+    options: list[Mapping[str, Any] | None] | None = None
+    names: tuple[str, ...] | None = None
+    rule: Rule | None = None
     part: Part | None = None
 
     @property
@@ -374,61 +338,68 @@ class Amount:
 
 def amount_of(
     *,
-    num_trajectories: Any,
-    seeds: Iterable[int] | None,
-    scenarios: Iterable[Mapping[str, Any]] | None,
-    until_halfwidth: Any,
-    precision_of: PrecisionOf,
-    guarantee: bool,
-    bounds: Bounds | None,
-    min_trajectories: Any,
-    max_trajectories: Any,
+    num_trajectories: Any = None,
+    seeds: Iterable[int] | None = None,
+    scenarios: Iterable[Mapping[str, Any]] | None = None,
+    until_halfwidth: Any = None,
+    precision_of: PrecisionOf = "return",
+    guarantee: bool = False,
+    bounds: Bounds | None = None,
+    min_trajectories: Any = None,
+    max_trajectories: Any = None,
 ) -> Amount:
     """Return what the arguments of `evaluate` ask for.
 
     Raises:
         UsageError: They cannot work.
     """
-    if until_halfwidth is None:
-        useless = {"guarantee": guarantee, "bounds": bounds, "min_trajectories": min_trajectories}
-        useless["max_trajectories"] = max_trajectories
-        if given := [name for name, value in useless.items() if value]:
-            raise UsageError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for until_halfwidth")
-        if precision_of not in FLOORS:
-            raise UsageError(f'precision_of must be "return" or "success", got {precision_of!r}')
-        return _fixed(num_trajectories, seeds, scenarios)
-    if num_trajectories is not None or scenarios is not None:
-        other = "num_trajectories" if num_trajectories is not None else "scenarios"
-        raise UsageError(f"until_halfwidth decides how many trajectories there are: leave out {other}")
-    rule = make_rule(until_halfwidth, precision_of, guarantee=guarantee, bounds=bounds, least=min_trajectories)
-    listed = None if seeds is None else _seeds(seeds)
-    cap = positive("max_trajectories", DEFAULT_CAP if max_trajectories is None else max_trajectories)
-    if listed is not None:
-        if max_trajectories is not None and cap > len(listed):
-            raise UsageError(f"max_trajectories is {cap}, but there are {len(listed)} seeds")
-        listed = listed if max_trajectories is None else listed[:cap]
-        cap = len(listed)
-    return Amount(cap, listed, None, None, rule, "")
-
-
-def _fixed(num_trajectories: Any, seeds: Any, scenarios: Any) -> Amount:
-    given = [name for name, value in (("seeds", seeds), ("scenarios", scenarios)) if value is not None]
-    if len(given) > 1:
+    if until_halfwidth is not None:
+        refuse_amounts("until_halfwidth", num_trajectories, scenarios)
+        rule = make_rule(until_halfwidth, precision_of, guarantee=guarantee, bounds=bounds, least=min_trajectories)
+        return replace(at_most(seeds, max_trajectories), rule=rule)
+    of_rule = {"guarantee": guarantee, "bounds": bounds, "min_trajectories": min_trajectories}
+    refuse_useless({**of_rule, "max_trajectories": max_trajectories}, "until_halfwidth")
+    if precision_of not in FLOORS:
+        raise UsageError(f'precision_of must be "return" or "success", got {precision_of!r}')
+    if seeds is not None and scenarios is not None:
         raise UsageError("scenarios have seeds of their own: leave out seeds")
-    if not given:
-        if num_trajectories is None:
-            raise UsageError("how many? Give num_trajectories, seeds, scenarios or until_halfwidth")
-        n = positive("num_trajectories", num_trajectories)
-        return Amount(n, None, None, None, None, "as many as were asked for")
     if seeds is not None:
         listed = _seeds(seeds)
-        amount = Amount(len(listed), listed, None, None, None, "one for each seed")
+        amount = Amount(len(listed), "one for each seed", listed)
+    elif scenarios is not None:
+        amount = amount_of_scenarios(scenarios)
+    elif num_trajectories is None:
+        raise UsageError("how many? Give num_trajectories, seeds, scenarios or until_halfwidth")
     else:
-        made = scenarios_of(scenarios)
-        amount = Amount(made.n, made.seeds, made.options, made.names, None, "one for each scenario")
+        amount = Amount(positive("num_trajectories", num_trajectories), "as many as were asked for")
     if num_trajectories is not None and positive("num_trajectories", num_trajectories) != amount.n:
-        raise UsageError(f"num_trajectories is {num_trajectories}, but there are {amount.n} {given[0]}")
+        name = "seeds" if seeds is not None else "scenarios"
+        raise UsageError(f"num_trajectories is {num_trajectories}, but there are {amount.n} {name}")
     return amount
+
+
+def refuse_useless(arguments: Mapping[str, Any], rule: str) -> None:
+    """Refuse arguments of a rule that was not asked for."""
+    if given := [name for name, value in arguments.items() if value]:
+        raise UsageError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for {rule}")
+
+
+def refuse_amounts(rule: str, num_trajectories: Any, scenarios: Any) -> None:
+    """Refuse what says how many trajectories there are, where a rule does."""
+    if num_trajectories is not None or scenarios is not None:
+        other = "num_trajectories" if num_trajectories is not None else "scenarios"
+        raise UsageError(f"{rule} decides how many trajectories there are: leave out {other}")
+
+
+def at_most(seeds: Any, max_trajectories: Any) -> Amount:
+    """Return the most trajectories that a rule may take."""
+    if seeds is None:
+        return Amount(positive("max_trajectories", DEFAULT_CAP if max_trajectories is None else max_trajectories), "")
+    listed = _seeds(seeds)
+    most = len(listed) if max_trajectories is None else positive("max_trajectories", max_trajectories)
+    if most > len(listed):
+        raise UsageError(f"max_trajectories is {most}, but there are {len(listed)} seeds")
+    return Amount(most, "", listed[:most])
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -440,8 +411,8 @@ def _seeds(seeds: Any) -> list[int]:
     return listed
 
 
-def scenarios_of(scenarios: Any) -> Scenarios:
-    """Return scenarios as a sampler takes them.
+def amount_of_scenarios(scenarios: Any) -> Amount:
+    """Return one trajectory for each scenario.
 
     Args:
         scenarios: Dicts with some of the keys "seed", "options" and "name"; all have a seed, or none has.
@@ -456,7 +427,14 @@ def scenarios_of(scenarios: Any) -> Scenarios:
         raise UsageError("scenarios is empty: there is nothing to evaluate on")
     for position, each in enumerate(listed):
         _check_scenario(f"scenarios[{position}]", each)
-    return Scenarios(len(listed), _column_of_seeds(listed), _column_of_options(listed), _column_of_names(listed))
+    options = [each.get("options") for each in listed]
+    return Amount(
+        len(listed),
+        "one for each scenario",
+        seeds=_column_of_seeds(listed),
+        options=options if any(each is not None for each in options) else None,
+        names=_column_of_names(listed),
+    )
 
 
 def _check_scenario(where: str, scenario: Any) -> None:
@@ -480,11 +458,6 @@ def _column_of_seeds(scenarios: Sequence[Mapping[str, Any]]) -> list[int] | None
             f"scenarios[{seeds.index(None)}] has no seed, and others have one: give one to all, or to none"
         )
     return [positive(f"the seed of scenarios[{position}]", seed, least=0) for position, seed in enumerate(seeds)]
-
-
-def _column_of_options(scenarios: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None] | None:
-    options = [each.get("options") for each in scenarios]
-    return options if any(each is not None for each in options) else None
 
 
 def _column_of_names(scenarios: Sequence[Mapping[str, Any]]) -> tuple[str, ...] | None:
