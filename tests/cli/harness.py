@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
+from click.testing import CliRunner, Result
+
+from streamsampler.cli.app import cli
 from tests.patience import PATIENCE
 
 # A user's module: environments, which it registers, and agents.
@@ -88,6 +91,11 @@ class Repeating:
     def get_action(self, observation):
         return self.action, {}
 '''
+
+
+def invoke(*arguments: object) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
 
 
 def command(*arguments: object) -> list[str]:

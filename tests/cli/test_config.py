@@ -6,15 +6,10 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from streamsampler.cli.app import cli
 from streamsampler.evaluation.evaluation import Evaluation
-from tests.cli.harness import run
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
+from tests.cli.harness import invoke, run
 
 
 @pytest.fixture

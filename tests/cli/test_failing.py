@@ -12,14 +12,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler.cli.app import cli
 from streamsampler.errors import StorageError
 from streamsampler.storage.manifest import Shard
 from streamsampler.storage.shards import check_shard
-from tests.cli.harness import Terminal, run
+from tests.cli.harness import Terminal, invoke, run
 from tests.patience import wait_for_stacks
 
 # A user's module: the kit's environment, with one fault of each kind that is asked for.
@@ -73,10 +71,6 @@ def users_modules(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def weary(home: Path, users_modules: None) -> Path:
     (home / "faulty.py").write_text(FAULTY)
     return home
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
 
 
 def summary_of(result: Any) -> dict[str, Any]:
@@ -210,58 +204,6 @@ def test_where_all_fails_the_command_does(brittle: Path) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 1
     assert "that is too many to leave out" in result.stderr
-
-
-SHARDS = (*BRITTLE, "--on-failure", "drop", "--shard-size", 25)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("amount", "every"),
-    [(("--num-samples", 300), 4), (("--num-trajectories", 60), 1)],
-)
-def test_a_folder_with_gaps_is_gone_on_with_from_anywhere(brittle: Path, amount: tuple[str, int], every: int) -> None:
-    result = invoke(*SHARDS, *amount, "--out", "whole", "--workers", 2)
-    assert result.exit_code == 0, result.stderr
-    whole = contents(brittle / "whole")
-    folder = streamsampler.TrajectoryFolder(brittle / "whole")
-    indices = folder.to_batch().indices.tolist()
-    one = invoke(*BRITTLE, "--on-failure", "drop", *amount, "--out", "one.npz")
-    assert one.exit_code == 0, one.stderr
-    assert folder.to_batch() == streamsampler.load(brittle / "one.npz")
-    assert len(indices) < indices[-1]
-
-    manifest = json.loads(whole["manifest.json"])
-    entries = manifest["shards"]
-    assert sum(entry.get("dropped", 0) for entry in entries) == indices[-1] + 1 - len(indices)
-    for n_left in range(0, len(entries), every):
-        # As far as the run had come by then; of its last two shards the manifest does not know yet.
-        (brittle / "part").mkdir()
-        for name in whole:
-            if name.startswith("shard") and int(name[6:12]) < n_left:
-                (brittle / "part" / name).write_bytes(whole[name])
-        listed = entries[: max(0, n_left - 2)]
-        sums = {name: sum(entry[name] for entry in listed) for name in ("trajectories", "timesteps")}
-        known = {**manifest, **sums, "complete": False, "shards": listed}
-        (brittle / "part" / "manifest.json").write_text(json.dumps(known))
-        result = invoke(*SHARDS, *amount, "--out", "part", "--resume", "--workers", 1 + n_left % 2)
-        assert result.exit_code == 0, result.stderr
-        assert contents(brittle / "part") == whole
-        for name in whole:
-            (brittle / "part" / name).unlink()
-        (brittle / "part").rmdir()
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.slow
-def test_a_folder_is_not_gone_on_with_otherwise(brittle: Path) -> None:
-    assert invoke(*SHARDS, "--num-samples", 60, "--out", "out").exit_code == 0
-    result = invoke(*SHARDS, "--on-failure", "raise", "--num-samples", 60, "--out", "out", "--resume")
-    assert result.exit_code == 2
-    assert "--on-failure is 'drop' there, and 'raise' here" in result.stderr
 
 
 @pytest.mark.parametrize(

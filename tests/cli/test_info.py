@@ -7,22 +7,17 @@ import random
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from gymnasium.spaces import Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler import LocalSampler, RandomAgent, __version__
-from streamsampler.cli.app import cli
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation, Found
 from streamsampler.filters import RunningReturnNorm
-from tests.storage.damage import damaged_bytes, damaged_json, forget_shards, header_of, with_header
-
-
-def invoke(command: str, *arguments: object) -> Result:
-    return CliRunner().invoke(cli, [command, *map(str, arguments)], prog_name="streamsampler")
+from tests.cli.harness import invoke
+from tests.storage.damage import damaged_bytes, damaged_json, header_of, with_header
 
 
 @pytest.fixture(scope="module")

@@ -10,22 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import evaluate
-from streamsampler.cli.app import cli
 from streamsampler.evaluation.charts import Source, read_source, read_sources
 from streamsampler.storage.codec import encode
-from tests.cli.harness import Terminal, run
+from tests.cli.harness import Terminal, invoke, run
 
 SCRIPTED = ("scripted:Scripted-v0", "--seed", 5, "--workers", 0, "--quiet")
 TWO = ("--agent", "random", "--agent", "scripted:always_two")
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
 
 
 def size_of(path: Path) -> tuple[int, int]:

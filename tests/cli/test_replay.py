@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler.cli.app import cli
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.videos import VideoError, Videos
-from tests.cli.harness import Terminal, run
+from tests.cli.harness import Terminal, invoke, run
 
 HERE = ("--env", "scripted:Scripted-v0")
 PAINTED = """
@@ -37,10 +35,6 @@ class Painted(Scripted):
 
 gym.register("Painted-v0", Painted)
 """
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
 
 
 @pytest.fixture

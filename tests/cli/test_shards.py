@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
-import random
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -17,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler.cli.app import cli
 from streamsampler.samplers.progress import Snapshot, describe
 from streamsampler.storage import npz as storage
-from streamsampler.storage.shards import ShardWriter
-from tests.cli.harness import Announcements, Terminal, finish, run, start
+from tests.cli.harness import Announcements, Terminal, finish, invoke, run, start
 
 CARTPOLE = ("sample", "CartPole-v1", "--shard-size", 300, "--num-samples", 2000)
 SCRIPTED = ("sample", "scripted:Scripted-v0", "--workers", 1, "--shard-size", 20)
@@ -62,10 +56,6 @@ def pausing(file, *rest):
         time.sleep(0.05)
 storage._write = pausing
 """
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -146,83 +136,6 @@ def killed_at(at: int, arguments: tuple[object, ...], cwd: Path) -> subprocess.C
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KILL_AT", str(at))
         return run(*arguments, cwd=cwd)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [1, 4])
-def test_killed_at_points_all_along(whole: Path, tmp_path: Path, first: int) -> None:
-    (tmp_path / "killing.py").write_text(KILLING)
-    arguments = (*CARTPOLE, "--seed", 3, "--import", "killing", "--resume", "--out")
-    for at in itertools.count(first, 5):
-        killed = killed_at(at, (*arguments, f"out{at}", "--workers", 1 + at % 3), tmp_path)
-        if killed.returncode == 0:
-            break
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        result = invoke(*CARTPOLE, "--seed", 3, "--out", tmp_path / f"out{at}", "--resume", "--workers", 1)
-        assert result.exit_code == 0, result.stderr
-        assert contents(tmp_path / f"out{at}") == contents(whole)
-    assert at > 30
-
-
-LARGE = """
-import gymnasium as gym
-import numpy as np
-
-class Large(gym.Env):
-    observation_space = gym.spaces.Box(0, 255, (20, 20), np.uint8)
-    action_space = gym.spaces.Discrete(2)
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.frame, self.timestep = self.np_random.integers(0, 256, (20, 20), np.uint8), 0
-        return self.frame, {}
-    def step(self, action):
-        self.timestep += 1
-        sum(range(2_000))  # some 30 µs: 0.1 s of it make 1.3 MB
-        return self.frame, 1.0, self.timestep == 100, False, {}
-
-gym.register("Large-v0", Large)
-"""
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_what_is_sampled(tmp_path: Path) -> None:
-    (tmp_path / "large.py").write_text(LARGE)
-    peaks = []
-    # 32 MB and 128 MB, in shards of 2 MB: both are more than workers may be ahead, which is some 10 MB.
-    for number in (80_000, 320_000):
-        arguments = ("sample", "large:Large-v0", "--shard-size", 5_000, "--num-samples", number, "--workers", 2)
-        process = start(*arguments, "--seed", 1, "--out", f"out{number}", "--quiet", cwd=tmp_path)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert finish(process).returncode == 0
-        peaks.append(usage.ru_maxrss / 1024)
-    folder = streamsampler.load(tmp_path / "out320000")
-    assert folder.n_timesteps == 320_000
-    assert peaks[1] < peaks[0] + 30, f"{peaks} MB"
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    many = ("sample", "CartPole-v1", "--shard-size", 2_000, "--num-samples", 60_000, "--seed", 4)
-    assert run(*many, "--out", "whole", cwd=tmp_path).returncode == 0
-    randomly, kills = random.Random(1), 0
-    for turn in range(4):
-        # Later each time, so that it comes to an end also where starting takes long.
-        for patience, workers in zip(itertools.count(1), itertools.cycle((1, 3, 2)), strict=False):
-            process = start(*many, "--out", f"out{turn}", "--resume", "--workers", workers, cwd=tmp_path)
-            descriptor = os.pidfd_open(process.pid)
-            # Waits for its end, until the moment has come.
-            ended = select.select([descriptor], [], [], patience * randomly.uniform(0.1, 1))[0]
-            os.close(descriptor)
-            if not ended:
-                kills += 1
-                process.kill()
-            result = finish(process)
-            assert result.returncode in (0, -signal.SIGKILL), result.stderr
-            if result.returncode == 0:
-                break
-        assert contents(tmp_path / f"out{turn}") == contents(tmp_path / "whole")
-    assert kills >= 1, "of the first attempt of each turn, which has less than a second"
 
 
 @pytest.fixture
@@ -327,23 +240,10 @@ def test_an_empty_folder_is_resumed_from_its_beginning(tmp_path: Path) -> None:
     assert streamsampler.TrajectoryFolder(tmp_path / "out").complete
 
 
-def test_two_commands_do_not_write_at_once(whole: Path) -> None:
-    with ShardWriter(whole, resume=True):
-        result = invoke(*CARTPOLE, "--out", whole, "--resume")
-    assert result.exit_code == 1
-    assert "is being written by another process" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (("--seed", 4), "seed is 3 there, and 4 here"),
-        pytest.param(
-            ("--num-samples", 2001),
-            "wanted is {'timesteps': 2000} there, and {'timesteps': 2001} here",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(("--shard-size", 301), "--shard-size is 300 there, and 301 here", marks=pytest.mark.slow),
         pytest.param(
             ("--max-episode-length", 9), "--max-episode-length is None there, and 9 here", marks=pytest.mark.slow
         ),
@@ -351,21 +251,9 @@ def test_two_commands_do_not_write_at_once(whole: Path) -> None:
             ("--env-kwarg", "sutton_barto_reward=true"),
             "--env-kwarg is {} there, and {'sutton_barto_reward': True} here",
         ),
-        pytest.param(
-            ("--agent", "agents:zero"), "agent is 'random' there, and 'agents:zero' here", marks=pytest.mark.slow
-        ),
-        pytest.param(("--worker-threads", 2), "--worker-threads is 1 there, and 2 here", marks=pytest.mark.slow),
-        pytest.param(
-            ("--worker-threads", "none"), "--worker-threads is 1 there, and None here", marks=pytest.mark.slow
-        ),
     ],
 )
-def test_going_on_with_something_else_is_refused(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[object, ...], words: str
-) -> None:
-    (tmp_path / "agents.py").write_text("def zero(observation):\n    return 0\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_going_on_with_something_else_is_refused(whole: Path, change: tuple[object, ...], words: str) -> None:
     before = contents(whole)
     result = invoke(*CARTPOLE, "--out", whole, "--resume", *change)
     assert result.exit_code == 2
@@ -380,11 +268,8 @@ def test_going_on_with_something_else_is_refused(
         (["--shard-size", 5], "--shard-size needs --out: give it, too"),
         (["--resume", "--out", "new"], "--resume needs --shard-size: give it, too"),
         (["--shard-size", 5, "--out", "new", "--order", "arrival"], "--shard-size needs a sampler with --order index"),
-        (["--shard-size", 0, "--out", "new"], "'--shard-size': 0"),
         (["--out", "whole", "--shard-size", 5], "holds trajectories already"),
         (["--out", "thesis.txt", "--shard-size", 5], "is a file, and shards need a folder"),
-        (["--out", "nowhere/new", "--shard-size", 5], "there is no directory"),
-        (["--out", ".", "--shard-size", 5, "--resume"], "holds something else, such as 'thesis.txt'"),
     ],
 )
 def test_usage_errors(
