@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from streamsampler.cli.report import policy_rows, spread_text
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch_fields import sums
 from streamsampler.data.words import table
-from streamsampler.errors import DamagedShardError, StorageError
+from streamsampler.errors import DamagedShardError
+from streamsampler.evaluation.charts import returns_of
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.merging import kind_of
@@ -75,15 +74,13 @@ class Findings:
     def text(self) -> str:
         """Return what was found as text, as it was printed, with what else the file says."""
         found, facts = self.found, self.found.contents()
-        named = {"": found} if isinstance(found, Evaluation) else {
-            f" of {name}": each for name, each in zip(found.names, found.evaluations, strict=True)
-        }  # fmt: skip
-        digests = {name: each.agent.get("parameters") for name, each in named.items()}
-        first = next(iter(named.values()))
+        names = [""] if isinstance(found, Evaluation) else [f" of {name}" for name in found.names]
+        digests = [each.agent.get("parameters") for each in found.evaluations]
+        first = found.evaluations[0]
         return "\n".join([
             f"{found.KIND}: {self.path} ({self.path.stat().st_size:,} bytes)",
             str(found),
-            *(f"parameters{name}: {digest}" for name, digest in digests.items() if digest is not None),
+            *(f"parameters{name}: {digest}" for name, digest in zip(names, digests, strict=True) if digest is not None),
             f"settings: {', '.join(f'{name}={value!r:.60}' for name, value in first.settings.items())}",
             f"written by: streamsampler {facts['package_version']}, format {facts['format_version']}",
             f"versions: {_versions(dict(first.versions))}",
@@ -130,15 +127,7 @@ class Trajectories:
         Raises:
             StorageError: The arrays do not fit each other.
         """
-        lengths, rewards = arrays["lengths"], arrays["rewards"]
-        if (
-            lengths.ndim != 1
-            or lengths.dtype != np.int64
-            or lengths.min(initial=1) < 1
-            or lengths.sum() != len(rewards)
-        ):
-            raise StorageError(f"{self.path} is damaged: its lengths and its rewards do not fit together")
-        self.tally += Tally.of(lengths, rewards)
+        self.tally += Tally.of_values(returns_of(self.path, arrays), arrays["lengths"])
         self.terminated += int(arrays["terminated"].sum())
         self.truncated += int(arrays["truncated"].sum())
         for name in ("indices", "agent_versions"):

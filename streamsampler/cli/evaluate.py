@@ -257,21 +257,19 @@ def print_found(
 def _written(ctx: click.Context, out: Path | None, options: dict[str, Any], found: Evaluation | Comparison) -> str:
     """Return lines about the file; where it was interrupted, with the command that makes the whole file."""
     from streamsampler.cli.request import command_line
-    from streamsampler.evaluation.comparison import Comparison
     from streamsampler.evaluation.evaluate import INTERRUPTED
 
     if out is None or found.stopped != INTERRUPTED:
         return "" if out is None else f"\nwritten to: {out}"
-    seed = (found.evaluations[0] if isinstance(found, Comparison) else found).seed
+    seed = found.evaluations[0].seed
     drawn = () if options["seed"] is not None or seed is None else ("--seed", str(seed))
     return f"\nwritten to: {out}\nto get all: {command_line(ctx.meta[TYPED], *drawn)}"
 
 
 def _line(found: Evaluation | Comparison, seconds: float, *, interrupted: bool) -> str:
     from streamsampler.data.words import count, duration
-    from streamsampler.evaluation.comparison import Comparison
 
-    evaluations = found.evaluations if isinstance(found, Comparison) else [found]
-    n_timesteps = sum(int(each.lengths.sum()) for each in evaluations)
-    line = f"{count(sum(map(len, evaluations)), 'trajectory')}, {count(n_timesteps, 'timestep')} in {duration(seconds)}"
+    n_timesteps = sum(int(each.lengths.sum()) for each in found.evaluations)
+    amount = f"{count(sum(map(len, found.evaluations)), 'trajectory')}, {count(n_timesteps, 'timestep')}"
+    line = f"{amount} in {duration(seconds)}"
     return f"Interrupted: what follows is of {line}." if interrupted else line

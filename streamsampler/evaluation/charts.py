@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.data.batch_fields import sums
 from streamsampler.data.words import count
 from streamsampler.errors import DataError, StorageError, UsageError
 from streamsampler.evaluation.comparison import Comparison, Pairs
@@ -101,7 +102,7 @@ def read_source(path: Path) -> Source:
             return Source(_shown(comparison.evaluations[0].environment), series, comparison)
         case "file of trajectories":
             arrays, header = storage.read(path, "indices", "lengths", *_NAMES)
-            return _source(path, [arrays], header["provenance"])
+            return _source(path, [_kept(path, arrays)], header["provenance"])
         case "folder":
             return _of_folder(path)
     raise StorageError(f"{path} holds neither trajectories nor an evaluation nor a comparison of streamsampler")
@@ -152,7 +153,7 @@ def _of_folder(path: Path) -> Source:
 
     def add(number: int, shard: Shard) -> None:
         arrays = files.read(number, shard, *_NAMES)
-        parts.append({**arrays, "returns": _returns(path, arrays), "rewards": None})
+        parts.append(_kept(path, arrays))
 
     _, damaged = files.survey(add)
     if damaged:
@@ -164,9 +165,8 @@ def _source(path: Path, parts: list[Mapping[str, Any]], provenance: Any) -> Sour
     if not sum(len(part["lengths"]) for part in parts):
         raise StorageError(f"{path} holds no trajectory: there is nothing to draw")
     with damage_raised(path):
-        returns = np.concatenate([_returns(path, part) if "returns" not in part else part["returns"] for part in parts])
-        indices, lengths, terminated = (
-            np.concatenate([part[name] for part in parts]) for name in ("indices", "lengths", "terminated")
+        returns, indices, lengths, terminated = (
+            np.concatenate([part[name] for part in parts]) for name in ("returns", "indices", "lengths", "terminated")
         )
         if not len(indices) == len(lengths) == len(terminated):
             raise DataError("its columns are not of one length")
@@ -176,12 +176,23 @@ def _source(path: Path, parts: list[Mapping[str, Any]], provenance: Any) -> Sour
     return Source(_shown(facts.get("environment") or ""), (series,))
 
 
-def _returns(path: Path, arrays: Mapping[str, Any]) -> NDArray[np.float64]:
+def _kept(path: Path, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arrays of a file with the returns in the place of the rewards, which may be large."""
+    with damage_raised(path):
+        return {**arrays, "returns": returns_of(path, arrays), "rewards": None}
+
+
+def returns_of(path: Path, arrays: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Return the sums of rewards of the trajectories of a file.
+
+    Raises:
+        StorageError: Its lengths and its rewards do not fit each other.
+    """
     lengths, rewards = arrays["lengths"], arrays["rewards"]
-    if lengths.ndim != 1 or rewards.ndim != 1 or lengths.min(initial=1) < 1 or lengths.sum() != len(rewards):
+    is_whole = lengths.ndim == rewards.ndim == 1 and lengths.dtype == np.int64
+    if not is_whole or lengths.min(initial=1) < 1 or lengths.sum() != len(rewards):
         raise StorageError(f"{path} is damaged: its lengths and its rewards do not fit together")
-    found: NDArray[np.float64] = np.add.reduceat(rewards, np.cumsum(lengths) - lengths) if len(lengths) else np.zeros(0)
-    return found
+    return sums(rewards, lengths)
 
 
 def _shown(environment: Any) -> str:

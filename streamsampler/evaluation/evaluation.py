@@ -461,6 +461,11 @@ class Evaluation(Found):
     def __repr__(self) -> str:
         return f"Evaluation({len(self)} trajectories, mean return {self.mean:.5g})"
 
+    @property
+    def evaluations(self) -> tuple[Evaluation]:
+        """This evaluation alone, as a comparison has those of its agents."""
+        return (self,)
+
     # --- Returns
 
     @property
