@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-from gymnasium import Space
-
-from streamsampler.benchmarking.bench import BenchInterruptedError, BenchSettings, bench_workers
+from streamsampler.benchmarking.bench import BenchInterruptedError, BenchSettings, MakeAgent, bench_workers
 from streamsampler.benchmarking.costs import Probed, stepped, with_agent
 from streamsampler.benchmarking.report import BenchReport
 from streamsampler.benchmarking.ways import env_code
@@ -52,10 +50,6 @@ from streamsampler.workers.factory import usable_cores
 # Run the checks, one after the other.
 
 
-Spaces = tuple[Space[Any], Space[Any]]
-MakeAgent = Callable[[Spaces], Any]
-"""Makes the agent from observation and action space; an environment is made for it in a process of its own before."""
-
 STAGES = "environment", "seeds", "another process", "Gymnasium's checker", "agent", "workers"
 _ACTS, _COMPARED = 1_000, 1_000
 """Timesteps of a trajectory in which the agent acts, and which is run twice, at most."""
@@ -95,43 +89,37 @@ class _Probe:
         return with_agent(self.agent, stepped(env, 0.0))
 
 
-@dataclass
 class CheckRun:
     """A check that is under way.
 
-    Attributes:
+    Args:
         env: The environment.
         code: What stands for it in a call, as Python code.
         make_agent: See `check_update`.
         settings: The arguments.
-        shown: Where progress is shown.
+
+    Attributes:
+        shown: Where progress is shown; None for nowhere.
         doing: What is being checked.
         findings: What was found.
     """
 
-    env: EnvUpdate
-    code: str
-    make_agent: MakeAgent | None
-    settings: Settings
-    shown: Display | None = None
-    doing: str = STAGES[0]
-    findings: list[Finding] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        settings = self.settings
+    def __init__(self, env: EnvUpdate, code: str, make_agent: MakeAgent | None, settings: Settings) -> None:
+        self.env, self.code, self.make_agent, self.settings = env, code, make_agent, settings
+        self.shown: Display | None = None
+        self.doing = STAGES[0]
+        self.findings: list[Finding] = []
         deadline = monotonic() + settings.time_limit
         self._limits = Limits(deadline, settings.step_timeout, settings.seed, settings.max_episode_length, self.show)
+        self._compared = self._limits  # of the batch, and of what is compared with it
         self._agent: Any = "random"
         self._agent_name = "random actions"
         self._facts: Facts | None = None
-        self._made_in = 0.0
-        self._step_seconds = 0.0
-        self._batch: Any = None
-        self._compared = self._limits  # of the batch, and of what is compared with it
+        self._made_in = self._step_seconds = 0.0
         self._refused = ""
+        self._batch: Any = None
         self._workers: BenchReport | None = None
-        self._timesteps = 0
-        self._latest = 0
+        self._timesteps = self._latest = 0
 
     def all(self) -> None:
         """Run all checks, one after the other."""
@@ -433,7 +421,7 @@ def check(
     """
     settings = Settings(seed, max_episode_length, ends_within, time_limit, step_timeout)
 
-    def make_agent(spaces: Spaces) -> Any:
+    def make_agent(spaces: Any) -> Any:
         return evaluated_agent(agent, deterministic, vec_normalize, lambda: spaces[1])
 
     if agent is None and (deterministic is not None or vec_normalize is not None):

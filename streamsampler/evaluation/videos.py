@@ -26,7 +26,6 @@ VideoOf: TypeAlias = int | Literal["first", "best", "median", "worst"]
 """Which trajectory: an index, or the one with that return."""
 
 DEFAULT_VIDEOS: tuple[VideoOf, ...] = ("first", "best", "median", "worst")
-_WORDS = DEFAULT_VIDEOS
 _log = logging.getLogger("streamsampler")
 
 
@@ -154,8 +153,8 @@ def video_name(row: Row) -> str:
 def _listed(of: Any) -> tuple[VideoOf, ...]:
     listed = tuple(of) if isinstance(of, Iterable) and not isinstance(of, str) else (of,)
     for each in listed:
-        if each not in _WORDS and (isinstance(each, bool) or not isinstance(each, int)):
-            raise UsageError(f"video_of has {', '.join(map(repr, _WORDS))} and indices, not {each!r}")
+        if each not in DEFAULT_VIDEOS and (isinstance(each, bool) or not isinstance(each, int)):
+            raise UsageError(f"video_of has {', '.join(map(repr, DEFAULT_VIDEOS))} and indices, not {each!r}")
     if not listed:
         raise UsageError("video_of is empty: there is nothing to film")
     return listed

@@ -137,13 +137,6 @@ def test_one_loss_too_many_ends_the_command_with_all_of_them(weary: Path, quota:
 
 
 @pytest.mark.slow
-def test_no_quota_is_none(weary: Path) -> None:
-    arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "times=15", "--json")
-    facts = summary_of(invoke(*arguments, "--max-restarts", "none", "--quiet"))
-    assert facts["restarts"] == 15
-
-
-@pytest.mark.slow
 def test_quiet_says_nothing(weary: Path) -> None:
     arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}")
     result = invoke(*arguments, "--quiet")
@@ -192,18 +185,6 @@ def test_what_raises_is_left_out_and_told(brittle: Path) -> None:
     assert facts["on_failure"] == "drop"
     assert facts["dropped"]["trajectories"] == len(missing)
     assert [error["trajectory"] for error in facts["dropped"]["errors"]] == missing[:5]
-
-
-@pytest.mark.slow
-def test_where_all_fails_the_command_does(brittle: Path) -> None:
-    result = invoke(*BRITTLE, "--env-kwarg", "chatty=False", "--num-trajectories", 50)
-    assert result.exit_code == 1
-    assert "RuntimeError: the robot stumbled" in result.stderr
-    arguments = [*BRITTLE, "--num-trajectories", 50, "--on-failure", "drop"]
-    arguments[arguments.index("fail_share=0.3")] = "fail_share=1"
-    result = invoke(*arguments)
-    assert result.exit_code == 1
-    assert "that is too many to leave out" in result.stderr
 
 
 @pytest.mark.parametrize(

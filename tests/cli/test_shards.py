@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -194,31 +191,6 @@ def test_what_fails_says_how_to_go_on(home: Path) -> None:
     assert re.search(r"What is complete is in out\. To go on: .*sample scripted:.* --out out --resume\n", result.stderr)
 
 
-@pytest.mark.slow
-def test_a_full_disk_leaves_what_can_be_gone_on_with(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = (*CARTPOLE, "--seed", 3, "--out", tmp_path / "out", "--workers", 1)
-    written: list[str] = []
-
-    def write(file: Any, *rest: Any) -> None:
-        written.append(file.name)
-        if len(written) == 4:
-            file.write(b"half of it")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        original(file, *rest)
-
-    original = storage._write
-    monkeypatch.setattr(storage, "_write", write)
-    result = invoke(*arguments, "--json")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "shard-000003.npz could not be read or written: No space left on device" in result.stderr
-    assert "--resume" in result.stderr
-    assert len(streamsampler.TrajectoryFolder(tmp_path / "out").shards) == 3
-    assert invoke(*arguments, "--resume").exit_code == 0
-    assert contents(tmp_path / "out") == contents(whole)
-
-
 def test_what_is_complete_stays_as_it_is(whole: Path) -> None:
     before = contents(whole)
     result = invoke(*CARTPOLE, "--out", whole, "--resume", "--json")
@@ -298,15 +270,3 @@ def test_rates_and_times_left_are_those_of_this_run() -> None:
     nothing = Snapshot(1_000, 10, 20, "trajectories", 0.1, earlier_timesteps=1_000, earlier_trajectories=10)
     assert nothing.seconds_left is None
     assert "-:-- left" in describe(nothing)
-
-
-@pytest.mark.slow
-def test_a_damaged_shard_is_named(whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    (out / "shard-000001.npz").write_bytes((out / "shard-000001.npz").read_bytes()[:-500])
-    before = contents(out)
-    result = invoke(*CARTPOLE, "--out", out, "--resume")
-    assert result.exit_code == 1
-    assert "shard-000001.npz is no trajectory batch" in result.stderr
-    assert contents(out) == before
