@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.trees import Array, Tree, leaves, map_tree
-from streamsampler.errors import ActionError, UsageError, positive
+from streamsampler.data.trees import Tree, leaves, map_tree, snapshot
+from streamsampler.errors import ActionError, DataError, UsageError, positive
 from streamsampler.protocol.messages import Phase
-from streamsampler.stepping.inference.environments import Environments
+from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.stepping.recorder import TimestepRecorder
 from streamsampler.workers.base import Worker
+from streamsampler.workers.explain import locate
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.columns import Columns
 from streamsampler.workers.vec.rows import padded, singles_of
@@ -51,8 +52,8 @@ class RowGroups:
     """
 
     def __init__(self, n_rows: int, n_groups: int) -> None:
-        self.n_groups = n_groups
-        self._group_of = np.arange(n_rows) % n_groups
+        group_of = np.arange(n_rows) % n_groups
+        self._members = [group_of == group for group in range(n_groups)]
         self._last = n_groups - 1  # the group that was returned last
 
     def whole(self, live: NDArray[np.bool_], ready: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -62,43 +63,61 @@ class RowGroups:
             live: The rows that run a trajectory.
             ready: Those that wait for an action.
         """
-        n_live, n_ready = self._count(live), self._count(ready)
-        return self._next(ready, (n_ready == n_live) & (n_ready > 0))
+        return self._next(live, ready, 1.0)
 
     def half(self, live: NDArray[np.bool_], ready: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the same of a group of which half of the live rows are ready."""
-        n_live, n_ready = self._count(live), self._count(ready)
-        return self._next(ready, (2 * n_ready >= n_live) & (n_ready > 0))
+        """Return the ready rows of a group of which half of the live rows are ready."""
+        return self._next(live, ready, 0.5)
 
     def note(self, asked: NDArray[np.bool_]) -> None:
         """Note which rows the agent is asked for: the next group comes after theirs."""
-        self._last = int(self._group_of[asked.argmax()])
+        self._last = int(asked.argmax()) % len(self._members)
 
-    def _count(self, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
-        return np.bincount(self._group_of[rows], minlength=self.n_groups)
-
-    def _next(self, ready: NDArray[np.bool_], possible: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the rows that are ready of the possible group that comes first after the last one."""
-        in_turn = (self._last + 1 + np.arange(self.n_groups)) % self.n_groups
-        group = next((each for each in in_turn if possible[each]), -1)
-        found: NDArray[np.bool_] = ready & (self._group_of == group)
-        return found
+    def _next(self, live: NDArray[np.bool_], ready: NDArray[np.bool_], share: float) -> NDArray[np.bool_]:
+        """Return the ready rows of the first group after the last one of whose live rows such a share are ready."""
+        for after in range(1, len(self._members) + 1):
+            members = self._members[(self._last + after) % len(self._members)]
+            found: NDArray[np.bool_] = ready & members
+            if found.any() and np.count_nonzero(found) >= share * np.count_nonzero(live & members):
+                return found
+        return np.zeros_like(ready)
 
 
 # ----------------------------------------------------------------------
 
 
 _NOT_BEGUN = -1
+_NEVER = 2**62
+
+
+class RowOwner(Protocol):
+    """Runs trajectories in the rows of `Asking`, and is told what becomes of them.
+
+    Attributes:
+        seconds: The seconds of resets, of the agent and of steps.
+    """
+
+    seconds: list[float]
+
+    def count(self, n: int) -> None:
+        """Count timesteps that were run."""
+
+    def take_in_hand(self, row: int) -> None:
+        """Note that the next exception is about a row."""
+
+    def row_ended(self, row: int) -> None:
+        """Take a row's trajectory, which has ended, or has taken all timesteps that it was to take."""
 
 
 class Asking:
-    """Says for which rows the agent is asked, and when; asks it, and records each timestep.
+    """Runs trajectories in rows: asks the agent for those that are ready, sends the actions, and records the results.
 
     The agent is asked when all rows are ready; or, when half of them are, after as long as a call of it takes: so what
     is lost by waiting for slow environments is at most what one more call would cost. Its batches always have all rows.
     Those that are not ready have a copy of one that is, and what comes out for them is not used.
 
     Args:
+        owner: What runs trajectories here.
         environments: The environments, one for each row.
         worker: Shows the phase.
         spaces: Observation and action space of one environment.
@@ -108,27 +127,38 @@ class Asking:
 
     Attributes:
         timesteps: What was recorded.
+        running: The trajectory of each row.
         live: The rows that run a trajectory.
         ready: Those of them that wait for an action.
         asked: The rows that the agent was asked for last.
         numbers: Of the timestep that each row runs; negative before its trajectory's first one.
+        earlier: How many timesteps each trajectory had that are not recorded here.
+        lengths: How many it has had since.
+        left: How many each row has still to take.
     """
 
     def __init__(
-        self, environments: Environments, worker: Worker, spaces: tuple[Any, Any], n_groups: int, *, rounds: bool
-    ) -> None:
+        self, owner: RowOwner, environments: Environments, worker: Worker, spaces: tuple[Any, Any], n_groups: int, *,
+        rounds: bool,
+    ) -> None:  # fmt: skip
         n_rows = environments.n_envs
-        self._environments, self._worker, self._spaces = environments, worker, spaces
+        self._owner, self._environments, self._worker, self._spaces = owner, environments, worker, spaces
         self._rounds = rounds
+        self._most = int(worker.context.max_episode_length or _NEVER)
         self._groups = RowGroups(n_rows, n_groups)
         self.timesteps = TimestepRecorder(*spaces)
         self._checked = Columns(spaces[1], n_rows, "action", ActionError)
         self._copies = AlignedCopies()
         self._rows = np.arange(n_rows)
+        self.running: list[Trajectory] = [Trajectory(None, 0, 0, row, _NOT_BEGUN) for row in range(n_rows)]
         self.live = np.zeros(n_rows, np.bool_)
         self.ready = np.zeros(n_rows, np.bool_)
         self.asked = np.zeros(n_rows, np.bool_)
         self.numbers = np.full(n_rows, _NOT_BEGUN)
+        self.earlier = np.zeros(n_rows, np.int64)
+        self.lengths = np.zeros(n_rows, np.int64)
+        self.left = np.full(n_rows, _NEVER)
+        self._stops = np.zeros(n_rows, np.int64)  # at which length each trajectory is over here
         self._call_seconds = 0.0  # what a call of the agent takes, on the average
 
     def clear(self) -> None:
@@ -143,57 +173,62 @@ class Asking:
         self.timesteps.keep(trajectories)
         self.numbers[self.numbers >= 0] -= before - self.timesteps.step
 
-    def begin(self, row: int, *, ready: bool) -> None:
-        """Begin a trajectory in a row, whose environment is ready, or is being reset."""
-        self.live[row], self.ready[row], self.numbers[row] = True, ready, _NOT_BEGUN
+    def begin(self, row: int, ticket: Any, position: int, index: int, earlier: int = 0) -> Trajectory:
+        """Begin a trajectory in a row, whose environment is being reset; or go on with one that has had timesteps."""
+        trajectory = self.running[row] = Trajectory(ticket, position, index, row, _NOT_BEGUN)
+        self.live[row], self.ready[row], self.numbers[row] = True, False, _NOT_BEGUN
+        self.earlier[row], self.lengths[row] = earlier, 0
+        self._stops[row] = min(self._most - earlier, self.left[row])
+        return trajectory
 
-    def end(self, row: int) -> None:
-        """End a row's trajectory."""
-        self.live[row] = self.ready[row] = False
+    def go_on(self, row: int, index: int, earlier: int) -> None:
+        """Go on with a trajectory that has had some timesteps, and whose environment is ready."""
+        self.begin(row, None, 0, index, earlier).number = self.timesteps.begin({})
+        self.ready[row] = True
 
     # ------------------------------------------------------------------ waiting
 
-    def wait(self, take: Callable[[list[int]], None], n_ended: Callable[[], int]) -> NDArray[np.bool_]:
-        """Wait until the agent is to be asked, and return for which rows: maybe none, if there is something else to do.
+    def turn(self, agent: BatchedAgent, version: int, is_done: Callable[[], bool]) -> bool:
+        """Take in results until the agent is to be asked, and ask it; return whether a version may still run.
 
         Args:
-            take: Takes the rows whose results have arrived.
-            n_ended: Returns a number: if it changes, there is something else to do.
+            agent: The agent.
+            version: The version.
+            is_done: Says whether there is something else to do than to wait.
         """
-        return self._await_rows(take, n_ended) if self._groups.n_groups == 1 else self._await_group(take, n_ended)
+        worker, seconds = self._worker, self._owner.seconds
+        worker.enter(Phase.STEP)
+        began = perf_counter()
+        asked = self._wait(is_done)
+        between = perf_counter()
+        seconds[2] += between - began
+        if not worker.row.may_run(version):
+            return False
+        if asked.any():
+            worker.enter(Phase.ACTION)
+            self._ask(agent, asked)
+            seconds[1] += perf_counter() - between
+        return True
 
-    def _await_rows(self, take: Callable[[list[int]], None], n_ended: Callable[[], int]) -> NDArray[np.bool_]:
-        ended, deadline, usable = n_ended(), None, self._usable()
-        while (n_ready := np.count_nonzero(usable)) < (n_live := np.count_nonzero(self.live)) and n_ended() == ended:
-            timeout = None
-            if 2 * n_ready >= n_live:
-                now = perf_counter()
-                deadline = now + self._call_seconds if deadline is None else deadline
-                if now >= deadline:
-                    break
-                self._environments.transport.sleep(deadline - now)
-                timeout = 0.0
-            take(self._environments.take_arrived(timeout))
-            usable = self._usable()
-        return usable
-
-    def _await_group(self, take: Callable[[list[int]], None], n_ended: Callable[[], int]) -> NDArray[np.bool_]:
-        """Do the same for one of several groups, while environments of the others step."""
-        ended, deadline = n_ended(), None
+    def _wait(self, is_done: Callable[[], bool]) -> NDArray[np.bool_]:
+        """Wait until the agent is to be asked, and return for which rows: maybe none, if there is something else."""
+        deadline = None
         while True:
-            ready = self._usable()
-            asked = self._groups.whole(self.live, ready)
-            if asked.any() or not self.live.any() or n_ended() != ended:
-                return asked
+            usable = self._usable()
+            whole = self._groups.whole(self.live, usable)
+            if whole.any() or not self.live.any():
+                return whole
+            if is_done():
+                return usable
             timeout = None
-            if (half := self._groups.half(self.live, ready)).any():
+            if (half := self._groups.half(self.live, usable)).any():
                 now = perf_counter()
                 deadline = now + self._call_seconds if deadline is None else deadline
                 if now >= deadline:
                     return half
                 self._environments.transport.sleep(deadline - now)
                 timeout = 0.0
-            take(self._environments.take_arrived(timeout))
+            self._take(self._environments.take_arrived(timeout))
 
     def _usable(self) -> NDArray[np.bool_]:
         """Return which rows are ready, and not being restored; not to be changed."""
@@ -205,26 +240,18 @@ class Asking:
 
     # ------------------------------------------------------------------ actions
 
-    def ask(self, agent: BatchedAgent, ready: NDArray[np.bool_], note: Callable[[NDArray[np.int64]], None]) -> None:
-        """Let the agent choose actions for rows that are ready, and send them.
-
-        Args:
-            agent: The agent.
-            ready: The rows.
-            note: Takes their numbers before the agent is asked, when `numbers` has those of the new timesteps.
-        """
+    def _ask(self, agent: BatchedAgent, ready: NDArray[np.bool_]) -> None:
+        """Let the agent choose actions for rows that are ready, and send them."""
         began = perf_counter()
         worker, timesteps, n_rows = self._worker, self.timesteps, len(self._rows)
         self.asked = ready.copy()
         self._groups.note(ready)
-        rows = np.flatnonzero(ready)
+        (rows,) = ready.nonzero()
         everyone = len(rows) == n_rows
         sources = self._rows if everyone else np.where(ready, self._rows, rows[0])
         batch = self._observations(sources)
         seen = batch if everyone else map_tree(lambda leaf: leaf[rows], batch)
-        numbers = np.arange(timesteps.step, timesteps.step + len(rows))
-        self.numbers[rows] = numbers
-        note(rows)
+        numbers = self._number(rows)
         if agent.draws is not None:
             agent.draws.only(None if everyone else ready)
         worker.phase = Phase.ACTION
@@ -234,20 +261,35 @@ class Asking:
             chosen = padded(self._spaces[1], chosen, sources.tolist())
         self._checked.clear()
         self._checked.append(chosen)
-        actions = map_tree(lambda leaf: leaf[rows], self._checked.row_batch(0))
+        actions = self._checked.row_batch(0)
+        if not everyone:
+            actions = map_tree(lambda leaf: leaf[rows], actions)
         timesteps.record(rows, seen, actions)
         if infos:
             worker.phase = Phase.RECORDING
             timesteps.record_agent_infos(numbers, infos, rows, n_rows)
         worker.phase = Phase.STEP
         self.ready[rows] = False
+        self._send(rows, chosen, actions)
+        seconds = perf_counter() - began
+        self._call_seconds += 0.1 * (seconds - self._call_seconds) if self._call_seconds else seconds
+
+    def _number(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Number the next timestep of some rows."""
+        first = self.timesteps.step
+        numbers = self.numbers[rows] = np.arange(first, first + len(rows))
+        if not (lengths := self.lengths[rows]).all():
+            for place in np.flatnonzero(lengths == 0).tolist():
+                self.running[int(rows[place])].begun = int(numbers[place])
+        return numbers
+
+    def _send(self, rows: NDArray[np.int64], chosen: Any, actions: Tree) -> None:
+        """Request steps with actions: as they were recorded, or as the agent chose them."""
         if self._rounds or _same_kind(chosen, actions):
             self._environments.step_with(rows.tolist(), actions)
         else:
             singles = singles_of(self._spaces[1], chosen)
             self._environments.step(rows.tolist(), [singles[row] for row in rows.tolist()])
-        seconds = perf_counter() - began
-        self._call_seconds += 0.1 * (seconds - self._call_seconds) if self._call_seconds else seconds
 
     def _observations(self, rows: NDArray[np.int64]) -> Tree:
         shared = self._environments.transport.rows
@@ -271,31 +313,90 @@ class Asking:
 
     # ------------------------------------------------------------------ results
 
-    def record_results(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Record the results of steps that have arrived; return which of them terminated, and which were truncated."""
+    def _take(self, arrived: list[int]) -> None:
+        """Take in the results of rows: of steps, or of resets."""
+        environments, stepped = self._environments, []
+        for row in arrived:
+            if not self.live[row]:
+                continue  # it was given up
+            if environments.has_raised(row):
+                self._owner.take_in_hand(row)
+                self._owner.count(sum(self.numbers[it] >= 0 and not environments.has_raised(it) for it in arrived))
+                self._raise(row)
+            if self.numbers[row] >= 0:
+                stepped.append(row)
+            else:
+                self.running[row].number = self.timesteps.begin(environments.take_info(row))
+                self.ready[row] = True
+        if stepped:
+            self._take_steps(np.array(stepped))
+
+    def _raise(self, row: int) -> None:
+        """Raise what a row's environment raised."""
+        in_reset = self.numbers[row] < 0
+        self._worker.phase = Phase.RESET if in_reset else Phase.STEP
+        try:
+            self._environments.check(row)
+        except DataError as error:
+            if in_reset:
+                self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
+                locate(error, self._environments.proxies[row], 0)
+            raise
+
+    def _take_steps(self, rows: NDArray[np.int64]) -> None:
+        """Record the results of steps, and end what ends."""
         environments, shared = self._environments, self._environments.transport.rows
+        self._owner.count(len(rows))
         self.timesteps.record_rewards(self.numbers[rows], shared.rewards[rows])
         if environments.infos:
             for row in rows.tolist():
                 if info := environments.take_info(row):
                     self.timesteps.record_info(int(self.numbers[row]), info)
-        return shared.terminated[rows], shared.truncated[rows]
+        lengths = self.lengths[rows] = self.lengths[rows] + 1
+        terminated, truncated = shared.terminated[rows], shared.truncated[rows]
+        over = terminated | truncated | (lengths >= self._stops[rows])
+        if not over.any():
+            self.ready[rows] = True
+            return
+        self.ready[rows[~over]] = True
+        for place in np.flatnonzero(over).tolist():
+            self._end(int(rows[place]), bool(terminated[place]), bool(truncated[place]))
 
-    def n_stepped(self, arrived: Sequence[int]) -> int:
-        """Return how many of some results are of steps that did not raise."""
-        raised = self._environments.has_raised
-        return sum(self.numbers[row] >= 0 and not raised(row) for row in arrived)
+    def _end(self, row: int, terminated: bool, truncated: bool) -> None:
+        trajectory = self.running[row]
+        length = trajectory.length = int(self.lengths[row])
+        trajectory.last = snapshot(self._environments.observation(row))
+        trajectory.terminated = terminated
+        trajectory.truncated = truncated or self.earlier[row] + length >= self._most
+        self.left[row] -= length
+        self.live[row] = self.ready[row] = False
+        if terminated or trajectory.truncated:
+            self._environments.end(row)
+        self._owner.row_ended(row)
 
-    def history_of(self, row: int, begun: int, n: int) -> tuple[list[Any], Array]:
-        """Return the first actions and rewards of a row's trajectory.
+    def timestep_of(self, row: int) -> int:
+        """Return which timestep of its trajectory a row is at, from 1; 0 before the first one."""
+        comes_next = self._worker.phase is not Phase.STEP or not self.ready[row]
+        return 0 if self.numbers[row] < 0 else int(self.lengths[row]) + comes_next
+
+    def last_actions(self, row: int) -> list[Any]:
+        """Return a row's last action, once for each row; nothing if there is none."""
+        if row < 0 or self.numbers[row] < 0:
+            return []
+        return [self._environments.last_action(row)] * len(self._rows)
+
+    def history_of(self, row: int, n: int) -> History:
+        """Return the first actions of the trajectory in a row that are kept here, and the rewards that are known.
 
         Args:
             row: The row.
-            begun: The number of its first timestep.
-            n: How many timesteps at most.
+            n: How many actions at most, those before `earlier` included.
         """
-        actions, rewards = self.timesteps.history_of(row, begun, n)
-        return singles_of(self._spaces[1], actions), rewards
+        begun, earlier = self.running[row].begun, int(self.earlier[row])
+        if begun == _NOT_BEGUN:
+            return History([])
+        actions, rewards = self.timesteps.history_of(row, begun, n - earlier)
+        return History(singles_of(self._spaces[1], actions), rewards, earlier)
 
 
 def _same_kind(chosen: Any, actions: Any) -> bool:

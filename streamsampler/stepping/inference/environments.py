@@ -349,10 +349,7 @@ class Environments:
     def last_action(self, env_id: int) -> Any:
         """Return the last action that an environment was asked to take."""
         episode = self._episodes[env_id]
-        timestep = episode.n_asked - 1
-        if timestep not in episode.actions and self.history_of is not None:
-            episode.complete(self.history_of(env_id, episode.n_asked))
-        return episode.actions[timestep]
+        return episode.actions.get(episode.n_asked - 1, self.transport.rows.action(env_id))
 
     def observation(self, env_id: int) -> Any:
         """Return a view of an environment's last observation."""

@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.trees import snapshot
 from streamsampler.errors import DataError, NotReproducibleError, UsageError, WorkerError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.stepping.inference.asking import Asking
@@ -30,9 +27,6 @@ from streamsampler.workers.vec.fragments import Group, RunningGroups
 from streamsampler.workers.vec.rows import singles_of
 from streamsampler.workers.vec.steps import Trajectory
 from streamsampler.workers.vec.worker import DRAWS
-
-# ----------------------------------------------------------------------
-# Run fragments in environments of other processes, which take each timestep together.
 
 
 class ParentGroup(Group):
@@ -59,22 +53,17 @@ class ParentGroup(Group):
             self._agent = self._pool.batched(self._n_rows)
             self._begin_new_agent()
 
-    def history_of(self, env_id: int, n: int) -> History:
-        """Return what is kept here of an episode's first n timesteps: of those in this fragment, if any."""
-        del env_id, n
-        return History([])
+    def _restore(self, row: Row, standing: Standing, version: int, agent_is_known: bool) -> int:
+        ran = super()._restore(row, standing, version, agent_is_known)
+        if not row.length:
+            self._environments.end(row.number)  # its episode was given up: the next loss is not to restore it
+        return ran
 
     def _explain(self, error: BaseException) -> None:
         if isinstance(error, WorkerError):
             self._worker.trajectory = None  # the one in hand need not be the one that is lost
         else:
             super()._explain(error)
-
-    def _restore(self, row: Row, standing: Standing, version: int, agent_is_known: bool) -> int:
-        ran = super()._restore(row, standing, version, agent_is_known)
-        if not row.length:
-            self._environments.end(row.number)  # its episode was given up: the next loss is not to restore it
-        return ran
 
     # ------------------------------------------------------------------ resets
 
@@ -128,13 +117,6 @@ class ParentGroup(Group):
         super()._close(position, observation, terminated, truncated)
 
 
-# ----------------------------------------------------------------------
-# Run fragments in environments of other processes, each at its own pace: the agent is asked for what is ready.
-
-
-_NOT_BEGUN = -1
-
-
 class WaitingGroup(ParentGroup):
     """The environments, each at its own pace within a fragment, where the agent does not mind; see `Asking`.
 
@@ -150,19 +132,12 @@ class WaitingGroup(ParentGroup):
 
     def __init__(self, environments: Environments, agents: AgentPool, n_groups: int, *args: Any) -> None:
         super().__init__(environments, agents, *args)
-        self._asking = Asking(environments, self._worker, self._spaces, n_groups, rounds=self._has_floats)
+        self._asking = Asking(self, environments, self._worker, self._spaces, n_groups, rounds=self._has_floats)
         self._apart = False  # whether the fragment in hand is run at the pace of each environment
-        n_rows = len(self.rows)
-        self._left = np.zeros(n_rows, np.int64)  # how many timesteps each row has still to take
-        self._before = np.zeros(n_rows, np.int64)  # how many the episode in each row had before this fragment
-        self._lengths = np.zeros(n_rows, np.int64)  # and how many it has had in it
 
     def history_of(self, env_id: int, n: int) -> History:
         """Return what is kept here of an episode's first n timesteps: of those in this fragment, if any."""
-        if not self._apart or (trajectory := self._running[env_id]).begun == _NOT_BEGUN:
-            return History([])
-        before = int(self._before[env_id])
-        return History(*self._asking.history_of(env_id, trajectory.begun, n - before), before)
+        return self._asking.history_of(env_id, n) if self._apart else History([])
 
     # ------------------------------------------------------------------ running
 
@@ -171,121 +146,62 @@ class WaitingGroup(ParentGroup):
         return self._run_apart(version, n_timesteps) if self._apart else super()._run(version, n_timesteps)
 
     def _run_apart(self, version: int, n_timesteps: int) -> bool:
-        worker, asking, board = self._worker, self._asking, self._worker.row
+        asking = self._asking
         set_states(self._seed, self._generators)
         before = generator_states()
         asking.clear()
-        self._ended = [[] for _ in self.rows]
-        self._running = [self._new_part(position) for position in range(len(self.rows))]
-        self._left[:] = n_timesteps
+        self._ended, self._running = [[] for _ in self.rows], asking.running
+        asking.left[:] = n_timesteps
         for position in range(len(self.rows)):
             self._go_on(position)
         while asking.live.any():
             self._position = -1
-            worker.enter(Phase.STEP)
-            began = perf_counter()
-            asked = asking.wait(self._take, lambda: 0)
-            between = perf_counter()
-            self.seconds[2] += between - began
-            board.words[board.timesteps_word] = worker.ran_timesteps
-            if not board.may_run(version):
+            if not asking.turn(self.agent, version, lambda: False):
                 return False
-            if asked.any():
-                worker.enter(Phase.ACTION)
-                asking.ask(self.agent, asked, self._note_numbers)
-                self.seconds[1] += perf_counter() - between
         if generator_states()[: len(before)] != before:
             self._position = 0
             raise UsageError(DRAWS)
         return True
 
-    def _new_part(self, position: int) -> Trajectory:
-        return Trajectory(None, 0, self.rows[position].index, position, _NOT_BEGUN)
-
     def _go_on(self, position: int) -> None:
         """Go on with the episode in a row, or request that one begins."""
         row = self.rows[position]
         row.begin_fragment()
-        if not row.length:
+        if row.length:
+            self._asking.go_on(position, row.index, row.length)
+        else:
             self._begin_next(position)
-            return
-        self._before[position], self._lengths[position] = row.length, 0
-        self._running[position].number = self._asking.timesteps.begin({})
-        self._asking.begin(position, ready=True)
 
     def _begin_next(self, position: int) -> None:
         if not self._apart:
             super()._begin_next(position)
             return
-        worker = self._worker
+        worker, row = self._worker, self.rows[position]
         worker.phase, self._position = Phase.RESET, position
-        worker.take_in_hand(self.rows[position].index)
-        self._before[position] = self._lengths[position] = 0
-        self._asking.begin(position, ready=False)
+        worker.take_in_hand(row.index)
+        self._asking.begin(position, None, 0, row.index)
         self._request_reset(position)
         self._begin_agent(position)
         worker.phase, self._position = Phase.STEP, -1
 
-    def _note_numbers(self, rows: NDArray[np.int64]) -> None:
-        for position in rows[self._lengths[rows] == 0].tolist():
-            self._running[position].begun = int(self._asking.numbers[position])
+    def count(self, n: int) -> None:
+        """Count timesteps that were run."""
+        worker = self._worker
+        worker.ran_timesteps += n
+        worker.row.words[worker.row.timesteps_word] = worker.ran_timesteps
 
-    # ------------------------------------------------------------------ results
+    def take_in_hand(self, row: int) -> None:
+        """Note that the next exception is about a row."""
+        self._position = row
 
-    def _take(self, arrived: list[int]) -> None:
-        """Take in the results of rows: of steps, or of resets."""
-        asking, stepped = self._asking, []
-        for position in arrived:
-            if not asking.live[position]:
-                continue
-            if self._environments.has_raised(position):
-                self._raise(position, arrived)
-            if asking.numbers[position] >= 0:
-                stepped.append(position)
-                continue
-            self._running[position].number = asking.timesteps.begin(self._environments.take_info(position))
-            asking.ready[position] = True
-        if stepped:
-            self._take_steps(np.array(stepped))
-
-    def _raise(self, position: int, arrived: list[int]) -> None:
-        """Raise what a row's environment raised, after counting the steps that arrived with it."""
-        worker, self._position = self._worker, position
-        worker.ran_timesteps += self._asking.n_stepped(arrived)
-        in_reset = self._asking.numbers[position] < 0
-        worker.phase = Phase.RESET if in_reset else Phase.STEP
-        try:
-            self._environments.check(position)
-        except DataError as error:
-            worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
-            locate(error, self.rows[position].env, 0 if in_reset else None)
-            raise
-
-    def _take_steps(self, rows: NDArray[np.int64]) -> None:
-        self._worker.ran_timesteps += len(rows)
-        terminated, truncated = self._asking.record_results(rows)
-        self._lengths[rows] += 1
-        self._left[rows] -= 1
-        truncated = truncated | (self._before[rows] + self._lengths[rows] >= self._most)
-        over = terminated | truncated | (self._left[rows] == 0)
-        self._asking.ready[rows[~over]] = True
-        for place in np.flatnonzero(over).tolist():
-            self._end(int(rows[place]), bool(terminated[place]), bool(truncated[place]))
-
-    def _end(self, position: int, terminated: bool, truncated: bool) -> None:
+    def row_ended(self, row: int) -> None:
         """End the part of a row's episode in this fragment, and begin the next episode if there are timesteps left."""
-        row, trajectory = self.rows[position], self._running[position]
-        trajectory.length = int(self._lengths[position])
-        row.length += trajectory.length
-        row.observation = last = snapshot(self._environments.observation(position))
-        self._asking.end(position)
-        self._end_part(position, last, terminated, truncated)
-        if not (terminated or truncated):
-            return
-        self._environments.end(position)
-        if self._left[position]:
-            self._running[position] = self._new_part(position)
-            self._begin_next(position)
+        part, of_env = self._asking.running[row], self.rows[row]
+        of_env.length += part.length
+        of_env.observation = part.last
+        self._end_part(row, part.last, part.terminated, part.truncated)
+        if not of_env.length and self._asking.left[row]:
+            self._begin_next(row)
 
     def _gathered(self, parts: Sequence[Trajectory]) -> Rollouts:
         if not self._apart:
@@ -294,13 +210,17 @@ class WaitingGroup(ParentGroup):
 
     # ------------------------------------------------------------------ errors
 
+    def _explain(self, error: BaseException) -> None:
+        if isinstance(error, DataError) and self._worker.phase is Phase.STEP:
+            self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
+        super()._explain(error)
+
     def _position_at_fault(self, error: BaseException) -> int:
         if not self._apart:
             return super()._position_at_fault(error)
-        position, self._singles = max(self._position, self.agent.row), []
+        position = max(self._position, self.agent.row)
+        self._singles = self._asking.last_actions(position)
         if position >= 0:
-            if self._asking.numbers[position] >= 0:
-                self._singles = [self._environments.last_action(position)] * self._n_rows
             return position
         asked = np.flatnonzero(self._asking.asked).tolist()
         if self._worker.phase is Phase.STEP or not asked:

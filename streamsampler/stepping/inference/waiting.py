@@ -1,30 +1,21 @@
-"""Run trajectories in lanes without waiting for slow environments: the agent is asked for the rows that are ready."""
+"""Run trajectories side by side in environments of other processes, in lanes or in blocks."""
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.trees import snapshot
 from streamsampler.errors import DataError, UsageError, WorkerError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.stepping.inference.asking import Asking
-from streamsampler.stepping.inference.environments import Environments, History
+from streamsampler.stepping.inference.environments import Environments
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
-from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import locate
 from streamsampler.workers.seams import TrajectoryContext
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.hooked import HookedRunner
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.steps import RunningTicket, Trajectory
-
-# ----------------------------------------------------------------------
-# Run trajectories side by side in environments of other processes, in lanes or in blocks: all rows in each step.
 
 
 class ParentRunner(LaneRunner):
@@ -67,17 +58,13 @@ class ParentRunner(LaneRunner):
         try:
             return self._proxies[row].begun()
         except DataError as error:
-            self._note_bad_reset(error)
+            self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
+            locate(error, self._proxies[row], 0)
             raise
 
     def _end(self, row: int, observation: Any, terminated: bool, truncated: bool) -> None:
         self._environments.end(row)
         super()._end(row, observation, terminated, truncated)
-
-    def _note_bad_reset(self, error: DataError) -> None:
-        """Say that what a reset returned could not be recorded, where its process found that out."""
-        self._worker.phase = Phase.RECORDING
-        locate(error, self._proxies[0], 0)
 
     def _step_all(self) -> None:
         live, singles, proxies = self._live, self._singles, self._proxies
@@ -120,10 +107,7 @@ class HookedParentRunner(ParentRunner, HookedRunner):
 
 
 # ----------------------------------------------------------------------
-
-
-_ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
-_NOT_BEGUN = -1
+# Without waiting for slow environments: the agent is asked for the rows that are ready.
 
 
 class WaitingRunner(ParentRunner):
@@ -140,23 +124,15 @@ class WaitingRunner(ParentRunner):
     def __init__(self, environments: Environments, worker: Worker, n_groups: int = 1) -> None:
         super().__init__(environments, worker)
         self._waits = False
-        self._asking = Asking(environments, worker, self.spaces, n_groups, rounds=False)
-        self._lengths = np.zeros(self._n_rows, np.int64)  # how many actions the trajectory of each row has had
+        self._asking = Asking(self, environments, worker, self.spaces, n_groups, rounds=False)
 
     # ------------------------------------------------------------------ tickets
 
-    def run_lanes(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent, *, alone: bool = False) -> bool:
-        """Run a ticket's trajectories to their ends, and those of later tickets meanwhile."""
-        if not self._tickets.holds_first(ticket):
-            self.forget()
-            self._waits = agent.can_wait
-        if not self._waits:
-            return super().run_lanes(ticket, seeds, agent, alone=alone)
-        self._tickets.alone, self._in_lanes = alone, True
-        if not self._tickets.holds_first(ticket):
-            self._begin_ticket(ticket, seeds, agent)
-            self._waits, self._environments.history_of = True, self._history_of
-        return self._run_waiting(len(seeds))
+    def _begin_ticket(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
+        running = super()._begin_ticket(ticket, seeds, agent)
+        self._waits = agent.can_wait and self._in_lanes
+        self._environments.history_of = self._asking.history_of if self._waits else None
+        return running
 
     def gather(self, most: int | None) -> Rollouts:
         """Return the first trajectories of the ticket in hand, or all of them."""
@@ -174,37 +150,26 @@ class WaitingRunner(ParentRunner):
 
     def forget(self) -> tuple[int, int]:
         """Forget all tickets; see `LaneRunner.forget`."""
-        self._waits = False
-        self._environments.history_of = None
+        self._waits, self._environments.history_of = False, None
         self._asking.clear()
         return super().forget()
 
     # ------------------------------------------------------------------ running
 
-    def _run_waiting(self, n_ended: int) -> bool:
-        worker, words, running = self._worker, self._worker.row.words, self._tickets.in_hand
-        version, timesteps_word = running.ticket.version, worker.row.timesteps_word
-        words[timesteps_word] = self.n_ran
+    def _run(self, n_ended: int) -> bool:
+        if not self._waits:
+            return super()._run(n_ended)
+        running = self._tickets.in_hand
         assert self._agent is not None
+        self.count(0)
         try:
             self._begin_silent()
             while running.n_ended < n_ended:
                 if None in self._running and self._tickets.look_ahead():
                     self._begin_silent()
                 self._row = -1
-                worker.phase = Phase.STEP
-                words[worker.row.phase_word] = _STEP_NUMBER
-                began = perf_counter()
-                asked = self._asking.wait(self._take, lambda: running.n_ended)
-                words[timesteps_word] = self.n_ran
-                between = perf_counter()
-                self.seconds[2] += between - began
-                if words[0] > version:
+                if not self._asking.turn(self._agent, running.ticket.version, lambda: running.n_ended >= n_ended):
                     return False
-                if asked.any():
-                    words[worker.row.phase_word] = _ACTION_NUMBER
-                    self._asking.ask(self._agent, asked, self._count)
-                    self.seconds[1] += perf_counter() - between
         except BaseException as error:
             self._explain(error)
             raise
@@ -223,99 +188,40 @@ class WaitingRunner(ParentRunner):
         worker, agent, index = self._worker, self._agent, running.ticket.indices[position]
         assert agent is not None
         self._row = row
-        trajectory = self._running[row] = Trajectory(running, position, index, row, _NOT_BEGUN)
+        trajectory = self._running[row] = self._asking.begin(row, running, position, index)
         running.begun.append(trajectory)
         worker.row.words[worker.row.trajectory_word] = index + 1
         worker.trajectory, worker.phase = index, Phase.RESET
-        self._lengths[row] = 0
-        self._asking.begin(row, ready=False)
         self._environments.reset(row, index, running.seeds[position], worker.resets)
         if running.prepared is not None:
             worker.phase = Phase.AGENT_RESET
             agent.begin(row, running.prepared, position)
-        worker.phase = Phase.STEP
+        worker.phase, self._row = Phase.STEP, -1
 
-    # ------------------------------------------------------------------ results
+    def count(self, n: int) -> None:
+        """Count timesteps that were run."""
+        self.n_ran += n
+        self._worker.row.words[self._worker.row.timesteps_word] = self.n_ran
 
-    def _take(self, arrived: list[int]) -> None:
-        """Take in the results of rows: of steps, or of resets."""
-        stepped = []
-        for row in arrived:
-            trajectory = self._running[row]
-            if trajectory is None:
-                continue  # it was given up
-            if self._environments.has_raised(row):
-                self._raise(row, arrived)
-            if self._asking.numbers[row] >= 0:
-                stepped.append(row)
-                continue
-            trajectory.number = self._asking.timesteps.begin(self._environments.take_info(row))
-            self._asking.ready[row] = True
-        self._row = -1
-        if stepped:
-            self._take_steps(np.array(stepped))
-
-    def _raise(self, row: int, arrived: list[int]) -> None:
-        """Raise what a row's environment raised, after counting the steps that arrived with it."""
-        environments = self._environments
+    def take_in_hand(self, row: int) -> None:
+        """Note that the next exception is about a row."""
         self._row = row
-        self.n_ran += self._asking.n_stepped(arrived)
-        if self._asking.numbers[row] < 0:
-            self._worker.phase = Phase.RESET
-        try:
-            environments.check(row)
-        except DataError as error:
-            if self._asking.numbers[row] < 0:
-                self._note_bad_reset(error)
-            raise
 
-    def _take_steps(self, rows: NDArray[np.int64]) -> None:
-        self.n_ran += len(rows)
-        terminated, truncated = self._asking.record_results(rows)
-        truncated = truncated | (self._lengths[rows] >= self._limit)
-        ended = terminated | truncated
-        self._asking.ready[rows[~ended]] = True
-        for place in np.flatnonzero(ended).tolist():
-            self._end_row(int(rows[place]), bool(terminated[place]), bool(truncated[place]))
-
-    def _end_row(self, row: int, terminated: bool, truncated: bool) -> None:
-        trajectory = self._running[row]
-        assert trajectory is not None
-        trajectory.length = int(self._lengths[row])
-        trajectory.last = snapshot(self._environments.observation(row))
-        trajectory.terminated, trajectory.truncated = terminated, truncated
-        trajectory.ticket.n_ended += 1
+    def row_ended(self, row: int) -> None:
+        """Begin the next trajectory in a row, if there is one."""
+        self._asking.running[row].ticket.n_ended += 1
         self._running[row] = None
-        self._asking.end(row)
-        self._environments.end(row)
         self._fill_row(row)
-
-    def _count(self, rows: NDArray[np.int64]) -> None:
-        for row in rows[self._lengths[rows] == 0].tolist():
-            trajectory = self._running[row]
-            assert trajectory is not None
-            trajectory.begun = int(self._asking.numbers[row])
-        self._lengths[rows] += 1
-
-    def _history_of(self, row: int, n: int) -> History:
-        """Return the first actions of the trajectory in a row, and the rewards, as far as they are known."""
-        trajectory = self._running[row]
-        assert trajectory is not None
-        return History(*self._asking.history_of(row, trajectory.begun, n))
 
     # ------------------------------------------------------------------ errors
 
     def _explain(self, error: BaseException) -> None:
-        if self._waits and self._row >= 0 and self._lengths[self._row]:
-            self._singles = [self._environments.last_action(self._row)] * self._n_rows
+        if self._waits:
+            self._singles = self._asking.last_actions(self._row)
         super()._explain(error)
 
     def _timestep_of(self, trajectory: Trajectory) -> int:
-        if not self._waits:
-            return super()._timestep_of(trajectory)
-        # Those that the agent was not asked for have their next timestep still before them.
-        comes_next = self._worker.phase is not Phase.STEP and not self._asking.asked[trajectory.row]
-        return int(self._lengths[trajectory.row]) + comes_next
+        return self._asking.timestep_of(trajectory.row) if self._waits else super()._timestep_of(trajectory)
 
     def _in_hand(self) -> list[Trajectory]:
         running = super()._in_hand()
