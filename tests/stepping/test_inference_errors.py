@@ -307,7 +307,7 @@ def test_the_error_of_a_process_that_died_names_the_trajectory():
 
 @pytest.mark.slow
 def test_an_environment_that_hangs_does_not_hold_up_the_end(monkeypatch):
-    for module in ("environments", "transport"):  # the package's own limit, which this is about
+    for module in ("environments", "env_processes"):  # the package's own limit, which this is about
         monkeypatch.setattr(f"streamsampler.stepping.inference.{module}.STUCK_SECONDS", 1.0)
     kwargs = {"pid": os.getpid(), "where": "step"}
     worker_args = {"n_envs": 1}
@@ -364,7 +364,7 @@ class Once(Strolling.Agent):
 )
 @pytest.mark.slow
 def test_an_environment_that_hangs_holds_up_no_error_of_the_agent_and_no_later_call(call, tmp_path, monkeypatch):
-    for module in ("environments", "transport"):  # it is never done, however long it is waited for
+    for module in ("environments", "env_processes"):  # it is never done, however long it is waited for
         monkeypatch.setattr(f"streamsampler.stepping.inference.{module}.STUCK_SECONDS", 1.0)
     os.mkfifo(tmp_path / "pipe")
     args = {"n_envs": 2}
