@@ -79,7 +79,7 @@ HOUSE: dict[str, Any] = {
         "seeding": 116,
         "serialization": 150,
         "several_agents": 0,
-        "stepping": 5327,
+        "stepping": 5287,
         "storage": 1328,
         "testing": 397,
         "timing": 68,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import pickle
 import select
 import selectors
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from streamsampler.engines.launch.child import END_SECONDS
@@ -57,8 +56,6 @@ class EnvLink(PipeLink):
         error: Why it was lost; None before.
         is_told: Whether its loss was handed out: before, no other worker is started in its place, since what that one
             was asked for would count as lost, too.
-        infos: Infos of results that are announced next, by environment.
-        unreadable: The same of infos that cannot be unpickled: what their environment did, and the exception.
         stillness: For how long it has shown no progress.
         held: When it has ended, what the worker that is started in its place is to be told; None before.
         start_at: When that is, by the monotonic clock.
@@ -74,8 +71,6 @@ class EnvLink(PipeLink):
         self.answer: tuple[Any, ...] | None = None
         self.error: WorkerError | None = None
         self.is_told = False
-        self.infos: dict[int, dict[str, Any]] = {}
-        self.unreadable: dict[int, tuple[str, Exception]] = {}
         self.stillness = Stillness()
         self.held: list[bytes] | None = None
         self.start_at = 0.0
@@ -152,18 +147,6 @@ class EnvLink(PipeLink):
         self.is_making, self.asked, self.held = False, [], None
         self.waiting.clear()
         self.restoring.clear()
-
-    def keep_infos(self, infos: Mapping[int, tuple[str, bytes]]) -> None:
-        """Unpickle infos of results that are announced next.
-
-        Args:
-            infos: By environment, what it did, and its info, pickled.
-        """
-        for env_id, (phase, info) in infos.items():
-            try:
-                self.infos[env_id] = pickle.loads(info)
-            except Exception as error:  # anything: it is user code
-                self.unreadable[env_id] = phase, error
 
 
 class EnvPool(ProcessPool[EnvLink]):

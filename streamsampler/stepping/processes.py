@@ -80,6 +80,9 @@ class ProcessTransport(Transport):
         watch: Finds the workers that hang, by their phase; None where there is no time limit.
         threads: How many threads libraries compute on in a worker.
         restart_wait: Seconds until a worker is started again.
+
+    Attributes:
+        setbacks: Counts failures and losses against the quotas.
     """
 
     _pool: EnvPool
@@ -96,7 +99,7 @@ class ProcessTransport(Transport):
         self._close_timeout, self._restart_wait = policy.close_timeout, restart_wait
         self._worker_of = [env_id * n_workers // n_envs for env_id in range(n_envs)]
         self._envs_of = [[e for e in range(n_envs) if self._worker_of[e] == w] for w in range(n_workers)]
-        self._setbacks = Setbacks(policy, self._envs_of)
+        self.setbacks = Setbacks(policy, self._envs_of)
         self._options: dict[int, dict[str, Any] | None] = {}
         self._parameters: dict[int, NumberedParameters] = {}
         self._reports: list[WorkerReport] = []
@@ -276,7 +279,8 @@ class ProcessTransport(Transport):
         kind, *about = answer
         tried.update(about[0] if kind == "raised" else dict.fromkeys(env_ids, False))
         if kind == "raised":
-            original = unpickled(about[3])
+            _, summary, _, pickled = about
+            original = self._original(summary, pickled)
             # What is no `Exception` would end the caller's program.
             raise original if isinstance(original, Exception) else self._raised(number, env_ids[0], name, *about[1:])
         try:
@@ -356,10 +360,7 @@ class ProcessTransport(Transport):
         link = self._pool[number]
         link.stillness.reset()
         if kind == IDS:
-            env_ids = ids_in(data)
-            link.waiting.difference_update(env_ids)
-            infos, link.infos = link.infos, {}  # they came just before
-            return self._readable(link, env_ids, infos) if link.unreadable else [Done(env_ids, infos)]
+            return self._done(link, ids_in(data), {})
         if kind == LOG:
             handle_records(number, data)
             return []
@@ -369,8 +370,6 @@ class ProcessTransport(Transport):
     def _noted(self, link: EnvLink, message: Any) -> bool:
         """Keep what a worker says besides what becomes of environments; return whether it is that."""
         match message:
-            case ("infos", infos):
-                link.keep_infos(infos)
             case ("spaces", spaces):
                 link.is_making, link.spaces = False, spaces
             case ("values" | "raised", *_):
@@ -389,6 +388,8 @@ class ProcessTransport(Transport):
 
     def _outcome(self, link: EnvLink, message: Any) -> list[Event]:
         match message:
+            case ("done", env_ids, infos):
+                return self._done(link, env_ids, infos)
             case ("failed", env_id, "its construction" as phase, *about):
                 self._pool.give_up(link)
                 return self._end(link, self._raised(link.number, env_id, phase, *about), is_final=True)
@@ -400,17 +401,30 @@ class ProcessTransport(Transport):
                 return [Restored(env_id, n_timesteps, why_not)]
         raise ProtocolError("a worker sent what is no message")
 
-    def _readable(self, link: EnvLink, env_ids: list[int], infos: dict[int, dict[str, Any]]) -> list[Event]:
-        """Return the results of environments of which some have infos that cannot be unpickled: these have failed."""
-        unreadable, link.unreadable = link.unreadable, {}
-        link.write(pickle_frame(("ended", list(unreadable))))  # the worker does not know that they failed
-        events: list[Event] = [Done([env_id for env_id in env_ids if env_id not in unreadable], infos)]
-        for env_id, (phase, reason) in unreadable.items():
-            error = DataError(f"its info cannot be unpickled here: {summary_of(reason)}")
-            error.__cause__ = reason
-            raised = self._setbacks.raised(env_id, link.number, phase, summary_of(error), error, error)
-            events.append(Broken.alone(env_id, raised))
-        return events
+    def _done(self, link: EnvLink, env_ids: list[int], infos: Mapping[int, tuple[str, bytes]]) -> list[Event]:
+        """Return the results of environments; those have failed whose infos cannot be unpickled.
+
+        Args:
+            link: Their worker.
+            env_ids: The environments.
+            infos: The infos that are not empty: what the environment did, and its info, pickled.
+        """
+        link.waiting.difference_update(env_ids)
+        readable: dict[int, Any] = {}
+        failed: list[Event] = []
+        for env_id, (phase, info) in infos.items():
+            try:
+                readable[env_id] = pickle.loads(info)
+            except Exception as reason:  # anything: it is user code
+                error = DataError(f"its info cannot be unpickled here: {summary_of(reason)}")
+                error.__cause__ = reason
+                raised = self.setbacks.raised(env_id, link.number, phase, summary_of(error), error, error)
+                failed.append(Broken.alone(env_id, raised))
+        if not failed:
+            return [Done(env_ids, readable)]
+        unreadable = [env_id for env_id in infos if env_id not in readable]
+        link.write(pickle_frame(("ended", unreadable)))  # the worker does not know that they failed
+        return [Done([env_id for env_id in env_ids if env_id not in unreadable], readable), *failed]
 
     def reports(self) -> Sequence[WorkerReport]:
         """Return what workers have said of their time since the last call; ask those that have nothing to do."""
@@ -446,10 +460,10 @@ class ProcessTransport(Transport):
         phase = Phase.ENV_CONSTRUCTION if link.is_making else seen.phase
         culprit = None if link.is_making else seen.trajectory
         if hang is not None:
-            error = self._setbacks.hung(link.number, hang, phase, culprit)
+            error = self.setbacks.hung(link.number, hang, phase, culprit)
         else:
             what = death.why or cause_of_death(death.exitcode)
-            error = self._setbacks.died(link.number, death.exitcode, what, phase, culprit)
+            error = self.setbacks.died(link.number, death.exitcode, what, phase, culprit)
         return self._end(link, error, culprit, is_final=death.hopeless or error.quota is not None)
 
     def _end(self, link: EnvLink, error: WorkerError, culprit: int | None = None, *, is_final: bool) -> list[Event]:
@@ -464,7 +478,11 @@ class ProcessTransport(Transport):
         self, number: int, env_id: int, phase: str, summary: str, text: str, pickled: bytes | None
     ) -> RolloutError:
         cause = RemoteTraceback(text or summary)
-        return self._setbacks.raised(env_id, number, phase, summary, cause, unpickled(pickled))
+        return self.setbacks.raised(env_id, number, phase, summary, cause, self._original(summary, pickled))
+
+    def _original(self, summary: str, pickled: bytes | None) -> BaseException | None:  # noqa: ARG002 - for a subclass
+        """Return what an environment raised, in one line and pickled; None where it is not known here."""
+        return unpickled(pickled)
 
     # ------------------------------------------------------------------ the end
 

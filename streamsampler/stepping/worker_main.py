@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NoReturn
 
+import cloudpickle
+
 from streamsampler.engines.processes.worker_main import Begun, begin
 from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
@@ -206,12 +208,11 @@ class EnvWorker:
             self._done.append(env_id)
 
     def _send_done(self) -> None:
-        if self._infos:
-            self._write(pickle_frame(("infos", self._infos)))
-            self._infos = {}
-        if self._done:
-            self._write(ids_frame(self._done))
-            self._done = []
+        if not self._done:
+            return
+        frame = pickle_frame(("done", self._done, self._infos)) if self._infos else ids_frame(self._done)
+        self._write(frame)
+        self._done, self._infos = [], {}
 
     def _request(self, env_ids: list[int], kind: str, name: str, payload: Payload) -> None:
         tried: dict[int, bool] = {}
@@ -251,9 +252,14 @@ class EnvWorker:
 
 def _about(error: BaseException) -> tuple[str, str, bytes | None]:
     """Return an exception in one line, its traceback, and the exception itself where it can be pickled."""
-    try:
-        pickled: bytes | None = pickle.dumps(error)
-        pickle.loads(pickled or b"")
-    except Exception:
-        pickled = None
-    return summary_of(error), traceback_of(error), pickled
+    return summary_of(error), traceback_of(error), _pickled_error(error)
+
+
+def _pickled_error(error: BaseException) -> bytes | None:
+    """Return an exception pickled, by value where its class cannot be imported; None where it cannot be pickled."""
+    for dumps_error in (pickle.dumps, cloudpickle.dumps):
+        with contextlib.suppress(Exception):  # anything: it is user code
+            data: bytes = dumps_error(error)
+            pickle.loads(data)
+            return data
+    return None

@@ -21,7 +21,6 @@ from streamsampler.stepping.inference.env_processes import RolloutTransport
 from streamsampler.stepping.inference.stepper import RolloutStepper
 from streamsampler.stepping.inference.worker import ParentWorker
 from streamsampler.stepping.options import watch_of
-from streamsampler.stepping.transport import Setbacks
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.threads import ThreadLimit
@@ -113,12 +112,9 @@ class ParentEngine(LocalEngine):
         limits = policy.step_timeout, None, policy.construction_timeout
         of_losses = replace(policy, restart_on=())  # what environments raise is the sampler's business
 
-        def launch(updates: Mapping[int, Payload], setbacks: Setbacks | None) -> RolloutTransport:
+        def launch(updates: Mapping[int, Payload]) -> RolloutTransport:
             new_stepper = partial(RolloutStepper, seed=setup.seed, max_episode_length=factory.max_episode_length)
-            return RolloutTransport(
-                updates, setup.n_workers, new_stepper, of_losses, watch_of(*limits), setup.threads,
-                setbacks=setbacks,
-            )  # fmt: skip
+            return RolloutTransport(updates, setup.n_workers, new_stepper, of_losses, watch_of(*limits), setup.threads)
 
         def make(context: WorkerContext) -> Worker:
             worker = here.make_worker(context)

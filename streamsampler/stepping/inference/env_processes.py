@@ -9,7 +9,7 @@ from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.errors import WorkerDiedError, WorkerError, WorkerHungError
 from streamsampler.protocol.messages import Phase
 from streamsampler.serialization import Payload
-from streamsampler.stepping.inference.stepper import own
+from streamsampler.stepping.inference.stepper import EnvironmentRaisedError, own
 from streamsampler.stepping.links import EnvLink
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import KINDS
@@ -22,22 +22,13 @@ from streamsampler.workers.known_wrappers import EnvFacts
 
 
 class RolloutTransport(ProcessTransport):
-    """Carries requests to processes whose environments are replaced and closed while the processes stay.
+    """Carries requests to processes whose environments are replaced and closed while the processes stay."""
 
-    Args:
-        args: Those of `ProcessTransport`.
-        setbacks: What has counted the losses of earlier processes, and goes on to; None where there were none.
-    """
-
-    def __init__(self, *args: Any, setbacks: Setbacks | None = None) -> None:
-        super().__init__(*args)
-        if setbacks is not None:
-            self._setbacks = setbacks
-
-    @property
-    def setbacks(self) -> Setbacks:
-        """What counts the losses."""
-        return self._setbacks
+    def _original(self, summary: str, pickled: bytes | None) -> BaseException | None:
+        original = super()._original(summary, pickled)
+        # The sampler would take a `KeyboardInterrupt` for its user's.
+        is_known = original is not None and not isinstance(original, KeyboardInterrupt)
+        return original if is_known else EnvironmentRaisedError(summary)
 
     def sleep(self, seconds: float) -> None:
         """Sleep until something can be collected, for at most so many seconds: also for less than a poll can."""
@@ -97,8 +88,8 @@ class RolloutTransport(ProcessTransport):
 # ----------------------------------------------------------------------
 
 
-Launch = Callable[[Mapping[int, Payload], Setbacks | None], RolloutTransport]
-"""Returns processes, not started, from what makes each environment, and what has counted the losses so far."""
+Launch = Callable[[Mapping[int, Payload]], RolloutTransport]
+"""Returns processes, not started, from what makes each environment."""
 
 
 class EnvProcesses:
@@ -166,11 +157,13 @@ class EnvProcesses:
     def _updated(self, updates: Mapping[int, Payload]) -> list[EnvFacts]:
         if self._transport is None or not self._changed(self._transport, updates):
             self.shut_down()
-            self._transport = self._launch(updates, self._setbacks)
-            self._setbacks = self._transport.setbacks
-            self._transport.start()
+            transport = self._transport = self._launch(updates)
+            if self._setbacks is not None:
+                transport.setbacks = self._setbacks  # what has counted the losses so far goes on to
+            self._setbacks = transport.setbacks
+            transport.start()
             for kind in KINDS:
-                self._transport.spaces.common(kind)
+                transport.spaces.common(kind)
         return self._transport.request(range(self._n_envs), "facts", "facts", [None] * self._n_envs)
 
     def _changed(self, transport: RolloutTransport, updates: Mapping[int, Payload]) -> bool:

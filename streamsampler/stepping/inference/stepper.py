@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from gymnasium.vector import VectorEnv
 
@@ -21,13 +19,13 @@ from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, loads
 from streamsampler.stepping.stepper import MAKING, RESETTING, STEPPING, Stepper
 from streamsampler.workers.board import WorkerRow
-from streamsampler.workers.explain import begin_of, raised_in, summary_of
+from streamsampler.workers.explain import begin_of, raised_in
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.known_wrappers import EnvFacts
 from streamsampler.workers.resets import Resets, reset_one
 
 # ----------------------------------------------------------------------
-# Exceptions of environments that would not reach the sampler as they are: they end a process, or cannot be pickled.
+# The errors of environments in other processes.
 
 
 HIDDEN = (
@@ -41,37 +39,6 @@ TOO_LONG = "environment {} was lost with its process, in an episode that is long
 
 class EnvironmentRaisedError(Exception):
     """Stands for an exception of an environment that cannot be brought from its process; says which one."""
-
-
-class _Carrier(Exception):  # noqa: N818 - it carries an error
-    """Carries an exception to the sampler: unpickled, it is that exception."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(summary_of(error))
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if not isinstance(self._error, KeyboardInterrupt):  # the sampler would take that for its user's
-            try:
-                return pickle.loads, (cloudpickle.dumps(self._error),)
-            except Exception:  # noqa: S110 - then what follows
-                pass
-        return EnvironmentRaisedError, self.args
-
-
-def refuse_to_end(error: BaseException) -> None:
-    """Raise what carries an exception to the sampler, where that one would end the process or cannot be pickled."""
-    if isinstance(error, Exception) and _travels(error):
-        return
-    raise _Carrier(error) from error
-
-
-def _travels(error: Exception) -> bool:
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return False
-    return True
 
 
 def own(error: Any) -> BaseException:
@@ -201,7 +168,7 @@ class RolloutStepper(Stepper):
                 seed_generators(self._construction_seed)
                 with for_worker(self._worker_number):
                     self.show(env_id, MAKING)
-                    env = self._changed(payload, old.pop(env_id, None))
+                    env = apply_any_env_update(loads(payload), old.pop(env_id, None))
                 if isinstance(env, VectorEnv):
                     env.close()
                     raise UsageError(_VECTOR)
@@ -211,13 +178,6 @@ class RolloutStepper(Stepper):
         seed_generators(self._construction_seed)
         self._undrawn = generator_states()
         return [(env.observation_space, env.action_space) for env in self.envs.values()]
-
-    def _changed(self, payload: Payload, old: Any) -> Any:
-        try:
-            return apply_any_env_update(loads(payload), old)
-        except BaseException as error:
-            refuse_to_end(error)
-            raise
 
     def take(self, kind: str, *arguments: Any) -> None:
         """Keep actions that are of another dtype than the rows': the next steps are taken with them."""
@@ -232,12 +192,7 @@ class RolloutStepper(Stepper):
         self.show(env_id, RESETTING)
         order = self._orders[env_id]
         self._lengths[env_id] = 0
-        try:
-            result = reset_one(self.envs[env_id], order.resets, order.index, order.seed)
-        except BaseException as error:
-            refuse_to_end(error)
-            raise
-        observation, info = begin_of(result)
+        observation, info = begin_of(reset_one(self.envs[env_id], order.resets, order.index, order.seed))
         self._refuse_draws()
         self._observe(env_id, observation)
         if info.__class__ is not dict:
@@ -260,10 +215,9 @@ class RolloutStepper(Stepper):
             action = rows.action(env_id)
         try:
             observation, reward, terminated, truncated, info = self.envs[env_id].step(action)
-        except BaseException as error:
-            if isinstance(error, TypeError | ValueError) and raised_in(error, RolloutStepper.step):
+        except (TypeError, ValueError) as error:
+            if raised_in(error, RolloutStepper.step):
                 raise UsageError("step must return (observation, reward, terminated, truncated, info)") from error
-            refuse_to_end(error)
             raise
         kind = reward.__class__
         rows.rewards[env_id] = reward if kind is float or kind is np.float64 else number_of(reward)

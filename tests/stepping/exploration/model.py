@@ -235,7 +235,7 @@ class Link(EnvLink):
         self.process, self.number, self.ended = process, process.number, False
         self.waiting, self.restoring, self.asked = set(), set(), []
         self.is_making, self.spaces, self.answer, self.error = True, None, None, None
-        self.infos, self.unreadable, self.is_told = {}, {}, False
+        self.is_told = False
         self.stillness, self.held, self.start_at = Stillness(), None, 0.0
 
     def write(self, data):
@@ -310,7 +310,7 @@ class Modelled(ProcessTransport):
         no_stepper: Any = None
         super().__init__(updates, len(world.envs_of), no_stepper, policy, None, 1, world.wait)
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
-        self._setbacks._envs_of = world.envs_of
+        self.setbacks._envs_of = world.envs_of
         self._levels = Levels()
         self.world = world
 

@@ -272,7 +272,7 @@ class World:
         )  # fmt: skip
         links = [
             (link.ended, sorted(link.waiting), sorted(link.restoring), link.is_making, link.asked, repr(link.held),
-             sorted(link.infos), repr(link.answer), link.error is not None, link.is_told,
+             repr(link.answer), link.error is not None, link.is_told,
              max(0, link.start_at - self.now) if link.ended else 0)
             for link in transport._pool
         ]  # fmt: skip
