@@ -103,6 +103,10 @@ class Episodes:
         options: The manager's arguments.
         seed: The manager's seed.
         parameters: What resets set.
+
+    Attributes:
+        seeds: The seeds of later episodes.
+        n_results: How many results of each environment were handed out.
     """
 
     def __init__(self, rows: Rows, options: ManagerOptions, seed: int, parameters: ParameterSets) -> None:
@@ -110,11 +114,11 @@ class Episodes:
         self._rows = rows
         self._options = options
         self._copies = options.copy or not rows.has_views
-        self._seeds = EpisodeSeeds(seed, n_envs)
+        self.seeds = EpisodeSeeds(seed, n_envs)
         self._numbers = np.full(n_envs, -1, np.int64)
         self._timesteps = np.zeros(n_envs, np.int64)
         self._seeds_now = np.zeros(n_envs, np.int64)
-        self.n_results = np.zeros(n_envs, np.int64)  # that were handed out
+        self.n_results = np.zeros(n_envs, np.int64)
         self._slots = np.zeros(n_envs, np.uint8)  # where the observations lie that were handed out last
         self._n_ended = np.zeros(n_envs, np.int64)  # since the caller's last reset
         self._is_over = np.ones(n_envs, np.bool_)  # the next result begins an episode
@@ -126,11 +130,7 @@ class Episodes:
         # Where the options of a reset are forgotten since: the seed of that reset, and the options.
         self._begun_with: dict[int, tuple[int, dict[str, Any]]] = {}
         for env_id in range(n_envs):
-            rows.seeds[env_id] = self._seeds.next(env_id)
-
-    def restart(self, env_ids: Sequence[int], seed: Any, *, every_episode: bool) -> dict[int, int]:
-        """Begin the seeds of environments again; see `EpisodeSeeds.restart`."""
-        return self._seeds.restart(env_ids, seed, every_episode=every_episode)
+            rows.seeds[env_id] = self.seeds.next(env_id)
 
     def set_next_seeds(self, seeds: Mapping[int, int]) -> None:
         """Set the seeds of the next resets."""
@@ -164,14 +164,6 @@ class Episodes:
         """Return the numbers of the parameters with which episodes that go on have begun."""
         handed_out = [] if self._histories is None else self._histories.set_numbers
         return [*handed_out, *self._rows.parameters.tolist()]
-
-    def observation(self, env_id: int) -> Any:
-        """Return a copy of the last observation of an environment."""
-        return self._rows.observation(env_id)
-
-    def observations(self) -> Any:
-        """Return a copy of the last observation of each environment, stacked."""
-        return self._rows.taken_observations(self._rows.slots, np.arange(self._options.n_envs))
 
     def keep_infos(self, infos: Mapping[int, dict[str, Any]]) -> None:
         """Keep the infos of results until they are handed out."""
@@ -373,7 +365,7 @@ class Episodes:
         self._numbers[env_id] += 1
         self._seeds_now[env_id] = self._rows.seeds[env_id]
         self._is_over[env_id] = False
-        self._rows.seeds[env_id] = self._seeds.next(env_id)
+        self._rows.seeds[env_id] = self.seeds.next(env_id)
 
     def _last(
         self,

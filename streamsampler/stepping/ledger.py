@@ -210,13 +210,3 @@ class Ledger:
     def launch(self) -> None:
         """Let closed environments be without an episode again."""
         self.states = [next_state(state, EnvEvent.LAUNCHED) for state in self.states]
-
-    def check(self) -> None:
-        """Raise if the accounts contradict one another: each open request waits for its answer, or has arrived.
-
-        Raises:
-            ProtocolError: They do.
-        """
-        opened = set(self.of(*_OPEN))
-        if opened != self.waiting | self.arrived.keys() or self.waiting & self.arrived.keys():
-            raise ProtocolError(f"open {opened}, waiting {self.waiting}, arrived {list(self.arrived)}")

@@ -2,32 +2,193 @@
 
 from __future__ import annotations
 
+import abc
+import copy
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.environments.parameters import SetParameters
-from streamsampler.errors import UsageError, positive
-from streamsampler.stepping.ledger import EnvEvent, EnvState
-from streamsampler.stepping.lifecycle import ManagerLife
+from streamsampler.errors import ClosedError, UsageError, positive
+from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
+from streamsampler.stepping.accounts import ManagerStats
+from streamsampler.stepping.episodes import Episodes
+from streamsampler.stepping.histories import ParameterSets
+from streamsampler.stepping.inbox import Inbox
+from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger
 from streamsampler.stepping.options import (
+    ManagerOptions,
+    Updates,
     chosen_envs,
     copied_options,
     named,
     timeout_seconds,
     values_for,
 )
+from streamsampler.stepping.stepper import Autoreset
 from streamsampler.stepping.steps import Steps
+from streamsampler.stepping.transport import Transport
 
 EnvIds: TypeAlias = Sequence[int] | NDArray[np.int64]
 """Numbers of environments, each from 0 to n_envs - 1."""
 
 
-class BaseEnvManager(ManagerLife):
-    """Steps environments from the caller's process; see `EnvManager`."""
+class BaseEnvManager(abc.ABC):
+    """Steps environments from the caller's process; see `EnvManager`.
+
+    Args:
+        updates: What makes each environment.
+        options: The arguments that all managers take.
+        seed: From which the seeds of episodes are derived.
+        n_workers: How many processes there are.
+
+    Attributes:
+        n_envs: How many environments there are.
+        seed: The seed.
+    """
+
+    def __init__(self, updates: Updates, options: ManagerOptions, seed: int | None, n_workers: int = 1) -> None:
+        self.n_envs = options.n_envs
+        self.seed = check_seed(seed)
+        self._accounts = ManagerStats.for_workers(n_workers)
+        self._updates = updates
+        self._options = options
+        self._ledger = Ledger(self.n_envs)
+        self._parameters = ParameterSets()
+        self._transport: Transport | None = None
+        self._closed = False
+
+    @abc.abstractmethod
+    def _new_transport(self) -> Transport:
+        """Return what carries requests to the environments, not started."""
+
+    def launch(self) -> None:
+        """Make the environments; the first call that needs them does so as well.
+
+        After `close` it makes new ones, whose episodes are those of the first launch again.
+
+        Raises:
+            UsageError: They are there already, or their spaces differ.
+        """
+        if self._transport is not None:
+            raise UsageError("the environments are there already: call close() before launch()")
+        transport = self._new_transport()
+        try:
+            transport.start()
+            self._send_parameters(transport, list(self._parameters.latest))
+        except BaseException:
+            transport.close()
+            raise
+        if self._closed:
+            self._ledger.launch()
+        self._closed = False
+        self._transport = transport
+        self._accounts.tick(running=True)
+        self._own_spaces = _seeded(transport.spaces.action, self.seed)
+        self._episodes = Episodes(transport.rows, self._options, self.seed, self._parameters)
+        self._inbox = Inbox(transport, self._ledger, self._episodes, self._options, self._accounts)
+
+    def _send_parameters(self, transport: Transport, env_ids: list[int]) -> None:
+        latest = [self._parameters.latest[env_id] for env_id in env_ids]
+        transport.request(env_ids, "parameters", "set_parameters", latest)
+
+    def close(self) -> None:
+        """Close the environments; may be repeated. `launch` makes new ones."""
+        transport, self._transport = self._transport, None
+        if not self._closed:
+            self._ledger.close()
+        self._closed = True
+        if transport is not None:
+            if transport.is_ours and not transport.in_hand:  # after an interruption anything may be on its way
+                self._count(transport)
+            self._accounts.tick(running=False)
+            transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _launched(self) -> Transport:
+        transport = self._there()
+        if transport.in_hand:  # an earlier call was interrupted
+            self._inbox.mend()
+        return transport
+
+    def _there(self) -> Transport:
+        """Launch where that was not done; a call of another thread may be at work."""
+        if self._transport is None:
+            if self._closed:
+                raise ClosedError("the environments are closed: call launch() for new ones")
+            self.launch()
+        assert self._transport is not None
+        if not self._transport.is_ours:
+            raise UsageError(
+                "this process was forked from the one whose environments these are, and cannot use them: call close() "
+                "and launch() for some of its own"
+            )
+        return self._transport
+
+    @property
+    def observation_space(self) -> Any:
+        """The observation space that all environments have.
+
+        Raises:
+            UsageError: They differ: see `observation_spaces`.
+        """
+        return self._launched().spaces.common("observation")
+
+    @property
+    def action_space(self) -> Any:
+        """The action space that all environments have.
+
+        Raises:
+            UsageError: They differ: see `action_spaces`.
+        """
+        return self._launched().spaces.common("action")
+
+    @property
+    def observation_spaces(self) -> tuple[Any, ...]:
+        """The observation space of each environment; they may differ."""
+        return self._launched().spaces.observation
+
+    @property
+    def action_spaces(self) -> tuple[Any, ...]:
+        """The action space of each environment, as `observation_spaces`."""
+        return self._launched().spaces.action
+
+    @property
+    def states(self) -> tuple[EnvState, ...]:
+        """The state of each environment."""
+        return tuple(self._ledger.states)
+
+    @property
+    def autoreset(self) -> Autoreset:
+        """What becomes of an environment whose episode has ended."""
+        return self._options.autoreset
+
+    @property
+    def failures(self) -> int:
+        """How often an environment raised, or a worker died or hung."""
+        return self._accounts.failures
+
+    @property
+    def stats(self) -> ManagerStats:
+        """What the manager did in its whole life; workers that have nothing to do are asked for the latest."""
+        if self._transport is not None:
+            self._count(self._launched())
+            self._accounts.tick(running=True)
+        return self._accounts
+
+    def _count(self, transport: Transport) -> None:
+        transport.in_hand = True
+        for report in transport.reports():
+            self._accounts.take_worker(report)
+        transport.in_hand = False
 
     # ------------------------------------------------------------------ resets
 
@@ -85,7 +246,7 @@ class BaseEnvManager(ManagerLife):
         copied = copied_options(options)
         if every_episode and seed is None:
             raise UsageError("every_episode=True begins each episode with the same seed: give one, reset(seed=…)")
-        seeds = {} if seed is None else self._episodes.restart(chosen, seed, every_episode=every_episode)
+        seeds = {} if seed is None else self._episodes.seeds.restart(chosen, seed, every_episode=every_episode)
         transport.in_hand = True
         self._inbox.reset({env_id: (seeds.get(env_id), copied) for env_id in chosen})
         transport.in_hand = False
@@ -148,13 +309,8 @@ class BaseEnvManager(ManagerLife):
             raise UsageError("there is nothing to receive: call send() or async_reset() first")
         least = min(self._options.min_envs if min_envs is None else positive("min_envs", min_envs), self._ledger.n_open)
         seconds = self._options.recv_timeout if timeout is None else timeout_seconds(timeout)
-        deadline = None if seconds is None else time.monotonic() + seconds
         self._inbox.take_in(0)
-        while len(self._ledger.arrived) < min(least, self._ledger.n_open):
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                break
-            self._inbox.take_in(left)
+        self._take_in_until(lambda: len(self._ledger.arrived) >= min(least, self._ledger.n_open), seconds)
         return self._inbox.hand_out(list(self._ledger.arrived))
 
     def step(self, actions: Any, env_ids: EnvIds | None = None) -> Steps:
@@ -183,13 +339,22 @@ class BaseEnvManager(ManagerLife):
         return self._awaited(chosen, timeout_seconds(timeout))
 
     def _awaited(self, env_ids: list[int], timeout: float | None = None) -> Steps:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while missing := [env_id for env_id in env_ids if env_id not in self._ledger.arrived]:
+        def missing() -> list[int]:
+            return [env_id for env_id in env_ids if env_id not in self._ledger.arrived]
+
+        if not self._take_in_until(lambda: not missing(), timeout):
+            raise TimeoutError(f"environments {missing()} have no results after {timeout:g} s")
+        return self._inbox.hand_out(env_ids)
+
+    def _take_in_until(self, is_enough: Callable[[], bool], seconds: float | None) -> bool:
+        """Take in what arrives until it is enough; return False if time is up before."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not is_enough():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise TimeoutError(f"environments {missing} have no results after {timeout:g} s")
+                return False
             self._inbox.take_in(left)
-        return self._inbox.hand_out(env_ids)
+        return True
 
     def observations(self) -> Any:
         """Return the last observation of each environment: leaves of (n_envs, ...).
@@ -197,17 +362,17 @@ class BaseEnvManager(ManagerLife):
         Raises:
             UsageError: A step or a reset of an environment is open, or it was never reset.
         """
-        self._launched()
+        rows = self._launched().rows
         busy = [*self._ledger.of(EnvState.VOID), *self._ledger.waiting]
         if busy:
             raise UsageError(f"environment {min(busy)} has no observation yet: call reset() or recv() first")
-        return self._episodes.observations()
+        return rows.taken_observations(rows.slots, np.arange(self.n_envs))
 
     @property
     def ready(self) -> dict[int, Any]:
         """The environments that await an action, with their observations."""
-        self._launched()
-        return {env_id: self._episodes.observation(env_id) for env_id in self._ledger.of(EnvState.READY)}
+        rows = self._launched().rows
+        return {env_id: rows.observation(env_id) for env_id in self._ledger.of(EnvState.READY)}
 
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until a result has arrived that `recv` will return, or an environment awaits an action.
@@ -219,14 +384,12 @@ class BaseEnvManager(ManagerLife):
             Whether there is one; False also where no request is open.
         """
         self._launched()
-        seconds = timeout_seconds(timeout)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while not (self._ledger.arrived or self._ledger.of(EnvState.READY)) and self._ledger.waiting:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                break
-            self._inbox.take_in(left)
-        return bool(self._ledger.arrived or self._ledger.of(EnvState.READY))
+
+        def has_something() -> bool:
+            return bool(self._ledger.arrived or self._ledger.of(EnvState.READY))
+
+        self._take_in_until(lambda: has_something() or not self._ledger.waiting, timeout_seconds(timeout))
+        return has_something()
 
     def random_actions(self, env_ids: EnvIds | None = None) -> Any:
         """Return random actions, stacked: one for each of `env_ids`, or for each environment.
@@ -315,3 +478,12 @@ def _are_by_env(actions: Mapping[Any, Any], rows: Any) -> bool:
     """Whether a dict has actions by environment; where the action space has no parts, no keys are the action itself."""
     is_action = not actions and isinstance(rows, dict) and not rows
     return not is_action and all(isinstance(key, int | np.integer) for key in actions)
+
+
+def _seeded(spaces: Sequence[Any], seed: int) -> list[Any]:
+    """Return a copy of each space with a generator of its own, whose seed follows from a manager's."""
+    seeds = TrajectorySeeds(seed, 0)
+    own = [copy.deepcopy(space) for space in spaces]
+    for env_id, space in enumerate(own):
+        space.seed(derived_seed(seeds[env_id], Stream.AGENT))
+    return own

@@ -30,15 +30,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("streamsampler")
 
 
-def step_on(manager: BaseEnvManager, actions: Any) -> Steps:
-    """Do what `send_on` and `receive_on` do."""
-    if manager.autoreset == "disabled" or not _failed(manager):
-        manager.send(actions)
-    else:
-        send_on(manager, actions)
-    return receive_on(manager)
-
-
 def send_on(manager: BaseEnvManager, actions: Any) -> None:
     """Send one action to each environment; reset those instead that have failed, unless the caller resets.
 
@@ -200,7 +191,8 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> _Stepped:
         """Step all environments with one action each."""
-        return self._stepped(step_on(self.manager, actions))
+        send_on(self.manager, actions)
+        return self._stepped(receive_on(self.manager))
 
     def step_async(self, actions: Any) -> None:
         """Begin to step all environments; `step_wait` returns what `step` does."""

@@ -6,6 +6,7 @@ import gymnasium
 
 from streamsampler.environments.updates import apply_env_update, as_env_update
 from streamsampler.stepping.episodes import EpisodeSeeds
+from streamsampler.stepping.ledger import EnvState
 
 
 class FollowsSeeds(gymnasium.Wrapper):
@@ -34,3 +35,10 @@ def following(env, n_envs):
         functools.partial(lambda env_id: FollowsSeeds(apply_env_update(update, None), env_id, n_envs), env_id)
         for env_id in range(n_envs)
     ]
+
+
+def check_ledger(ledger):
+    """Each open request waits for its answer, or has arrived."""
+    opened = set(ledger.of(EnvState.RESETTING, EnvState.STEPPING))
+    assert opened == ledger.waiting | ledger.arrived.keys()
+    assert not ledger.waiting & ledger.arrived.keys()

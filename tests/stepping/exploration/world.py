@@ -25,6 +25,7 @@ from tests.stepping.exploration.model import (
     new_rows,
     reduce_rows,
 )
+from tests.stepping.following import check_ledger
 
 READY, STEPPING, FAILED = EnvState.READY, EnvState.STEPPING, EnvState.FAILED
 
@@ -228,7 +229,7 @@ class World:
 
     def check_refusals(self):
         """What is not allowed in this state is an error, and changes nothing."""
-        self.manager._ledger.check()
+        check_ledger(self.manager._ledger)
         for env_id, state in enumerate(self.manager.states):
             if state is not READY:
                 with pytest.raises(UsageError, match=f"environment {env_id} awaits no action, it is {state.name}"):
