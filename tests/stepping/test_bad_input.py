@@ -162,7 +162,15 @@ def test_seeds_that_are_refused_are_forgotten(new_manager):
 
 def test_arguments_of_managers(new_manager):
     for options, match in (
+        ({"n_envs": 0}, "n_envs must be at least 1"),
         ({"n_envs": 1.5}, "n_envs must be an integer"),
+        ({"envs": [Counting]}, "envs has 1 items, but there are 2"),
+        ({"min_envs": 3}, "min_envs is 3"),
+        ({"on_failure": "hide"}, "on_failure must be"),
+        ({"verify": "all"}, "verify must be"),
+        ({"restore_limit": -1}, "restore_limit must be at least 0"),
+        *(({"restart_wait": value}, "restart_wait must be") for value in (-1, math.nan, "1")),
+        ({"copy": "no"}, "copy must be True or False, got 'no'"),
         ({"seed": -1}, "seed must not be negative"),
         ({"seed": "x"}, "seed must be a non-negative integer"),
         ({"autoreset": None}, 'autoreset must be "next_step", "same_step" or "disabled", got None'),
@@ -173,14 +181,19 @@ def test_arguments_of_managers(new_manager):
         ({"env_kwargs": 3}, "env_kwargs must be a dict"),
     ):
         with pytest.raises(UsageError, match=match):
-            new_manager(Counting, **{"n_envs": 2, **options})
+            new_manager(**{"envs": Counting, "n_envs": 2, **options})
 
 
-@pytest.mark.parametrize("name", ["step_timeout", "reset_timeout", "construction_timeout", "close_timeout"])
-@pytest.mark.parametrize("value", [math.nan, -1, "x"])
-def test_time_limits_of_processes(name, value):
-    with pytest.raises(UsageError, match=f"{name} must be"):
-        EnvManager(Counting, n_envs=2, **{name: value})
+def test_arguments_of_processes():
+    limits = ("step_timeout", "reset_timeout", "construction_timeout", "close_timeout")
+    wrong: list[tuple[str, Any]] = [
+        ("n_workers", 3),
+        *(("worker_threads", value) for value in ("x", -1, 0, 1.5)),
+        *((name, value) for name in limits for value in (math.nan, -1, "x")),
+    ]
+    for name, value in wrong:
+        with pytest.raises(UsageError, match="n_workers is 3, but" if name == "n_workers" else f"{name} must be"):
+            EnvManager(Counting, n_envs=2, **{name: value})
 
 
 def test_different_spaces_behind_the_face(new_manager):

@@ -7,7 +7,7 @@ import pytest
 from streamsampler.stepping.managers import EnvManager
 from tests.proofs.restores import ENVS, N_ENVS, World, stream_of, undisturbed
 
-QUICK = [("disabled", 2, 1), ("same_step", 7, N_ENVS)]
+QUICK = [("next_step", 3, 1), ("disabled", 2, 1), ("same_step", 7, N_ENVS)]
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
     for case in itertools.product(("next_step", "same_step", "disabled"), (1, 2, 3, 7), (1, N_ENVS))

@@ -68,12 +68,6 @@ def test_what_an_environment_raises_while_it_is_closed_is_a_warning(new_manager,
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("threads", ["x", -1, 0, 1.5])
-def test_numbers_of_threads(threads):
-    with pytest.raises(UsageError, match="worker_threads must be"):
-        EnvManager(Counting, n_envs=1, worker_threads=threads)
-
-
 def test_random_actions_of_no_environment(new_manager):
     manager = new_manager(Varied, n_envs=2, seed=0)
     manager.reset()

@@ -3,7 +3,6 @@
 import functools
 import subprocess
 import sys
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -66,18 +65,6 @@ def test_disabled_leaves_the_reset_to_the_caller(new_manager):
         manager.step(np.array([1, 1]))
     assert manager.reset([1]).episodes.tolist() == [1]
     assert manager.step(np.array([1, 1])).terminated.all()
-
-
-def test_each_environment_finishes_after_its_episodes(new_manager):
-    manager = new_manager(counting(length=2), n_envs=2, seed=0, max_episodes=2)
-    manager.reset()
-    for _ in range(5):
-        steps = manager.step(np.array([0, 0]))
-    assert manager.states == (EnvState.FINISHED,) * 2
-    assert steps.terminated.all()
-    with pytest.raises(UsageError, match="FINISHED"):
-        manager.send(np.array([0]), [0])
-    assert manager.reset([0]).timesteps.tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -246,20 +233,6 @@ def test_closing_and_launching_again(new_manager):
     assert manager.reset().observations.tolist() == first.tolist()
 
 
-def test_arguments_that_cannot_work(new_manager):
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"n_envs": 0}, "n_envs must be at least 1"),
-        ({"n_envs": 2, "min_envs": 3}, "min_envs is 3"),
-        ({"n_envs": 2, "autoreset": "never"}, "autoreset must be"),
-        ({"n_envs": 2, "on_failure": "hide"}, "on_failure must be"),
-    ]
-    for options, match in wrong:
-        with pytest.raises(UsageError, match=match):
-            new_manager(Counting, **options)
-    with pytest.raises(UsageError, match="envs has 1 items, but there are 2"):
-        new_manager([Counting], n_envs=2)
-
-
 def test_a_list_says_how_many_environments_there_are(new_manager):
     manager = new_manager([Counting, functools.partial(Counting, 5)], seed=0)
     assert (manager.n_envs, len(manager.reset())) == (2, 2)
@@ -323,13 +296,6 @@ def test_results_come_in_the_order_of_the_environments_that_were_named(new_manag
     steps = manager.step(np.array([5, 3]), [2, 0])
     assert steps.env_ids.tolist() == [2, 0]
     assert steps.rewards.tolist() == [5, 3] == steps.actions.tolist()
-
-
-def test_of_an_environment_that_is_there_each_gets_a_copy(new_manager):
-    manager = new_manager(Counting(), n_envs=2, seed=0)
-    assert manager.reset(seed=[3, 4]).observations[:, 0].tolist() == [3, 4]
-    manager.set_attr("level", [1, 2])
-    assert manager.get_attr("level") == [1, 2]
 
 
 def test_options_are_forgotten(new_manager):

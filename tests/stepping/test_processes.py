@@ -15,54 +15,13 @@ import numpy as np
 import pytest
 
 from streamsampler.engines.processes import stacks
-from streamsampler.errors import RolloutError, UsageError, WorkerDiedError, WorkerHungError
+from streamsampler.errors import RolloutError, WorkerDiedError, WorkerHungError
 from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
 from streamsampler.stepping.ledger import EnvState
-from streamsampler.stepping.managers import EnvManager, SerialEnvManager
+from streamsampler.stepping.managers import EnvManager
 from tests.patience import PATIENCE
 from tests.stepping.environments import Counting, Doomed
 from tests.stepping.test_together import kill_all
-
-
-def data_of(manager, n_steps=60):
-    """Return everything that steps hand out, as bytes, under actions that depend on what was seen."""
-    with manager:
-        steps, seen = manager.reset(), []
-        for _ in range(n_steps):
-            steps = manager.step((steps.observations[:, 2] > 0).astype(np.int64))
-            values = (
-                steps.observations, steps.rewards, steps.terminated, steps.truncated, steps.last_observations,
-                steps.episodes, steps.timesteps, steps.actions, steps.previous_observations,
-            )  # fmt: skip
-            seen.append(tuple(value.tobytes() for value in values))
-    return seen
-
-
-@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
-def test_the_same_bits_for_any_number_of_workers(autoreset):
-    options = {"n_envs": 7, "seed": 5, "autoreset": autoreset}
-    expected = data_of(SerialEnvManager("CartPole-v1", **options))
-    for n_workers in (1, 3):
-        assert data_of(EnvManager("CartPole-v1", n_workers=n_workers, **options)) == expected
-
-
-def test_asynchronous_episodes_are_functions_of_seed_and_actions():
-    def episodes(manager, min_envs):
-        found = {}
-        with manager:
-            manager.async_reset(seed=2)
-            while len(found) < 400:
-                steps = manager.recv(min_envs=min_envs)
-                for row, key in enumerate(zip(steps.env_ids, steps.episodes, steps.timesteps, strict=True)):
-                    found[tuple(map(int, key))] = steps.observations[row].tobytes(), steps.rewards[row]
-                manager.send((steps.observations[:, 2] > 0).astype(np.int64), steps.env_ids)
-        return found
-
-    expected = episodes(SerialEnvManager("CartPole-v1", n_envs=5), 5)
-    found = episodes(EnvManager("CartPole-v1", n_envs=5, n_workers=2), 1)
-    common = expected.keys() & found.keys()
-    assert len(common) > 150
-    assert all(found[key] == expected[key] for key in common)
 
 
 def test_a_worker_that_dies_is_an_error_that_names_its_environments():
@@ -136,11 +95,6 @@ def test_an_environment_that_cannot_be_made():
 
     with pytest.raises(RolloutError, match=r"raised in its construction.*no display"):
         EnvManager(make, n_envs=2, n_workers=1).launch()
-
-
-def test_more_workers_than_environments():
-    with pytest.raises(UsageError, match="n_workers is 3, but there are only 2"):
-        EnvManager(Counting, n_envs=2, n_workers=3)
 
 
 @pytest.mark.slow

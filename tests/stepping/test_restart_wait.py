@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler.errors import RolloutError, UsageError
+from streamsampler.errors import RolloutError
 from streamsampler.stepping import recovery
 from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.managers import SerialEnvManager
@@ -61,12 +61,6 @@ def test_a_call_to_a_worker_that_waits_for_its_start(tmp_path):
         assert not steps.failed.any()
         assert manager.get_attr("level") == [0, 0]
         assert manager.stats.restored == 2
-
-
-@pytest.mark.parametrize("value", [-1, float("nan"), "1"])
-def test_waits_that_cannot_work(value):
-    with pytest.raises(UsageError, match="restart_wait"):
-        SerialEnvManager("CartPole-v1", n_envs=1, restart_wait=value)
 
 
 def test_a_worker_that_dies_while_an_environment_waits_in_it(tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from streamsampler.engines.processes import stacks
-from streamsampler.errors import RolloutError, UsageError, WorkerDiedError, WorkerHungError
+from streamsampler.errors import RolloutError, WorkerDiedError, WorkerHungError
 from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.patience import PATIENCE
@@ -306,15 +306,6 @@ class HangsOnce(Counting):
             self.mark.unlink()
             threading.Event().wait()
         return super().step(action)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [({"verify": "all"}, "verify must be"), ({"restore_limit": -1}, "restore_limit must be at least 0")],
-)
-def test_arguments_that_cannot_work(options, match):
-    with pytest.raises(UsageError, match=match):
-        EnvManager(Counting, n_envs=1, **options)
 
 
 class Shifted(Counting):

@@ -5,7 +5,6 @@ import functools
 import numpy as np
 import pytest
 
-from streamsampler.errors import UsageError
 from tests.stepping.environments import Counting, Varied
 
 
@@ -54,8 +53,3 @@ def test_what_cannot_be_one_view_is_copied(new_manager):
     assert not is_view(mixed.observations)
     assert mixed.observations[:, 1].tolist() == [2, 1, 2]
     assert is_view(manager.step(np.zeros(1, np.int64), [1]).observations)
-
-
-def test_copy_is_true_or_false(new_manager):
-    with pytest.raises(UsageError, match="copy must be True or False, got 'no'"):
-        new_manager(Counting, n_envs=1, copy="no")
