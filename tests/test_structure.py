@@ -59,7 +59,7 @@ HOUSE: dict[str, Any] = {
         "": 163,
         "__main__": 13,
         "adapters": 966,
-        "agents": 706,
+        "agents": 710,
         "benchmarking": 743,
         "checking": 862,
         "cli": 2409,
@@ -84,7 +84,7 @@ HOUSE: dict[str, Any] = {
         "testing": 397,
         "timing": 68,
         "version": 1,
-        "workers": 6288,
+        "workers": 6284,
     },
     "circles": [],
     "single importers": [

@@ -29,6 +29,7 @@ __all__ = [
     "is_row_independent",
     "mask_argument",
     "reset_agent_function",
+    "row_keywords",
     "signature_of",
     "takes_keyword",
     "takes_seed",
@@ -206,6 +207,9 @@ def is_agent(obj: Any) -> bool:
     return callable(getattr(obj, "get_action", None)) or inspect.isroutine(obj) or isinstance(obj, functools.partial)
 
 
+_OF_ROWS = ("slots", "starts", "seeds", "draws")
+
+
 def is_row_independent(agent: Any) -> bool:
     """Return whether an agent says that each row of a batch is a function of that row alone; see `Agent`.
 
@@ -290,6 +294,12 @@ def binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def row_keywords(get_actions: Callable[..., Any]) -> set[str]:
+    """Return which keywords an agent's `get_actions` takes that are about rows; see `Agent`."""
+    signature = signature_of(get_actions)
+    return {name for name in _OF_ROWS if signature is not None and takes_keyword(signature, name)}
 
 
 def takes_keyword(signature: inspect.Signature, name: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.agents.base import mask_argument, reset_agent_function, signature_of, takes_keyword, takes_seed
+from streamsampler.agents.base import mask_argument, reset_agent_function, row_keywords, takes_seed
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import UsageError
 
@@ -75,8 +75,7 @@ def _question(agent: Any, like: Any, n_rows: int) -> Callable[[Any], Answers | N
     raises.
     """
     get_actions, reset = agent.get_actions, getattr(agent, "reset", None)
-    signature = signature_of(get_actions)
-    names = [n for n in ("slots", "starts", "seeds", "draws") if signature is not None and takes_keyword(signature, n)]
+    names = row_keywords(get_actions)
     mask_name = mask_argument(reset) if callable(reset) and "starts" not in names else None
     memory = _map(_aligned_like, like)
     rows = np.arange(n_rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.agents.base import mask_argument, reset_agent_function, signature_of
+from streamsampler.agents.base import mask_argument, reset_agent_function, row_keywords
 from streamsampler.data.info_columns import with_last_values
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.environments.multi_agent import SpacesOfAgents
@@ -47,8 +47,7 @@ UNKNOWN = "its agent may remember something, and has no get_state and set_state:
 
 def is_recurrent(agent: Any) -> bool:
     """Return whether an agent's `get_actions` is told which rows begin, or which rows it sees: so it may keep some."""
-    signature = signature_of(agent.get_actions)
-    return signature is not None and bool({"slots", "starts"} & signature.parameters.keys())
+    return bool({"slots", "starts"} & row_keywords(agent.get_actions))
 
 
 def is_restorable(agent: Any, *, by_rows: bool = False) -> bool:

@@ -10,7 +10,7 @@ from gymnasium import spaces as gym_spaces
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from streamsampler.agents.base import Agent, give_spaces, mask_argument, reset_agent_function
+from streamsampler.agents.base import Agent, give_spaces, mask_argument, reset_agent_function, row_keywords
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.policies import SHARED, Policies, PolicyUpdates
 from streamsampler.agents.updates import updated_agent
@@ -22,7 +22,6 @@ from streamsampler.seeding import seed_of_agent
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.finishing import value_of, with_filter
 from streamsampler.workers.resets import Resets
-from streamsampler.workers.vec.agents import row_keywords
 from streamsampler.workers.vec.rows import row_of, singles_of
 
 _AT_ONE_PLACE = frozenset(("slots", "starts"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,7 +11,14 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from streamsampler.agents.base import Agent, is_row_independent, mask_argument, reset_agent_function, takes_seed
+from streamsampler.agents.base import (
+    Agent,
+    is_row_independent,
+    mask_argument,
+    reset_agent_function,
+    row_keywords,
+    takes_seed,
+)
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.independence import probe
 from streamsampler.agents.updates import apply_agent_update, updated_agent
@@ -29,7 +35,6 @@ from streamsampler.workers.vec.rows import row_of
 _LOG = logging.getLogger("streamsampler")
 # An enum's member costs 100 ns to look up on Python 3.11.
 _ACTION, _RECORDING, _AGENT_RESET = Phase.ACTION, Phase.RECORDING, Phase.AGENT_RESET
-_KEYWORDS = ("slots", "starts", "seeds", "draws")
 _NONE: dict[str, Any] = {}
 
 
@@ -375,13 +380,3 @@ class AgentPool:
                 "and starts, or reset the mask of slots that begin, reset(do_resets).", type(agent).__qualname__,
             )  # fmt: skip
         return _Together(agent, n_rows)
-
-
-def row_keywords(function: Callable[..., Any]) -> set[str]:
-    """Return which keywords an agent's `get_actions` takes that are about rows; see `Agent`."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return set()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name for name in _KEYWORDS if name in parameters and parameters[name].kind in kinds}
