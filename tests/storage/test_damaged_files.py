@@ -99,6 +99,12 @@ def test_arrays_that_claim_what_is_not_there(saved, tmp_path, claims):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
+def test_an_array_with_more_than_its_header_says_is_damaged(saved, tmp_path):
+    (tmp_path / "a.npz").write_bytes(with_entry(saved, "rewards", entry(saved, "rewards") + b"\0"))
+    with pytest.raises(StorageError, match=r"a\.npz cannot be read: rewards is damaged.* more than its header says"):
+        load(tmp_path / "a.npz")
+
+
 @pytest.mark.parametrize(
     "data", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"", b"null", b"7", json.dumps(nested(900)).encode()]
 )
