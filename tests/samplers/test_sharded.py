@@ -1,8 +1,12 @@
 """Sampling into a folder, without the command line: what it holds, what it refuses, and what ends it."""
 
+import errno
 import json
 import os
+import resource
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import gymnasium
@@ -75,21 +79,21 @@ def test_each_file_says_where_its_data_are_from(tmp_path):
 # ---------------------------------------------------------------------- ended, and resumed
 
 
-def interrupted(sampler, folder):
-    """Press Ctrl-C before the third file is written."""
+def interrupted(sampler, folder, at=3, **amount):
+    """Press Ctrl-C before a file is written, by default the third one."""
     n, save = 0, storage.save
 
     def saving(*arguments, **options):
         nonlocal n
         n += 1
-        if n == 3:
+        if n == at:
             signal.raise_signal(signal.SIGINT)
         return save(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage, "save", saving)
         with pytest.raises(KeyboardInterrupt):
-            sample_to_folder(sampler, folder, **AMOUNT)
+            sample_to_folder(sampler, folder, **AMOUNT, **amount)
 
 
 class Follower(list):
@@ -132,6 +136,90 @@ def test_after_sigkill_the_same_call_completes_the_folder(whole, tmp_path, at):
     with make(n_workers=2) as sampler:
         sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True)
     assert contents(tmp_path / "out") == contents(whole)
+
+
+def test_after_a_full_disk_the_same_call_completes_the_folder(whole, tmp_path, monkeypatch):
+    n, write = 0, storage._write
+
+    def full(file, *rest):
+        nonlocal n
+        n += 1
+        if n == 4:
+            file.write(b"half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, *rest)
+
+    with make() as sampler, monkeypatch.context() as patch:
+        patch.setattr(storage, "_write", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            sample_to_folder(sampler, tmp_path / "out", **AMOUNT)
+    assert len(TrajectoryFolder(tmp_path / "out").shards) == 3
+    with make() as sampler:
+        sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True)
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+class Brittle(gymnasium.Wrapper):
+    """Raises in a quarter of all trajectories."""
+
+    def reset(self, *, seed=None, options=None):
+        self.fails = seed % 4 == 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.fails:
+            raise RuntimeError("broken")
+        return super().step(action)
+
+
+def test_a_folder_with_gaps_is_resumed_from_anywhere(tmp_path):
+    def brittle(n_workers=1):
+        factory = lambda: Brittle(gymnasium.make("CartPole-v1"))  # noqa: E731
+        return LocalSampler("random", factory, seed=3, n_workers=n_workers, on_failure="drop")
+
+    with brittle() as sampler:
+        folder = sample_to_folder(sampler, tmp_path / "whole", **AMOUNT)
+    assert folder.to_batch().indices[-1] + 1 - len(folder) > 5
+    for at in range(1, len(folder.shards) + 1):
+        with brittle() as sampler:
+            interrupted(sampler, tmp_path / f"cut{at}", at)
+        with brittle(1 + at % 2) as sampler:
+            sample_to_folder(sampler, tmp_path / f"cut{at}", **AMOUNT, resume=True)
+        assert contents(tmp_path / f"cut{at}") == contents(tmp_path / "whole")
+
+
+class Large(gymnasium.Env):
+    """Has observations of 400 bytes and trajectories of 100 timesteps, each of some 30 µs."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (20, 20), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.frame, self.timestep = self.np_random.integers(0, 256, (20, 20), np.uint8), 0
+        return self.frame, {}
+
+    def step(self, action):
+        self.timestep += 1
+        sum(range(2_000))
+        return self.frame, 1.0, self.timestep == 100, False, {}
+
+
+def peak_of(folder, number):
+    with MultiprocessingSampler("random", Large, n_workers=2, seed=1) as sampler:
+        sample_to_folder(sampler, folder, num_samples=number, shard_size=5_000)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_what_is_sampled(tmp_path):
+    peaks = []
+    # 32 MB and 128 MB, in shards of 2 MB: both are more than workers may be ahead, which is some 10 MB.
+    for number in (80_000, 320_000):
+        code = f"from tests.samplers.test_sharded import peak_of; peak_of({str(tmp_path / str(number))!r}, {number})"
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        peaks.append(int(run.stdout))
+    assert peaks[1] < peaks[0] + 30, f"{peaks} MB"
 
 
 def test_a_complete_folder_stays_as_it_is(whole):

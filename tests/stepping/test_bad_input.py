@@ -161,7 +161,7 @@ def test_seeds_that_are_refused_are_forgotten(new_manager):
 
 
 def test_arguments_of_managers(new_manager):
-    for options, match in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"n_envs": 0}, "n_envs must be at least 1"),
         ({"n_envs": 1.5}, "n_envs must be an integer"),
         ({"envs": [Counting]}, "envs has 1 items, but there are 2"),
@@ -179,7 +179,8 @@ def test_arguments_of_managers(new_manager):
         ({"recv_timeout": 0}, "recv_timeout must be a number of seconds above 0, got 0"),
         ({"abnormal": 3}, "abnormal must be a function"),
         ({"env_kwargs": 3}, "env_kwargs must be a dict"),
-    ):
+    ]
+    for options, match in wrong:
         with pytest.raises(UsageError, match=match):
             new_manager(**{"envs": Counting, "n_envs": 2, **options})
 
