@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from benchmarks.harness.running import ROOT
-from streamsampler.extras import install_hint
+from streamsampler.core.extras import install_hint
 
 __all__ = ["curve_of", "draw", "main"]
 

@@ -154,21 +154,57 @@ The guides are docstrings: `help()` and `python -m pydoc` print them.
 | make environments, and change them from call to call | `streamsampler.environments` |
 | use a policy of PyTorch or Stable-Baselines3 | `streamsampler.adapters` |
 | normalise observations and rewards | `streamsampler.filters` |
-| sample several agents in one environment | `streamsampler.several_agents` |
+| sample several agents in one environment | `streamsampler.workers.several` |
 | run code at each timestep, in the workers | `streamsampler.workers.hooks` |
 | run several environments in each worker | `streamsampler.workers.vec` |
 | keep the agent in your own process, on its GPU | `streamsampler.stepping.inference` |
 | step environments yourself | `streamsampler.stepping` |
 | evaluate and compare agents | `streamsampler.evaluation` |
 | check an environment and an agent | `streamsampler.checking` |
-| choose a way to run them, and find the fastest | `streamsampler.benchmarking` |
-| write and read files, and folders for more than fits into memory | `streamsampler.storage` |
+| choose a way to run them, and find the fastest | `streamsampler.checking.bench` |
+| write and read files, and folders for more than fits into memory | `streamsampler.data.folder` |
 | write Minari, Parquet, pandas or TensorDict | `streamsampler.formats` |
 | sample on several machines | `streamsampler.samplers.ray` |
 | use the command line | `streamsampler.cli` |
-| come from another library | `streamsampler.coming_from` |
+| come from another library | `streamsampler.examples.coming_from` |
 | test your code against failures | `streamsampler.testing`; what is raised: `streamsampler.errors` |
 | copy a whole program | `streamsampler.examples` |
+
+How the package is built
+------------------------
+
+Requests go down, trajectories come up:
+
+```text
+    evaluate, compare, check, export, cli       evaluation  checking  formats  cli
+          │ num_samples               ▲ batch
+    calls of samplers                 │         samplers      stepping: the same for single steps
+          │ tickets: indices, seeds   │
+    where workers live                │         engines
+          │ messages                  │ reports of whole trajectories
+    loops that step and record ───────┘         workers
+          │ action                    ▲ observation
+    environment and agent, user code            environments  agents
+
+    protocol: states, plans, tickets, restarts; pure        data: recording, batches, files        core: errors, seeds
+```
+
+Each name is a folder, which imports only from those below it. `testing` has faults for tests, `examples` has programs.
+
+| question | place |
+|---|---|
+| how many trajectories does a ticket have | `streamsampler.protocol.throughput` |
+| when is a batch complete | `streamsampler.protocol.gathering` |
+| when is a dead worker replaced | `streamsampler.samplers.supervisor`, within `streamsampler.protocol.restarts` |
+| where is an environment stepped | `streamsampler.workers.default`; several at once: `streamsampler.workers.vec` |
+| where is an observation copied | `streamsampler.data.copying` |
+| where is a hook called | `streamsampler.workers.hooks` |
+| where does a shard get its name | `streamsampler.core.atomic` |
+| which policy plays an agent | `streamsampler.workers.several.players` |
+
+A new engine is one file in `streamsampler.engines` and one line in `streamsampler.engines.registry`. A new kind of
+worker is a class, passed as `worker_class`. A new format is one file in `streamsampler.formats` and one line in
+`streamsampler.formats.export`.
 
 Workers and engines of your own
 -------------------------------
@@ -179,30 +215,26 @@ The guides are `streamsampler.workers.base` (kinds of workers: `streamsampler.wo
 More is public for workers and engines of your own, the names in `__all__` of the modules that they use:
 `streamsampler.workers.base`, `streamsampler.engines.base`, `streamsampler.workers.loop`, `streamsampler.workers.board`,
 `streamsampler.workers.factory`, `streamsampler.workers.generators`, `streamsampler.protocol.messages`,
-`streamsampler.scheduling.plans`, `streamsampler.data.recorder`, `streamsampler.agents.base`,
+`streamsampler.protocol.plans`, `streamsampler.data.recorder`, `streamsampler.agents.base`,
 `streamsampler.agents.draws`, `streamsampler.agents.independence`, `streamsampler.agents.updates`,
-`streamsampler.environments.updates`, `streamsampler.seeding` and `streamsampler.serialization`.
+`streamsampler.environments.updates`, `streamsampler.core.seeding` and `streamsampler.core.serialization`.
 """
 
 # `python -m streamsampler` puts the current directory first in `sys.path`, and `__main__` removes it. Until then this
 # file imports nothing that a file in that directory, such as `typing.py`, could replace.
 from importlib import import_module
 
-from streamsampler.version import __version__
+from streamsampler.core.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from streamsampler import errors as errors
     from streamsampler.agents.base import Agent
     from streamsampler.agents.random import RandomAgent
     from streamsampler.checking.check import check
-    from streamsampler.data.batch import StepType, TrajectoryBatch
-    from streamsampler.data.multi_agent import MultiAgentBatch
-    from streamsampler.environments.parameters import SetParameters
-    from streamsampler.environments.updates import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
-    from streamsampler.errors import (
+    from streamsampler.core import errors
+    from streamsampler.core.errors import (
         ActionError,
         ClosedError,
         ConcurrentCallError,
@@ -224,6 +256,12 @@ if TYPE_CHECKING:
         WorkerError,
         WorkerHungError,
     )
+    from streamsampler.core.timing import timed
+    from streamsampler.data.batch import StepType, TrajectoryBatch
+    from streamsampler.data.folder import TrajectoryFolder, load
+    from streamsampler.data.multi_agent import MultiAgentBatch
+    from streamsampler.environments.parameters import SetParameters
+    from streamsampler.environments.updates import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
     from streamsampler.evaluation.compare import compare
     from streamsampler.evaluation.evaluate import evaluate
     from streamsampler.evaluation.merging import merge
@@ -235,8 +273,6 @@ if TYPE_CHECKING:
     from streamsampler.samplers.sharded import sample_to_folder
     from streamsampler.stepping.managers import EnvManager, SerialEnvManager
     from streamsampler.stepping.steps import Steps
-    from streamsampler.storage.folder import TrajectoryFolder, load
-    from streamsampler.timing import timed
     from streamsampler.workers.base import Worker
     from streamsampler.workers.default import DefaultWorker
     from streamsampler.workers.factory import WorkerFactory
@@ -311,8 +347,8 @@ _HOMES = {
     "SetParameters": "environments.parameters",
     "SetTaskUpdate": "environments.updates",
     "WorkerFactory": "workers.factory",
-    "TrajectoryFolder": "storage.folder",
-    "load": "storage.folder",
+    "TrajectoryFolder": "data.folder",
+    "load": "data.folder",
     "PerWorker": "samplers.per_worker",
     "LocalSampler": "samplers.processes",
     "MultiprocessingSampler": "samplers.processes",
@@ -334,7 +370,7 @@ _HOMES = {
     "Worker": "workers.base",
     "DefaultWorker": "workers.default",
     "VecWorker": "workers.vec.worker",
-    "timed": "timing",
+    "timed": "core.timing",
 }
 
 
@@ -356,7 +392,7 @@ def __getattr__(name: str) -> "Any":
         return import_module(f"{__name__}.errors")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "errors")
+    home = _HOMES.get(name, "core.errors")
     value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
     return value
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from streamsampler.extras import EXTRAS, install_hint, needed
+from streamsampler.core.extras import EXTRAS, install_hint, needed
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILES = sorted(

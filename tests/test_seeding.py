@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.errors import UsageError
-from streamsampler.seeding import (
+from streamsampler.core.seeding import (
     SEED_BITS,
     Stream,
     TrajectorySeeds,
@@ -19,6 +18,7 @@ from streamsampler.seeding import (
     derived_seeds,
     fresh_seed,
 )
+from streamsampler.errors import UsageError
 
 LIMIT = 2**31
 

@@ -13,10 +13,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from streamsampler import serialization
+from streamsampler.core import serialization
+from streamsampler.core.serialization import Payload, dumps, dumps_report, loads, loads_report, refers_to
 from streamsampler.data.trees import equal
 from streamsampler.errors import SerializationError
-from streamsampler.serialization import Payload, dumps, dumps_report, loads, loads_report, refers_to
 
 
 def whole(buffers):
@@ -207,7 +207,7 @@ class TestDumpsReport:
             sys.modules["__main__"] = saved
         child = (
             "import pickle, sys\n"
-            "from streamsampler.serialization import Payload, dumps_report, loads\n"
+            "from streamsampler.core.serialization import Payload, dumps_report, loads\n"
             "cls = loads(Payload(sys.stdin.buffer.read()))\n"
             "info = cls(); info.extra = 1\n"
             "sys.stdout.buffer.write(dumps_report(info, None)[0][0])\n"

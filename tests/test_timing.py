@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from streamsampler import timed
-from streamsampler.timing import Collector, collecting, used
+from streamsampler.core.timing import Collector, collecting, used
 
 RESET, STEP = 0, 1
 

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.harness.contender import Measure, Unsupported, serve
 from benchmarks.harness.forked import Loop, all_at_once, batch_after_batch
 from benchmarks.problems.workloads import Workload
-from streamsampler.seeding import TrajectorySeeds
+from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.workers.generators import seed_generators
 
 _SEEDS_AT_ONCE = 64

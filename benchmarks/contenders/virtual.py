@@ -18,10 +18,10 @@ from typing import Any
 
 from benchmarks.problems.measured import SPACES, Distribution, Replayed, chosen
 from streamsampler import Sampler, TrajectoryBatch
+from streamsampler.core.seeding import TrajectorySeeds
+from streamsampler.core.serialization import loads
 from streamsampler.engines.base import Answered, Died, Engine, Event
 from streamsampler.protocol.messages import Exit, Message, Phase, Report, Start, Stop, Ticket, Times
-from streamsampler.seeding import TrajectorySeeds
-from streamsampler.serialization import loads
 from streamsampler.workers.board import Progress, StatusBoard, board_bytes
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.resets import Resets

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from streamsampler.extras import install_hint
+from streamsampler.core.extras import install_hint
 
 __all__ = ["bar_chart", "line_chart", "lines_chart", "share_chart", "throughput_chart"]
 

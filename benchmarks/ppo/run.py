@@ -48,7 +48,7 @@ from benchmarks.harness import machine
 from benchmarks.harness.running import ROOT
 from benchmarks.ppo.results import Result, finals, reached, save, summary
 from benchmarks.ppo.tasks import TASKS
-from streamsampler.extras import install_hint
+from streamsampler.core.extras import install_hint
 
 RESULTS = ROOT / "benchmarks" / "results"
 COLOURS = {

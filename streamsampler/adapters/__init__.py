@@ -1,7 +1,7 @@
 """Agents made of other libraries' policies: PyTorch modules and Stable-Baselines3 models.
 
-Import the module of the library that you use: `streamsampler.adapters.torch`, `streamsampler.adapters.mlp`,
-`streamsampler.adapters.sb3`.
+Import the module of the library that you use: `streamsampler.agents.torch`, `streamsampler.agents.mlp`,
+`streamsampler.agents.sb3`.
 
 PyTorch
 -------
@@ -10,7 +10,7 @@ With PyTorch (`pip install torch`) an `nn.Module` that maps a batch of observati
 or means (Box) is an agent. The log-probabilities of actions are in `agent_infos`; parameters travel as arrays.
 
 ```python
-from streamsampler.adapters.torch import TorchAgent
+from streamsampler.agents.torch import TorchAgent
 
 agent = TorchAgent(policy, env.action_space)
 with MultiprocessingSampler(agent, "CartPole-v1") as sampler:
@@ -18,7 +18,7 @@ with MultiprocessingSampler(agent, "CartPole-v1") as sampler:
     batch.agent_infos["log_prob"], batch.observations  # (T,), (T, 4)
 ```
 
-- `GaussianHead(space, squash=True)` of `streamsampler.adapters.heads` instead of a space squashes actions by tanh.
+- `GaussianHead(space, squash=True)` of `streamsampler.agents.heads` instead of a space squashes actions by tanh.
 - Actions that are drawn for a Box are clipped to it. `agent_infos["raw_action"]` is the action before clipping, and
   `log_prob` its log-density. `deterministic=True` takes the mode instead of drawing.
 - A module may return a dict: `{"logits": …, "value": …}` records the value as well.
@@ -26,7 +26,7 @@ with MultiprocessingSampler(agent, "CartPole-v1") as sampler:
 - Where there are GPUs that workers do not use, set an empty `CUDA_VISIBLE_DEVICES`: otherwise torch takes 0.2 ms of
   each trajectory to note its seed for a GPU.
 
-`streamsampler.adapters.mlp.MlpAgent(policy, env.action_space)` runs a small `nn.Sequential` of Linear, Tanh, ReLU and
+`streamsampler.agents.mlp.MlpAgent(policy, env.action_space)` runs a small `nn.Sequential` of Linear, Tanh, ReLU and
 Sigmoid in NumPy, several times as fast. Its workers do not import torch.
 
 Stable-Baselines3
@@ -36,7 +36,7 @@ With Stable-Baselines3 (`pip install stable-baselines3`) its models are agents, 
 object with their `predict`. Only the model's policy is sent to the workers.
 
 ```python
-from streamsampler.adapters.sb3 import SB3Agent
+from streamsampler.agents.sb3 import SB3Agent
 
 agent = SB3Agent.load("model.zip", vec_normalize="vecnormalize.pkl", deterministic=True)  # or SB3Agent(model)
 ```

@@ -31,7 +31,7 @@ class GaussianAgent:
 ```
 
 `{"archer": agent, "knight": other}` are the policies of several agents in one environment: see
-`streamsampler.several_agents`.
+`streamsampler.workers.several`.
 
 `VecWorker` asks an agent with `get_actions` for the actions of several environments at once. It is fastest with agents
 that say `row_independent = True`: each row of a batch is computed from that row alone. What is random about a row then

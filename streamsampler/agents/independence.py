@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamsampler.agents.base import mask_argument, reset_agent_function, row_keywords, takes_seed
 from streamsampler.agents.draws import Draws
-from streamsampler.errors import UsageError
+from streamsampler.core.errors import UsageError
 
 __all__ = ["probe"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from streamsampler.agents.base import Agent, as_agent
-from streamsampler.errors import UsageError
+from streamsampler.core.errors import UsageError
 
 SHARED = "shared"
 """The name of the only policy, where samplers are given an agent and no dict."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Discrete, Space
 
-from streamsampler.errors import UsageError
+from streamsampler.core.errors import UsageError
 
 _MASK = "action_mask"
 

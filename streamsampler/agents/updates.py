@@ -15,8 +15,8 @@ from gymnasium.spaces import Space
 
 from streamsampler.agents.base import Agent, CallableAgent, adapter_line, as_agent, give_spaces, is_agent
 from streamsampler.agents.policies import Policies, PolicyUpdates
-from streamsampler.errors import UsageError
-from streamsampler.serialization import Payload, dumps, loads
+from streamsampler.core.errors import UsageError
+from streamsampler.core.serialization import Payload, dumps, loads
 
 __all__ = [
     "AgentTraits",

@@ -34,6 +34,6 @@ are failures. Each finding is a pass, a warning or a failure, with what to do:
 | workers | where none could be measured, several at the same time |
 
 Everything runs in samplers, in worker processes with time limits; what there was no time for is "not checked".
-In the end workers of several kinds are measured, as `streamsampler.benchmarking` does with these and other ways, and
+In the end workers of several kinds are measured, as `streamsampler.checking.bench` does with these and other ways, and
 the report recommends one. Figures mean little while the machine does other work.
 """

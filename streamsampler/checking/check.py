@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-from streamsampler.benchmarking.bench import BenchInterruptedError, BenchSettings, MakeAgent, bench_workers
-from streamsampler.benchmarking.costs import Probed, stepped, with_agent
-from streamsampler.benchmarking.report import BenchReport
-from streamsampler.benchmarking.ways import env_code
+from streamsampler.checking.bench import BenchInterruptedError, BenchSettings, MakeAgent, bench_workers
+from streamsampler.checking.benchmark_report import BenchReport
+from streamsampler.checking.costs import Probed, stepped, with_agent
 from streamsampler.checking.findings import (
     Finding,
     finding_of_ends,
@@ -36,14 +35,15 @@ from streamsampler.checking.tasks import (
     run_elsewhere,
     run_twice,
 )
-from streamsampler.data.words import count, duration
+from streamsampler.checking.ways import env_code
+from streamsampler.core.errors import SamplerError, SerializationError, UsageError, positive, positive_seconds
+from streamsampler.core.progress import Display, ProgressArgument, display
+from streamsampler.core.seeding import check_seed
+from streamsampler.core.words import count, duration
 from streamsampler.environments.updates import EnvLike, EnvUpdate, as_env_update, describe
-from streamsampler.errors import SamplerError, SerializationError, UsageError, positive, positive_seconds
 from streamsampler.evaluation.agents import EvaluatedAgent, agent_facts, evaluated_agent
 from streamsampler.protocol.messages import Phase
 from streamsampler.samplers.payloads import packages_of, versions_of
-from streamsampler.samplers.progress import Display, ProgressArgument, display
-from streamsampler.seeding import check_seed
 from streamsampler.workers.factory import usable_cores
 
 # ----------------------------------------------------------------------

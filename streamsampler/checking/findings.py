@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streamsampler.benchmarking.report import BenchReport
-from streamsampler.data.words import count
-from streamsampler.errors import (
+from streamsampler.checking.benchmark_report import BenchReport
+from streamsampler.core.errors import (
     ActionError,
     DataError,
     SamplerError,
@@ -17,6 +16,7 @@ from streamsampler.errors import (
     WorkerError,
     WorkerHungError,
 )
+from streamsampler.core.words import count
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.explain import traceback_of
 from streamsampler.workers.known_wrappers import files_of, stateful_wrapper

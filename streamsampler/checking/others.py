@@ -18,8 +18,8 @@ from gymnasium.utils import env_checker
 
 from streamsampler.agents.base import as_agent, give_spaces, is_row_independent
 from streamsampler.checking.findings import Finding, not_checked
-from streamsampler.errors import UsageError
-from streamsampler.extras import install_hint
+from streamsampler.core.errors import UsageError
+from streamsampler.core.extras import install_hint
 from streamsampler.workers.explain import summary_of, traceback_of
 from streamsampler.workers.logs import quiet
 from streamsampler.workers.vec.agents import AgentPool

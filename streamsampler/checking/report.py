@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from streamsampler.benchmarking.report import BenchReport, WayMeasured
+from streamsampler.checking.benchmark_report import BenchReport, WayMeasured
 from streamsampler.checking.findings import Finding, Verdict, worst
-from streamsampler.data.words import count
-from streamsampler.version import __version__
+from streamsampler.core.version import __version__
+from streamsampler.core.words import count
 
 # ----------------------------------------------------------------------
 # Print a check: a line for each finding, with what to do below it; and the recommendation.

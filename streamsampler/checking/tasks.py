@@ -16,13 +16,13 @@ from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from streamsampler.checking.findings import Finding, finding_of_wrappers, not_checked
+from streamsampler.core.errors import SamplerError, WorkerError
+from streamsampler.core.progress import Snapshot
+from streamsampler.core.words import count
 from streamsampler.data.differences import first_difference, shown
-from streamsampler.data.words import count
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import EnvUpdate, apply_any_env_update
-from streamsampler.errors import SamplerError, WorkerError
 from streamsampler.samplers.processes import MultiprocessingSampler
-from streamsampler.samplers.progress import Snapshot
 from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.known_wrappers import chain_of
 from streamsampler.workers.logs import quiet

@@ -34,13 +34,13 @@ returns and lengths of whatever was written, and of a comparison the returns pai
 new.json` draws several in one picture.
 
 `--agent archer=NAME --agent knight=NAME` has several policies, for environments of several agents: see
-`streamsampler.several_agents`. `--policy-of archer_0=archer` says who plays whom, `--aec` takes a module's `env`.
+`streamsampler.workers.several`. `--policy-of archer_0=archer` says who plays whom, `--aec` takes a module's `env`.
 
 `streamsampler check` prints what `streamsampler.check` finds: see `streamsampler.checking`. Its exit code is 1 where
 there are failures.
 
 `streamsampler bench` measures how many timesteps per second there are in all the ways to step an environment with an
-agent, and recommends one: see `streamsampler.benchmarking`.
+agent, and recommends one: see `streamsampler.checking.bench`.
 
 `streamsampler replay FILE|FOLDER --index I` runs a recorded trajectory again, compares it with what was recorded, bit
 for bit, and says where it differs first: see `streamsampler.replay`. Its exit code is 1 where it differs. `--video`
@@ -79,7 +79,7 @@ Interruption
 
 Ctrl-C keeps the finished trajectories: the summary describes them, and `--out` holds them. The same command makes the
 whole file, from the beginning; the summary prints it, with the seed. With `--shard-size` the same command with
-`--resume` continues (see `streamsampler.storage`):
+`--resume` continues (see `streamsampler.data.folder`):
 
 ```text
 $ streamsampler sample CartPole-v1 --num-samples 1000000000 --out big --shard-size 100000

@@ -23,7 +23,7 @@ from streamsampler.cli.plot import plot
 from streamsampler.cli.replay import replay
 from streamsampler.cli.sample import sample
 from streamsampler.cli.streams import stream_errors_shown
-from streamsampler.version import __version__
+from streamsampler.core.version import __version__
 
 
 class _Listed(click.Group):

@@ -46,7 +46,7 @@ def bench(ctx: click.Context, /, env_id: str, **options: Any) -> None:
     Exit codes:
       0 success, 1 no way could be measured, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
-    from streamsampler.benchmarking.bench import BenchInterruptedError, BenchSettings, bench_update
+    from streamsampler.checking.bench import BenchInterruptedError, BenchSettings, bench_update
 
     as_json, examine = options.pop("as_json"), (bench_update, BenchSettings, BenchInterruptedError)
     report, run = examined(ctx, env_id, options, examine, ("measuring", "measured"))

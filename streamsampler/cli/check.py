@@ -68,7 +68,7 @@ def examined(
             exception whose `found` is the report so far.
         said: What the command does, as progress says it, and what was done with what was found before Ctrl-C.
     """
-    from streamsampler.benchmarking.ways import env_code
+    from streamsampler.checking.ways import env_code
     from streamsampler.cli.naming import env_update_of, load_agents, statistics_of
     from streamsampler.cli.running import running
     from streamsampler.cli.streams import print_error

@@ -70,8 +70,8 @@ def compare(
         raise click.UsageError("a comparison needs two agents or more: give --agent for each of them.")
     from streamsampler.cli import naming
     from streamsampler.cli.running import Follower
+    from streamsampler.core.errors import UsageError
     from streamsampler.environments.multi_agent import SpacesOfAgents
-    from streamsampler.errors import UsageError
     from streamsampler.evaluation.compare import compare as compared
 
     def find(run: Run) -> Comparison:

@@ -13,18 +13,18 @@ from typing import Any
 
 from streamsampler.cli.report import policy_rows, spread_text
 from streamsampler.cli.tally import Tally
+from streamsampler.core.errors import DamagedShardError
+from streamsampler.core.words import table
+from streamsampler.data import npz as storage
 from streamsampler.data.batch_fields import sums
-from streamsampler.data.words import table
-from streamsampler.errors import DamagedShardError
+from streamsampler.data.codec import damage_raised, decode_space
+from streamsampler.data.files import load as load_file
+from streamsampler.data.manifest import Manifest, Shard, read_manifest, shard_name
+from streamsampler.data.shards import ShardFiles
 from streamsampler.evaluation.charts import returns_of
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.merging import kind_of
-from streamsampler.storage import npz as storage
-from streamsampler.storage.codec import damage_raised, decode_space
-from streamsampler.storage.files import load as load_file
-from streamsampler.storage.manifest import Manifest, Shard, read_manifest, shard_name
-from streamsampler.storage.shards import ShardFiles
 
 _ARRAYS = ("lengths", "indices", "rewards", "terminated", "truncated", "agent_versions")
 _SHOWN_SEEDS = 3

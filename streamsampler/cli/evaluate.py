@@ -267,7 +267,7 @@ def _written(ctx: click.Context, out: Path | None, options: dict[str, Any], foun
 
 
 def _line(found: Evaluation | Comparison, seconds: float, *, interrupted: bool) -> str:
-    from streamsampler.data.words import count, duration
+    from streamsampler.core.words import count, duration
 
     n_timesteps = sum(int(each.lengths.sum()) for each in found.evaluations)
     amount = f"{count(sum(map(len, found.evaluations)), 'trajectory')}, {count(n_timesteps, 'timestep')}"

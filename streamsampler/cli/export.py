@@ -55,7 +55,7 @@ def export(
     """
     paths = [existing(source, ".npz") for source in sources]
     from streamsampler.cli.running import running
-    from streamsampler.data.words import table
+    from streamsampler.core.words import table
 
     with running(ctx, "exporting", quiet=quiet) as run:
         run.if_interrupted = "nothing was written"

@@ -31,7 +31,7 @@ def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
     from streamsampler.cli.contents import contents_of
     from streamsampler.cli.running import running
     from streamsampler.cli.streams import print_error
-    from streamsampler.data.words import count
+    from streamsampler.core.words import count
 
     with running(ctx, "reading") as run:
         contents = contents_of(found, quick=quick)

@@ -40,7 +40,7 @@ def merge(ctx: click.Context, /, parts: tuple[str, ...], out: str, as_json: bool
     from streamsampler.cli.naming import checked_file
     from streamsampler.cli.running import running
     from streamsampler.cli.streams import print_error
-    from streamsampler.data.words import count
+    from streamsampler.core.words import count
     from streamsampler.evaluation.merging import merge as merged_parts
 
     target = Path(checked_file(out, ".json", "What is merged goes into a .json file, as the parts are"))

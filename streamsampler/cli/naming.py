@@ -23,15 +23,15 @@ from streamsampler.agents import base
 from streamsampler.agents.policies import SHARED, Policies
 from streamsampler.agents.random import RandomAgent
 from streamsampler.cli.streams import failure
+from streamsampler.core.atomic import temporary_beside
+from streamsampler.core.errors import StorageError, UnknownAgentError, UnknownEnvironmentError, UsageError
+from streamsampler.data.manifest import MANIFEST
+from streamsampler.data.shards import check_folder
 from streamsampler.engines.launch.start_methods import working_directory
 from streamsampler.environments.ids import find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.environments.updates import EnvUpdate, as_env_update
-from streamsampler.errors import StorageError, UnknownAgentError, UnknownEnvironmentError, UsageError
 from streamsampler.evaluation.agents import evaluated_agent, has_predict
-from streamsampler.storage.atomic import temporary_beside
-from streamsampler.storage.manifest import MANIFEST
-from streamsampler.storage.shards import check_folder
 from streamsampler.workers.explain import traceback_of
 
 Spaces = tuple[Space[Any], Space[Any]]
@@ -380,7 +380,7 @@ def load_agents(options: Mapping[str, Any], spaces: Spaces, *, predicting: bool 
 
 
 def _model(name: str, statistics: str | None, spaces: Spaces, deterministic: bool) -> Any:
-    from streamsampler.adapters.sb3 import SB3Agent
+    from streamsampler.agents.sb3 import SB3Agent
 
     if not Path(name).is_file():
         raise UnknownAgentError(f"unknown agent {name!r}: there is no such file")

@@ -97,10 +97,10 @@ def _agent(path: Path, options: Mapping[str, Any]) -> Any:
     """
     from streamsampler.agents.policies import SHARED
     from streamsampler.cli.naming import load_each
-    from streamsampler.errors import UsageError
-    from streamsampler.storage import npz as storage
-    from streamsampler.storage.codec import decode_space
-    from streamsampler.storage.manifest import shard_name
+    from streamsampler.core.errors import UsageError
+    from streamsampler.data import npz as storage
+    from streamsampler.data.codec import decode_space
+    from streamsampler.data.manifest import shard_name
 
     header = storage.read(path / shard_name(0) if path.is_dir() else path)[1]
     said, given = header.get("policies") or {}, options["policies"]

@@ -8,9 +8,9 @@ from typing import Any
 
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally
+from streamsampler.core.version import __version__
+from streamsampler.core.words import count, duration, table
 from streamsampler.data.statistics import Stats, timers_text
-from streamsampler.data.words import count, duration, table
-from streamsampler.version import __version__
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
 _UNITS = ("trajectories", "timesteps")

@@ -18,17 +18,17 @@ from streamsampler.cli.interrupts import Interrupted
 from streamsampler.cli.naming import environment_of, is_model_file, load_agents
 from streamsampler.cli.running import Follower, Run
 from streamsampler.cli.tally import Tally
+from streamsampler.core.errors import DamagedShardError, SamplerError, UnwritableInfoError, UsageError
+from streamsampler.core.version import __version__
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.codec import check_writable
+from streamsampler.data.kept_infos import KeptInfos
+from streamsampler.data.manifest import MANIFEST, read_manifest
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.registry import RAY
-from streamsampler.errors import DamagedShardError, SamplerError, UnwritableInfoError, UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
 from streamsampler.samplers.sharded import sample_to_folder
-from streamsampler.storage.codec import check_writable
-from streamsampler.storage.kept_infos import KeptInfos
-from streamsampler.storage.manifest import MANIFEST, read_manifest
-from streamsampler.version import __version__
 from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.vec.worker import VecWorker
 

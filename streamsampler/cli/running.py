@@ -15,13 +15,13 @@ from typing import NoReturn
 
 import click
 
-from streamsampler.adapters.vec_normalize import VecNormalizeWarning
+from streamsampler.agents.vec_normalize import VecNormalizeWarning
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.naming import import_named
 from streamsampler.cli.streams import failure, print_error, print_result, stdout_reserved
 from streamsampler.cli.tally import Tally
-from streamsampler.errors import ProtocolError, SamplerError, StorageError, UsageError, WorkerError
-from streamsampler.samplers.progress import Output, Snapshot, output_on
+from streamsampler.core.errors import ProtocolError, SamplerError, StorageError, UsageError, WorkerError
+from streamsampler.core.progress import Output, Snapshot, output_on
 from streamsampler.workers.explain import traceback_of, without_own_frames
 
 _LOGGER = logging.getLogger("streamsampler")

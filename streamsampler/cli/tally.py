@@ -12,9 +12,9 @@ import numpy as np
 
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import sums
+from streamsampler.data.manifest import Shard, read_manifest
 from streamsampler.data.multi_agent import MultiAgentBatch
-from streamsampler.storage.manifest import Shard, read_manifest
-from streamsampler.storage.shards import ShardFiles
+from streamsampler.data.shards import ShardFiles
 
 Values = Sequence[float] | np.ndarray[Any, Any]
 

@@ -38,7 +38,7 @@ one in its space's dtype. Infos whose keys come and go follow Gymnasium's vector
 `check="error"` of the samplers makes them errors, `check=None` does not look for them.
 
 With several agents in one environment a batch is a `streamsampler.MultiAgentBatch`, which has such a batch for each
-policy: see `streamsampler.several_agents`.
+policy: see `streamsampler.workers.several`.
 
 `batch.stats` and `sampler.stats` account for every timestep: kept, surplus, stale, abandoned, lost with a dead worker,
 run for a check; and for where the workers' time went.

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError
 from streamsampler.data import trees
 from streamsampler.data.copying import Allocate
 from streamsampler.data.info_columns import InfoColumns, join_undecided
 from streamsampler.data.recorder import PolicyRollouts, Rollouts
-from streamsampler.errors import DataError
 
 OF_AGENTS = "(agents)"
 """The name, among the infos of episodes, of what is known of each agent."""

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError
 from streamsampler.data import trees
 from streamsampler.data.agent_rows import AgentRows
 from streamsampler.data.batch import TrajectoryBatch
@@ -32,8 +33,7 @@ from streamsampler.data.infos import Infos, infos_of
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree
-from streamsampler.errors import DataError
-from streamsampler.scheduling.result import Segment
+from streamsampler.protocol.result import Segment
 
 # ----------------------------------------------------------------------
 # Grow trees by rows, whose number is not known beforehand, without copying what is there.

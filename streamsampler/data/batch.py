@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlia
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError, UsageError
+from streamsampler.core.words import count
 from streamsampler.data import batch_fields, trees
 from streamsampler.data.agent_rows import AgentRows, BatchAgents
 from streamsampler.data.batch_episodes import BatchEpisodes, batch_of_episodes
@@ -25,8 +27,6 @@ from streamsampler.data.infos import take_infos
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import Array
-from streamsampler.data.words import count
-from streamsampler.errors import DataError, UsageError
 
 # ----------------------------------------------------------------------
 # What a batch of fragments says besides its data: which episodes go on, and where each environment's timesteps are.
@@ -501,18 +501,18 @@ class TrajectoryBatch(
         *,
         infos: bool | Iterable[str] = True,
     ) -> Path:
-        """Write this batch to an `.npz` file; see `streamsampler.storage.npz.save`.
+        """Write this batch to an `.npz` file; see `streamsampler.data.npz.save`.
 
         `infos=False` writes no infos, and `infos=["x", "y"]` only those of these names.
         """
-        from streamsampler.storage.npz import save  # the layer above
+        from streamsampler.data.npz import save  # the layer above
 
         return save(self, path, provenance=provenance, infos=infos)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
-        """Read a batch from a file; see `streamsampler.storage.files.load`."""
-        from streamsampler.storage.npz import load_with_header  # the layer above
+        """Read a batch from a file; see `streamsampler.data.files.load`."""
+        from streamsampler.data.npz import load_with_header  # the layer above
 
         batch: TrajectoryBatch[AnyObservationsT, AnyActionsT] = load_with_header(path, batch_of_fields)[0]
         return batch

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from streamsampler.core.errors import DataError, UsageError, missing_attribute, number, positive
 from streamsampler.data import trees
 from streamsampler.data.batch_fields import RawRows
 from streamsampler.data.infos import is_mask
 from streamsampler.data.spaces import AnySpace, check_actions, flag_of
-from streamsampler.errors import DataError, UsageError, missing_attribute, number, positive
 
 _NEEDED = ("observations", "actions", "rewards", "terminated", "truncated")
 _EARLIER = ("earlier_length", "earlier_return")

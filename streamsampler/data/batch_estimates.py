@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.errors import DataError, UsageError, number, positive
+from streamsampler.core.errors import DataError, UsageError, number, positive
 
 # ----------------------------------------------------------------------
 # Estimates from rewards and values, over all trajectories of a batch at once. Float64 throughout.

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError
+from streamsampler.core.extras import needed
 from streamsampler.data import trees
 from streamsampler.data.agent_rows import AgentRows
 from streamsampler.data.infos import concatenate_infos, is_mask, validate_infos
 from streamsampler.data.recorder import check_fragments, joined_fragments
 from streamsampler.data.spaces import validate
 from streamsampler.data.trees import Array, Tree
-from streamsampler.errors import DataError
-from streamsampler.extras import needed
 
 # ----------------------------------------------------------------------
 # What the environment said, in batches whose observations or rewards were filtered.

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
+from streamsampler.core.errors import DataError, ObservationError
 from streamsampler.data.spaces import AnySpace, AnyTuple, changed, may_change, misfit, row_spec, short
 from streamsampler.data.trees import Array, Tree, object_array, snapshot
-from streamsampler.errors import DataError, ObservationError
 
 # ----------------------------------------------------------------------
 # Making rows of what is not one yet: lists, numbers, arrays of another dtype.

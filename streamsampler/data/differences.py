@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from streamsampler.core.words import count
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import MultiAgentBatch
-from streamsampler.data.words import count
 
 _SHOWN = 8
 _ROUNDING = 1e-3

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError
 from streamsampler.data.spaces import changed, may_change
 from streamsampler.data.trees import Array, object_array
-from streamsampler.errors import DataError
 from streamsampler.protocol.messages import by_position
 
 KeyPath: TypeAlias = tuple[str, ...]

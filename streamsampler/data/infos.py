@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError
 from streamsampler.data.info_columns import (
     InfoColumn,
     InfoColumns,
@@ -28,7 +29,6 @@ from streamsampler.data.info_columns import (
 )
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, snapshot
-from streamsampler.errors import DataError
 
 Infos: TypeAlias = dict[str, Any]  # of arrays, and of dicts of them
 

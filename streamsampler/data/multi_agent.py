@@ -12,16 +12,16 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError
+from streamsampler.core.words import count
 from streamsampler.data import batch_fields
 from streamsampler.data.agent_rows import OF_AGENTS, AgentRows
 from streamsampler.data.assembly import Delivery, GrowingBatch, Origins, assemble
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.recorder import PolicyRollouts
 from streamsampler.data.trees import Array
-from streamsampler.data.words import count
 from streamsampler.environments.multi_agent import SpacesOfAgents
-from streamsampler.errors import DataError
-from streamsampler.scheduling.result import Segment
+from streamsampler.protocol.result import Segment
 
 _OF_POLICIES = (
     *("values", "last_values", "advantages", "td_lambda", "vtrace", "minibatches", "padded", "mask"),
@@ -32,7 +32,7 @@ _OF_POLICIES = (
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class MultiAgentBatch(TrajectoryBatch[Any, Any]):
-    """E episodes of several agents, sampled in PettingZoo's environments; see `streamsampler.several_agents`.
+    """E episodes of several agents, sampled in PettingZoo's environments; see `streamsampler.workers.several`.
 
     `batch["policy name"]` is a `TrajectoryBatch` with one trajectory for each agent and episode that the policy played,
     by episode and then by agent: all that a batch can do, it can. `batch.episodes` is about the episodes.

@@ -15,8 +15,8 @@ from gymnasium import spaces as gym_spaces
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError
 from streamsampler.data.trees import Array, Tree
-from streamsampler.errors import DataError
 
 AnySpace: TypeAlias = Space[Any]
 AnyTuple: TypeAlias = "gym_spaces.Tuple[Any]"

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import UsageError
+from streamsampler.core.timing import Measured
+from streamsampler.core.words import count, duration, table
 from streamsampler.data.trees import Array
-from streamsampler.data.words import count, duration, table
-from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Checked, Report, Times
-from streamsampler.timing import Measured
 
 # ----------------------------------------------------------------------
 # Make one number of what environments report in infos: a mean, a sum, or the last value.

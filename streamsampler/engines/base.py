@@ -19,7 +19,7 @@ most `protocol.states.CAPACITY` tickets unanswered at a worker: neither side eve
 comes after all that the worker sent, once. Everything is called from one thread at a time, except `kill`.
 
 *Use it* with a subclass of `streamsampler.Sampler` whose `make_engine(setup)` returns it. `setup` has `n_workers`,
-`seed`, `threads` and `make_worker`, which can be pickled with `streamsampler.serialization.dumps`; see
+`seed`, `threads` and `make_worker`, which can be pickled with `streamsampler.core.serialization.dumps`; see
 `streamsampler.workers.factory.WorkerSetup`.
 """
 
@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from streamsampler.core.serialization import Payload
 from streamsampler.protocol.messages import Answer, Failure, Message, Phase
-from streamsampler.scheduling.throughput import SHORTEST_TICKET_SECONDS
-from streamsampler.serialization import Payload
+from streamsampler.protocol.throughput import SHORTEST_TICKET_SECONDS
 from streamsampler.workers.board import Progress, StatusBoard
 
 __all__ = ["FAIL_POINT_VARIABLE", "Answered", "Died", "Engine", "Event", "Logged", "Restored", "unreadable"]

@@ -15,10 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from streamsampler.core.serialization import Contents, Place, loads_report
 from streamsampler.engines.base import Answered, Engine, Event, Logged, unreadable
 from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.protocol.messages import BY_NAME, NEVER_AGAIN, Answer, Exit, Message, Phase, Start
-from streamsampler.serialization import Contents, Place, loads_report
 from streamsampler.workers.board import StatusBoard
 
 STUCK_SECONDS = 1.0

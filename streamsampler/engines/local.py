@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from streamsampler.core.errors import SerializationError
+from streamsampler.core.serialization import Payload, loads
 from streamsampler.engines.base import Answered, Engine, Event, Logged
-from streamsampler.errors import SerializationError
 from streamsampler.protocol.messages import Answer, Exit, Message, Start
-from streamsampler.serialization import Payload, loads
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.generators import preserved_generators

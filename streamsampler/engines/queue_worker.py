@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.queues import Queue
 from typing import Any
 
+from streamsampler.core.serialization import Contents, Payload, dumps_report, loads
 from streamsampler.engines.launch.child import ignore_terminal, kill_at_end_of, own_group, run_as_child
 from streamsampler.engines.worker_side import ProcessSetup, WorkerChannel
 from streamsampler.protocol.messages import BY_NAME, Answer, Exit, Message
-from streamsampler.serialization import Contents, Payload, dumps_report, loads
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.logs import RecordKeeper

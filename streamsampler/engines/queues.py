@@ -36,6 +36,8 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from streamsampler.core.errors import SamplerError
+from streamsampler.core.serialization import Payload
 from streamsampler.engines.base import Died, Event
 from streamsampler.engines.launch.child import END_SECONDS, interrupts_blocked
 from streamsampler.engines.launch.descriptors import make_room
@@ -43,10 +45,8 @@ from streamsampler.engines.launch.start_methods import StartMethod, working_dire
 from streamsampler.engines.linked import GRACE_SECONDS, EngineLink, LinkedEngine, shown_stacks
 from streamsampler.engines.queue_worker import WorkerEnds, main
 from streamsampler.engines.worker_side import ProcessSetup
-from streamsampler.errors import SamplerError
 from streamsampler.protocol.messages import Message
 from streamsampler.protocol.states import CAPACITY
-from streamsampler.serialization import Payload
 from streamsampler.workers.board import StatusBoard, board_bytes
 
 # ----------------------------------------------------------------------

@@ -43,14 +43,14 @@ from typing import Any
 import numpy as np
 import ray
 
+from streamsampler.core.errors import SamplerError
+from streamsampler.core.serialization import Payload
 from streamsampler.engines.base import Died, Event
 from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
 from streamsampler.engines.ray_cluster import Demand, attach
 from streamsampler.engines.ray_link import Kind, RayLink, Starts
 from streamsampler.engines.ray_worker import Published, RaySetup, Said
-from streamsampler.errors import SamplerError
 from streamsampler.protocol.messages import Message, Phase
-from streamsampler.serialization import Payload
 from streamsampler.workers.board import Progress, StatusBoard, board_bytes
 
 _LAST_SECONDS = 1.0  # that the last answers of a dead worker are waited for

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from streamsampler.errors import SamplerError, UsageError
+from streamsampler.core.errors import SamplerError, UsageError
 
 _LOOK_SECONDS = 4.0  # that a machine may take to answer at a port
 _RELEASE_SECONDS = 3  # that Ray may take to count as free what an actor had that has ended

@@ -14,10 +14,10 @@ from typing import Any
 import ray
 from ray.runtime_env import RuntimeEnv
 
+from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.engines.linked import EngineLink, shown_stacks
 from streamsampler.engines.ray_cluster import Demand
 from streamsampler.engines.ray_worker import GROUPS, Hello, RaySetup, RayWorker, versions
-from streamsampler.errors import SamplerError, UsageError
 from streamsampler.protocol.messages import Continue, Exit, Message, Start
 
 _MOST_SECONDS = 1.0

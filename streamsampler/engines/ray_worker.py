@@ -19,11 +19,11 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import ray
 
+from streamsampler.core.serialization import Contents, Payload, dumps_report, loads
+from streamsampler.core.version import __version__
 from streamsampler.engines.worker_side import MemoryReporter, WorkerChannel
 from streamsampler.protocol.messages import BY_NAME, Answer, Continue, Exit, Message, Start
 from streamsampler.protocol.states import CAPACITY
-from streamsampler.serialization import Contents, Payload, dumps_report, loads
-from streamsampler.version import __version__
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.logs import RecordKeeper

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.engines.launch.start_methods import StartMethod, has_processes
-from streamsampler.errors import SamplerError, UsageError
 
 if TYPE_CHECKING:  # the command's help is to come at once
     from streamsampler.engines.base import Engine

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
+from streamsampler.core.serialization import Payload, loads
 from streamsampler.engines.launch.descriptors import lower_limit, original_limit
 from streamsampler.engines.launch.start_methods import working_directory
 from streamsampler.protocol.messages import Answer, Message, Start
-from streamsampler.serialization import Payload, loads
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.logs import RecordKeeper

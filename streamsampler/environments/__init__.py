@@ -13,7 +13,7 @@ of this module. `obtain_trajectories(n, tasks=[…])` returns n trajectories of 
 `SetParameters` with the same names. A subclass of your own must give an environment that depends on the update alone.
 
 PettingZoo's environments of several agents are taken in all these forms, and as ids such as
-`pettingzoo.sisl.pursuit_v5`: see `streamsampler.several_agents`.
+`pettingzoo.sisl.pursuit_v5`: see `streamsampler.workers.several`.
 
 A callable, or the entry point of an id, with a parameter `worker_number` is called with the worker's number, for ports,
 file names and devices. A trajectory must not depend on it. `RecordVideo` needs it, or the workers overwrite each

@@ -12,6 +12,7 @@ from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import UsageError
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.updates import (
     AnyEnv,
@@ -24,7 +25,6 @@ from streamsampler.environments.updates import (
     describe,
     lacks,
 )
-from streamsampler.errors import UsageError
 
 _MODE = "rgb_array"
 _FRAMES_PER_SECOND = 30.0

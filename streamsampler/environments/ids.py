@@ -11,8 +11,8 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env_id
 
-from streamsampler.errors import UnknownEnvironmentError
-from streamsampler.extras import install_hint
+from streamsampler.core.errors import UnknownEnvironmentError
+from streamsampler.core.extras import install_hint
 
 _PACKAGES = (
     ("ale_py", "ale-py", ("ALE/",)),
@@ -103,7 +103,7 @@ def _unknown(name: str) -> str:
 PARALLEL, AEC = "parallel_env", "env"
 """The functions of PettingZoo's modules that make a `ParallelEnv` and an `AECEnv`."""
 
-JOINT_VIEW = "wrap it in a gymnasium.Env in which one agent plays all (streamsampler.several_agents shows how)"
+JOINT_VIEW = "wrap it in a gymnasium.Env in which one agent plays all (streamsampler.workers.several shows how)"
 _PACKAGE = "pettingzoo"
 
 

@@ -17,7 +17,7 @@ import gymnasium
 from gymnasium import spaces as gym_spaces
 from gymnasium.spaces import Space
 
-from streamsampler.errors import DataError, UsageError
+from streamsampler.core.errors import DataError, UsageError
 
 Dicts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
 

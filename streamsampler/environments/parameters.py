@@ -12,11 +12,11 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
+from streamsampler.core.errors import UsageError
+from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_env_update, describe, find_method
-from streamsampler.errors import UsageError
-from streamsampler.seeding import Stream, derived_seed
-from streamsampler.serialization import Payload, dumps, loads
 
 # ----------------------------------------------------------------------
 # Distributions that the values of environments' parameters are drawn from.

@@ -22,10 +22,10 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
 
+from streamsampler.core.errors import SamplerError, UsageError, keywords
+from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.environments.ids import JOINT_VIEW, MakesMultiAgentEnv, find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgents, as_multi_agent, is_multi_agent
-from streamsampler.errors import SamplerError, UsageError, keywords
-from streamsampler.serialization import Payload, dumps, loads
 
 __all__ = [
     "AnyEnv", "AnyVectorEnv", "EnvCloseError", "EnvLike", "EnvUpdate", "ExistingEnvUpdate", "NewEnvUpdate",
@@ -39,7 +39,7 @@ __all__ = [
 
 _KINDS = {
     "pettingzoo": "an environment of PettingZoo, for several agents: pass a callable that makes it, or its module's "
-    "name; or wrap it in a gymnasium.Env in which one agent plays all (streamsampler.several_agents shows how)",
+    "name; or wrap it in a gymnasium.Env in which one agent plays all (streamsampler.workers.several shows how)",
     "gym": "an environment of the old package gym: make it one of Gymnasium's, by shimmy's GymV26CompatibilityV0 for "
     "instance",
     "dm_env": "an environment of dm_env: make it one of Gymnasium's, by shimmy's DmControlCompatibilityV0 for instance",

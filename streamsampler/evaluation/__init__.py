@@ -26,7 +26,7 @@ The result is a `streamsampler.evaluation.evaluation.Evaluation`. It has every r
 printed, and is saved as JSON (`evaluation.save("cartpole.json")`).
 
 With several agents in one environment, `return_of="archer_0"` says whose return counts: see
-`streamsampler.several_agents`.
+`streamsampler.workers.several`.
 
 Which interval
 --------------

@@ -12,14 +12,14 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 from gymnasium import Space
 
-from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.agents.base import NAMED_AGENTS, as_agent, is_module
 from streamsampler.agents.policies import Policies, PolicyOf
+from streamsampler.agents.sb3 import SB3Agent
+from streamsampler.core.errors import DataError, UsageError
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.trees import leaves
 from streamsampler.environments.multi_agent import SpacesOfAgents
-from streamsampler.errors import DataError, UsageError
 from streamsampler.samplers.payloads import shown_name
 from streamsampler.samplers.per_worker import Agents, items_by_worker
 
@@ -74,7 +74,7 @@ def evaluated_agent(
     if vec_normalize is not None:
         raise UsageError("vec_normalize is for a model of Stable-Baselines3")
     if is_module(agent) and not callable(getattr(agent, "get_action", None)):
-        from streamsampler.adapters.torch import TorchAgent  # needs torch, which the module has loaded
+        from streamsampler.agents.torch import TorchAgent  # needs torch, which the module has loaded
 
         return TorchAgent(agent, _space_of(action_space), deterministic=bool(deterministic))
     if deterministic is not None and getattr(agent, "deterministic", None) != deterministic:

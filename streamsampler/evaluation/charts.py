@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.atomic import write_whole
+from streamsampler.core.errors import DataError, StorageError, UsageError
+from streamsampler.core.extras import needed
+from streamsampler.core.words import count
+from streamsampler.data import npz as storage
 from streamsampler.data.batch_fields import sums
-from streamsampler.data.words import count
-from streamsampler.errors import DataError, StorageError, UsageError
+from streamsampler.data.codec import damage_raised
+from streamsampler.data.manifest import Shard, read_manifest
+from streamsampler.data.shards import ShardFiles
 from streamsampler.evaluation.comparison import Comparison, Pairs
 from streamsampler.evaluation.evaluation import Evaluation, number
 from streamsampler.evaluation.intervals import Interval, Unknown, mean_interval
 from streamsampler.evaluation.merging import kind_of
-from streamsampler.extras import needed
-from streamsampler.storage import npz as storage
-from streamsampler.storage.atomic import write_whole
-from streamsampler.storage.codec import damage_raised
-from streamsampler.storage.manifest import Shard, read_manifest
-from streamsampler.storage.shards import ShardFiles
 
 # ----------------------------------------------------------------------
 # Read the returns and the lengths of trajectories, and nothing else, from whatever this package wrote.

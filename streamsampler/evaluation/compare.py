@@ -8,8 +8,10 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from streamsampler.data.words import count
-from streamsampler.errors import UsageError, positive
+from streamsampler.core.errors import UsageError, positive
+from streamsampler.core.progress import ProgressArgument, display
+from streamsampler.core.seeding import check_seed
+from streamsampler.core.words import count
 from streamsampler.evaluation.agents import ReturnOf, Row, SuccessMeaning, agent_facts, has_predict
 from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
 from streamsampler.evaluation.evaluate import INTERRUPTED, EvaluationInterruptedError, gather
@@ -26,10 +28,8 @@ from streamsampler.evaluation.rules import (
     refuse_amounts,
     refuse_useless,
 )
+from streamsampler.protocol.plans import PartArgument
 from streamsampler.samplers.per_worker import Envs
-from streamsampler.samplers.progress import ProgressArgument, display
-from streamsampler.scheduling.plans import PartArgument
-from streamsampler.seeding import check_seed
 from streamsampler.workers.factory import usable_cores
 
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from streamsampler.data.words import count
-from streamsampler.errors import DataError, UsageError
+from streamsampler.core.errors import DataError, UsageError
+from streamsampler.core.words import count
 from streamsampler.evaluation.evaluation import (
     Evaluation,
     Found,

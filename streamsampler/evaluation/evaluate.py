@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.data.words import count
-from streamsampler.errors import SamplerError, UsageError
+from streamsampler.core.errors import SamplerError, UsageError
+from streamsampler.core.progress import ProgressArgument, display
+from streamsampler.core.words import count
 from streamsampler.evaluation.agents import EvaluatedAgent, ReturnOf, SuccessMeaning, agent_facts
 from streamsampler.evaluation.evaluation import Evaluation, number
 from streamsampler.evaluation.gathering import Gathering, in_part, opened_sampler
 from streamsampler.evaluation.intervals import FEWEST, Interval, t_interval
 from streamsampler.evaluation.rules import Bounds, PrecisionOf, Rule, amount_of
 from streamsampler.evaluation.videos import VideoError, VideoOf, Videos
+from streamsampler.protocol.plans import PartArgument
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.per_worker import Envs
-from streamsampler.samplers.progress import ProgressArgument, display
-from streamsampler.scheduling.plans import PartArgument
 
 INTERRUPTED = "interrupted"
 """Why an evaluation has no more trajectories, after Ctrl-C."""

@@ -13,9 +13,12 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.atomic import write_whole
+from streamsampler.core.errors import DataError, StorageError
+from streamsampler.core.version import __version__
+from streamsampler.core.words import count
+from streamsampler.data.codec import decode, encode, read_facts
 from streamsampler.data.trees import same
-from streamsampler.data.words import count
-from streamsampler.errors import DataError, StorageError
 from streamsampler.evaluation.agents import SuccessMeaning
 from streamsampler.evaluation.intervals import (
     FEWEST,
@@ -28,10 +31,7 @@ from streamsampler.evaluation.intervals import (
     wilson_interval,
 )
 from streamsampler.evaluation.rules import BettingSequence
-from streamsampler.scheduling.plans import Part, part_of_facts
-from streamsampler.storage.atomic import write_whole
-from streamsampler.storage.codec import decode, encode, read_facts
-from streamsampler.version import __version__
+from streamsampler.protocol.plans import Part, part_of_facts
 
 # ----------------------------------------------------------------------
 # What evaluations are as JSON.

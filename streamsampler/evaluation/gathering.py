@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from gymnasium import Space
 
+from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.environments.multi_agent import as_multi_agent, is_multi_agent
 from streamsampler.environments.updates import apply_any_env_update, as_env_update
-from streamsampler.errors import SamplerError, UsageError
 from streamsampler.evaluation.agents import (
     ReturnOf,
     Row,
@@ -24,11 +24,11 @@ from streamsampler.evaluation.agents import (
 )
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.rules import Amount, BettingRule
+from streamsampler.protocol.plans import Layout, checked_part, part_of
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.streaming import Stream
-from streamsampler.scheduling.plans import Layout, checked_part, part_of
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory
 from streamsampler.workers.vec.worker import VecWorker

@@ -25,7 +25,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.words import count
+from streamsampler.core.words import count
 
 # ----------------------------------------------------------------------
 # Compute quantiles of the normal distribution and of Student's t, and the logarithm of the beta function.

@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from streamsampler.data.words import count
-from streamsampler.errors import StorageError, UsageError
+from streamsampler.core.errors import StorageError, UsageError
+from streamsampler.core.words import count
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluate import INTERRUPTED
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.protocol.messages import differing_libraries
-from streamsampler.scheduling.plans import Part, in_order
+from streamsampler.protocol.plans import Part, in_order
 
 # ----------------------------------------------------------------------
 # Tell from the first bytes of a file, or from a folder, what is in it.

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from streamsampler.agents.policies import PolicyOf
+from streamsampler.core.errors import UnknownEnvironmentError, UsageError, positive
+from streamsampler.core.seeding import TrajectorySeeds
+from streamsampler.data import npz as storage
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.files import load_with_header
+from streamsampler.data.folder import TrajectoryFolder
+from streamsampler.data.manifest import read_manifest, shard_name
 from streamsampler.environments.ids import find_spec
 from streamsampler.environments.updates import EnvUpdate, as_env_update
-from streamsampler.errors import UnknownEnvironmentError, UsageError, positive
 from streamsampler.evaluation.agents import evaluated_agent
+from streamsampler.protocol.plans import Streamed
 from streamsampler.samplers.payloads import name_of_worker
 from streamsampler.samplers.per_worker import PerWorker
 from streamsampler.samplers.processes import LocalSampler
 from streamsampler.samplers.replays import Origin, Replay, episode_of, recorded_one, resets_as_recorded
-from streamsampler.scheduling.plans import Streamed
-from streamsampler.seeding import TrajectorySeeds
-from streamsampler.storage import npz as storage
-from streamsampler.storage.files import load_with_header
-from streamsampler.storage.folder import TrajectoryFolder
-from streamsampler.storage.manifest import read_manifest, shard_name
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.resets import Options, Resets

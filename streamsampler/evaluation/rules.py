@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from streamsampler.errors import UsageError, positive
+from streamsampler.core.errors import UsageError, positive
 from streamsampler.evaluation.agents import SUCCESS_KEYS, Row
 from streamsampler.evaluation.intervals import (
     LEVEL,
@@ -19,7 +19,7 @@ from streamsampler.evaluation.intervals import (
     normal_quantile,
     wilson_interval,
 )
-from streamsampler.scheduling.plans import Part
+from streamsampler.protocol.plans import Part
 
 # ----------------------------------------------------------------------
 # Tests and intervals that hold whenever one stops, also because of what they show.

@@ -10,17 +10,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from streamsampler.core.errors import SamplerError, UsageError
+from streamsampler.core.progress import ProgressArgument, display
+from streamsampler.core.serialization import dumps, loads
+from streamsampler.core.words import count
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.words import count
+from streamsampler.data.videos import check_video
 from streamsampler.environments.filming import check_renders
 from streamsampler.environments.updates import as_env_update
-from streamsampler.errors import SamplerError, UsageError
 from streamsampler.evaluation.agents import Row
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.per_worker import items_by_worker
-from streamsampler.samplers.progress import ProgressArgument, display
-from streamsampler.serialization import dumps, loads
-from streamsampler.storage.videos import check_video
 
 VideoOf: TypeAlias = int | Literal["first", "best", "median", "worst"]
 """Which trajectory: an index, or the one with that return."""

@@ -18,8 +18,8 @@ from gymnasium.spaces import Dict
 
 import streamsampler
 from streamsampler.adapters.sb3 import SB3Agent
+from streamsampler.core.extras import needed
 from streamsampler.examples import made
-from streamsampler.extras import needed
 
 
 def trained(environment: str, timesteps: int, seed: int) -> tuple[SB3Agent, SB3Agent]:

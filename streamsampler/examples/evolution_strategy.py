@@ -20,8 +20,8 @@ from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
 from streamsampler import MultiprocessingSampler
+from streamsampler.core.seeding import Stream, derived_seeds
 from streamsampler.examples import made
-from streamsampler.seeding import Stream, derived_seeds
 
 Floats = NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamsampler.extras import missing
+from streamsampler.core.extras import missing
 
 try:
     import torch

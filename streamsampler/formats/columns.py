@@ -2,7 +2,7 @@
 
 What a column holds is decided once, over all batches of a source, so that it does not depend on how the trajectories
 are spread over files. A column holds numbers of one dtype and shape; or text; or where values are neither, JSON as
-`streamsampler.storage.npz` describes it under "Values".
+`streamsampler.data.npz` describes it under "Values".
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError, UsageError
+from streamsampler.core.progress import Display
+from streamsampler.core.version import __version__
+from streamsampler.data import npz as storage
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import INFOS
+from streamsampler.data.codec import encode
+from streamsampler.data.files import load_with_header
+from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.data.info_columns import KeyPath
 from streamsampler.data.infos import Infos, columns_of
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.spaces import AnySpace, row_spec
 from streamsampler.data.trees import Array
-from streamsampler.errors import DataError, UsageError
-from streamsampler.samplers.progress import Display
-from streamsampler.storage import npz as storage
-from streamsampler.storage.codec import encode
-from streamsampler.storage.files import load_with_header
-from streamsampler.storage.folder import TrajectoryFolder
-from streamsampler.version import __version__
 
 _NUMBERS = frozenset("biuf")
 _OBJECT = np.dtype(object)

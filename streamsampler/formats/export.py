@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamsampler.errors import UsageError
+from streamsampler.core.errors import UsageError
+from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.formats import minari, tables
 from streamsampler.formats.columns import Sourced, open_source
 from streamsampler.formats.staging import check_out
-from streamsampler.samplers.progress import ProgressArgument, display
 
 # ----------------------------------------------------------------------
 # The formats that trajectories are exported to: one line each.

@@ -14,7 +14,7 @@ id is taken from such a path if it is not given.
 An episode has T actions and T + 1 observations; images are not compressed. `infos` holds what `env.reset` and
 `env.step` returned, T + 1 rows as Minari's own collector has them, and under `agent_infos` what the agent did, T rows.
 Where a key was missing in some of an episode's rows, `_key` is its mask, and the key holds zeros or empty text there.
-Infos that are no numbers of one shape and no text are JSON, as `streamsampler.storage.npz` describes it. A `/` in a
+Infos that are no numbers of one shape and no text are JSON, as `streamsampler.data.npz` describes it. A `/` in a
 key nests, as in HDF5. Episode metadata have `seed`, `trajectory_index` and `agent_version`; the dataset's have
 `streamsampler`: the sampler's seed, the provenance and the version. `env_spec` is there where the environment's id is
 registered when the export is made.
@@ -35,14 +35,14 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
+from streamsampler.core.errors import StorageError, UsageError
+from streamsampler.core.extras import needed
+from streamsampler.core.progress import Display
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
-from streamsampler.errors import StorageError, UsageError
-from streamsampler.extras import needed
 from streamsampler.formats.columns import Column, ColumnRows, Source, info_rows, space_columns
 from streamsampler.formats.staging import allocate, new_folder
-from streamsampler.samplers.progress import Display
 
 # ----------------------------------------------------------------------
 # Trajectories as the episodes of Minari.

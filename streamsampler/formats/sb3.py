@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from streamsampler.errors import UsageError
+from streamsampler.core.atomic import write_whole
+from streamsampler.core.errors import UsageError
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.storage.atomic import write_whole
 
 
 def save_evaluations(evaluations: Mapping[int, Evaluation], path: str | os.PathLike[str]) -> Path:

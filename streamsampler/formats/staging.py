@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from streamsampler.errors import UsageError
+from streamsampler.core.errors import UsageError
 
 _ERRNO = re.compile(r"errno = (\d+)")
 """How HDF5 writes the system's error numbers."""

@@ -25,7 +25,7 @@ need `pip install pandas`; see `to_pandas`.
 
 Of Dict and Tuple spaces, and of nested infos, each leaf is a column: `observation.camera`, `observation.task.0`. Values
 of several numbers are lists, in C order. Text is text. Other values (of Sequence, Graph and OneOf spaces, and infos
-that are no numbers of one shape) are JSON as `streamsampler.storage.npz` describes it. Seeds are text where one of them
+that are no numbers of one shape) are JSON as `streamsampler.data.npz` describes it. Seeds are text where one of them
 is no 64-bit integer.
 """
 
@@ -40,8 +40,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from streamsampler.core.extras import needed
+from streamsampler.core.progress import Display
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.extras import needed
+from streamsampler.data.codec import encode_space
 from streamsampler.formats.columns import (
     Column,
     ColumnRows,
@@ -54,8 +56,6 @@ from streamsampler.formats.columns import (
     space_columns,
 )
 from streamsampler.formats.staging import new_folder
-from streamsampler.samplers.progress import Display
-from streamsampler.storage.codec import encode_space
 
 if TYPE_CHECKING:
     import pandas

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamsampler.core.errors import StorageError
+from streamsampler.core.extras import needed
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
-from streamsampler.errors import StorageError
-from streamsampler.extras import needed
 from streamsampler.formats.columns import Column, Source, Sourced, info_rows, leaf_column, open_source, space_columns
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
-from streamsampler.timing import Measured
+from streamsampler.core.timing import Measured
 
 __all__ = [
     "BY_NAME",

@@ -49,7 +49,7 @@ from collections import deque
 from enum import Enum
 from typing import Any, TypeVar
 
-from streamsampler.errors import ProtocolError
+from streamsampler.core.errors import ProtocolError
 from streamsampler.protocol.messages import Answer, Continue, Exit, Failure, Message, Report, Start, Stop, Ticket
 
 CAPACITY = 2

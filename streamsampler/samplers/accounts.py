@@ -17,9 +17,9 @@ from streamsampler.data.statistics import (
     Stats,
 )
 from streamsampler.engines.base import Logged, Restored
+from streamsampler.protocol.gathering import Gathering
+from streamsampler.protocol.result import LeftOut, Segment
 from streamsampler.samplers.session import Session
-from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.result import LeftOut, Segment
 from streamsampler.workers.logs import handle_records
 
 

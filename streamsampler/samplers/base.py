@@ -11,22 +11,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
+from streamsampler.agents.filters import Filter, Filters
 from streamsampler.agents.policies import PolicyOf
+from streamsampler.core.errors import CheckMode, UsageError, check_mode, positive
+from streamsampler.core.progress import ProgressArgument
+from streamsampler.core.serialization import Payload, dumps
 from streamsampler.data.batch import ActionsT, ObservationsT, TrajectoryBatch, brackets
 from streamsampler.environments.updates import as_env_update
-from streamsampler.errors import CheckMode, UsageError, check_mode, positive
-from streamsampler.filters.base import Filter, Filters
+from streamsampler.protocol.plans import Fragments
+from streamsampler.protocol.restarts import OnFailure, Policy, Quota
+from streamsampler.protocol.result import Order
 from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.obtaining import ObtainingSampler
 from streamsampler.samplers.options import SamplerOptions, check_policies, policies_of
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import Agents, Envs, items_by_worker
-from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.updates import Updates
-from streamsampler.scheduling.plans import Fragments
-from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
-from streamsampler.scheduling.result import Order
-from streamsampler.serialization import Payload, dumps
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
@@ -322,7 +322,7 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         policy_of: In environments of several agents, which of the policies of `agents={"name": agent}` plays which: a
             function `(agent_id, trajectory_index) -> name`, asked once for each agent and trajectory, or a dict by
             agent id. None for the policy whose name is the agent id, or the agent id up to its last `_`, or the only
-            one. See `streamsampler.several_agents`.
+            one. See `streamsampler.workers.several`.
 
     Attributes:
         seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.

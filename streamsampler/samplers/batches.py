@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from streamsampler.agents.filters import Filters
+from streamsampler.core.errors import DataError, UnwritableInfoError
+from streamsampler.core.words import count
 from streamsampler.data.assembly import Delivery, GrowingBatch
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import assembled
 from streamsampler.data.statistics import EndedEpisodes, Stats
-from streamsampler.data.words import count
 from streamsampler.environments.multi_agent import SpacesOfAgents
-from streamsampler.errors import DataError, UnwritableInfoError
-from streamsampler.filters.base import Filters
+from streamsampler.protocol.gathering import Gathering
+from streamsampler.protocol.plans import Streamed, expected_rows
+from streamsampler.protocol.result import Segment
 from streamsampler.samplers.fragments import Episodes
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import Spaces
-from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import Streamed, expected_rows
-from streamsampler.scheduling.result import Segment
 
 # ----------------------------------------------------------------------
 # Keep a sampler's filters, and merge into them what calls return.

@@ -7,14 +7,15 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+from streamsampler.core.errors import ClosedError, SamplerError, UsageError
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.recorder import lengths_of
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import bytes_of
 from streamsampler.engines.base import Answered, Died, Event, Logged, Restored
-from streamsampler.errors import ClosedError, SamplerError, UsageError
 from streamsampler.protocol.messages import Answer, Checked, Failure, Fingerprint, Phase, Report
+from streamsampler.protocol.plans import GatherPlan, Streamed
 from streamsampler.samplers.accounts import CallAccounts
 from streamsampler.samplers.batches import BatchMaker, Summaries
 from streamsampler.samplers.run_ahead import TakenOver, gathering_for
@@ -29,7 +30,6 @@ from streamsampler.samplers.setbacks import (
 )
 from streamsampler.samplers.supervisor import logger
 from streamsampler.samplers.updates import Snapshot
-from streamsampler.scheduling.plans import GatherPlan, Streamed
 
 _NOT_NEEDED = "%s; the call did not need it"
 

@@ -12,9 +12,9 @@ from streamsampler.data.batch_fields import sums
 from streamsampler.data.recorder import EnvFragment, Rollouts
 from streamsampler.data.statistics import EndedEpisodes
 from streamsampler.data.trees import Array
+from streamsampler.protocol.plans import Fragments
+from streamsampler.protocol.result import Result, Segment
 from streamsampler.samplers.supervisor import logger
-from streamsampler.scheduling.plans import Fragments
-from streamsampler.scheduling.result import Result, Segment
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 
 

@@ -16,18 +16,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from streamsampler.agents.filters import Filters
+from streamsampler.core.errors import UsageError
+from streamsampler.core.serialization import Payload, dumps
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Event
-from streamsampler.errors import UsageError
-from streamsampler.filters.base import Filters
+from streamsampler.protocol.plans import GatherPlan
+from streamsampler.protocol.result import Order
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.payloads import put
 from streamsampler.samplers.run_ahead import RunAhead
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.updates import Kind
-from streamsampler.scheduling.plans import GatherPlan
-from streamsampler.scheduling.result import Order
-from streamsampler.serialization import Payload, dumps
 from streamsampler.workers.resets import Resets
 
 # ----------------------------------------------------------------------

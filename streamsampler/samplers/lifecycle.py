@@ -11,12 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
+from streamsampler.agents.filters import Filters
+from streamsampler.core.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError, WorkerError, positive
+from streamsampler.core.seeding import TrajectorySeeds
+from streamsampler.core.serialization import Payload
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Event, Logged
-from streamsampler.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError, WorkerError, positive
-from streamsampler.filters.base import Filters
 from streamsampler.protocol.messages import Failure, Phase, Report
+from streamsampler.protocol.plans import GatherPlan
+from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.result import Order
 from streamsampler.samplers.batches import Filtering
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.kept_infos import InfosOfFiles
@@ -25,11 +30,6 @@ from streamsampler.samplers.payloads import makes_environment, on_environments, 
 from streamsampler.samplers.session import Fingerprints, PurityChecks, Session
 from streamsampler.samplers.setbacks import failure_error, kernels_error
 from streamsampler.samplers.updates import Kind, Updates
-from streamsampler.scheduling.plans import GatherPlan
-from streamsampler.scheduling.restarts import Policy
-from streamsampler.scheduling.result import Order
-from streamsampler.seeding import TrajectorySeeds
-from streamsampler.serialization import Payload
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.logs import handle_records
 from streamsampler.workers.resets import Resets

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, get_args, ov
 
 import numpy as np
 
+from streamsampler.core.errors import UsageError, missing_attribute, positive, refuse_two_numbers
+from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.data.batch import ActionsT, ObservationsT, TrajectoryBatch
-from streamsampler.errors import UsageError, missing_attribute, positive, refuse_two_numbers
-from streamsampler.samplers.payloads import provenance_of
-from streamsampler.samplers.per_worker import Envs
-from streamsampler.samplers.progress import ProgressArgument, display
-from streamsampler.samplers.replays import ReplayingSampler
-from streamsampler.samplers.streaming import Stream
-from streamsampler.scheduling.plans import (
+from streamsampler.data.kept_infos import InfosArgument, KeptInfos
+from streamsampler.protocol.plans import (
     AtLeast,
     Exactly,
     ExactlyPerWorker,
@@ -30,7 +27,10 @@ from streamsampler.scheduling.plans import (
     checked_part,
     part_of,
 )
-from streamsampler.storage.kept_infos import InfosArgument, KeptInfos
+from streamsampler.samplers.payloads import provenance_of
+from streamsampler.samplers.per_worker import Envs
+from streamsampler.samplers.replays import ReplayingSampler
+from streamsampler.samplers.streaming import Stream
 from streamsampler.workers.resets import (
     Options,
     ResetOptions,

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
 from streamsampler.agents.base import is_agent
+from streamsampler.agents.filters import Filter, Filters
 from streamsampler.agents.policies import Policies, PolicyOf, with_policies
+from streamsampler.core.errors import CheckMode, SamplerError, UsageError
 from streamsampler.engines.launch.start_methods import StartMethod, has_processes
 from streamsampler.engines.registry import PARENT, EngineName
-from streamsampler.errors import CheckMode, SamplerError, UsageError
-from streamsampler.filters.base import Filter, Filters
+from streamsampler.protocol.restarts import OnFailure, Quota
+from streamsampler.protocol.result import Order
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
-from streamsampler.scheduling.restarts import OnFailure, Quota
-from streamsampler.scheduling.result import Order
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import usable_cores

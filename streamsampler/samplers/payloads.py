@@ -16,6 +16,9 @@ from gymnasium.envs.registration import EnvSpec
 from streamsampler.agents.base import as_agent, is_agent
 from streamsampler.agents.policies import PolicyUpdates
 from streamsampler.agents.updates import AgentTraits, UpdateKind, resolved_update, traits_of
+from streamsampler.core.errors import UsageError
+from streamsampler.core.serialization import HeldPayload, Payload, dumps
+from streamsampler.core.version import __version__
 from streamsampler.engines.base import Engine
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.updates import (
@@ -27,13 +30,10 @@ from streamsampler.environments.updates import (
     as_env_update,
     describe,
 )
-from streamsampler.errors import UsageError
+from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.result import Order
 from streamsampler.samplers.per_worker import PerWorker, check_length, items_by_worker
 from streamsampler.samplers.updates import Kind, Updates
-from streamsampler.scheduling.restarts import Policy
-from streamsampler.scheduling.result import Order
-from streamsampler.serialization import HeldPayload, Payload, dumps
-from streamsampler.version import __version__
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerSetup

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from streamsampler.agents.base import AgentLike
-from streamsampler.data.words import count
+from streamsampler.core.errors import UsageError
+from streamsampler.core.words import count
 from streamsampler.environments.updates import EnvLike
-from streamsampler.errors import UsageError
 
 Item = TypeVar("Item")
 

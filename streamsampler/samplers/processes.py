@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
+from streamsampler.core.errors import keywords
+from streamsampler.core.serialization import dumps
 from streamsampler.data.batch import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
 from streamsampler.engines.local import LocalEngine
 from streamsampler.engines.registry import ENGINES, PARENT, EngineName, check_engine
-from streamsampler.errors import keywords
+from streamsampler.protocol.restarts import Policy
 from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory
 from streamsampler.samplers.options import (
     AllSamplerOptions,
@@ -27,8 +29,6 @@ from streamsampler.samplers.options import (
 )
 from streamsampler.samplers.per_worker import Agents, Envs
 from streamsampler.samplers.updates import Kind
-from streamsampler.scheduling.restarts import Policy
-from streamsampler.serialization import dumps
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 from streamsampler.workers.resets import Resets

@@ -47,16 +47,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self, Unpack
 
+from streamsampler.core.errors import UsageError
+from streamsampler.core.extras import needed
+from streamsampler.core.serialization import dumps
 from streamsampler.data.batch import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
-from streamsampler.errors import UsageError
-from streamsampler.extras import needed
+from streamsampler.protocol.restarts import Policy
 from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory
 from streamsampler.samplers.options import AllSamplerOptions, RaySamplerOptions
 from streamsampler.samplers.per_worker import Agents, Envs
 from streamsampler.samplers.processes import MultiprocessingSampler
-from streamsampler.scheduling.restarts import Policy
-from streamsampler.serialization import dumps
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 
 __all__ = ["RaySampler"]

@@ -15,28 +15,28 @@ import numpy as np
 
 from streamsampler.agents.base import NAMED_AGENTS
 from streamsampler.agents.policies import Policies
+from streamsampler.core.errors import RolloutError, UsageError, positive
+from streamsampler.core.seeding import TrajectorySeeds
+from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.core.words import count
 from streamsampler.data import trees
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.differences import Difference, first_difference
 from streamsampler.data.infos import take_infos
 from streamsampler.data.multi_agent import MultiAgentBatch, assembled
-from streamsampler.data.words import count
+from streamsampler.data.videos import VideoFile, check_video
 from streamsampler.engines.base import Answered, Event
 from streamsampler.engines.local import LocalEngine
 from streamsampler.environments.filming import Film, FilmedEnvUpdate, check_renders
 from streamsampler.environments.updates import EnvUpdate, for_worker
-from streamsampler.errors import RolloutError, UsageError, positive
 from streamsampler.protocol.messages import Failure, Report, Start, Ticket, agree
+from streamsampler.protocol.plans import Fragments, GatherPlan, Streamed
+from streamsampler.protocol.result import Segment
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put, versions_of
 from streamsampler.samplers.setbacks import failure_error
 from streamsampler.samplers.updates import Updates
-from streamsampler.scheduling.plans import Fragments, GatherPlan, Streamed
-from streamsampler.scheduling.result import Segment
-from streamsampler.seeding import TrajectorySeeds
-from streamsampler.serialization import Payload, dumps, loads
-from streamsampler.storage.videos import VideoFile, check_video
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 from streamsampler.workers.kernels import fingerprint

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from streamsampler.core.serialization import Payload
 from streamsampler.engines.base import Answered, Died, Event
+from streamsampler.protocol.gathering import Gathering, GivenTicket
+from streamsampler.protocol.plans import Fragments, GatherPlan
 from streamsampler.protocol.states import SamplerState
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import WorkerRecord
 from streamsampler.samplers.updates import Kind, Snapshot
-from streamsampler.scheduling.gathering import Gathering, GivenTicket
-from streamsampler.scheduling.plans import Fragments, GatherPlan
-from streamsampler.serialization import Payload
 
 # ----------------------------------------------------------------------
 # Decide with which gathering a session gathers what a plan asks for.

@@ -7,24 +7,24 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from streamsampler.agents.filters import Filters
+from streamsampler.core.errors import CheckMode
+from streamsampler.core.seeding import Indices, TrajectorySeeds
+from streamsampler.core.serialization import Payload, dumps, loads, refers_to
 from streamsampler.data.memory import Pool
 from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.engines.base import Answered, Engine, Logged
-from streamsampler.errors import CheckMode
-from streamsampler.filters.base import Filters
 from streamsampler.protocol.messages import NEVER_AGAIN, Fingerprint, Start, agree, disagreement
+from streamsampler.protocol.plans import Fragments, GatherPlan, Layout
+from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.result import Order
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
+from streamsampler.protocol.throughput import Throughput
 from streamsampler.samplers.fragments import FragmentLedger, order_of
 from streamsampler.samplers.kept_infos import InfosOfFiles
 from streamsampler.samplers.setbacks import WorkerRecord
 from streamsampler.samplers.supervisor import Supervisor, logger
 from streamsampler.samplers.updates import Kind, Snapshot, Updates
-from streamsampler.scheduling.plans import Fragments, GatherPlan, Layout
-from streamsampler.scheduling.restarts import Policy
-from streamsampler.scheduling.result import Order
-from streamsampler.scheduling.throughput import Throughput
-from streamsampler.seeding import Indices, TrajectorySeeds
-from streamsampler.serialization import Payload, dumps, loads, refers_to
 from streamsampler.workers.logs import Levels, levels_here
 from streamsampler.workers.resets import Resets
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from streamsampler.errors import (
+from streamsampler.core.errors import (
     NotReproducibleError,
     RemoteTraceback,
     RolloutError,
@@ -19,10 +19,10 @@ from streamsampler.errors import (
     WorkerHungError,
 )
 from streamsampler.protocol.messages import Answer, Failure, Phase
+from streamsampler.protocol.restarts import Incident, Stillness
+from streamsampler.protocol.result import LeftOut
 from streamsampler.protocol.states import SamplerSide
 from streamsampler.samplers.updates import Kind
-from streamsampler.scheduling.restarts import Incident, Stillness
-from streamsampler.scheduling.result import LeftOut
 from streamsampler.workers.board import Progress
 
 UPDATE_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.CLOSE}

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from streamsampler.core.errors import UnwritableInfoError, UsageError, positive
+from streamsampler.core.progress import Display, ProgressArgument, display
 from streamsampler.data.batch import ActionsT, ObservationsT
-from streamsampler.errors import UnwritableInfoError, UsageError, positive
+from streamsampler.data.folder import TrajectoryFolder
+from streamsampler.data.kept_infos import InfosArgument, KeptInfos
+from streamsampler.data.manifest import Manifest
+from streamsampler.data.shards import ShardWriter
+from streamsampler.protocol.plans import Target
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.progress import Display, ProgressArgument, display
 from streamsampler.samplers.session import sampled_elsewhere
-from streamsampler.scheduling.plans import Target
-from streamsampler.storage.folder import TrajectoryFolder
-from streamsampler.storage.kept_infos import InfosArgument, KeptInfos
-from streamsampler.storage.manifest import Manifest
-from streamsampler.storage.shards import ShardWriter
 
 _log = logging.getLogger("streamsampler")
 

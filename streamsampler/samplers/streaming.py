@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any, Self
 
+from streamsampler.core.errors import DataError, SamplerError, UsageError
 from streamsampler.data.batch import ActionsT, ObservationsT, TrajectoryBatch
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.data.multi_agent import segments_of_policies
-from streamsampler.errors import DataError, SamplerError, UsageError
+from streamsampler.protocol.plans import Portion
+from streamsampler.protocol.result import Segment
 from streamsampler.samplers.batches import Summaries, summaries_of
 from streamsampler.samplers.call import Call
-from streamsampler.scheduling.plans import Portion
-from streamsampler.scheduling.result import Segment
 
 
 class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):

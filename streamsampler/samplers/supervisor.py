@@ -6,12 +6,12 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
+from streamsampler.core.errors import WorkerError
 from streamsampler.engines.base import Died, Engine
-from streamsampler.errors import WorkerError
 from streamsampler.protocol.messages import Exit, Failure, Phase
+from streamsampler.protocol.restarts import Incident, LengthWatch, Losses, Policy, Watch, cause_of_death
 from streamsampler.protocol.states import Happened, SamplerState
 from streamsampler.samplers.setbacks import Hang, Setback, WorkerRecord, failure_error, loss_error
-from streamsampler.scheduling.restarts import Incident, LengthWatch, Losses, Policy, Watch, cause_of_death
 from streamsampler.workers.board import Progress
 
 logger = logging.getLogger("streamsampler")

@@ -1,7 +1,7 @@
 """Step environments from the caller's process: in worker processes (`EnvManager`) or there (`SerialEnvManager`).
 
 For code that asks for steps. Where the agent can live in the workers, a sampler does more for less: it needs no message
-for each step. `streamsampler.benchmarking` says when to use what, and how many workers.
+for each step. `streamsampler.checking.bench` says when to use what, and how many workers.
 
 ```python
 from streamsampler import EnvManager

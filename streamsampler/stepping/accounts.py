@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.timing import Collector, Measured, collecting
 from streamsampler.data.statistics import Aggregation, Stats, Timer
 from streamsampler.protocol.messages import Times
-from streamsampler.timing import Collector, Measured, collecting
 
 # ----------------------------------------------------------------------
 # Where the time of a process with environments goes, measured there.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import UsageError, positive
+from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.data.trees import map_tree, map_trees
-from streamsampler.errors import UsageError, positive
-from streamsampler.seeding import TrajectorySeeds
 from streamsampler.stepping.histories import ParameterSets, PastRequest, PastRequests, RestoreOrder
 from streamsampler.stepping.ledger import EnvEvent, EnvState
 from streamsampler.stepping.options import ManagerOptions

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.data.trees import leaves, map_tree, map_trees
 from streamsampler.environments.parameters import Parameters, SetParameters
-from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.stepping.rows import Rows
 from streamsampler.workers.restoring import NotRestoredError
 from streamsampler.workers.vec.rows import row_of

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamsampler.errors import WorkerError
+from streamsampler.core.errors import WorkerError
 from streamsampler.stepping.accounts import ManagerStats
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.histories import BEFORE, TOO_MANY, PastRequest, digest_of_result

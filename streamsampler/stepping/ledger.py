@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from streamsampler.errors import ProtocolError, UsageError
+from streamsampler.core.errors import ProtocolError, UsageError
 
 # ----------------------------------------------------------------------
 # The states of an environment that is stepped from the parent, and what the parent may ask of it. Pure: no I/O.

@@ -8,14 +8,14 @@ import selectors
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from streamsampler.core.errors import WorkerError
 from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.engines.launch.descriptors import make_room
 from streamsampler.engines.processes.engine import ProcessPool
 from streamsampler.engines.processes.links import CAME_BACK, HAS_ROOM, PipeLink, SharedFiles, WorkerStart
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.processes.wire import GarbageError
-from streamsampler.errors import WorkerError
-from streamsampler.scheduling.restarts import Stillness
+from streamsampler.protocol.restarts import Stillness
 from streamsampler.stepping.wire import COPY, FrameReader, pickle_frame
 from streamsampler.stepping.worker_main import main
 

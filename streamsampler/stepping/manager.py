@@ -11,9 +11,9 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import ClosedError, UsageError, positive
+from streamsampler.core.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.environments.parameters import SetParameters
-from streamsampler.errors import ClosedError, UsageError, positive
-from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.stepping.accounts import ManagerStats
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.histories import ParameterSets

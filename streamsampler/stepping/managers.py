@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from streamsampler.core.errors import SamplerError, SerializationError, UsageError, positive
+from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.data.trees import snapshot
 from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
-from streamsampler.errors import SamplerError, SerializationError, UsageError, positive
-from streamsampler.scheduling.restarts import Policy, Quota
-from streamsampler.serialization import Payload, dumps, loads
+from streamsampler.protocol.restarts import Policy, Quota
 from streamsampler.stepping.accounts import WorkerReport
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.manager import BaseEnvManager

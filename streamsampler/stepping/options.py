@@ -10,12 +10,12 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from streamsampler.core.errors import UsageError, positive, positive_seconds
+from streamsampler.core.serialization import dumps, loads
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate, as_env_update
-from streamsampler.errors import UsageError, positive, positive_seconds
 from streamsampler.protocol.messages import Phase
+from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy, Watch
 from streamsampler.samplers.per_worker import items_by_worker
-from streamsampler.scheduling.restarts import LEAST_CONSTRUCTION_SECONDS, Policy, Watch
-from streamsampler.serialization import dumps, loads
 from streamsampler.stepping.histories import Histories, ParameterSets
 from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.stepper import Autoreset

@@ -24,9 +24,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from streamsampler.engines.base import Died
-from streamsampler.engines.worker_side import ProcessSetup
-from streamsampler.errors import (
+from streamsampler.core.errors import (
     DataError,
     ProtocolError,
     RemoteTraceback,
@@ -34,10 +32,12 @@ from streamsampler.errors import (
     SerializationError,
     WorkerError,
 )
+from streamsampler.core.serialization import dumps, loads
+from streamsampler.engines.base import Died
+from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.protocol.messages import Phase
+from streamsampler.protocol.restarts import Policy, Watch, cause_of_death
 from streamsampler.samplers.setbacks import Hang, unpickled
-from streamsampler.scheduling.restarts import Policy, Watch, cause_of_death
-from streamsampler.serialization import dumps, loads
 from streamsampler.stepping.accounts import WorkerReport
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.links import EnvLink, EnvPool

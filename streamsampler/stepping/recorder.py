@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError, positive
 from streamsampler.data.assembly import Delivery, assemble
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.copying import Allocate, make_recorder
@@ -17,8 +18,7 @@ from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace, check_actions, short
 from streamsampler.data.trees import Array, Tree, snapshot, take
-from streamsampler.errors import ActionError, DataError, ObservationError, UsageError, positive
-from streamsampler.scheduling.result import Segment
+from streamsampler.protocol.result import Segment
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.vec.columns import Column, RowRecorder

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from streamsampler.errors import WorkerDiedError, WorkerHungError
+from streamsampler.core.errors import WorkerDiedError, WorkerHungError
 from streamsampler.stepping.accounts import ManagerStats
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.histories import RestoreOrder

@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data.spaces import AnySpace, row_spec
 from streamsampler.data.trees import Array, leaves, map_tree, object_array
-from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.workers.vec.columns import Columns, nested, sequence_of
 
 # ----------------------------------------------------------------------

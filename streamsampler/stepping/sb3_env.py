@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.errors import UsageError
-from streamsampler.extras import missing
+from streamsampler.core.errors import UsageError
+from streamsampler.core.extras import missing
 from streamsampler.stepping.stepper import name_of_class
 from streamsampler.stepping.vector_env import receive_on, send_on
 from streamsampler.workers.vec.rows import row_of

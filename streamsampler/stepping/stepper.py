@@ -12,14 +12,14 @@ from typing import Any, Final, Literal
 import gymnasium
 import numpy as np
 
+from streamsampler.core.errors import ProtocolError, UsageError
+from streamsampler.core.serialization import loads
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.data.trees import leaves, snapshot
 from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, for_worker
-from streamsampler.errors import ProtocolError, UsageError
 from streamsampler.protocol.messages import Phase
-from streamsampler.serialization import loads
 from streamsampler.stepping.accounts import IN_STEP, EnvTimes
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.histories import (

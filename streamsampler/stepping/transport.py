@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from streamsampler.errors import ActionError, RolloutError, SpentQuota, WorkerError
+from streamsampler.core.errors import ActionError, RolloutError, SpentQuota, WorkerError
 from streamsampler.protocol.messages import Phase
+from streamsampler.protocol.restarts import Incident, Losses, Policy
 from streamsampler.samplers.setbacks import Hang, loss_error
-from streamsampler.scheduling.restarts import Incident, Losses, Policy
 from streamsampler.stepping.accounts import WorkerReport
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows

@@ -12,9 +12,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import UsageError, WorkerError, positive
 from streamsampler.data.infos import Infos
 from streamsampler.data.trees import map_trees, object_array
-from streamsampler.errors import UsageError, WorkerError, positive
 from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.steps import Steps, joined_infos
 from streamsampler.workers.vec.rows import row_of

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from streamsampler.serialization import dumps
+from streamsampler.core.serialization import dumps
 
 _HEADER = struct.Struct("<QB")
 _READ_BYTES = 1 << 16

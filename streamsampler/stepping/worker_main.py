@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
+from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.engines.processes.worker_main import Begun, begin
-from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows
 from streamsampler.stepping.stepper import Stepper

@@ -15,9 +15,9 @@ from typing import Any, Literal, NoReturn, get_args
 import gymnasium
 
 from streamsampler.agents.base import Agent, as_agent, give_spaces, reset_agent_function
+from streamsampler.core.errors import SamplerError, UsageError
+from streamsampler.core.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, apply_env_update, as_env_update
-from streamsampler.errors import SamplerError, UsageError
-from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.testing.fail_points import Records
 from streamsampler.workers.purity import is_checking
 

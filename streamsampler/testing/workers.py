@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from streamsampler.core.errors import UsageError
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
-from streamsampler.errors import UsageError
 from streamsampler.testing import fail_points
 from streamsampler.testing.fail_points import Records
 

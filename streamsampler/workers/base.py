@@ -11,9 +11,9 @@ runs a ticket, whose trajectories' seeds it gets.
 
 *A trajectory is a function of the agent's parameters, the environment and its seed*: call `env.reset(seed=seed)`,
 `streamsampler.workers.generators.seed_generators(seed)` and the agent's `reset` with
-`streamsampler.seeding.derived_seed(seed, Stream.AGENT)`. Where trajectories influence each other, `layout` says which
-ones: see `streamsampler.scheduling.plans.Layout`. Tickets are whole blocks, whatever the number of workers,
-unless `runs_lanes` says that trajectories do not influence each other after all.
+`streamsampler.core.seeding.derived_seed(seed, Stream.AGENT)`. Where trajectories influence each other, `layout` says
+which ones: see `streamsampler.protocol.plans.Layout`. Tickets are whole blocks, whatever the number of workers, unless
+`runs_lanes` says that trajectories do not influence each other after all.
 
 *Record* with `streamsampler.data.recorder.RolloutRecorder(*spaces, context.allocate)`, and return an `Outcome` with
 `self.finished(recorder.finish, ticket.indices, env)`, which looks for bad data and says whose it is.
@@ -36,13 +36,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from streamsampler.core.errors import ActionError, CheckMode, DataError
 from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate
-from streamsampler.errors import ActionError, CheckMode, DataError
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
-from streamsampler.scheduling.plans import Layout
+from streamsampler.protocol.plans import Layout
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import class_names, locate, name_of_env, summary_of
 from streamsampler.workers.resets import Resets

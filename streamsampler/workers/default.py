@@ -13,15 +13,15 @@ import numpy as np
 
 from streamsampler.agents.base import Agent, is_agent, reset_agent_function
 from streamsampler.agents.updates import updated_agent
+from streamsampler.core.errors import ActionError
+from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.timing import used
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import FLAGS
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
-from streamsampler.errors import ActionError
 from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
-from streamsampler.seeding import Stream, derived_seed
-from streamsampler.timing import used
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.exact_actions import AS_GIVEN, Rounding, action_for_env

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
+from streamsampler.core.errors import ActionError
 from streamsampler.data.copying import Leaf
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import snapshot
-from streamsampler.errors import ActionError
 
 Round = Callable[[Any], Any]
 

@@ -12,9 +12,9 @@ from typing import Any
 from gymnasium import Space
 from gymnasium.envs import registration
 
+from streamsampler.core.errors import ActionError, DataError, RemoteTraceback, UsageError
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.multi_agent import SpacesOfAgents
-from streamsampler.errors import ActionError, DataError, RemoteTraceback, UsageError
 from streamsampler.protocol.messages import Phase
 
 _SUMMARY_LENGTH = 2_000

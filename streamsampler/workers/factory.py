@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec
 
-from streamsampler.errors import CheckMode, UsageError, keywords, positive
-from streamsampler.seeding import check_seed
+from streamsampler.core.errors import CheckMode, UsageError, keywords, positive
+from streamsampler.core.seeding import check_seed
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.hooks import Hooks, raises_all

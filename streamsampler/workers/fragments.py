@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, cast
 import cloudpickle
 
 from streamsampler.agents.base import reset_agent_function
+from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.updates import updated_agent
+from streamsampler.core.errors import SerializationError
+from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.data.recorder import EnvFragment, EpisodeState, RolloutRecorder, Rollouts
 from streamsampler.environments.updates import AnyEnv, apply_env_update, for_worker
-from streamsampler.errors import SerializationError
-from streamsampler.filters.base import FilterParameters
 from streamsampler.protocol.messages import Phase, Ticket, Times
-from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.exact_actions import rounding_for
 from streamsampler.workers.explain import begin_of

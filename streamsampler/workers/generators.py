@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.seeding import Stream, derived_seed
+from streamsampler.core.seeding import Stream, derived_seed
 
 __all__ = [
     "drawn_states",

@@ -29,10 +29,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from streamsampler.core.errors import DataError, UsageError
+from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.data.statistics import check_aggregation
-from streamsampler.errors import DataError, UsageError
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
-from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.seams import Observer, TrajectoryContext

@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 import cloudpickle
 
+from streamsampler.core.errors import NotReproducibleError
+from streamsampler.core.seeding import TrajectorySeeds
+from streamsampler.core.timing import Collector, collecting
 from streamsampler.environments.updates import for_worker
-from streamsampler.errors import NotReproducibleError
 from streamsampler.protocol.messages import (
     Answer,
     Checked,
@@ -31,8 +33,6 @@ from streamsampler.protocol.messages import (
     Times,
 )
 from streamsampler.protocol.states import WorkerSide, WorkerState
-from streamsampler.seeding import TrajectorySeeds
-from streamsampler.timing import Collector, collecting
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.explain import class_names, summary_of
 from streamsampler.workers.finishing import Finishing

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from streamsampler.core.errors import UsageError, positive
+from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.data import trees
 from streamsampler.data.recorder import EpisodeState, Rollouts
 from streamsampler.data.trees import Tree
 from streamsampler.environments.parameters import SetParameters, drawn_parameters, parameter_setter, with_info
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, task_setter
-from streamsampler.errors import UsageError, positive
-from streamsampler.seeding import Indices, TrajectorySeeds
 
 Options: TypeAlias = Mapping[str, Any]
 ResetOptions: TypeAlias = Options | Sequence[Options | None]

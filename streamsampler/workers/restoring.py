@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import UsageError, WorkerError
 from streamsampler.data import trees
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.trees import Array
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, describe
-from streamsampler.errors import UsageError, WorkerError
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.exact_actions import action_for_env

@@ -26,12 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.agents.base import Agent
+from streamsampler.core.errors import UsageError
+from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.trees import Tree
 from streamsampler.environments.updates import AnyEnv
-from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
-from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Worker
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.generators import seed_generators

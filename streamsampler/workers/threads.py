@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-from streamsampler.errors import positive
+from streamsampler.core.errors import positive
 
 try:
     import threadpoolctl

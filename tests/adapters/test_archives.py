@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from streamsampler.adapters.sb3 import algorithm_of
+from streamsampler.agents.sb3 import algorithm_of
 from streamsampler.errors import UsageError
 
 

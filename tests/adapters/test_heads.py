@@ -10,8 +10,8 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.adapters.heads import CategoricalHead, GaussianHead, default_head
 from streamsampler.agents.draws import Draws
+from streamsampler.agents.heads import CategoricalHead, GaussianHead, default_head
 from streamsampler.errors import ActionError, UsageError
 
 LOGITS = np.array([[0.5, -1.0, 2.0, -math.inf]], dtype=np.float32)

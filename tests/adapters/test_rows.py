@@ -9,15 +9,15 @@ from gymnasium import spaces
 from stable_baselines3 import DQN, PPO
 from torch import nn
 
-from streamsampler.adapters.heads import CategoricalHead, GaussianHead
 from streamsampler.adapters.mlp import MlpAgent
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.adapters.torch import TorchAgent
 from streamsampler.agents.base import is_row_independent
 from streamsampler.agents.draws import Draws
+from streamsampler.agents.heads import CategoricalHead, GaussianHead
 from streamsampler.agents.independence import probe
+from streamsampler.core.serialization import dumps, loads
 from streamsampler.errors import UsageError
-from streamsampler.serialization import dumps, loads
 
 pytestmark = [pytest.mark.extras, pytest.mark.core]
 DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (3,))

@@ -127,10 +127,10 @@ def test_predict_that_returns_no_state():
 def test_a_library_that_is_missing_is_named(monkeypatch):
     for name in ("stable_baselines3", "torch"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it raises ImportError
-    monkeypatch.delitem(sys.modules, "streamsampler.adapters.torch", raising=False)
+    monkeypatch.delitem(sys.modules, "streamsampler.agents.torch", raising=False)
     with pytest.raises(ImportError, match=r"pip install stable-baselines3 \(in a clone"):
         SB3Agent.load("model.zip", "PPO")
     with pytest.raises(ImportError, match=r"pip install torch \(in a clone"):
-        importlib.import_module("streamsampler.adapters.torch")
+        importlib.import_module("streamsampler.agents.torch")
     with pytest.raises(UsageError, match="a class with load"):
         SB3Agent.load("model.zip", 3)

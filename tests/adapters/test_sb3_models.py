@@ -78,7 +78,7 @@ def test_load(ppo, tmp_path):
 def test_from_the_command_line(ppo, tmp_path):
     ppo.save(tmp_path / "model.zip")
     (tmp_path / "my_agents.py").write_text(
-        "from streamsampler.adapters.sb3 import SB3Agent\n\n\n"
+        "from streamsampler.agents.sb3 import SB3Agent\n\n\n"
         "def trained():\n    return SB3Agent.load('model.zip', 'PPO')\n"
     )
     command = "sample CartPole-v1 --agent my_agents:trained --num-trajectories 3 --workers 1 --json --quiet"

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, compare, evaluate
 from streamsampler.adapters.sb3 import SB3Agent
-from streamsampler.adapters.vec_normalize import VecNormalizeWarning
+from streamsampler.agents.vec_normalize import VecNormalizeWarning
 from streamsampler.errors import UsageError
 
 pytestmark = [pytest.mark.extras, pytest.mark.core]

@@ -12,11 +12,11 @@ from gymnasium import spaces
 from torch import nn
 from torch.distributions import Categorical, Normal
 
-from streamsampler.adapters.torch import CategoricalHead, GaussianHead, TorchAgent
 from streamsampler.agents.base import as_agent
+from streamsampler.agents.torch import CategoricalHead, GaussianHead, TorchAgent
 from streamsampler.agents.updates import is_parameters
+from streamsampler.core.serialization import dumps, loads
 from streamsampler.errors import ActionError, UsageError
-from streamsampler.serialization import dumps, loads
 
 pytestmark = [pytest.mark.extras, pytest.mark.core]
 DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))

@@ -13,8 +13,8 @@ from torch import nn
 
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.adapters.torch import TorchAgent
+from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.errors import RolloutError
-from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.generators import seed_generators
 
 pytestmark = pytest.mark.extras

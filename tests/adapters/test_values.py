@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import gymnasium  # noqa: E402
 
 from streamsampler import DefaultWorker, LocalSampler, VecWorker  # noqa: E402
-from streamsampler.adapters.torch import TorchAgent  # noqa: E402
+from streamsampler.agents.torch import TorchAgent  # noqa: E402
 from streamsampler.errors import DataError, RolloutError  # noqa: E402
 from streamsampler.filters import RunningNorm  # noqa: E402
 

@@ -11,10 +11,10 @@ pytest.importorskip("stable_baselines3")
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from streamsampler import LocalSampler
-from streamsampler.adapters.vec_normalize import read_vec_normalize, write_vec_normalize
+from streamsampler.agents.running_norms import Moments
+from streamsampler.agents.vec_normalize import read_vec_normalize, write_vec_normalize
 from streamsampler.errors import UsageError
 from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
-from streamsampler.filters.running import Moments
 
 pytestmark = [pytest.mark.extras, pytest.mark.core]
 

@@ -1,4 +1,4 @@
-"""`streamsampler.benchmarking`: every way is measured or says why it cannot be, and one is recommended."""
+"""`streamsampler.checking.bench`: every way is measured or says why it cannot be, and one is recommended."""
 
 import json
 import math
@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-import streamsampler.benchmarking.bench as bench_module
-from streamsampler.benchmarking import costs
-from streamsampler.benchmarking.bench import BenchInterruptedError, bench
-from streamsampler.benchmarking.costs import BenchEnvError, Costs, probe
-from streamsampler.benchmarking.report import BenchReport, WayMeasured, recommended
-from streamsampler.benchmarking.tally import Tally
-from streamsampler.benchmarking.ways import Round, Stopwatch, TooSlowError
+import streamsampler.checking.bench as bench_module
+from streamsampler.checking import costs
+from streamsampler.checking.bench import BenchInterruptedError, bench
+from streamsampler.checking.benchmark_report import BenchReport, WayMeasured, recommended
+from streamsampler.checking.costs import BenchEnvError, Costs, probe
+from streamsampler.checking.tally import Tally
+from streamsampler.checking.ways import Round, Stopwatch, TooSlowError
+from streamsampler.core.progress import Snapshot
 from streamsampler.errors import UsageError
-from streamsampler.samplers.progress import Snapshot
 from tests.patience import wait_for_exit_codes
 
 

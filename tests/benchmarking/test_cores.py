@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.benchmarking.costs import Costs, Spinning, processes_for
+from streamsampler.checking.costs import Costs, Spinning, processes_for
 
 
 def how_many(cpu_share, n_cores, free_share=1.0):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamsampler.benchmarking.tally import Tally
+from streamsampler.checking.tally import Tally
 
 
 def tally_of(arrivals, n_envs=1, length=1_000.0):

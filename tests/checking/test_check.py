@@ -12,7 +12,7 @@ import streamsampler
 from streamsampler import check
 from streamsampler.checking import check as running
 from streamsampler.checking.check import CheckInterruptedError, CheckRun
-from streamsampler.errors import RemoteTraceback, UnknownEnvironmentError, UsageError, WorkerHungError
+from streamsampler.core.errors import RemoteTraceback, UnknownEnvironmentError, UsageError, WorkerHungError
 from streamsampler.protocol.messages import Phase
 from tests.checking.envs import Agent, Ball, Batched, Rule
 from tests.patience import wait_for_exit_codes, wait_for_stacks

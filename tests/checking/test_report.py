@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from streamsampler.benchmarking.report import BenchReport, WayMeasured
+from streamsampler.checking.benchmark_report import BenchReport, WayMeasured
 from streamsampler.checking.findings import Finding
 from streamsampler.checking.report import CheckReport, text_of
 

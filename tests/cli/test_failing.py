@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import streamsampler
+from streamsampler.data.manifest import Shard
+from streamsampler.data.shards import check_shard
 from streamsampler.errors import StorageError
-from streamsampler.storage.manifest import Shard
-from streamsampler.storage.shards import check_shard
 from tests.cli.harness import Terminal, invoke, run
 from tests.patience import wait_for_stacks
 

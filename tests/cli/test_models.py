@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from streamsampler import LocalSampler, load
 from streamsampler.cli.app import cli
-from streamsampler.storage import npz as storage
+from streamsampler.data import npz as storage
 
 pytestmark = pytest.mark.extras
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import evaluate
+from streamsampler.data.codec import encode
 from streamsampler.evaluation.charts import Source, read_source, read_sources
-from streamsampler.storage.codec import encode
 from tests.cli.harness import Terminal, invoke, run
 
 SCRIPTED = ("scripted:Scripted-v0", "--seed", 5, "--workers", 0, "--quiet")

@@ -18,8 +18,8 @@ from streamsampler.cli.app import cli
 from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.running import Follower, Run, notices_shown
 from streamsampler.cli.tally import Tally
-from streamsampler.samplers import progress
-from streamsampler.samplers.progress import Bar, Snapshot, clock, describe, output_on
+from streamsampler.core import progress
+from streamsampler.core.progress import Bar, Snapshot, clock, describe, output_on
 from tests.cli.harness import Terminal
 
 ENDLESS = ("sample", "scripted:Scripted-v0", "--env-kwarg", "endless_from=1", "--workers", 1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import streamsampler
-from streamsampler.storage.npz import read
+from streamsampler.data.npz import read
 from streamsampler.workers.kernels import fingerprint
 from tests.cli.harness import SCRIPTED as MODULE
 from tests.cli.harness import finish, run, start

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import streamsampler
-from streamsampler.samplers.progress import Snapshot, describe
-from streamsampler.storage import npz as storage
+from streamsampler.core.progress import Snapshot, describe
+from streamsampler.data import npz as storage
 from tests.cli.harness import Announcements, Terminal, finish, invoke, run, start
 
 CARTPOLE = ("sample", "CartPole-v1", "--shard-size", 300, "--num-samples", 2000)
@@ -39,7 +39,7 @@ for name in ("fsync", "rename", "replace", "unlink"):
 # A user's module that stops the command in the middle of writing the third shard, until a signal comes.
 PAUSING = """
 import time
-from streamsampler.storage import npz as storage
+from streamsampler.data import npz as storage
 n, write = 0, storage._write
 def pausing(file, *rest):
     global n

@@ -11,7 +11,7 @@ from typing import IO, Any
 import pytest
 
 import streamsampler
-from streamsampler.data.words import duration
+from streamsampler.core.words import duration
 from tests.cli.harness import Terminal, command
 from tests.patience import PATIENCE
 

@@ -14,8 +14,8 @@ import streamsampler
 from streamsampler.cli import report as summary
 from streamsampler.cli.request import storable
 from streamsampler.cli.tally import Spread, Tally
-from streamsampler.data.words import count, duration
-from streamsampler.errors import RemoteTraceback, StorageError
+from streamsampler.core.errors import RemoteTraceback, StorageError
+from streamsampler.core.words import count, duration
 from streamsampler.workers.explain import traceback_of
 
 

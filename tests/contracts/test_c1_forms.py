@@ -11,7 +11,7 @@ import pytest
 
 from streamsampler import LocalSampler, TrajectoryBatch
 from streamsampler.errors import DataError, RolloutError
-from streamsampler.scheduling.throughput import Throughput
+from streamsampler.protocol.throughput import Throughput
 from tests.contracts.conftest import SIDE_BY_SIDE, Maker, slow_on
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import Steps

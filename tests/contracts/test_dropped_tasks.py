@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, VecWorker
+from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.seeding import TrajectorySeeds
 from streamsampler.testing import Fault, Faults
 from tests.scripted.agents import Independent, always_zero
 from tests.scripted.envs import AnyLength

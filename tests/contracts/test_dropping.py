@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, VecWorker
+from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.errors import RolloutError, UsageError
+from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.messages import Dropped
-from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import AtLeast, Exactly
-from streamsampler.seeding import TrajectorySeeds
+from streamsampler.protocol.plans import AtLeast, Exactly
 from tests.contracts.conftest import Maker
 from tests.scripted.agents import above_half
 from tests.scripted.failing import Brittle

@@ -16,8 +16,8 @@ from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.statistics import FoundAnomaly, Stats
 from streamsampler.errors import DataError, RolloutError
+from streamsampler.protocol.result import Segment
 from streamsampler.samplers.accounts import CallAccounts
-from streamsampler.scheduling.result import Segment
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))
 PARTS = S.Dict(a=BOX, b=S.Tuple([S.Discrete(3, start=1), S.Box(0, 9, (2, 2), np.uint8), S.MultiBinary(2)]))

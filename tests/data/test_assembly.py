@@ -12,7 +12,7 @@ from streamsampler.data.assembly import Delivery, GrowingBatch, Origins
 from streamsampler.data.info_columns import InfoColumn, InfoColumns
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.errors import DataError
-from streamsampler.scheduling.result import Segment
+from streamsampler.protocol.result import Segment
 
 LARGE = S.Box(0, 255, (5000,), np.uint8)
 SMALL = S.Box(0, 255, (5,), np.uint8)

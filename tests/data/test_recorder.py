@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from streamsampler.data.assembly import Delivery, assemble
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.errors import ActionError, DataError, ObservationError
-from streamsampler.scheduling.result import Segment
+from streamsampler.protocol.result import Segment
 from tests.data.test_spaces import nested_spaces
 
 OBSERVATIONS = S.Box(-100, 100, (2,), np.float32)

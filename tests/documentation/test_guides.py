@@ -61,7 +61,7 @@ def test_every_name_that_users_import_is_in_a_guide():
 
 def our_calls():
     """Return the calls in the second column of the tables of other libraries' calls, parsed."""
-    rows = re.findall(r"^\|.*\| (.*) \|$", guides()["streamsampler.coming_from"], re.MULTILINE)
+    rows = re.findall(r"^\|.*\| (.*) \|$", guides()["streamsampler.examples.coming_from"], re.MULTILINE)
     for code in [code for cell in rows for code in re.findall(r"`([^`]+\([^`]*\))`", cell)]:
         # Arguments alone are those of a sampler.
         whole = f"MultiprocessingSampler(agents, envs, {code})" if re.match(r"\w+=", code) else code

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler.core.serialization import Payload, dumps_report, loads_report
 from streamsampler.data.trees import equal
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Regions, anonymous_file
 from streamsampler.engines.processes.wire import (
@@ -21,7 +22,6 @@ from streamsampler.engines.processes.wire import (
     unpack_answer,
 )
 from streamsampler.protocol.messages import Phase, Report, Ticket, Times
-from streamsampler.serialization import Payload, dumps_report, loads_report
 from streamsampler.workers.board import StatusBoard, board_bytes
 
 

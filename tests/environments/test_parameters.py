@@ -8,9 +8,9 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, SetParameters, VecWorker, replay
+from streamsampler.core.serialization import dumps
 from streamsampler.environments import Choice, Distribution, LogUniform, Normal, Uniform
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.serialization import dumps
 from streamsampler.testing import Fault, Faults
 from tests.scripted.agents import Independent, always_zero
 from tests.scripted.envs import AnyLength

@@ -9,12 +9,12 @@ import pytest
 
 import streamsampler
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, evaluate
+from streamsampler.core.progress import describe
 from streamsampler.errors import RolloutError, StorageError, UsageError
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.intervals import Unknown, mean_interval, t_interval, wilson_interval
 from streamsampler.evaluation.rules import BettingSequence
-from streamsampler.samplers.progress import describe
 from streamsampler.testing import Fault, Faults
 from tests.evaluation.envs import LENGTH, Better, Known, value_of, zero
 from tests.patience import PATIENCE

@@ -22,7 +22,7 @@ from streamsampler import (
     replay,
     sample_to_folder,
 )
-from streamsampler.storage import npz as storage
+from streamsampler.data import npz as storage
 from tests.evaluation.envs import Known
 from tests.scripted.agents import Attentive, Drawing, Linear, Rowwise, Sampling, Stamping
 from tests.scripted.envs import Counting, GlobalNoise, Nested, Rough, Steps

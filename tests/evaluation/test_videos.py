@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, UsageError, VecWorker, evaluate
+from streamsampler.data import videos as storage
 from streamsampler.evaluation.agents import Row
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
 from streamsampler.evaluation.videos import VideoError, VideoOf, Videos, video_name
-from streamsampler.storage import videos as storage
 from tests.evaluation.envs import Known
 
 

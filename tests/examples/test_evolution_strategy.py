@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from streamsampler import LocalSampler
+from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.examples.evolution_strategy import PerturbedPolicy, improve, main, noise_of
-from streamsampler.seeding import Stream, derived_seed
 
 FEW = ("--iterations", "4", "--pairs", "8", "--seed", "1")
 

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from click.testing import CliRunner  # noqa: E402
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, evaluate  # noqa: E402
-from streamsampler.adapters.torch import TorchAgent  # noqa: E402
+from streamsampler.agents.torch import TorchAgent  # noqa: E402
 from streamsampler.examples import ppo  # noqa: E402
 from streamsampler.examples.ppo import ActorCritic, Settings, improve, load, main, save, train  # noqa: E402
 from streamsampler.filters import RunningNorm, RunningReturnNorm  # noqa: E402

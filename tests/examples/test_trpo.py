@@ -9,7 +9,7 @@ from click.testing import CliRunner  # noqa: E402
 from torch.nn.utils import parameters_to_vector  # noqa: E402
 
 from streamsampler import LocalSampler  # noqa: E402
-from streamsampler.adapters.torch import TorchAgent  # noqa: E402
+from streamsampler.agents.torch import TorchAgent  # noqa: E402
 from streamsampler.examples.ppo import ActorCritic  # noqa: E402
 from streamsampler.examples.trpo import conjugate_gradient, improve, main  # noqa: E402
 

@@ -9,11 +9,11 @@ from typing import Any
 from streamsampler import EnvUpdate, Worker
 from streamsampler.agents.base import Agent, reset_agent_function
 from streamsampler.agents.updates import updated_agent
+from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.updates import apply_env_update
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.scheduling.plans import Layout
-from streamsampler.seeding import Stream, derived_seed
+from streamsampler.protocol.plans import Layout
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.generators import seed_generators
 

@@ -12,9 +12,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from streamsampler import Sampler, run_worker
+from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.engines.base import Answered, Died, Engine, Event, Logged, unreadable
 from streamsampler.protocol.messages import Answer, Exit, Message, Start
-from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.factory import WorkerSetup

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamsampler import RolloutError, WorkerDiedError
-from streamsampler.seeding import TrajectorySeeds
+from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.testing import Fault, Faults
 from tests.contracts.conftest import open_files
 from tests.contracts.test_c1_reproducible import SCENARIOS, SEED, assert_same, expected, three_calls

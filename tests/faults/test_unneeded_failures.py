@@ -11,10 +11,10 @@ import gymnasium
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerError
 from streamsampler.protocol.messages import Start, Ticket
-from streamsampler.seeding import TrajectorySeeds
 from streamsampler.testing import Fault, Faults
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.loop import WorkerLoop

@@ -9,9 +9,9 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import ClipAction, RescaleAction, TransformAction
 
 from streamsampler import LocalSampler
+from streamsampler.agents.running_norms import Moments
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.filters import FilteredAgent, Filters, RunningNorm, RunningReturnNorm
-from streamsampler.filters.running import Moments
 
 
 def trajectories(dtype=np.float64, shape=(3,), seed=0):

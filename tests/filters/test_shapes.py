@@ -10,9 +10,9 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.agents.running_norms import Moments
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.filters import FilteredAgent, RunningNorm
-from streamsampler.filters.running import Moments
 
 
 class Wide(gymnasium.Env[Any, Any]):

@@ -15,9 +15,9 @@ import pytest
 
 from streamsampler import LocalSampler, sample_to_folder
 from streamsampler.data import trees
+from streamsampler.data.codec import decode
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.formats import export
-from streamsampler.storage.codec import decode
 
 pytestmark = pytest.mark.extras
 

@@ -12,9 +12,9 @@ import pytest
 
 from streamsampler import LocalSampler
 from streamsampler.data import trees
+from streamsampler.data.codec import decode
 from streamsampler.errors import DamagedShardError, DataError, StorageError, UsageError
 from streamsampler.formats import export, to_pandas
-from streamsampler.storage.codec import decode
 from tests.formats.conftest import Odd
 from tests.scripted.envs import Echo
 

@@ -13,9 +13,9 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.errors import RolloutError, SerializationError, WorkerDiedError
 from streamsampler.protocol.messages import Phase
-from streamsampler.seeding import Stream, derived_seed
 
 SEED = 20
 TWO: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}

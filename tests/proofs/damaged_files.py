@@ -16,10 +16,10 @@ from gymnasium import spaces as S
 
 import streamsampler
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.files import load
+from streamsampler.data.manifest import MANIFEST
+from streamsampler.data.npz import read, save
 from streamsampler.errors import StorageError
-from streamsampler.storage.files import load
-from streamsampler.storage.manifest import MANIFEST
-from streamsampler.storage.npz import read, save
 from tests.data.test_recorder import batch_of, tickets
 from tests.storage.damage import damaged_bytes, damaged_json, entry, header_of, with_entry, with_header
 from tests.storage.test_shards import LENGTHS, write_all

@@ -16,9 +16,9 @@ import pytest
 from gymnasium import spaces as S
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.errors import RolloutError
-from streamsampler.seeding import Stream, derived_seed
 
 PROGRAMS = {"short": 60, "long": 2_000}
 N = 7  # trajectories

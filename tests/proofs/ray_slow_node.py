@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 
 from streamsampler import RaySampler
-from streamsampler.scheduling.in_flight import Copies
+from streamsampler.protocol.in_flight import Copies
 from tests.proofs.ray_nodes import ThreeNodes
 
 __all__ = ["prove"]

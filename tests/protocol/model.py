@@ -11,13 +11,13 @@ from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Died
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.protocol.messages import Start
+from streamsampler.protocol.plans import Layout
+from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.states import SamplerState, WorkerState
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import Hang
 from streamsampler.samplers.updates import Updates
-from streamsampler.scheduling.plans import Layout
-from streamsampler.scheduling.restarts import Policy
 from tests.protocol.canonical import key_of
 from tests.protocol.processes import N_WORKERS, ModelEngine, length_of, seconds_of
 

@@ -9,8 +9,8 @@ import pytest
 
 from streamsampler.protocol import states
 from streamsampler.protocol.messages import Exit, Failure
+from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, Layout
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerState, WorkerState
-from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, Layout
 from tests.protocol.canonical import key_of, names_of, unknown
 from tests.protocol.model import ONE_LOSS, RAISE_AT_ONCE, RESTART, explore, start
 from tests.protocol.processes import N_WORKERS

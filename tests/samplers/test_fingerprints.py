@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, sample_to_folder
+from streamsampler.data.manifest import MANIFEST, read_manifest
 from streamsampler.errors import NotReproducibleError, UsageError
 from streamsampler.protocol.messages import Fingerprint
 from streamsampler.samplers.session import Fingerprints, sampled_elsewhere
-from streamsampler.storage.manifest import MANIFEST, read_manifest
 from streamsampler.workers import loop
 from streamsampler.workers.kernels import fingerprint
 from tests.storage.damage import forget_shards

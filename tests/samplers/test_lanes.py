@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, PerWorker, RolloutError, UsageError
-from streamsampler.scheduling.plans import Layout
+from streamsampler.protocol.plans import Layout
 from tests.scripted.envs import Steps
 
 BLOCK = 4

@@ -40,7 +40,7 @@ class Ends(logging.Handler):
 )
 @pytest.mark.slow
 def test_a_trajectory_without_end_is_reported_once(tmp_path, monkeypatch, options: Any):
-    monkeypatch.setattr("streamsampler.scheduling.restarts._FIRST_LOOK", 0.01)
+    monkeypatch.setattr("streamsampler.protocol.restarts._FIRST_LOOK", 0.01)
     path = tmp_path / "enough"
     handler = Ends(path)
     logger = logging.getLogger("streamsampler")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from streamsampler import LocalSampler
-from streamsampler.samplers import progress as progress_output
-from streamsampler.samplers.progress import Bar, Display, Lines, Snapshot, output_on
+from streamsampler.core import progress as progress_output
+from streamsampler.core.progress import Bar, Display, Lines, Snapshot, output_on
 
 
 class Tty(io.StringIO):

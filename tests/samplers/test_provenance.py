@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 
 from streamsampler import DefaultWorker, LocalSampler, VecWorker
-from streamsampler.storage.manifest import Manifest
+from streamsampler.data.manifest import Manifest
 
 
 class Own(DefaultWorker):

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, TrajectoryFolder, VecWorker, sample_to_folder
+from streamsampler.data import npz as storage
+from streamsampler.data.manifest import MANIFEST, shard_name
+from streamsampler.data.shards import ShardWriter
 from streamsampler.errors import ClosedError, DamagedShardError, RolloutError, StorageError, UsageError
-from streamsampler.storage import npz as storage
-from streamsampler.storage.manifest import MANIFEST, shard_name
-from streamsampler.storage.shards import ShardWriter
 from tests.storage.test_shards import Killing, in_child
 
 AMOUNT: dict[str, Any] = {"num_samples": 500, "shard_size": 100}

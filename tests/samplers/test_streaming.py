@@ -7,7 +7,7 @@ from gymnasium.spaces import Discrete
 
 from streamsampler import LocalSampler, RandomAgent, TrajectoryBatch
 from streamsampler.errors import SamplerError, UsageError
-from streamsampler.scheduling.plans import Portion
+from streamsampler.protocol.plans import Portion
 
 
 def make_sampler(**options):

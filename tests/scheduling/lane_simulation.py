@@ -4,10 +4,10 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
+from streamsampler.protocol.gathering import Gathering
+from streamsampler.protocol.plans import Layout
 from streamsampler.protocol.states import CAPACITY
-from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import Layout
-from streamsampler.scheduling.throughput import Throughput
+from streamsampler.protocol.throughput import Throughput
 from tests.scheduling.simulation import Outcome
 
 

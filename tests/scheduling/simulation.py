@@ -8,9 +8,9 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from streamsampler.protocol.gathering import Assignment, Gathering
 from streamsampler.protocol.states import CAPACITY
-from streamsampler.scheduling.gathering import Assignment, Gathering
-from streamsampler.scheduling.throughput import Throughput
+from streamsampler.protocol.throughput import Throughput
 
 
 def assigned(gathering: Gathering, worker: int) -> Assignment:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from streamsampler.scheduling.gathering import ADVANCE_BYTES, Assignment, Gathering, GivenTicket
-from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout
-from streamsampler.scheduling.throughput import Throughput
+from streamsampler.protocol.gathering import ADVANCE_BYTES, Assignment, Gathering, GivenTicket
+from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout
+from streamsampler.protocol.throughput import Throughput
 
 LENGTH = 10
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from streamsampler.errors import UsageError
-from streamsampler.scheduling.plans import IndexQueue, Layout
+from streamsampler.protocol.plans import IndexQueue, Layout
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from streamsampler.scheduling.in_flight import Copies, InFlight
+from streamsampler.protocol.in_flight import Copies, InFlight
 from tests.scheduling.test_in_flight import throughput_of
 
 NEVER = 2**62

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import ProtocolError
-from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, Layout, Streamed
-from streamsampler.scheduling.result import Result
-from streamsampler.scheduling.throughput import Throughput
+from streamsampler.protocol.gathering import Gathering
+from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, Layout, Streamed
+from streamsampler.protocol.result import Result
+from streamsampler.protocol.throughput import Throughput
 from tests.scheduling.simulation import take
 
 LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]

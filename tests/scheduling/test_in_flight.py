@@ -3,10 +3,10 @@
 import pytest
 
 from streamsampler.errors import ProtocolError
-from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.in_flight import InFlight
-from streamsampler.scheduling.plans import AtLeast, Exactly, Streamed
-from streamsampler.scheduling.throughput import TICKET_SECONDS, Throughput
+from streamsampler.protocol.gathering import Gathering
+from streamsampler.protocol.in_flight import InFlight
+from streamsampler.protocol.plans import AtLeast, Exactly, Streamed
+from streamsampler.protocol.throughput import TICKET_SECONDS, Throughput
 from tests.scheduling.simulation import take
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from streamsampler.scheduling.restarts import LengthWatch
+from streamsampler.protocol.restarts import LengthWatch
 
 
 def watch(needed=100, side_by_side=1, now=0.0):

@@ -8,9 +8,9 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.messages import Dropped
-from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import Exactly, Streamed
+from streamsampler.protocol.plans import Exactly, Streamed
 
 
 def expected(left_out: set[int], first: int, n_of_task: int, n_tasks: int) -> list[int]:

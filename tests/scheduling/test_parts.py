@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
-from streamsampler.scheduling.plans import Part, checked_part, in_order, part_of, part_of_facts
+from streamsampler.protocol.plans import Part, checked_part, in_order, part_of, part_of_facts
 
 WHOLE = "a.npz", "b.npz", "c.npz"
 

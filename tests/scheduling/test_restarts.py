@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
-from streamsampler.scheduling.restarts import Incident, Losses, Policy, Stillness, Watch, cause_of_death
+from streamsampler.protocol.restarts import Incident, Losses, Policy, Stillness, Watch, cause_of_death
 
 
 def death(seconds=0.0, worker=0, **more):

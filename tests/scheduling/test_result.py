@@ -1,5 +1,5 @@
-from streamsampler.scheduling.plans import AtLeast
-from streamsampler.scheduling.result import Result
+from streamsampler.protocol.plans import AtLeast
+from streamsampler.protocol.result import Result
 
 
 def test_forgotten_segments_keep_the_numbers_of_the_others():

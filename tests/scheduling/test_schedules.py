@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from streamsampler.scheduling import gathering, in_flight
-from streamsampler.scheduling.plans import AtLeast, Exactly
+from streamsampler.protocol import gathering, in_flight
+from streamsampler.protocol.plans import AtLeast, Exactly
 from tests.scheduling.lane_simulation import Costs, LaneSimulation
 from tests.scheduling.simulation import Outcome, Simulation
 

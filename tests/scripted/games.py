@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
-from streamsampler.seeding import Stream, derived_seed, seed_of_agent
+from streamsampler.core.seeding import Stream, derived_seed, seed_of_agent
 
 IDS = ("red_0", "red_1", "blue_0", "blue_1")
 

@@ -13,10 +13,10 @@ import streamsampler
 from streamsampler import LocalSampler as AnySampler
 from streamsampler import TrajectoryBatch, load, replay, sample_to_folder
 from streamsampler.cli.app import cli
+from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.errors import UsageError
 from streamsampler.formats.columns import open_source
 from streamsampler.formats.tables import tables
-from streamsampler.storage.folder import TrajectoryFolder
 from tests.scripted.games import Chooser, Comings, Turns
 
 LocalSampler: Any = streamsampler.LocalSampler

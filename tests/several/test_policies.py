@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import streamsampler
-import streamsampler.several_agents
+import streamsampler.workers.several
 from streamsampler import MultiAgentBatch, RandomAgent
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import RolloutError, UsageError
@@ -435,7 +435,7 @@ def test_modules_of_pytorch_draw_for_those_that_act(game: Any) -> None:
 
 def test_the_joint_view_of_the_guide_is_an_environment_of_one_agent():
     names: dict[str, Any] = {}
-    for snippet in re.findall(r"```python\n(.*?)```", streamsampler.several_agents.__doc__ or "", re.DOTALL):
+    for snippet in re.findall(r"```python\n(.*?)```", streamsampler.workers.several.__doc__ or "", re.DOTALL):
         exec(snippet.partition("\nwith ")[0], names)
     with LocalSampler("random", lambda: names["Joint"](names["Tag"]()), seed=1, max_episode_length=50) as sampler:
         batch = sampler.obtain_trajectories(3)

@@ -13,9 +13,9 @@ import pytest
 
 import streamsampler
 from streamsampler import MultiAgentBatch, SetParameters, TrajectoryBatch, sample_to_folder
+from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.errors import StorageError, UnwritableInfoError
 from streamsampler.filters import RunningNorm
-from streamsampler.storage.folder import TrajectoryFolder
 from tests.scripted.games import Chooser, Comings, Turns
 from tests.several.test_policies import Rows
 from tests.storage.damage import forget_shards

@@ -12,7 +12,7 @@ from streamsampler.filters import RunningNorm, RunningReturnNorm
 
 torch = pytest.importorskip("torch")
 
-from streamsampler.adapters.torch import TorchAgent  # noqa: E402 - needs the extra
+from streamsampler.agents.torch import TorchAgent  # noqa: E402 - needs the extra
 from streamsampler.examples import made  # noqa: E402
 from streamsampler.examples.ppo import ActorCritic, Settings, improve  # noqa: E402
 

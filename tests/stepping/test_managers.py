@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.errors import ClosedError, RolloutError, UsageError
-from streamsampler.seeding import TrajectorySeeds
 from streamsampler.stepping.ledger import EnvState
 from tests.stepping.environments import Counting, Graded
 

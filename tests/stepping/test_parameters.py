@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamsampler.core.seeding import TrajectorySeeds
+from streamsampler.core.serialization import loads
 from streamsampler.environments import Choice, Uniform
 from streamsampler.environments.parameters import SetParameters, drawn_parameters
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.seeding import TrajectorySeeds
-from streamsampler.serialization import loads
 from streamsampler.stepping.histories import ParameterSets
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.stepping.environments import Counting, Doomed

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.files import load
+from streamsampler.data.manifest import MANIFEST, shard_name
+from streamsampler.data.npz import read, save
 from streamsampler.errors import DamagedShardError, StorageError
-from streamsampler.storage.files import load
-from streamsampler.storage.manifest import MANIFEST, shard_name
-from streamsampler.storage.npz import read, save
 from tests.data.test_recorder import batch_of, tickets
 from tests.storage.damage import damaged_bytes, damaged_json, entry, header_of, nested, npy, with_entry, with_header
 from tests.storage.test_shards import LENGTHS, write_all

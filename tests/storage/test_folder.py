@@ -9,11 +9,11 @@ import pytest
 
 import streamsampler
 from streamsampler import TrajectoryBatch, TrajectoryFolder
+from streamsampler.data import files
+from streamsampler.data import npz as storage
+from streamsampler.data.manifest import MANIFEST, shard_name
+from streamsampler.data.shards import ShardWriter
 from streamsampler.errors import DataError, StorageError, UsageError
-from streamsampler.storage import files
-from streamsampler.storage import npz as storage
-from streamsampler.storage.manifest import MANIFEST, shard_name
-from streamsampler.storage.shards import ShardWriter
 from tests.data.test_recorder import batch_of, tickets
 from tests.storage.test_shards import LENGTHS, SHARDS, WANTED, write_all
 
@@ -39,7 +39,7 @@ def loaded(monkeypatch):
         return original(path)
 
     original = files.load_with_header
-    monkeypatch.setattr("streamsampler.storage.shards.load_with_header", load)
+    monkeypatch.setattr("streamsampler.data.shards.load_with_header", load)
     return names
 
 
@@ -94,7 +94,7 @@ def test_the_shard_before_is_let_go_of_first(path, monkeypatch):
         assert folder.shards._last is None  # type: ignore[attr-defined]
         raise MemoryError
 
-    monkeypatch.setattr("streamsampler.storage.shards.load_with_header", load)
+    monkeypatch.setattr("streamsampler.data.shards.load_with_header", load)
     with pytest.raises(MemoryError):
         folder.shards[1]
 

@@ -11,14 +11,14 @@ from gymnasium import spaces as S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from streamsampler.data import npz as storage
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.codec import decode, decode_space, encode, encode_space
+from streamsampler.data.files import load
+from streamsampler.data.manifest import Manifest, Shard, _as_json
+from streamsampler.data.npz import read, save
 from streamsampler.errors import StorageError
-from streamsampler.storage import npz as storage
-from streamsampler.storage.codec import decode, decode_space, encode, encode_space
-from streamsampler.storage.files import load
-from streamsampler.storage.manifest import Manifest, Shard, _as_json
-from streamsampler.storage.npz import read, save
 from tests.data.test_batch import batches
 from tests.data.test_recorder import batch_of, tickets
 from tests.data.test_spaces import nested_spaces

@@ -158,7 +158,7 @@ def test_what_cannot_work_is_an_error(folder, arguments, words):
 def test_without_torch_the_error_says_how_to_install_it(folder, monkeypatch):
     import sys
 
-    monkeypatch.delitem(sys.modules, "streamsampler.storage.sequences", raising=False)
+    monkeypatch.delitem(sys.modules, "streamsampler.data.sequences", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match=r"torch_dataset needs PyTorch: pip install torch \(in a clone"):
         folder.torch_dataset(4)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler.core import atomic
+from streamsampler.data.manifest import MANIFEST, Manifest, read_manifest, shard_name
+from streamsampler.data.shards import ShardWriter
 from streamsampler.errors import StorageError, UsageError
-from streamsampler.scheduling.plans import Portion, Target
-from streamsampler.storage import atomic
-from streamsampler.storage.manifest import MANIFEST, Manifest, read_manifest, shard_name
-from streamsampler.storage.shards import ShardWriter
+from streamsampler.protocol.plans import Portion, Target
 from tests.data.test_recorder import batch_of, tickets
 from tests.patience import PATIENCE
 

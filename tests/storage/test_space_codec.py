@@ -13,10 +13,10 @@ from gymnasium import spaces as S
 
 from streamsampler import RandomAgent, TrajectoryBatch
 from streamsampler.data import trees
+from streamsampler.data.codec import OpaqueSpace, Unwritten, check_writable, decode_space, encode_space
+from streamsampler.data.files import load
+from streamsampler.data.npz import read, save
 from streamsampler.errors import StorageError, UsageError
-from streamsampler.storage.codec import OpaqueSpace, Unwritten, check_writable, decode_space, encode_space
-from streamsampler.storage.files import load
-from streamsampler.storage.npz import read, save
 from tests.data.test_recorder import batch_of, tickets
 
 

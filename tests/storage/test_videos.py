@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamsampler.data.videos import VideoFile, check_video
 from streamsampler.errors import UsageError
-from streamsampler.storage.videos import VideoFile, check_video
 
 
 def test_without_the_library_the_error_says_how_to_install_it(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler.seeding import Stream, derived_seed
+from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.workers import generators
 from streamsampler.workers.generators import preserved_generators, seed_generators
 

@@ -6,8 +6,8 @@ import pytest
 from gymnasium import spaces, wrappers
 from gymnasium.wrappers import vector
 
+from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.environments.updates import as_env_update
-from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import known_wrappers, purity
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.explain import name_of_env

@@ -9,9 +9,9 @@ from gymnasium import spaces
 
 from streamsampler import RandomAgent
 from streamsampler.agents.base import CallableAgent
+from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import NEVER_AGAIN
-from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import purity
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker

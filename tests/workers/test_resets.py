@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.errors import UsageError
-from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers.resets import Resets, common_resets, given_resets
 
 DERIVED = TrajectorySeeds(0, 1)

@@ -14,10 +14,10 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import DefaultWorker, VecWorker
+from streamsampler.core.serialization import dumps, loads
 from streamsampler.data.recorder import EpisodeState, RolloutRecorder
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Ticket
-from streamsampler.serialization import dumps, loads
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing
 from streamsampler.workers.restoring import AbandonedError, Digests, NotRestoredError, apply_actions, compared_of

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, VecWorker, Worker
 from streamsampler.agents.base import as_agent
+from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.seeding import Stream, derived_seed
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
 from streamsampler.workers.seams import refuse_ignored_seams
 from tests.workers.contexts import context_of, new_board

@@ -8,7 +8,7 @@ import os
 import select
 from collections.abc import Sequence
 
-from streamsampler.errors import ResourceLimitError
+from streamsampler.core.errors import ResourceLimitError
 
 # Descriptors of this process's ends. A forked child closes them: a copy of a pipe's end there would keep workers from
 # noticing that this process is gone.

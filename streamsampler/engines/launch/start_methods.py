@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Literal
 
-from streamsampler.errors import UsageError
+from streamsampler.core.errors import UsageError
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 START_METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")

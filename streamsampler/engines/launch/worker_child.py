@@ -9,9 +9,9 @@ import signal
 import time
 from typing import Protocol
 
+from streamsampler.core.errors import SamplerError
 from streamsampler.engines.launch.child import STATUS, open_pidfd
 from streamsampler.engines.launch.descriptors import close_fd, readable_within
-from streamsampler.errors import SamplerError
 
 _ANSWER_SECONDS = 120.0  # a fork server answers its first request after its imports
 _REPORT_SECONDS = 2.0  # from a worker's end to its watchdog's report, which comes after the end of all it left

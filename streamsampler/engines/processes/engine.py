@@ -21,6 +21,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from streamsampler.core.serialization import Payload
 from streamsampler.engines.base import Died
 from streamsampler.engines.launch.child import END_SECONDS, Main
 from streamsampler.engines.launch.descriptors import make_room, readable_within
@@ -39,7 +40,6 @@ from streamsampler.engines.processes.links import (
 from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, Stored
 from streamsampler.engines.processes.worker_main import main
 from streamsampler.engines.worker_side import ProcessSetup
-from streamsampler.serialization import Payload
 
 # ----------------------------------------------------------------------
 # Start processes with pipes, notice their ends, and read what they say until then; whatever their messages are.

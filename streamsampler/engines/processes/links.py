@@ -14,6 +14,7 @@ from functools import partial
 from mmap import mmap
 from typing import Any
 
+from streamsampler.core.serialization import Payload, Place
 from streamsampler.engines.base import Event
 from streamsampler.engines.launch.child import END_SECONDS, Main
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
@@ -33,7 +34,6 @@ from streamsampler.engines.processes.wire import (
     unpack_answer,
 )
 from streamsampler.protocol.messages import Answer, Message
-from streamsampler.serialization import Payload, Place
 from streamsampler.workers.board import StatusBoard, board_bytes
 
 # ----------------------------------------------------------------------

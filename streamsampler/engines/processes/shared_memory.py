@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from streamsampler.core.serialization import Place
 from streamsampler.data.memory import Pool, lend
 from streamsampler.data.trees import Array
-from streamsampler.serialization import Place
 
 _ALIGNMENT = 64
 _FIRST_MAPPING = 1 << 24

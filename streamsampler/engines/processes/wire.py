@@ -18,10 +18,10 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
+from streamsampler.core.serialization import Contents, Payload, Place, dumps_report
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region
 from streamsampler.engines.worker_side import WorkerChannel
 from streamsampler.protocol.messages import BY_NAME, Answer, Continue, Exit, Message, Report, Ticket, Times, by_position
-from streamsampler.serialization import Contents, Payload, Place, dumps_report
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.threads import ThreadLimit
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import ActionError, DataError, UsageError, positive
 from streamsampler.data.trees import Tree, leaves, map_tree, snapshot
-from streamsampler.errors import ActionError, DataError, UsageError, positive
 from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.stepping.recorder import TimestepRecorder

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from streamsampler.core.errors import WorkerHungError
+from streamsampler.core.serialization import HeldPayload, Payload
 from streamsampler.engines.base import Answered, Event, Logged, Restored
 from streamsampler.engines.local import LocalChannel, LocalEngine
-from streamsampler.errors import WorkerHungError
+from streamsampler.protocol.restarts import Policy
 from streamsampler.samplers.payloads import EnvironmentFacts
-from streamsampler.scheduling.restarts import Policy
-from streamsampler.serialization import HeldPayload, Payload
 from streamsampler.stepping.inference.asking import checked_groups
 from streamsampler.stepping.inference.env_processes import RolloutTransport
 from streamsampler.stepping.inference.stepper import RolloutStepper
@@ -66,7 +66,7 @@ class EvaluationMode:
 
 def _modules_of(agent: Any) -> Iterator[Any]:
     """Return the module of an agent that evaluates in workers, whatever it is wrapped into; nothing for others."""
-    adapter = sys.modules.get("streamsampler.adapters.torch")  # loaded where there is such an agent
+    adapter = sys.modules.get("streamsampler.agents.torch")  # loaded where there is such an agent
     kind = getattr(adapter, "TorchAgent", ())
     while agent is not None:
         if isinstance(agent, kind):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from streamsampler.core.errors import WorkerDiedError, WorkerError, WorkerHungError
+from streamsampler.core.serialization import Payload
 from streamsampler.engines.linked import STUCK_SECONDS
-from streamsampler.errors import WorkerDiedError, WorkerError, WorkerHungError
 from streamsampler.protocol.messages import Phase
-from streamsampler.serialization import Payload
 from streamsampler.stepping.inference.stepper import EnvironmentRaisedError, own
 from streamsampler.stepping.links import EnvLink
 from streamsampler.stepping.processes import ProcessTransport

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from streamsampler.core.errors import NotReproducibleError, WorkerError
+from streamsampler.core.serialization import Payload
 from streamsampler.data.trees import Array, Tree, leaves, map_tree, same, snapshot
 from streamsampler.engines.linked import STUCK_SECONDS
-from streamsampler.errors import NotReproducibleError, WorkerError
-from streamsampler.serialization import Payload
 from streamsampler.stepping.inference.env_processes import EnvProcesses, Launch, RolloutTransport
 from streamsampler.stepping.inference.stepper import HIDDEN, RAISED, TOO_LONG, Order, not_restored, order_of, own
 from streamsampler.stepping.transport import Broken, Done

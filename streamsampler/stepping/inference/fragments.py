@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from streamsampler.core.errors import DataError, NotReproducibleError, UsageError, WorkerError
 from streamsampler.data.recorder import Rollouts
-from streamsampler.errors import DataError, NotReproducibleError, UsageError, WorkerError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.stepping.inference.asking import Asking
 from streamsampler.stepping.inference.environments import Environments, History

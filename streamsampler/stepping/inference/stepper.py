@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from streamsampler.core.errors import NotReproducibleError, RemoteTraceback, RolloutError, UsageError
+from streamsampler.core.seeding import TrajectorySeeds
+from streamsampler.core.serialization import Payload, loads
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.environments.updates import apply_any_env_update, for_worker
-from streamsampler.errors import NotReproducibleError, RemoteTraceback, RolloutError, UsageError
 from streamsampler.protocol.messages import Phase
-from streamsampler.seeding import TrajectorySeeds
-from streamsampler.serialization import Payload, loads
 from streamsampler.stepping.stepper import MAKING, RESETTING, STEPPING, Stepper
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import begin_of, raised_in

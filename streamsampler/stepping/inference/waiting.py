@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from streamsampler.core.errors import DataError, UsageError, WorkerError
 from streamsampler.data.recorder import Rollouts
-from streamsampler.errors import DataError, UsageError, WorkerError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.stepping.inference.asking import Asking
 from streamsampler.stepping.inference.environments import Environments

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from streamsampler.core.errors import NotReproducibleError
+from streamsampler.core.serialization import Payload
 from streamsampler.environments.updates import EnvUpdate
-from streamsampler.errors import NotReproducibleError
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.serialization import Payload
 from streamsampler.stepping.inference.env_processes import Launch
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.inference.fragments import ParentGroups

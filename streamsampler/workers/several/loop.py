@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.errors import DataError, ObservationError, UsageError
+from streamsampler.core.errors import DataError, ObservationError, UsageError
+from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.timing import used
 from streamsampler.protocol.messages import Phase, Times
-from streamsampler.seeding import Stream, derived_seed
-from streamsampler.timing import used
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.exact_actions import action_for_env

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from streamsampler.agents.base import Agent, give_spaces, mask_argument, reset_agent_function, row_keywords
 from streamsampler.agents.draws import Draws
+from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.policies import SHARED, Policies, PolicyUpdates
 from streamsampler.agents.updates import updated_agent
+from streamsampler.core.errors import ActionError, DataError, UsageError
+from streamsampler.core.seeding import seed_of_agent
+from streamsampler.core.serialization import dumps, loads
 from streamsampler.data import trees
 from streamsampler.environments.multi_agent import MultiAgentEnv
-from streamsampler.errors import ActionError, DataError, UsageError
-from streamsampler.filters.base import FilterParameters
-from streamsampler.seeding import seed_of_agent
-from streamsampler.serialization import dumps, loads
 from streamsampler.workers.finishing import value_of, with_filter
 from streamsampler.workers.resets import Resets
 from streamsampler.workers.vec.rows import row_of, singles_of

@@ -14,13 +14,13 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data import trees
 from streamsampler.data.agent_rows import OF_AGENTS, Played, put_together
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.environments.multi_agent import MultiAgentEnv
-from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.workers.several.players import Players, Seat
 
 _NOBODY = "no agent acted in the whole trajectory: there is nothing to learn from it, and nothing to save"

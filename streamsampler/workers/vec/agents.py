@@ -22,11 +22,11 @@ from streamsampler.agents.base import (
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.independence import probe
 from streamsampler.agents.updates import apply_agent_update, updated_agent
+from streamsampler.core.errors import UsageError
+from streamsampler.core.seeding import Stream, derived_seed, derived_seeds
+from streamsampler.core.serialization import dumps, loads
 from streamsampler.data.trees import Tree, snapshot
-from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
-from streamsampler.seeding import Stream, derived_seed, derived_seeds
-from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Worker
 from streamsampler.workers.finishing import give_memory, is_restorable, memory_of
 from streamsampler.workers.vec.columns import Columns

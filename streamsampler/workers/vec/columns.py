@@ -16,12 +16,12 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import ActionError, DataError, ObservationError
 from streamsampler.data.copying import Allocate, Leaf
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts, refuse_actions_outside
 from streamsampler.data.spaces import AnySpace, misfit, short
 from streamsampler.data.trees import Array, Tree, leaves, snapshot
-from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.workers.vec.rows import BatchInfos
 
 # ----------------------------------------------------------------------

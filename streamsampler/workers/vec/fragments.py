@@ -14,10 +14,10 @@ from typing import Any
 
 import cloudpickle
 
+from streamsampler.core.errors import ActionError, DataError
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.data.trees import snapshot
-from streamsampler.errors import ActionError, DataError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.exact_actions import AS_GIVEN, rounding_for

@@ -8,10 +8,10 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
+from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.data.trees import snapshot
-from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number

@@ -19,9 +19,9 @@ import numpy as np
 from gymnasium.vector import VectorWrapper
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError, ObservationError, UsageError
 from streamsampler.data.trees import Tree, leaves, map_tree, owned, same, snapshot
 from streamsampler.environments.updates import AnyVectorEnv, EnvUpdate, NewEnvUpdate
-from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.board import phase_number

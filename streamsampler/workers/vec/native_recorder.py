@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError, ObservationError
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace, check_rewards, short
 from streamsampler.data.trees import Tree, concatenate, leaves, take
-from streamsampler.errors import DataError, ObservationError
 from streamsampler.workers.vec.columns import Column, Columns, RowRecorder
 from streamsampler.workers.vec.rows import BatchInfos, row_of
 

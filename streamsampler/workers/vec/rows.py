@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import DataError
 from streamsampler.data.info_columns import (
     InfoColumn,
     InfoColumns,
@@ -22,7 +23,6 @@ from streamsampler.data.info_columns import (
 from streamsampler.data.infos import info_value, places_of
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, snapshot
-from streamsampler.errors import DataError
 
 
 def row_of(tree: Any, row: int) -> Any:

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from streamsampler.core.errors import DataError, ObservationError
 from streamsampler.data.copying import Allocate, make_recorder
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree, leaves, map_tree, object_array, snapshot
-from streamsampler.errors import DataError, ObservationError
 from streamsampler.protocol.messages import Dropped, Ticket
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.agents import BatchedAgent

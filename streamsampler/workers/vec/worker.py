@@ -10,6 +10,8 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from streamsampler.core.errors import DataError, UsageError, positive
+from streamsampler.core.serialization import dumps, loads
 from streamsampler.environments.updates import (
     AnyEnv,
     AnyVectorEnv,
@@ -18,10 +20,8 @@ from streamsampler.environments.updates import (
     ExistingEnvUpdate,
     apply_any_env_update,
 )
-from streamsampler.errors import DataError, UsageError, positive
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.scheduling.plans import Layout
-from streamsampler.serialization import dumps, loads
+from streamsampler.protocol.plans import Layout
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.hooks import HookCaller

@@ -18,8 +18,8 @@ from gymnasium import spaces
 from streamsampler.engines.base import Died
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Phase
+from streamsampler.protocol.restarts import Stillness
 from streamsampler.samplers.setbacks import Hang
-from streamsampler.scheduling.restarts import Stillness
 from streamsampler.stepping.links import EnvLink, Said
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import ManagerOptions, is_abnormal

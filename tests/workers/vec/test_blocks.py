@@ -11,10 +11,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler import VecWorker
+from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import ActionError
 from streamsampler.protocol.messages import Ticket
-from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.generators import preserved_generators, seed_generators
 from tests.workers.contexts import context_of, new_board

@@ -17,7 +17,7 @@ from streamsampler import (
 )
 from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.scheduling.plans import Layout
+from streamsampler.protocol.plans import Layout
 from tests.scripted.agents import (
     Attentive,
     Balancing,

@@ -1,0 +1,387 @@
+"""Agents made of Stable-Baselines3 models, and of anything else with its `predict`.
+
+Only `SB3Agent.load` needs Stable-Baselines3: `pip install stable-baselines3`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import json
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.agents.base import is_module
+from streamsampler.agents.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
+from streamsampler.agents.updates import is_parameters
+from streamsampler.agents.vec_normalize import (
+    PREFIX,
+    ObservationStatistics,
+    VecNormalizeWarning,
+    find_statistics,
+    load_vec_normalize,
+)
+from streamsampler.core.errors import UsageError
+from streamsampler.core.extras import needed
+from streamsampler.data.trees import leaves
+
+# ----------------------------------------------------------------------
+# What Stable-Baselines3 writes of a model, looked into without running anything of it.
+
+
+_BY_MODULE = {
+    "stable_baselines3.dqn.": "DQN",
+    "stable_baselines3.sac.": "SAC",
+    "stable_baselines3.td3.": "TD3",  # DDPG, too, whose policies are the same
+    "sb3_contrib.common.recurrent.": "RecurrentPPO",
+    "sb3_contrib.common.maskable.": "MaskablePPO",
+    "sb3_contrib.ars.": "ARS",
+    "sb3_contrib.crossq.": "CrossQ",
+    "sb3_contrib.qrdqn.": "QRDQN",
+    "sb3_contrib.tqc.": "TQC",
+}
+"""The algorithm, by the module of its policies."""
+
+_BY_ATTRIBUTE = {
+    "cg_max_steps": "TRPO",
+    "clip_range": "PPO",
+    "top_quantiles_to_drop_per_net": "TQC",
+    "target_entropy": "SAC",
+    "target_policy_noise": "TD3",
+    "exploration_rate": "DQN",
+    "delta_std": "ARS",
+    "gae_lambda": "A2C",
+}
+"""The algorithm, by what it alone has, or has of those that are left: for policies of the user's own classes."""
+
+
+def algorithm_of(path: str | PathLike[str]) -> str:
+    """Return the name of the algorithm that a model was trained with.
+
+    Args:
+        path: The `.zip` file.
+
+    Raises:
+        UsageError: It is no model of Stable-Baselines3, or of an algorithm that is not known.
+        OSError: The file cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            data = json.loads(archive.read("data"))
+    except OSError:
+        raise
+    except Exception as reason:  # a file of any kind can be wrong in every way
+        raise UsageError(
+            f"{path} is no model that Stable-Baselines3 saved ({type(reason).__name__}: {reason})"
+        ) from None
+    policy = data.get("policy_class") if isinstance(data, dict) else None
+    if not isinstance(policy, Mapping):
+        raise UsageError(f"{path} is no model that Stable-Baselines3 saved: it has no policy_class")
+    module = f"{policy.get('__module__')}."
+    names = [name for beginning, name in _BY_MODULE.items() if module.startswith(beginning)]
+    names += [name for attribute, name in _BY_ATTRIBUTE.items() if attribute in data]
+    if names:
+        return names[0]
+    raise UsageError(f"{path} does not say which algorithm it was trained with: name it, as in SB3Agent.load(…, 'PPO')")
+
+
+# ----------------------------------------------------------------------
+
+
+class SB3Agent:
+    """Acts by `predict(observation, state=…, episode_start=…, deterministic=…)`, which returns (actions, state).
+
+    Of a model only its `policy` is kept: workers need no replay buffer, no optimiser and no training environment. The
+    random exploration of DQN belongs to the model and not to its policy, and is left out. Workers compute on the CPU.
+
+    A model that was trained under a `VecNormalize` acts on normalised observations: with the statistics of
+    `model.get_vec_normalize_env()`, which acting does not change. This agent takes the present ones whenever it is
+    pickled or asked for its parameters. What is recorded, rewards included, is the environment's own.
+
+    A recurrent policy gets its state back, and where trajectories start. One that draws, draws from the global
+    generators, which are seeded for each trajectory.
+
+    An agent update may be a model like this agent's, with its statistics if it has some; a policy or its `state_dict`,
+    where there are none; or what `get_param_values` gives.
+
+    Args:
+        model: A model, a policy, or any object with `predict`.
+        deterministic: What is passed on to `predict`.
+        vec_normalize: A `VecNormalize`, or the file of one; None for the one that the model was trained under, if any;
+            False for none. Where this is None, and an on-policy model says that it was trained under one that it no
+            longer has, there is a `VecNormalizeWarning`. Off-policy models do not say so.
+
+    Attributes:
+        name: What evaluations call the agent: the name of the model's file, else of its class.
+
+    Raises:
+        UsageError: There is no `predict`, or `vec_normalize` is something else.
+        OSError: The file cannot be read.
+    """
+
+    def __init__(self, model: Any, *, deterministic: bool = False, vec_normalize: Any = None) -> None:
+        policy = getattr(model, "policy", None)
+        self.policy: Any = policy if callable(getattr(policy, "predict", None)) else model
+        if isinstance(self.policy, type) or not callable(getattr(self.policy, "predict", None)):
+            raise UsageError(f"SB3Agent takes a model, or another object with predict, not {model!r}")
+        self.deterministic = deterministic
+        self.name = type(model).__name__
+        self._vec_normalize = _vec_normalize_of(model, vec_normalize)
+        if vec_normalize is None and self._vec_normalize is None:
+            _warn_of_missing_statistics(model, f"the model ({type(model).__name__})", None)
+        self._statistics = None if self._vec_normalize is None else ObservationStatistics.of(self._vec_normalize)
+        self._begin()
+        if self._on_torch:
+            refuse_lazy(self._module("SB3Agent").state_dict(), "the policy")
+
+    @classmethod
+    def load(
+        cls, path: str | PathLike[str], algorithm: Any = None, *, deterministic: bool = False, vec_normalize: Any = None
+    ) -> SB3Agent:
+        """Load a model that Stable-Baselines3 saved.
+
+        Args:
+            path: The `.zip` file. Stable-Baselines3 writes no statistics into it.
+            algorithm: What it was trained with: a class with `load`, or its name in `stable_baselines3` or
+                `sb3_contrib`, such as "PPO"; None for what the file looks like.
+            deterministic: What is passed on to `predict`.
+            vec_normalize: The file that `VecNormalize.save` wrote, such as "vecnormalize.pkl", if the model was trained
+                under one. It is a pickle, which is to be trusted. Where this is None, and the folder of `path` has such
+                a file, or an on-policy model says that it was trained under one, there is a `VecNormalizeWarning`;
+                False is for a model whose observations were not normalised.
+
+        Raises:
+            ImportError: The package is not installed.
+            UsageError: There is no such algorithm, the file does not name it, or `vec_normalize` is something else.
+            OSError: A file cannot be read.
+        """
+        if algorithm is None:
+            algorithm = algorithm_of(path)
+        if isinstance(algorithm, str):
+            algorithm = _algorithm(algorithm)
+        if not callable(getattr(algorithm, "load", None)):
+            raise UsageError(f"algorithm is a class with load, or its name, and this is {algorithm!r}")
+        model = algorithm.load(path, device="cpu")
+        if vec_normalize is None and _vec_normalize_of(model, None) is None:
+            _warn_of_missing_statistics(model, str(path), find_statistics(path))
+            vec_normalize = False
+        agent = cls(model, deterministic=deterministic, vec_normalize=vec_normalize)
+        agent.name = Path(path).name
+        return agent
+
+    def _begin(self) -> None:
+        self._on_torch = hasattr(self.policy, "state_dict") and hasattr(self.policy, "parameters")
+        self._state: Any = None
+        self._starts = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        policy = self.policy
+        if self._on_torch:
+            policy = on_cpu(policy)
+            if "optimizer" in policy.__dict__:
+                policy = copy.copy(policy)
+                policy.optimizer = None
+        kept = {"deterministic": self.deterministic, "name": self.name}
+        return {"policy": policy, "_statistics": self.statistics, **kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._vec_normalize = None
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"SB3Agent({type(self.policy).__name__})"
+
+    @property
+    def statistics(self) -> ObservationStatistics | None:
+        """What observations are normalised with; None if they are not."""
+        return self._statistics if self._vec_normalize is None else ObservationStatistics.of(self._vec_normalize)
+
+    @property
+    def row_independent(self) -> bool:
+        """Whether the policy is a torch module that draws nothing: what it draws comes from the global generators."""
+        return self._on_torch and self.deterministic
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin a trajectory, or with `get_actions` a block of them: forget the state.
+
+        Args:
+            seed: Not used: policies draw from the global generators.
+        """
+        del seed
+        self._state, self._starts = None, True
+
+    def get_state(self) -> Any:
+        """Return the policy's hidden state, for `set_state`; it draws from torch's own generator."""
+        return copy.deepcopy((self._state, self._starts))
+
+    def set_state(self, state: Any) -> None:
+        """Go on where another copy of this agent was when `get_state` returned `state`."""
+        self._state, self._starts = copy.deepcopy(state)
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """Predict one action; there are no infos."""
+        action, self._state = self._predict(observation, self._state, np.array([self._starts]))
+        self._starts = False
+        return action[()] if isinstance(action, np.ndarray) and not action.shape else action, {}
+
+    def get_actions(self, observations: Any, *, starts: NDArray[np.bool_] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Predict n actions at once.
+
+        Args:
+            observations: Tree of (n, *O), always of the same n.
+            starts: (n,) bool: which rows begin a trajectory. None: all of them in the first call after `reset`, none
+                later.
+
+        Returns:
+            The actions, (n, *A), and no infos.
+        """
+        n = len(next(leaf for _, leaf in leaves(observations)))
+        starts = np.full(n, self._starts) if starts is None else starts
+        actions, self._state = self._predict(observations, self._state, starts)
+        self._starts = False
+        return actions, {}
+
+    def _predict(self, observations: Any, state: Any, starts: NDArray[np.bool_]) -> tuple[Any, Any]:
+        predict, statistics = self.policy.predict, self.statistics
+        if statistics is not None:
+            observations = statistics.normalized(observations)
+        predicted = predict(observations, state=state, episode_start=starts, deterministic=self.deterministic)
+        if not (isinstance(predicted, tuple) and len(predicted) == 2):
+            raise UsageError(f"predict must return (actions, state), and it returned {predicted!r}")
+        return predicted
+
+    def get_param_values(self) -> dict[str, Any]:
+        """Return the policy's `state_dict` as arrays, and the statistics if there are any.
+
+        Raises:
+            UsageError: The policy is no torch module.
+        """
+        statistics = self.statistics
+        return arrays_of(self._module("get_param_values")) | ({} if statistics is None else statistics.arrays())
+
+    def set_param_values(self, values: Any) -> None:
+        """Copy parameters into the policy.
+
+        Args:
+            values: What `get_param_values` gave. Without statistics a `state_dict` will do.
+
+        Raises:
+            UsageError: The policy is no torch module, or they are not its parameters.
+        """
+        module, statistics = self._module("set_param_values"), self.statistics
+        if not isinstance(values, Mapping):
+            load_arrays(module, values)
+            return
+        given = {name for name in values if name.startswith(PREFIX)}
+        expected = set() if statistics is None else statistics.arrays().keys()
+        if given != expected:
+            raise UsageError(
+                f"the agent has {'no' if statistics is None else 'the'} statistics of a VecNormalize"
+                f"{'' if statistics is None else ' ' + ', '.join(sorted(expected))}, and the parameters have "
+                f"{', '.join(sorted(given)) or 'none'}: pass a whole agent"
+            )
+        load_arrays(module, {name: value for name, value in values.items() if name not in given})
+        if statistics is not None:
+            self._vec_normalize, self._statistics = None, statistics.replaced(values)
+
+    def get_param_converter(self) -> _ModelConverter:
+        """Return what makes parameters of an agent update that is a model, a policy or a `state_dict`."""
+        if not self._on_torch:
+            return _ModelConverter(None, None)
+        return _ModelConverter(ModuleConverter.like(type(self).__name__, self.get_param_values()), self.statistics)
+
+    def _module(self, method: str) -> Any:
+        if not self._on_torch:
+            raise UsageError(f"{method} needs a policy that is a torch module, and this is {self.policy!r}")
+        return self.policy
+
+
+@dataclass(frozen=True)
+class _ModelConverter:
+    """Makes parameters of an agent update; see `Agent`.
+
+    Attributes:
+        module: Does so for what is no model; None where the agent's policy is no torch module.
+        statistics: Those of the agent, of which the limits are compared.
+    """
+
+    module: ModuleConverter | None
+    statistics: ObservationStatistics | None
+
+    def __call__(self, update: Any) -> Any:
+        if self.module is None:
+            if is_parameters(update):
+                raise UsageError("the policy of the agent (SB3Agent) is no torch module, and takes no parameters")
+            return NotImplemented
+        policy = getattr(update, "policy", None)
+        if not is_module(policy) or hasattr(update, "get_action"):
+            return self.module(update)
+        vec_normalize = _vec_normalize_of(update, None)
+        statistics = None if vec_normalize is None else ObservationStatistics.of(vec_normalize)
+        values = arrays_of(policy)
+        if statistics is not None:
+            self._compare_limits(statistics)
+            values |= statistics.arrays()
+        return self.module.checked(values)
+
+    def _compare_limits(self, other: ObservationStatistics) -> None:
+        mine = self.statistics
+        if mine is not None and (mine.clip, mine.epsilon) != (other.clip, other.epsilon):
+            raise UsageError(
+                f"the model's VecNormalize clips at {other.clip:g} and adds {other.epsilon:g} to variances, and the "
+                f"agent's clips at {mine.clip:g} and adds {mine.epsilon:g}: pass a whole agent, SB3Agent(model)"
+            )
+
+
+def _vec_normalize_of(model: Any, given: Any) -> Any:
+    """Return the `VecNormalize` that is meant by the argument of this name; None for none."""
+    if given is False:
+        return None
+    if given is None:
+        own = getattr(model, "get_vec_normalize_env", None)
+        return own() if callable(own) else None
+    return load_vec_normalize(given) if isinstance(given, str | PathLike) else given
+
+
+def _warn_of_missing_statistics(model: Any, name: str, found: Path | None) -> None:
+    """Warn where a model is used without statistics, and was probably trained with them.
+
+    Args:
+        model: The model.
+        name: What the warning calls it.
+        found: A file of statistics that seems to be the model's, if there is one.
+    """
+    # What is set at the start of training under a VecNormalize. Algorithms with a replay buffer set it in any case.
+    is_told = getattr(model, "_last_original_obs", None) is not None and not hasattr(model, "learning_starts")
+    if not is_told and found is None:
+        return
+    reason = "was trained under VecNormalize" if is_told else f"has {found} with it, which looks like its VecNormalize"
+    warnings.warn(
+        f"{name} {reason}; if that normalised observations, pass vec_normalize="
+        f"{'FILE, which VecNormalize.save wrote' if found is None else repr(str(found))}, else vec_normalize=False. "
+        "Without its statistics the model acts on observations unlike those that it learned from",
+        VecNormalizeWarning,
+        stacklevel=3,
+    )
+
+
+def _algorithm(name: str) -> Any:
+    packages = [needed("stable_baselines3", "loading a model", "sb3")]
+    with contextlib.suppress(ImportError):
+        packages.append(importlib.import_module("sb3_contrib"))
+    for package in packages:
+        if hasattr(package, name):
+            return getattr(package, name)
+    names = " or ".join(package.__name__ for package in packages)
+    hint = "" if len(packages) > 1 else "; sb3_contrib is not installed: pip install sb3-contrib"
+    raise UsageError(f"there is no algorithm {name!r} in {names}{hint}")

@@ -1,0 +1,263 @@
+"""Filters out of Stable-Baselines3's `VecNormalize`, and back.
+
+`read_vec_normalize` needs the library for files only; `write_vec_normalize` needs it:
+`pip install stable-baselines3`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+from numpy.typing import NDArray
+
+from streamsampler.agents.filters import Filters
+from streamsampler.agents.running_norms import Moments, RunningNorm, RunningReturnNorm
+from streamsampler.core.errors import UsageError
+from streamsampler.core.extras import needed
+
+# ----------------------------------------------------------------------
+# The statistics of Stable-Baselines3's `VecNormalize`, frozen: what a policy that was trained under one needs.
+
+
+PREFIX = "vec_normalize."
+"""How the names of statistics begin among an agent's parameters."""
+
+Part = str | None
+"""A key of a Dict space; None where the space is none."""
+
+
+class VecNormalizeWarning(UserWarning):
+    """A model is used without the statistics that it was probably trained with, so its actions are probably wrong."""
+
+
+@dataclass(frozen=True)
+class ObservationStatistics:
+    """Normalises observations as `VecNormalize.normalize_obs` does, to the bit.
+
+    Attributes:
+        means: Arrays of float64, each of the shape of an observation, by key of a Dict space, or by None.
+        variances: The same.
+        clip: The largest absolute value of what comes out.
+        epsilon: What is added to variances.
+    """
+
+    means: Mapping[Part, NDArray[np.float64]]
+    variances: Mapping[Part, NDArray[np.float64]]
+    clip: float
+    epsilon: float
+
+    @classmethod
+    def of(cls, vec_normalize: Any) -> ObservationStatistics | None:
+        """Return the present statistics of a `VecNormalize`; None if it normalises no observations.
+
+        Raises:
+            UsageError: It is none.
+        """
+        facts = vars(vec_normalize) if hasattr(vec_normalize, "__dict__") else {}
+        if not {"norm_obs", "clip_obs", "epsilon"} <= facts.keys():
+            raise UsageError(f"vec_normalize is a VecNormalize or the file of one, and this is {type(vec_normalize)}")
+        if not facts["norm_obs"]:
+            return None
+        running = facts["obs_rms"]
+        parts = {key: running[key] for key in facts["norm_obs_keys"]} if isinstance(running, dict) else {None: running}
+        return cls(
+            {key: np.array(part.mean, dtype=np.float64) for key, part in parts.items()},
+            {key: np.array(part.var, dtype=np.float64) for key, part in parts.items()},
+            float(facts["clip_obs"]),
+            float(facts["epsilon"]),
+        )
+
+    def normalized(self, observations: Any) -> Any:
+        """Return an observation, or a batch of them, normalised: float32 where there are statistics.
+
+        Raises:
+            UsageError: They have another shape than the statistics.
+        """
+        if None in self.means:
+            return self._normalized(None, observations)
+        if not isinstance(observations, Mapping):
+            raise UsageError(f"the model was trained on Dict observations, and this is {type(observations).__name__}")
+        parts = {key: self._normalized(key, observations[key]) for key in self.means}
+        return {key: parts.get(key, observation) for key, observation in observations.items()}
+
+    def _normalized(self, key: Part, observations: Any) -> NDArray[np.float32]:
+        mean, observations = self.means[key], np.asarray(observations)
+        if observations.shape[observations.ndim - mean.ndim :] != mean.shape or observations.ndim > mean.ndim + 1:
+            raise UsageError(
+                f"the statistics of VecNormalize are of observations of the shape {mean.shape}, and "
+                f"{'an observation' if key is None else f'an observation[{key!r}]'} has {observations.shape}"
+            )
+        scaled = (observations - mean) / np.sqrt(self.variances[key] + self.epsilon)
+        normalized: NDArray[np.float32] = np.clip(scaled, -self.clip, self.clip).astype(np.float32)
+        return normalized
+
+    def arrays(self) -> dict[str, NDArray[np.float64]]:
+        """Return the statistics as parameters: arrays by name."""
+        return {
+            _name(kind, key): array
+            for kind, arrays in (("mean", self.means), ("var", self.variances))
+            for key, array in arrays.items()
+        }
+
+    def replaced(self, values: Mapping[str, Any]) -> ObservationStatistics:
+        """Return statistics with other arrays: those that `values` has under the names of `arrays`."""
+        means = {key: np.array(values[_name("mean", key)], dtype=np.float64) for key in self.means}
+        variances = {key: np.array(values[_name("var", key)], dtype=np.float64) for key in self.variances}
+        return replace(self, means=means, variances=variances)
+
+
+def _name(kind: str, key: Part) -> str:
+    return f"{PREFIX}{kind}" if key is None else f"{PREFIX}{kind}.{key}"
+
+
+def load_vec_normalize(path: str | PathLike[str]) -> Any:
+    """Read what `VecNormalize.save` wrote. It is a pickle: read only files that you trust.
+
+    Raises:
+        UsageError: It is something else.
+        OSError: It cannot be read.
+    """
+    try:
+        return pickle.loads(Path(path).read_bytes())
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
+        raise UsageError(f"{path} is no file of VecNormalize.save: {type(error).__name__}: {error}") from error
+
+
+def find_statistics(archive: str | PathLike[str]) -> Path | None:
+    """Return a file of statistics that seems to belong to a model's archive: one in its folder, or None.
+
+    Also one folder below, which has the archive's name: RL Zoo writes it there.
+    """
+    folder = Path(archive).parent
+    found: Iterable[Path] = (
+        path
+        for place in (folder, folder / Path(archive).stem)
+        if place.is_dir()
+        for path in sorted(place.glob("*.pkl"))
+        if "vecnormalize" in path.stem.lower().replace("_", "").replace("-", "")
+    )
+    return next(iter(found), None)
+
+
+# ----------------------------------------------------------------------
+
+
+def read_vec_normalize(source: Any) -> Filters:
+    """Return filters with the settings and the statistics of a `VecNormalize`.
+
+    Args:
+        source: A `VecNormalize`, or the path of a file that its `save` wrote. A file is a pickle: open only those of
+            people you trust.
+
+    Returns:
+        A `RunningNorm` where it normalises observations, a `RunningReturnNorm` where it normalises rewards.
+
+    Raises:
+        UsageError: It is no `VecNormalize`, or does not normalise some keys of a Dict that a `RunningNorm` would.
+        ImportError: The library is missing.
+        OSError: The file cannot be read.
+    """
+    if isinstance(source, str | PathLike):
+        source = load_vec_normalize(source)
+    facts = vars(source) if hasattr(source, "__dict__") else {}
+    if not {"norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon"} <= facts.keys():
+        raise UsageError(f"this is no VecNormalize, but a {type(source).__qualname__}")
+    observation = reward = None
+    if facts["norm_obs"]:
+        running = facts["obs_rms"]
+        moments = _of_keys(running, facts) if isinstance(running, dict) else _moments(running)
+        observation = RunningNorm(float(facts["clip_obs"]), float(facts["epsilon"])).with_moments(moments)
+    if facts["norm_reward"]:
+        settings = float(facts["gamma"]), float(facts["clip_reward"]), float(facts["epsilon"])
+        reward = RunningReturnNorm(*settings).with_moments(_moments(facts["ret_rms"]))
+    return Filters(observation, reward)
+
+
+def write_vec_normalize(filters: Filters, path: str | PathLike[str], envs: Any) -> None:
+    """Write a file that `VecNormalize.load(path, venv)` reads.
+
+    Args:
+        filters: A sampler's `filters`.
+        path: Where to.
+        envs: The environment: an id, or a function that makes one; for its spaces.
+
+    Raises:
+        UsageError: A filter is no `RunningNorm` or `RunningReturnNorm`, has no statistics, or those of another
+            environment; or the filters differ in `epsilon`, of which a `VecNormalize` has one.
+        ImportError: The library is missing; says how to install it.
+        OSError: The file cannot be written.
+    """
+    vec_env = needed("stable_baselines3.common.vec_env", "write_vec_normalize", "sb3")
+    observation, reward = filters.observation, filters.reward
+    if not isinstance(observation, RunningNorm | None) or not isinstance(reward, RunningReturnNorm | None):
+        raise UsageError("only a RunningNorm and a RunningReturnNorm can be written as a VecNormalize")
+    if any(one is not None and one.moments is None for one in (observation, reward)):
+        raise UsageError("the filters have no statistics yet: sample something, or call sampler.warm_up")
+    if observation is not None and reward is not None and observation.epsilon != reward.epsilon:
+        raise UsageError(
+            f"observation_filter has epsilon={observation.epsilon}, and reward_filter has epsilon={reward.epsilon}: a "
+            "VecNormalize has one for both. Write each filter into a file of its own, or sample with the same epsilon"
+        )
+    keys: list[str] | None = None
+    made = vec_env.DummyVecEnv([envs if callable(envs) else lambda: gymnasium.make(envs)])
+    try:
+        if observation is not None:
+            observation.check_space(made.observation_space)
+            if isinstance(observation.moments, dict):
+                keys = [key for key, moments in observation.moments.items() if moments is not None]
+        normalize = vec_env.VecNormalize(
+            made, norm_obs=observation is not None, norm_reward=reward is not None, norm_obs_keys=keys
+        )
+        _fill(normalize, observation, reward)
+        normalize.save(fspath(path))
+    finally:
+        made.close()
+
+
+def _fill(normalize: Any, observation: RunningNorm | None, reward: RunningReturnNorm | None) -> None:
+    for given, clip in ((observation, "clip_obs"), (reward, "clip_reward")):
+        if given is not None:
+            setattr(normalize, clip, np.inf if given.clip is None else given.clip)
+            normalize.epsilon = given.epsilon
+    if observation is not None:
+        of_keys = observation.moments if isinstance(observation.moments, dict) else {None: observation.moments}
+        for key, moments in of_keys.items():
+            if moments is None:
+                continue
+            _put(normalize.obs_rms if key is None else normalize.obs_rms[key], moments)
+    if reward is not None:
+        normalize.gamma = reward.gamma
+        _put(normalize.ret_rms, reward.moments)
+
+
+def _of_keys(running: dict[str, Any], facts: dict[str, Any]) -> dict[str, Moments | None]:
+    """Return the moments of the keys of a Dict; None for those that a `RunningNorm` leaves as they are."""
+    spaces = facts["observation_space"].spaces
+    lacking = [key for key, space in spaces.items() if _is_normalised(space) and key not in running]
+    if lacking:
+        raise UsageError(
+            f"the VecNormalize normalises {', '.join(running)} alone: a RunningNorm normalises {', '.join(lacking)} too"
+        )
+    return {key: _moments(running[key]) if key in running else None for key in spaces}
+
+
+def _is_normalised(space: Any) -> bool:
+    return isinstance(space, Box) and space.dtype.kind == "f"
+
+
+def _moments(running: Any) -> Moments:
+    count = float(running.count)
+    mean, variance = np.array(running.mean, np.float64), np.array(running.var, np.float64)
+    return Moments(count, mean, variance * count)
+
+
+def _put(running: Any, moments: Moments) -> None:
+    running.mean, running.var, running.count = moments.mean.copy(), moments.variance.copy(), moments.n

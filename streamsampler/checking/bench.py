@@ -1,0 +1,375 @@
+"""Choose a way to step an environment with an agent, and measure all of them: `streamsampler bench`.
+
+| agent, or code | take | because |
+|---|---|---|
+| it acts quickly, or on one observation at a time | a sampler | no step needs a message |
+| a network on the CPU | `worker_class=VecWorker` | each worker calls it once for several environments |
+| a large network, on an accelerator, or a service | `inference="parent"` | there is one, in your process |
+| a loop that asks for steps itself | `EnvManager` | `step` takes all, `recv` those that are ready |
+| a loop that is written for `gymnasium.vector.VectorEnv` | `EnvManager.vector_env` | it has the same calls |
+| a library that takes Stable-Baselines3's `VecEnv` | `EnvManager.sb3_env` | it has the same calls |
+| anything that is to stay in this process | `LocalSampler`, `SerialEnvManager` | they return the same |
+
+On two cores a sampler takes about four times as many steps of CartPole-v1 as a manager, which sends messages for them.
+Environments of one process are stepped one after the other, whichever way. So where steps sleep, or wait for another
+machine, as many processes as environments pay (`n_workers=n_envs` of a manager), however few cores there are. And a
+slow reset holds up the other environments of its process: these want processes of their own, too. `EnvManager.recv` and
+`inference="parent"` go on with others meanwhile.
+
+```python
+from streamsampler.checking.bench import bench
+
+print(bench("CartPole-v1", seconds=10))
+```
+
+The ways are: in this process; one worker for each core, with one environment or several, or a vector environment of the
+environment's own kind, or several with one agent for all of them in this process; and stepped from this process, one
+after the other, together (`EnvManager.step`), or each as soon as it is ready (`EnvManager.recv`). There are more
+processes than cores where environments wait. All are started first, and then measured in turn in short rounds, so that
+what else the machine does meets all of them. While one is measured the others sleep.
+
+Each round begins with resets, which count, and ends with its last timestep. Rates are too low rather than too high
+where trajectories are longer than a round. A rate from fewer than ten timesteps of each environment is said to be
+uncertain, and a way whose first timesteps would come when the time is over is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from gymnasium import Space
+
+from streamsampler.agents.base import as_agent
+from streamsampler.checking.benchmark_report import BenchReport, WayMeasured
+from streamsampler.checking.costs import Probed, probe, processes_for, with_agent
+from streamsampler.checking.tally import Tally
+from streamsampler.checking.ways import Problem, Round, Way, env_code, ways_in_workers, ways_of
+from streamsampler.core.errors import UsageError, WorkerError, positive, positive_seconds
+from streamsampler.core.progress import ProgressArgument, display
+from streamsampler.environments.updates import EnvUpdate, as_env_update, describe
+from streamsampler.evaluation.agents import agent_facts, evaluated_agent
+from streamsampler.workers.explain import summary_of
+from streamsampler.workers.factory import usable_cores
+from streamsampler.workers.logs import quiet
+
+_MOST_ENVS = 8
+_ROUNDS = 5
+_SHORTEST, _LONGEST = 0.1, 0.5
+"""Seconds of a round of one way, at least and at most."""
+_WARM_UP = 0.05
+_USUAL_STEPS, _ENDLESS = 1_000, 1 << 40
+_PATIENCE, _CONSTRUCTION = 5.0, 10.0
+"""Seconds that a way has for its first timesteps, and for its environments to be made; more where both are slow."""
+
+MakeAgent = Callable[[tuple[Space[Any], Space[Any]]], Any]
+"""Makes the agent from the observation space and the action space."""
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """The arguments of `bench` besides environment and agent; see there.
+
+    Raises:
+        UsageError: One cannot work.
+    """
+
+    seconds: float = 10.0
+    n_workers: int | None = None
+    n_envs: int | None = None
+    max_episode_length: int | None = None
+    step_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        positive_seconds("seconds", self.seconds)
+        positive_seconds("step_timeout", self.step_timeout)
+        for name in ("n_workers", "n_envs", "max_episode_length"):
+            if (value := getattr(self, name)) is not None:
+                positive(name, value)
+
+
+class BenchInterruptedError(KeyboardInterrupt):
+    """Ctrl-C during `bench`: a `KeyboardInterrupt` that has what was measured.
+
+    Attributes:
+        found: The `BenchReport` of what was measured before.
+    """
+
+    def __init__(self, found: BenchReport) -> None:
+        super().__init__("interrupted")
+        self.found = found
+
+
+def bench(
+    env: Any,
+    agent: Any = None,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    seconds: float = BenchSettings.seconds,
+    n_workers: int | None = BenchSettings.n_workers,
+    n_envs: int | None = BenchSettings.n_envs,
+    max_episode_length: int | None = BenchSettings.max_episode_length,
+    step_timeout: float = BenchSettings.step_timeout,
+    progress: ProgressArgument = False,
+) -> BenchReport:
+    """Measure how many timesteps per second each way to step an environment takes, and recommend one.
+
+    An environment is made and stepped in this process first, and where the agent stays in this process the
+    environments of two ways do so, too: one that hangs or ends its process is for `streamsampler.check`.
+
+    Args:
+        env: Whatever samplers take: an id, a function that makes an environment, …
+        agent: Whatever samplers take. None for random actions.
+        env_kwargs: Keyword arguments for making the environment.
+        seconds: How long all of it takes, about. A way is given up whose first timesteps would come later.
+        n_workers: How many processes; None for the cores there are to use, or more where environments wait.
+        n_envs: How many environments a process has, where it has several; None for 8, or fewer where making,
+            resetting or stepping them takes long.
+        max_episode_length: Timesteps after which trajectories are truncated; fewer where they would take long. Native
+            vector environments truncate theirs themselves.
+        step_timeout: Seconds that a reset or a timestep may take in a worker.
+        progress: See `streamsampler.Sampler.obtain_samples`; counts seconds.
+
+    Raises:
+        UsageError: An argument cannot work.
+        BenchEnvError: The environment cannot be made, reset and stepped.
+        TypeError: `env` is no environment.
+        BenchInterruptedError: Ctrl-C; has the report so far. (A KeyboardInterrupt.)
+    """
+    settings = BenchSettings(seconds, n_workers, n_envs, max_episode_length, step_timeout)
+    update = as_env_update(env, env_kwargs=env_kwargs)
+
+    def make_agent(spaces: tuple[Space[Any], Space[Any]]) -> Any:
+        return evaluated_agent(agent, None, None, lambda: spaces[1])
+
+    code = env_code(env, env_kwargs)
+    return bench_update(update, code, None if agent is None else make_agent, settings, progress)
+
+
+def bench_update(
+    env: EnvUpdate,
+    code: str,
+    make_agent: MakeAgent | None,
+    settings: BenchSettings,
+    progress: ProgressArgument = False,
+) -> BenchReport:
+    """Do what `bench` does, with an agent that is made when the environment's spaces are known.
+
+    Args:
+        env: The environment.
+        code: See `env_code`.
+        make_agent: Makes the agent; None for random actions.
+        settings: The other arguments.
+        progress: See `bench`.
+    """
+    began = perf_counter()
+    probed = probe(env)
+    agent = "random" if make_agent is None else make_agent(probed.spaces)
+    run = Measurement(env, code, agent, settings, with_agent(agent, probed), began)
+    target = math.ceil(settings.seconds)
+    with display(progress, target, "seconds", note=lambda: run.doing, doing="measuring") as shown:
+
+        def show(*, complete: bool = False) -> None:
+            shown.update(lambda: (run.timesteps, int(run.seconds)), complete=complete)
+
+        run.measure(show)
+        show(complete=True)
+    return run.report()
+
+
+def bench_workers(
+    env: EnvUpdate, code: str, agent: Any, settings: BenchSettings, probed: Probed, watch: Callable[[int], Any]
+) -> BenchReport:
+    """Measure the ways in which agent and environments run in worker processes, where they may hang, or end them.
+
+    Args:
+        env: The environment.
+        code: See `env_code`.
+        agent: The agent, or "random".
+        settings: See `bench`.
+        probed: What is known of environment and agent.
+        watch: Called now and then with the timesteps so far.
+
+    Raises:
+        BenchInterruptedError: Ctrl-C; has what was measured.
+    """
+    run = Measurement(env, code, agent, settings, probed, perf_counter(), in_workers=True)
+    run.measure(lambda: watch(run.timesteps))
+    return run.report()
+
+
+class Measurement:
+    """Measurements that are under way.
+
+    Args:
+        env: The environment.
+        code: See `env_code`.
+        agent: The agent, or "random".
+        settings: The arguments of `bench`.
+        probed: What is known of environment and agent.
+        began: When it began, as `time.perf_counter` says it.
+        in_workers: Whether all runs in workers, whose trajectories can be ended at any time.
+
+    Attributes:
+        doing: What is being done.
+        timesteps: How many there were.
+    """
+
+    def __init__(
+        self, env: EnvUpdate, code: str, agent: Any, settings: BenchSettings, probed: Probed, began: float,
+        *, in_workers: bool = False,
+    ) -> None:  # fmt: skip
+        self.doing, self.timesteps = "starting", 0
+        self._settings, self._costs, self._began = settings, probed.costs, began
+        self._agent_name = "random actions" if agent == "random" else str(agent_facts(as_agent(agent))["name"])
+        self._problem, self._why = _problem_of(env, code, agent, settings, probed, in_workers=in_workers)
+        self._ways: Sequence[Way] = (ways_in_workers if in_workers else ways_of)(self._problem)
+        self._made: dict[Way, Any] = {}
+        self._tallies: dict[Way, list[Tally]] = {}
+        self._obstacles: dict[Way, str] = {}
+        self._watch: Callable[[], Any] = lambda: None
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return perf_counter() - self._began
+
+    @property
+    def _left(self) -> float:
+        return max(0.0, self._settings.seconds - self.seconds)
+
+    def measure(self, watch: Callable[[], Any]) -> None:
+        """Start all ways, and measure them in turn.
+
+        Args:
+            watch: Called now and then; what it raises ends all.
+
+        Raises:
+            BenchInterruptedError: Ctrl-C; has what was measured.
+        """
+        self._watch = watch
+        try:
+            with quiet(), contextlib.ExitStack() as stack:
+                for way in self._ways:
+                    stack.callback(self._close, way)
+                    self._start(way)
+                self._measure_in_turn(list(self._made))
+                self.doing = "ending"
+        except KeyboardInterrupt as interrupt:
+            raise BenchInterruptedError(self.report()) from interrupt
+
+    def _start(self, way: Way) -> None:
+        self.doing = f"starting {way.name}"
+        self._watch()
+        first_timesteps = self._costs.first_timesteps(way.n_in_turn, made=False)
+        if way.lacking:
+            self._obstacles[way] = way.lacking
+        elif first_timesteps > max(_LONGEST, self._left):
+            self._obstacles[way] = (
+                f"given up: its first timesteps take about {first_timesteps:.2g} s, and {self._left:.1f} s were left"
+            )
+        else:
+            with self._noted(way):
+                self._made[way] = way.make()
+                self._round(way, _WARM_UP, _WARM_UP)
+
+    def _close(self, way: Way) -> None:
+        made = self._made.pop(way, None)
+        if made is not None:
+            with contextlib.suppress(Exception):  # an environment that cannot be closed: how fast it is was found
+                made.close()
+
+    @contextlib.contextmanager
+    def _noted(self, way: Way) -> Iterator[None]:
+        """Note why a way cannot run, and end it."""
+        try:
+            yield
+        except Exception as error:
+            self._obstacles[way] = _in_a_line(error)
+            self._close(way)
+
+    def _round(self, way: Way, seconds: float, most: float) -> None:
+        patience = max(_PATIENCE, 3 * self._costs.first_timesteps(way.n_in_turn, made=False))
+        tally = Tally(way.n_envs, self._problem.length, way.n_in_turn * self._problem.reset_seconds)
+        way.run(self._made[way], Round(tally, seconds, most, patience, self._watch))
+        self.timesteps += tally.timesteps
+        self._tallies.setdefault(way, []).append(tally)
+
+    def _measure_in_turn(self, ways: list[Way]) -> None:
+        """Measure the ways in turn, until the time is over; each at least once, unless that takes long."""
+        each = min(_LONGEST, max(_SHORTEST, self._left / (_ROUNDS * max(1, len(ways)))))
+        while ways:
+            most = max(_LONGEST, self._left / len(ways))
+            for way in list(ways):
+                self.doing = way.name
+                if self._next_round(way) > max(_LONGEST, self._left):
+                    ways.remove(way)  # its last round, or its warm-up, has to do
+                    continue
+                with self._noted(way):
+                    self._round(way, each, most)
+                if way in self._obstacles:
+                    ways.remove(way)
+            if sum(max(each, self._tallies[way][-1].seconds) for way in ways) > self._left:
+                return
+            ways.reverse()  # none always comes behind the same other one
+
+    def _next_round(self, way: Way) -> float:
+        """Return how long a round takes at least: nothing ends it before each environment was stepped."""
+        tallies = self._tallies[way]
+        making = way.n_in_turn * self._costs.construction if len(tallies) == 1 else 0.0
+        return max(self._costs.first_timesteps(way.n_in_turn, made=True), tallies[-1].seconds - making)
+
+    def report(self) -> BenchReport:
+        """Return what was measured."""
+        problem = self._problem
+        return BenchReport(
+            environment=describe(problem.env), agent=self._agent_name, n_cores=usable_cores(),
+            n_workers=problem.n_workers, why_workers=self._why, seconds=self.seconds,
+            ways=tuple(map(self._measured, self._ways)),
+            cut_after=problem.max_episode_length if problem.cuts else None,
+        )  # fmt: skip
+
+    def _measured(self, way: Way) -> WayMeasured:
+        found = WayMeasured(way.name, way.call, way.in_parent, way.n_processes, options=way.options)
+        if way in self._obstacles or way not in self._tallies:
+            return replace(found, obstacle=self._obstacles.get(way, "not measured"))
+        warm_up, *tallies = self._tallies[way]
+        uncertain = not tallies or not all(tally.certain for tally in tallies)
+        return replace(found, rates=tuple(tally.rate for tally in tallies or [warm_up]), uncertain=uncertain)
+
+
+def _problem_of(
+    env: EnvUpdate, code: str, agent: Any, settings: BenchSettings, probed: Probed, *, in_workers: bool
+) -> tuple[Problem, str]:
+    """Return what is measured, and why on so many processes; see `Measurement` for the arguments."""
+    costs = probed.costs
+    n_envs = settings.n_envs or probed.n_slots or costs.n_envs(_MOST_ENVS, settings.seconds)
+    n_workers, why = processes_for(costs.cpu_share, costs.free_share, usable_cores())
+    if settings.n_workers is not None:
+        n_workers, why = settings.n_workers, "as many as asked for"
+    longest = _ENDLESS if in_workers else costs.longest(n_envs, n_workers, settings.seconds)
+    longest = min(longest, settings.max_episode_length or longest)
+    problem = Problem(
+        env, code, agent,
+        n_workers=n_workers,
+        n_envs=n_envs,
+        max_episode_length=longest,
+        cuts=longest < (_USUAL_STEPS if probed.time_limit is None else probed.time_limit),
+        length=min(longest, probed.length),
+        reset_seconds=costs.reset,
+        step_timeout=settings.step_timeout,
+        construction_timeout=max(_CONSTRUCTION, settings.step_timeout, 4 * n_envs * costs.construction),
+        is_vector=probed.n_slots is not None,
+    )  # fmt: skip
+    return problem, why
+
+
+def _in_a_line(error: Exception) -> str:
+    """Return the message of an error, without what a sampler's next call does."""
+    text = error.worded(None) if isinstance(error, WorkerError) else str(error)
+    line = text.strip().partition("\n")[0]
+    return line if line and isinstance(error, WorkerError | UsageError) else summary_of(error)

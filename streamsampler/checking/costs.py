@@ -1,0 +1,272 @@
+"""Measure roughly what an environment and an agent take, to plan how ways to step them are measured."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, replace
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import VectorEnv
+
+from streamsampler.checking.ways import ready_agent
+from streamsampler.core.errors import SamplerError
+from streamsampler.core.words import count
+from streamsampler.environments.updates import EnvUpdate, apply_env_update, describe
+from streamsampler.workers.explain import begin_of, summary_of
+
+# ----------------------------------------------------------------------
+# How many worker processes keep the cores busy.
+
+
+_WAITS, _THREADS = 0.7, 1.3
+_FREE, _SURELY_WAITS = 0.7, 0.3
+_MOST = 8
+"""How many processes at most, where environments wait and there are fewer cores."""
+
+
+class Spinning:
+    """Computes, and nothing else: how much of a core is to be had."""
+
+    def __init__(self) -> None:
+        self._wall = self._cpu = 0.0
+
+    def run(self, seconds: float) -> None:
+        """Compute for so long."""
+        began, cpu = perf_counter(), process_time()
+        while perf_counter() - began < seconds:
+            sum(range(1_000))
+        self._wall += perf_counter() - began
+        self._cpu += process_time() - cpu
+
+    @property
+    def share(self) -> float:
+        """Seconds of processor time for each second."""
+        return max(0.01, min(1.0, self._cpu / self._wall)) if self._wall else 1.0
+
+
+def processes_for(cpu_share: float, free_share: float, n_cores: int) -> tuple[int, str]:
+    """Return how many processes to use, and why. Pure.
+
+    Args:
+        cpu_share: Seconds of processor time for each second that environment and agent take, as a share of what code
+            gets that only computes: below 1 they wait, above 1 they use threads.
+        free_share: Seconds of processor time for each second that such code got.
+        n_cores: How many cores there are to use.
+    """
+    cores = count(n_cores, "core")
+    if free_share < _FREE and cpu_share > _SURELY_WAITS:
+        cpu_share = 1.0  # with other programs running that is too uncertain to rely on
+    if cpu_share < _WAITS:
+        n = max(n_cores, min(_MOST, math.ceil(n_cores / max(cpu_share, 1e-9))))
+        return n, f"environment and agent compute {cpu_share:.0%} of the time and wait otherwise"
+    if cpu_share > _THREADS:
+        return max(1, int(n_cores / cpu_share)), f"one keeps {cpu_share:.1f} of {cores} busy, with threads of its own"
+    return n_cores, f"there {'is' if n_cores == 1 else 'are'} {cores} to use, and one keeps one busy"
+
+
+# ----------------------------------------------------------------------
+
+
+_PROBED_STEPS, _PROBED_SECONDS = 100, 0.2
+_SPUN_SECONDS = 0.02
+_LONGEST = 0.5
+"""Seconds of a trajectory in this process, which nothing can interrupt."""
+_FAST_CONSTRUCTION = 0.02
+_OURS_HERE, _OURS_FROM_HERE = 20e-6, 0.5e-3
+"""Seconds that this library takes for a timestep here, and for one of all environments from here, at most."""
+
+
+class BenchEnvError(SamplerError):
+    """The environment cannot be made, reset and stepped; `__cause__` is why."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What things take in one process, in seconds.
+
+    Attributes:
+        construction: Making an environment.
+        reset: A reset.
+        step: A step of an environment.
+        agent: A call of the agent: for all environments if it is `batched`, otherwise for one.
+        batched: Whether the agent chooses actions for several environments at once.
+        cpu_share, free_share: See `processes_for`.
+    """
+
+    construction: float
+    reset: float
+    step: float
+    agent: float = 0.0
+    batched: bool = True
+    cpu_share: float = 1.0
+    free_share: float = 1.0
+
+    def with_agent(self, seconds: float, *, batched: bool) -> Costs:
+        """Return the same with an agent, which is taken to compute.
+
+        What uses several threads here need not do so in workers, which have one each: it counts as one.
+        """
+        computed, all_of_it = min(1.0, self.cpu_share) * self.step + seconds, self.step + seconds
+        share = computed / all_of_it if all_of_it else 1.0
+        return replace(self, agent=seconds, batched=batched, cpu_share=share)
+
+    def n_envs(self, most: int, seconds: float) -> int:
+        """Return how many environments a process has, so that they are made and stepped within their share of the time.
+
+        Args:
+            most: How many at most.
+            seconds: What all of it is to take.
+        """
+        n_envs, share = most, min(_LONGEST, max(_PROBED_SECONDS, seconds / 20))
+        # Side by side they are made in each of the four ways that have several, and once for the others.
+        while n_envs > 1 and (
+            5 * n_envs * self.construction > seconds / 4
+            or n_envs * self.reset + self.of_a_timestep(n_envs) > max(share, self.of_a_timestep(1))
+        ):
+            n_envs //= 2
+        return n_envs
+
+    def of_a_timestep(self, n_envs: int) -> float:
+        """Return what a timestep of so many environments takes that are stepped in turn."""
+        return n_envs * self.step + self.agent * (1 if self.batched else n_envs)
+
+    def first_timesteps(self, n_envs: int, *, made: bool) -> float:
+        """Return what it takes until each of the environments of a process has been reset and stepped.
+
+        Args:
+            n_envs: How many there are.
+            made: Whether they are made already.
+        """
+        return n_envs * (self.reset + (0.0 if made else self.construction)) + self.of_a_timestep(n_envs)
+
+    def longest(self, n_envs: int, n_processes: int, seconds: float) -> int:
+        """Return how many timesteps trajectories may have, so that none takes long that nothing can interrupt.
+
+        Args:
+            n_envs: How many environments a process has.
+            n_processes: How many processes there are: an agent in this one is asked for all their environments.
+            seconds: What all of it is to take.
+        """
+        asked = n_envs * self.step + self.agent * (1 if self.batched else n_envs * n_processes)
+        here = _LONGEST / (self.of_a_timestep(1) + _OURS_HERE)
+        return max(1, int(min(here, max(2 * _LONGEST, seconds / 6) / (asked + _OURS_FROM_HERE))))
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What was found by stepping an environment for a short time with random actions.
+
+    Attributes:
+        spaces: Its observation space and action space.
+        observation: An observation.
+        costs: What it takes.
+        time_limit: Timesteps after which it truncates trajectories; None if that is unknown.
+        length: How many timesteps a trajectory was seen to have at least.
+        n_slots: How many environments it has side by side; None for one that is no vector environment.
+    """
+
+    spaces: tuple[Space[Any], Space[Any]]
+    observation: Any
+    costs: Costs
+    time_limit: int | None
+    length: float
+    n_slots: int | None = None
+
+
+def probe(update: EnvUpdate) -> Probed:
+    """Make an environment here, and step it for a short time.
+
+    Raises:
+        BenchEnvError: It cannot be made, or raises. That it cannot be closed says nothing of its speed.
+    """
+    began = perf_counter()
+    doing = "made"
+    try:
+        env = apply_env_update(update, None)
+        construction = perf_counter() - began
+        if _FAST_CONSTRUCTION < construction < _LONGEST:  # the first one may bring libraries along
+            with contextlib.suppress(Exception):
+                env.close()
+            began = perf_counter()
+            env = apply_env_update(update, None)
+            construction = min(construction, perf_counter() - began)
+        doing = "reset and stepped"
+        try:
+            return stepped(env, construction)
+        finally:
+            with contextlib.suppress(Exception):
+                env.close()
+    except Exception as error:
+        raise BenchEnvError(
+            f"{describe(update)} cannot be {doing}: {summary_of(error)}. streamsampler check says more"
+        ) from error
+
+
+def stepped(env: Any, construction: float) -> Probed:
+    """Step an environment for a short time.
+
+    Args:
+        env: The environment.
+        construction: Seconds that making it took.
+    """
+    began = perf_counter()
+    observation = begin_of(env.reset(seed=0))[0]
+    reset = perf_counter() - began
+    n_steps, n_ended, seconds, cpu = 0, 0, 0.0, 0.0
+    spinning = Spinning()
+    spinning.run(_SPUN_SECONDS)
+    while n_steps < _PROBED_STEPS and seconds < _PROBED_SECONDS:
+        action = env.action_space.sample()
+        began, cpu_began = perf_counter(), process_time()
+        _, _, terminated, truncated, _ = env.step(action)
+        seconds += perf_counter() - began
+        cpu += process_time() - cpu_began
+        n_steps += 1
+        if np.any(terminated) or np.any(truncated):
+            n_ended += 1
+            if n_ended * reset > _PROBED_SECONDS:
+                break
+            begin_of(env.reset())
+    spinning.run(_SPUN_SECONDS)
+    share = cpu / seconds / spinning.share if seconds else 1.0
+    length = n_steps / max(1, n_ended)
+    limit = None if env.spec is None else env.spec.max_episode_steps
+    n_slots, spaces = None, (env.observation_space, env.action_space)
+    if isinstance(env, VectorEnv):
+        n_slots, spaces = env.num_envs, (env.single_observation_space, env.single_action_space)
+    each = n_slots or 1
+    step = seconds / n_steps / each
+    costs = Costs(construction / each, reset / each, step, cpu_share=share, free_share=spinning.share)
+    return Probed(spaces, observation, costs, limit, length, n_slots)
+
+
+def with_agent(agent: Any, probed: Probed) -> Probed:
+    """Return what was found, with what a call of the agent takes.
+
+    An agent that raises is found to do so by all the ways.
+    """
+    seconds, batched = agent_seconds(agent, probed)
+    return replace(probed, costs=probed.costs.with_agent(seconds, batched=batched))
+
+
+def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool]:
+    """Return what a call of the agent takes, and whether it chooses actions for several environments at once.
+
+    An agent that raises is found to do so by all the ways.
+    """
+    with contextlib.suppress(Exception):
+        acting = ready_agent(agent, *probed.spaces)
+        batched = getattr(acting, "get_actions", None) is not None
+        seconds = math.inf
+        for _ in range(2):  # the first call may bring libraries along
+            began = perf_counter()
+            acting.get_action(probed.observation)
+            seconds = min(seconds, perf_counter() - began)
+            if seconds > _PROBED_SECONDS:
+                break
+        return seconds, batched
+    return 0.0, True

@@ -1,0 +1,387 @@
+"""The ways to step an environment with an agent, each of which can be measured for a short time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from streamsampler.agents.base import as_agent, give_spaces, reset_agent_function
+from streamsampler.checking.tally import Tally
+from streamsampler.core.errors import SamplerError
+from streamsampler.core.progress import Snapshot
+from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.data.trees import leaves, map_tree
+from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
+from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
+from streamsampler.stepping.manager import BaseEnvManager
+from streamsampler.stepping.managers import EnvManager, SerialEnvManager
+from streamsampler.stepping.steps import Steps
+from streamsampler.workers.vec.worker import VecWorker
+
+_CLOSE_SECONDS = 1.0
+"""How long processes may take to close environments: one that hangs must not take the time of the other ways."""
+_ENDLESS = 1 << 40
+
+
+class TooSlowError(SamplerError):
+    """No timestep came within the time that a way has for its first ones."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"given up: no timestep within {seconds:.3g} s")
+
+
+def env_code(env: Any, env_kwargs: Mapping[str, Any] | None) -> str:
+    """Return what stands for an environment in a call, as Python code."""
+    return (repr(env) if isinstance(env, str) else "env") + (f", env_kwargs={dict(env_kwargs)!r}" if env_kwargs else "")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is measured, and on how many processes.
+
+    Attributes:
+        env: What makes the environment.
+        env_code: What stands for it in a call, as Python code, arguments for making it included.
+        agent: The agent, as samplers take it.
+        n_workers: How many processes there are.
+        n_envs: How many environments each has, where it has several.
+        max_episode_length: Timesteps after which samplers truncate trajectories: one that never ends would never
+            give this process back.
+        cuts: Whether that is before environments end them, so that it must be the same in all ways.
+        length: Timesteps that trajectories are known to have.
+        reset_seconds: What a reset takes, about.
+        step_timeout: Seconds that a timestep or a reset may take in a process.
+        construction_timeout: Seconds that making the environments of a process may take.
+        is_vector: Whether the environment is a vector environment, of `n_envs`.
+    """
+
+    env: EnvUpdate
+    env_code: str
+    agent: Any
+    n_workers: int
+    n_envs: int
+    max_episode_length: int
+    cuts: bool
+    length: float
+    reset_seconds: float
+    step_timeout: float
+    construction_timeout: float
+    is_vector: bool = False
+
+
+@dataclass(frozen=True)
+class Round:
+    """A short time in which a way is measured.
+
+    Attributes:
+        tally: Where timesteps are noted.
+        seconds: How long timesteps are counted, besides the first resets; longer where they come later.
+        most: How long they are counted where there are few.
+        patience: After how many seconds without any it is given up.
+        watch: Called now and then; what it raises ends the measurement.
+    """
+
+    tally: Tally
+    seconds: float
+    most: float
+    patience: float
+    watch: Callable[[], Any]
+
+    def ends(self, elapsed: float) -> bool:
+        """Return whether the round ends, so many seconds after its beginning."""
+        return self.tally.ends(elapsed, self.seconds, self.most)
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """A way to step environments.
+
+    Attributes:
+        name: What it is called.
+        call: How to use it, as Python code.
+        make: Makes the sampler or the manager, with its processes.
+        run: Resets the environments of what `make` made, and steps them until a round ends.
+        options: The options of the command line for it; empty where there are none.
+        in_parent: Whether the agent lives in the caller's process.
+        n_processes: How many processes it has besides that.
+        n_in_turn: How many environments are stepped in each process, one after the other.
+        lacking: What it lacks; empty where it can be tried.
+    """
+
+    name: str
+    call: str
+    make: Callable[[], Any]
+    run: Callable[[Any, Round], None]
+    options: str = ""
+    in_parent: bool = False
+    n_processes: int = 0
+    n_in_turn: int = 1
+    lacking: str = ""
+
+    @property
+    def n_envs(self) -> int:
+        """How many environments there are in all processes."""
+        return max(1, self.n_processes) * self.n_in_turn
+
+
+def ways_of(problem: Problem) -> list[Way]:
+    """Return all ways, those that need least first."""
+    if problem.is_vector:
+        return ways_in_workers(problem)
+    local = Way(
+        "LocalSampler", f"LocalSampler(agent, {problem.env_code})",
+        lambda: LocalSampler(problem.agent, problem.env, **_of_samplers(problem)), run_sampler, "--workers 0",
+    )  # fmt: skip
+    return [local, *ways_in_workers(problem), _with_agent_here(problem), *_managers(problem)]
+
+
+def ways_in_workers(problem: Problem) -> list[Way]:
+    """Return those in which agent and environments run in worker processes, where they may hang, or end them."""
+    return [_native(problem)] if problem.is_vector else [_workers(problem), _vec_workers(problem), _native(problem)]
+
+
+# ----------------------------------------------------------------------
+# Samplers, each of which is asked for a batch without end.
+
+
+class _TimeIsUpError(SamplerError):
+    """Ends a call. After any other exception the sampler would begin with new workers, and new environments."""
+
+
+class Stopwatch:
+    """A `progress` argument that ends a call after a time; timesteps of unfinished trajectories count."""
+
+    interval = 0.02
+
+    def __init__(self, measured: Round) -> None:
+        self._round = measured
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        """Note the timesteps, and end the call when it is time."""
+        self._round.watch()
+        self._round.tally.add(snapshot.timesteps, snapshot.seconds)
+        if self._round.ends(snapshot.seconds):
+            raise _TimeIsUpError
+        if not self._round.tally.timesteps and snapshot.seconds > self._round.patience:
+            raise TooSlowError(self._round.patience)
+
+
+def run_sampler(sampler: Any, measured: Round) -> None:
+    """Let a sampler run trajectories until a round ends."""
+    with contextlib.suppress(_TimeIsUpError):
+        sampler.obtain_samples(_ENDLESS, progress=Stopwatch(measured))
+
+
+def _of_samplers(problem: Problem) -> dict[str, Any]:
+    return {"seed": 0, "max_episode_length": problem.max_episode_length, "check": None, "fingerprint": None}
+
+
+def _of_processes(problem: Problem) -> dict[str, Any]:
+    return {
+        "n_workers": problem.n_workers,
+        "max_restarts": 0,
+        "step_timeout": problem.step_timeout,
+        "construction_timeout": problem.construction_timeout,
+        "close_timeout": _CLOSE_SECONDS,
+    }
+
+
+def _sampler(problem: Problem, **arguments: Any) -> MultiprocessingSampler[Any, Any]:
+    arguments = {**_of_samplers(problem), **_of_processes(problem), "envs": problem.env, **arguments}
+    return MultiprocessingSampler(problem.agent, arguments.pop("envs"), **arguments)
+
+
+def _call(problem: Problem, env: str, *more: str) -> str:
+    return f"MultiprocessingSampler({', '.join(['agent', env, f'n_workers={problem.n_workers}', *more])})"
+
+
+def _vec(problem: Problem) -> tuple[str, str]:
+    return "worker_class=VecWorker", f'worker_args={{"n_envs": {problem.n_envs}}}'
+
+
+def _workers(problem: Problem) -> Way:
+    """Return: one environment in each worker."""
+    n = problem.n_workers
+    call = _call(problem, problem.env_code)
+    return Way("MultiprocessingSampler", call, lambda: _sampler(problem), run_sampler, f"--workers {n}", n_processes=n)
+
+
+def _vec_workers(problem: Problem) -> Way:
+    """Return: several environments in each worker."""
+    return Way(
+        f"MultiprocessingSampler, VecWorker of {problem.n_envs}",
+        _call(problem, problem.env_code, *_vec(problem)),
+        lambda: _sampler(problem, worker_class=VecWorker, worker_args={"n_envs": problem.n_envs}),
+        run_sampler,
+        f"--workers {problem.n_workers} --vec {problem.n_envs}",
+        n_processes=problem.n_workers,
+        n_in_turn=problem.n_envs,
+    )
+
+
+def _native(problem: Problem) -> Way:
+    """Return: a vector environment in each worker, the given one, or of the environment's own kind."""
+    env, code = problem.env, problem.env_code
+    native: EnvUpdate | None = env
+    if not problem.is_vector:
+        native = None
+        env_id, _, kwargs = code.partition(", env_kwargs=")
+        options = f'num_envs={problem.n_envs}, vectorization_mode="vector_entry_point"{kwargs and f", **{kwargs}"}'
+        code = f"lambda: gymnasium.make_vec({env_id}, {options})"
+        if isinstance(env, SpecEnvUpdate) and env.spec.vector_entry_point is not None:
+            vectors = {"id": env.spec, "num_envs": problem.n_envs, "vectorization_mode": "vector_entry_point"}
+            make_vec: Any = gymnasium.make_vec
+            native = NewEnvUpdate(make_vec, vectors)
+    arguments: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": problem.n_envs}}
+    return Way(
+        f"MultiprocessingSampler, native vectors of {problem.n_envs}",
+        _call(problem, code, *_vec(problem)),
+        lambda: _sampler(problem, envs=native, max_episode_length=None, **arguments),
+        run_sampler,
+        n_processes=problem.n_workers,
+        n_in_turn=problem.n_envs,
+        lacking="the environment has no vector environment of its own" if native is None else "",
+    )
+
+
+def _with_agent_here(problem: Problem) -> Way:
+    """Return: several environments in each process, and one agent for all of them in this one."""
+    n_envs = problem.n_workers * problem.n_envs
+    where = ('inference="parent"', f'worker_args={{"n_envs": {n_envs}}}')
+
+    def run(sampler: Any, measured: Round) -> None:
+        """Obtain whole trajectories, again and again, at first one of each environment: nothing interrupts a ticket."""
+        n_each, timesteps, elapsed, began = 1, 0, 0.0, perf_counter()
+        while not measured.ends(elapsed):
+            before = elapsed
+            timesteps += sampler.obtain_trajectories(n_envs * n_each).n_timesteps
+            elapsed = perf_counter() - began
+            measured.tally.add(timesteps, elapsed)
+            n_each = max(1, int(n_each * measured.seconds / (elapsed - before)))
+            measured.watch()
+
+    return Way(
+        f'MultiprocessingSampler, inference="parent" of {n_envs}',
+        _call(problem, problem.env_code, *where),
+        lambda: _sampler(problem, inference="parent", worker_args={"n_envs": n_envs}),
+        run,
+        in_parent=True,
+        n_processes=problem.n_workers,
+        n_in_turn=problem.n_envs,
+    )
+
+
+# ----------------------------------------------------------------------
+# Managers, whose environments are stepped with actions from the caller's process.
+
+
+class _Truncated(EnvUpdate):
+    """Makes an environment whose episodes are truncated where a sampler's trajectories would be."""
+
+    def __init__(self, env: EnvUpdate, length: int) -> None:
+        self.env, self.length = env, length
+
+    def __call__(self, old_env: Any) -> Any:
+        if old_env is not None:
+            old_env.close()
+        return gymnasium.wrappers.TimeLimit(self.env(None), self.length)
+
+
+def _managers(problem: Problem) -> list[Way]:
+    """Return: all environments in this process; in processes, stepped together; or half of which are waited for."""
+    env = _Truncated(problem.env, problem.max_episode_length) if problem.cuts else problem.env
+    n_workers, n_each, code = problem.n_workers, problem.n_envs, problem.env_code
+    n_envs = n_workers * n_each
+    half = max(1, n_envs // 2)
+    made = f"EnvManager({code}, n_envs={n_envs}, n_workers={n_workers})"
+
+    def serial() -> BaseEnvManager:
+        return _launched(SerialEnvManager(env, n_envs=n_each, seed=0, on_failure="raise"))
+
+    def in_processes() -> BaseEnvManager:
+        return _launched(EnvManager(env, n_envs=n_envs, seed=0, on_failure="raise", **_of_processes(problem)))
+
+    def way(name: str, call: str, make: Callable[[], Any], least: int, n_processes: int) -> Way:
+        n = max(1, n_processes) * n_each
+        return Way(
+            name, call, make, lambda manager, measured: _step(manager, problem.agent, least, n, measured),
+            in_parent=True, n_processes=n_processes, n_in_turn=n_each,
+        )  # fmt: skip
+
+    here = f"SerialEnvManager({code}, n_envs={n_each})"
+    return [
+        way(f"SerialEnvManager of {n_each}", f"{here}.step(actions)", serial, n_each, 0),
+        way(f"EnvManager of {n_envs}, synchronous", f"{made}.step(actions)", in_processes, n_envs, n_workers),
+        way(f"EnvManager of {n_envs}, asynchronous", f"{made}.recv(min_envs={half})", in_processes, half, n_workers),
+    ]
+
+
+def _launched(manager: BaseEnvManager) -> BaseEnvManager:
+    manager.launch()
+    return manager
+
+
+def _step(manager: BaseEnvManager, agent: Any, least: int, n_envs: int, measured: Round) -> None:
+    """Reset all environments, step them, and leave none that is being stepped: others are measured next."""
+    choose = _chooser(agent, manager)
+    timesteps, began = 0, perf_counter()
+    manager.async_reset()
+    steps = _received(manager, least, measured)
+    while not measured.ends(perf_counter() - began):
+        manager.send(choose(steps.observations), steps.env_ids)
+        steps = _received(manager, least, measured)
+        timesteps += int(np.count_nonzero(steps.timesteps))  # others are resets
+        measured.tally.add(timesteps, perf_counter() - began)
+        measured.watch()
+    if len(steps) < n_envs:
+        _received(manager, n_envs - len(steps), measured)
+
+
+def _received(manager: BaseEnvManager, least: int, measured: Round) -> Steps:
+    steps = manager.recv(min_envs=least, timeout=measured.patience)
+    if len(steps) < least:
+        raise TooSlowError(measured.patience)
+    return steps
+
+
+def ready_agent(agent: Any, observation_space: Any, action_space: Any) -> Any:
+    """Return the agent, with its spaces and reset as at a trajectory's start."""
+    acting = as_agent(agent)
+    give_spaces(acting, observation_space, action_space)
+    reset = reset_agent_function(acting)
+    if reset is not None:
+        reset(derived_seed(0, Stream.AGENT))
+    return acting
+
+
+def _chooser(agent: Any, manager: BaseEnvManager) -> Callable[[Any], Any]:
+    """Return a function that chooses actions for stacked observations: with one call where the agent can."""
+    acting = ready_agent(agent, manager.observation_space, manager.action_space)
+    together = getattr(acting, "get_actions", None)
+
+    def choose(observations: Any) -> Any:
+        if together is not None:
+            return _stacked(together(observations)[0])
+        n = len(next(leaves(observations))[1])
+        rows = (map_tree(lambda leaf, row=row: leaf[row], observations) for row in range(n))  # type: ignore[misc]
+        return _stacked([acting.get_action(row)[0] for row in rows])
+
+    return choose
+
+
+def _stacked(actions: Any) -> Any:
+    """Return actions as arrays of one row each, of what is such arrays or a list of actions."""
+    if not isinstance(actions, list):
+        return actions
+    first = actions[0]
+    if isinstance(first, dict):
+        return {key: _stacked([action[key] for action in actions]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_stacked([action[i] for action in actions]) for i in range(len(first)))
+    return np.array(actions)

@@ -1,0 +1,291 @@
+"""Pickle what crosses process boundaries: agents, environments and updates one way, reports the other.
+
+Going to the workers, cloudpickle takes what the user's main script defines along by value. Coming back, the standard
+pickler is tried first, which is several times faster. Either way large arrays stay outside the pickle, as raw buffers,
+so that an engine copies them once.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import pickletools
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from streamsampler.core.errors import SerializationError
+
+__all__ = [
+    "Contents", "HeldPayload", "Payload", "Place", "dumps", "dumps_report", "loads", "loads_report", "refers_to",
+]  # fmt: skip
+
+_PROTOCOL = 5
+# How deep to look for the attribute that could not be pickled.
+_SEARCH_DEPTH = 4
+
+_ADVICE = {
+    "environment": "Pass an id, an EnvSpec or a callable that makes the environment in the worker.",
+    "agent": "Keep such handles out of the pickle with __getstate__, and open them again when they are first needed.",
+}
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A pickled object, and the arrays' memory that the pickle refers to.
+
+    Attributes:
+        data: The pickle.
+        buffers: The arrays' memory, in the order of the pickle. A memoryview shows the live array: engines copy
+            it before the user can change the array.
+        about: What the sender knows of the object. It is not sent.
+    """
+
+    data: bytes
+    buffers: tuple[memoryview | bytes, ...] = ()
+    about: Any = None
+
+    def owned(self) -> Payload:
+        """Return the same with the arrays' memory copied, which can be pickled."""
+        return Payload(self.data, tuple(bytes(buffer) for buffer in self.buffers))
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes, buffers included."""
+        return len(self.data) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+
+@dataclass(frozen=True)
+class HeldPayload(Payload):
+    """Stands for an object that stays in this process, as it is, unpickled.
+
+    Attributes:
+        held: The object. Pickled with the payload, it becomes one of the usual kind.
+    """
+
+    held: Any = None
+
+    @classmethod
+    def of(cls, held: Any, about: Any) -> HeldPayload:
+        """Return the payload of an object."""
+        return cls(pickle.dumps(type(held).__module__), (), about, held)
+
+    def pickled(self) -> Payload:
+        """Return a payload of the usual kind, of the object as it is now.
+
+        Raises:
+            SerializationError: It cannot be pickled.
+        """
+        return replace(dumps(self.held, "the agent").owned(), about=self.about)
+
+    def __reduce__(self) -> Any:
+        pickled = self.pickled()
+        return Payload, (pickled.data, pickled.buffers, pickled.about)
+
+
+def dumps(obj: Any, what: str) -> Payload:
+    """Pickle an object for the workers.
+
+    Args:
+        obj: Any object.
+        what: What to call it in an error, such as "the agent" or "the environment update".
+
+    Returns:
+        The payload, whose buffers are views of the object's own arrays.
+
+    Raises:
+        SerializationError: If it cannot be pickled; the pickler's exception is the cause.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data = cloudpickle.dumps(obj, protocol=_PROTOCOL, buffer_callback=buffers.append)
+        return Payload(data, tuple(buffer.raw() for buffer in buffers))
+    except Exception as error:
+        # Anything: __getstate__ and __reduce__ are user code.
+        raise _not_picklable(obj, what, error) from error
+
+
+def loads(payload: Payload) -> Any:
+    """Unpickle a payload; arrays come out in memory of their own, which may be written to.
+
+    An array that was read-only when it was pickled is read-only again.
+
+    Args:
+        payload: What `dumps` gave.
+
+    Returns:
+        A new object.
+    """
+    if isinstance(payload, HeldPayload):
+        payload = payload.pickled()
+    return pickle.loads(payload.data, buffers=[bytearray(buffer) for buffer in payload.buffers])
+
+
+def refers_to(payload: Payload, package: str) -> bool:
+    """Whether a pickled object needs a package, as far as that can be seen: it, or a module of its own, refers to it.
+
+    Args:
+        payload: The pickled object. Of its modules, those that are imported here are looked into.
+        package: The package's name.
+    """
+    if package.encode() in payload.data:
+        return True
+    names = {text.partition(":")[0] for _, text, _ in pickletools.genops(payload.data) if isinstance(text, str)}
+    modules = [module for name in names if isinstance(module := sys.modules.get(name), types.ModuleType)]
+    return any(_is_of(value, package) for module in modules for value in list(vars(module).values()))
+
+
+def _is_of(value: Any, package: str) -> bool:
+    if isinstance(value, types.ModuleType | types.FunctionType):
+        names = [value.__name__ if isinstance(value, types.ModuleType) else value.__module__]
+    else:
+        names = [base.__module__ for base in (value if isinstance(value, type) else type(value)).__mro__]
+    return any(str(name).partition(".")[0] == package for name in names)
+
+
+class _ArraysApart:
+    """A pickler that keeps arrays of plain numbers out of the pickle: in a list, unless that is None."""
+
+    def __init__(self, file: io.BytesIO, arrays: list[np.ndarray[Any, Any]] | None, names: Mapping[str, type]) -> None:
+        super().__init__(file, _PROTOCOL)  # type: ignore[call-arg]
+        self._arrays, self._names = arrays, names
+
+    def persistent_id(self, obj: Any) -> int | str | None:
+        """Return the number that stands for an array, or the name of a class that has one; None for what is pickled."""
+        if obj.__class__ is type:
+            return obj.__name__ if self._names.get(obj.__name__) is obj else None
+        if obj.__class__ is not np.ndarray or self._arrays is None:
+            return None
+        if obj.dtype.kind not in _PLAIN_KINDS or not obj.dtype.isnative or not obj.flags.c_contiguous:
+            return None
+        if len(self._arrays) >= _MANY and obj.nbytes <= _FEW_BYTES:
+            return None
+        self._arrays.append(obj)
+        return len(self._arrays) - 1
+
+
+class _Pickler(_ArraysApart, pickle.Pickler):
+    pass
+
+
+class _ByValue(_ArraysApart, cloudpickle.Pickler):  # type: ignore[misc]
+    pass
+
+
+_PLAIN_KINDS = "biufc"
+_MANY = 64
+_FEW_BYTES = 4096  # infos of many small arrays are copied into the pickle: the account of a buffer costs more
+Contents = tuple[bytes, bytes | None, list[tuple[str, tuple[int, ...]]]]
+"""What a report carries besides arrays: the pickled rollouts, the pickled spaces, each array's dtype and shape."""
+
+Place = tuple[Any, int]
+"""Where an array lies: memory, and the offset within it."""
+
+_NO_NAMES: Mapping[str, type] = {}
+_dtype = functools.cache(np.dtype)
+
+
+def dumps_report(
+    rollouts: Any, spaces: Any, names: Mapping[str, type] = _NO_NAMES
+) -> tuple[Contents, list[memoryview]]:
+    """Pickle what a worker recorded; `loads_report` is the other way.
+
+    Args:
+        rollouts: The rollouts.
+        spaces: Its spaces, or None: pickled by themselves, because they are mostly those that were sent before,
+            which the reader sees without unpickling them: that takes longer than the rest of a report.
+        names: Classes that the reader finds by these names.
+
+    Returns:
+        The pickles, with dtypes and shapes of the rollouts' arrays, and the memory of these arrays.
+
+    Raises:
+        SerializationError: If it cannot be pickled; the pickler's exception is the cause.
+    """
+    arrays: list[np.ndarray[Any, Any]] = []
+    pickled = _dumps_plainly(rollouts, arrays, names)
+    pickled_spaces = None if spaces is None else _dumps_plainly(spaces, None, _NO_NAMES)
+    forms = [(array.dtype.str, array.shape) for array in arrays]
+    return (pickled, pickled_spaces, forms), [pickle.PickleBuffer(array).raw() for array in arrays]  # type: ignore[arg-type]
+
+
+def loads_report(contents: Contents, places: Sequence[Place], names: Mapping[str, type] = _NO_NAMES) -> Any:
+    """Unpickle rollouts whose arrays lie in these places, and stay there."""
+    pickled, _, forms = contents
+    arrays = [np.ndarray(shape, _dtype(dtype), *place) for (dtype, shape), place in zip(forms, places, strict=True)]
+    return _Unpickler(io.BytesIO(pickled), {**names, **dict(enumerate(arrays))}).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds what was kept out of a pickle. A function of the instance would do on Python 3.11 and 3.12 only."""
+
+    def __init__(self, file: io.BytesIO, found: dict[Any, Any]) -> None:
+        super().__init__(file)
+        self._found = found
+
+    def persistent_load(self, key: Any) -> Any:
+        """Return the array of a number, or the class of a name."""
+        return self._found[key]
+
+
+def _dumps_plainly(obj: Any, arrays: list[np.ndarray[Any, Any]] | None, names: Mapping[str, type]) -> bytes:
+    """Pickle what comes from a worker, with its arrays in a list, or in the pickle where there is none."""
+    try:
+        try:
+            return _dumped(_Pickler, obj, arrays, names)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            # A class from the user's main script came here by value; no module has it, so it goes back by value, too.
+            if arrays is not None:
+                arrays.clear()
+            return _dumped(_ByValue, obj, arrays, names)
+    except Exception as error:
+        raise _not_picklable(obj, "what the rollout recorded", error) from error
+
+
+def _dumped(pickler: Any, obj: Any, *options: Any) -> bytes:
+    file = io.BytesIO()
+    pickler(file, *options).dump(obj)
+    return file.getvalue()
+
+
+def _not_picklable(obj: Any, what: str, error: Exception) -> SerializationError:
+    path = _culprit(obj)
+    where = f" (at its {path})" if path else ""
+    advice = next((text for word, text in _ADVICE.items() if word in what), "")
+    message = f"{what} ({type(obj).__qualname__}) cannot be pickled{where}: {type(error).__name__}: {error}"
+    return SerializationError(f"{message.rstrip('.')}. {advice}".rstrip())
+
+
+def _culprit(obj: Any) -> str:
+    """Return the path of the attribute or entry that cannot be pickled, such as ``.env.window``, or an empty string."""
+    path = ""
+    for _ in range(_SEARCH_DEPTH):
+        found = next(((step, part) for step, part in _parts(obj) if not _can_pickle(part)), None)
+        if found is None:
+            break
+        step, obj = found
+        path += step
+    return path
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(obj, dict):
+        yield from ((f"[{key!r}]", part) for key, part in obj.items())
+    elif isinstance(obj, list | tuple):
+        yield from ((f"[{position}]", part) for position, part in enumerate(obj))
+    elif not isinstance(obj, type):
+        yield from ((f".{name}", part) for name, part in getattr(obj, "__dict__", {}).items())
+
+
+def _can_pickle(obj: Any) -> bool:
+    try:
+        cloudpickle.dumps(obj, protocol=_PROTOCOL)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,316 @@
+"""Files: batches as `.npz`, and folders of shards for more than fits into memory, which are read one shard at a time.
+
+`batch.save("file.npz")` writes a batch, and `streamsampler.load("file.npz")` reads it. Neither uses pickle;
+`numpy.load(path, allow_pickle=False)` reads the arrays. `streamsampler.data.npz` describes the format for readers in
+other languages.
+
+Files hold numbers, texts, arrays and lists of them. Where infos hold other objects, such as handles of a simulator,
+sampling into a file or a folder ends with the first trajectory, and names these infos. `--without-infos handle,pose`
+leaves some out, `--without-infos` all; in Python `infos=["x", "y"]` keeps some and `infos=False` none, in `batch.save`
+and in `sample_to_folder`. `with sampler.writable_infos():` around calls of your own ends them that early, too.
+
+Folders of shards
+-----------------
+
+`streamsampler.sample_to_folder` writes files of at least `shard_size` timesteps each, as they are complete; so does
+`streamsampler sample … --shard-size N --out FOLDER`. Memory holds about two of them, however many timesteps are asked
+for. `streamsampler.TrajectoryFolder` reads the folder lazily; `streamsampler.load` also reads each shard by itself.
+
+```python
+folder = streamsampler.TrajectoryFolder("big")  # or load("big")
+len(folder), folder.n_timesteps, folder.complete
+for shard in folder.shards:  # one TrajectoryBatch in memory at a time
+    shard.returns.mean()
+folder[12_345], folder[1_000:2_000]  # reads only the shards they are in; folder.to_batch() reads all
+```
+
+`load("one", "another")` reads several folders as one: those of runs with other seeds, on other machines for instance.
+
+`folder.torch_dataset(sequence_length=32, shuffle=True)` is an `IterableDataset` of PyTorch; other libraries' formats
+are in `streamsampler.formats`.
+
+Whatever ends the run (Ctrl-C, a full disk, an error, SIGKILL), the same call with `resume=True` or command with
+`--resume` continues with the first missing shard, on any number of workers. The finished folder is the same, byte for
+byte, as that of an uninterrupted run. Where a shard is damaged, missing or of another run, resuming is an error that
+says which.
+
+`manifest.json` in the folder holds what decides about the data (environment, seed, amounts, version; of the command
+also the agent) and which trajectories each shard has. What differs is refused; `--resume` reads the seed from it where
+none is given. It cannot see code: an environment or an agent that you changed in between. `--order arrival` cannot be
+repeated, and is refused. With `--on-failure drop` the manifest also counts the indices that a shard leaves out. The
+folder is locked while it is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
+
+import numpy as np
+
+from streamsampler.core.errors import DataError, UsageError
+from streamsampler.core.extras import needed
+from streamsampler.core.words import count
+from streamsampler.data import npz as storage
+from streamsampler.data.batch import (
+    ActionsT,
+    AnyActionsT,
+    AnyObservationsT,
+    Index,
+    ObservationsT,
+    TrajectoryBatch,
+    brackets,
+)
+from streamsampler.data.files import load as load_file
+from streamsampler.data.manifest import Shard, read_manifest
+from streamsampler.data.shards import ShardFiles
+
+if TYPE_CHECKING:
+    from streamsampler.data.sequences import SequenceDataset
+
+
+def load(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
+    """Read a file as a `TrajectoryBatch`, or folders of shards lazily, as a `TrajectoryFolder`.
+
+    Type checkers take the result for a batch; `TrajectoryFolder(path)` does the same for a folder with its own type.
+
+    Args:
+        path: The file or the folder; `.npz` is appended where there is none of that name.
+        more: Further folders, whose trajectories follow.
+
+    Raises:
+        StorageError: The file holds no trajectories, is damaged or cut short, or is of a newer format.
+        FileNotFoundError: There is no such file or folder.
+    """
+    if not more and not Path(path).is_dir():
+        return load_file(path)
+    # Most code needs only what a folder and a batch have in common.
+    return cast("TrajectoryBatch[Any, Any]", TrajectoryFolder(path, *more))
+
+
+class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
+    """The trajectories of a folder that `sample_to_folder` or the command wrote, read shard by shard.
+
+    Like a `TrajectoryBatch` it has a length, `folder[i]`, slices, arrays of integers and boolean masks, which give
+    batches in memory of their own, and an iterator over trajectories. Only the shard that was used
+    last stays in memory, so iterate in order, or shard by shard.
+
+    Several folders, such as those of runs with other seeds on other machines, are read one after the other, as one.
+
+    Args:
+        path: The folder. Of an incomplete one, the shards are those that were there when it was opened.
+        more: Further folders, of the same spaces.
+
+    Attributes:
+        paths: The folders.
+        files: The file of each shard.
+        shards: A sequence that loads each shard as a `TrajectoryBatch` when it is indexed.
+        complete: Whether all folders are complete.
+        seed: The sampler's seed; None where it differs between folders.
+        provenance: What else decided about the data, as far as all folders agree.
+        package_version: The version of this package that began the folder; None where it differs.
+        shard_sizes: The trajectories and timesteps of each shard.
+
+    Raises:
+        StorageError: The folder has no manifest, or it or a shard is damaged or missing; names the file.
+        FileNotFoundError: There is no such folder.
+    """
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(brackets)
+
+    def __init__(self, path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> None:
+        self.paths = tuple(map(Path, (path, *more)))
+        manifests = [read_manifest(folder) for folder in self.paths]
+        places: list[_Place] = []
+        for folder, manifest in zip(self.paths, manifests, strict=True):
+            files = ShardFiles(folder, manifest)
+            entries, damaged = files.survey(lambda _number, _shard: None)
+            if damaged:
+                raise damaged.popitem()[1]
+            places += [_Place(files, number, entry) for number, entry in enumerate(entries)]
+        self.files = [place.files.path(place.number) for place in places]
+        self.shards: Sequence[TrajectoryBatch[ObservationsT, ActionsT]] = _Shards(places)
+        self.complete = all(manifest.complete for manifest in manifests)
+        self.seed: int | None = _common([manifest.seed for manifest in manifests])
+        self.package_version: str | None = _common([manifest.package_version for manifest in manifests])
+        first, *others = (manifest.provenance for manifest in manifests)
+        self.provenance: Mapping[str, Any] = {
+            name: value
+            for name, value in first.items()
+            if all(name in other and other[name] == value for other in others)
+        }
+        self.shard_sizes = [(place.shard.trajectories, place.shard.timesteps) for place in places]
+        self._bounds = np.cumsum([0, *(trajectories for trajectories, _ in self.shard_sizes)])
+        self._n_timesteps = sum(timesteps for _, timesteps in self.shard_sizes)
+
+    @property
+    def path(self) -> Path:
+        """The folder.
+
+        Raises:
+            UsageError: There are several.
+        """
+        if len(self.paths) > 1:
+            raise UsageError(f"this takes one folder, and there are {len(self.paths)}: take one of them")
+        return self.paths[0]
+
+    @property
+    def n_trajectories(self) -> int:
+        """How many trajectories there are."""
+        return int(self._bounds[-1])
+
+    @property
+    def n_timesteps(self) -> int:
+        """How many timesteps all of them have."""
+        return self._n_timesteps
+
+    def __len__(self) -> int:
+        return self.n_trajectories
+
+    def __repr__(self) -> str:
+        state = "" if self.complete else ", incomplete"
+        paths = ", ".join(repr(str(path)) for path in self.paths)
+        return (
+            f"TrajectoryFolder({paths}, {count(self.n_trajectories, 'trajectory')}, "
+            f"{count(self.n_timesteps, 'timestep')}, {count(len(self.shards), 'shard')}{state})"
+        )
+
+    def __iter__(self) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
+        for shard in self.shards:
+            yield from shard
+
+    def __getitem__(self, index: Index) -> TrajectoryBatch[ObservationsT, ActionsT]:
+        """The trajectories that an index, a slice, an array of integers or a boolean mask selects, as a batch.
+
+        Raises:
+            IndexError: There is no such trajectory.
+            DataError: There are no shards, and so nothing is known of the spaces.
+        """
+        selected = np.arange(self.n_trajectories)[cast("Any", index)]
+        if selected.ndim > 1:
+            raise IndexError(f"a folder has one axis, its trajectories; the index has the shape {selected.shape}")
+        self._check_some()
+        selected = np.atleast_1d(selected)
+        if not len(selected):
+            return self.shards[0][:0]
+        numbers = np.searchsorted(self._bounds, selected, side="right") - 1
+        parts = np.split(selected, np.flatnonzero(np.diff(numbers)) + 1)  # each from one shard
+        return TrajectoryBatch.concatenate(self._of_one_shard(part) for part in parts)
+
+    def _of_one_shard(self, selected: Any) -> TrajectoryBatch[ObservationsT, ActionsT]:
+        number = int(np.searchsorted(self._bounds, selected[0], side="right")) - 1
+        return self.shards[number][selected - self._bounds[number]]
+
+    def to_batch(self) -> TrajectoryBatch[ObservationsT, ActionsT]:
+        """All trajectories as one batch, which must fit into memory; its size, and one shard more on the way.
+
+        Raises:
+            DataError: There are no shards.
+        """
+        self._check_some()
+        return TrajectoryBatch.concatenate(shard[:] for shard in self.shards)
+
+    def torch_dataset(
+        self,
+        sequence_length: int | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        fields: Sequence[str] = ("observations", "actions", "rewards", "terminated", "truncated"),
+    ) -> SequenceDataset:
+        """Return an `IterableDataset` of PyTorch with sequences of timesteps, for a `DataLoader`.
+
+        Each trajectory is cut into sequences of `sequence_length` timesteps; the last one is filled up with zeros,
+        where its mask is false. Loader workers (`num_workers`) share the shards: together they yield each sequence
+        exactly once, and each has one shard in memory. With fewer shards than loader workers all of them read all
+        shards.
+
+        Needs PyTorch: `pip install torch`.
+
+        Example:
+            ```python
+            dataset = TrajectoryFolder("big").torch_dataset(sequence_length=32, shuffle=True, seed=1)
+            for epoch in range(3):
+                dataset.set_epoch(epoch)
+                for sequences in torch.utils.data.DataLoader(dataset, batch_size=64, num_workers=4):
+                    sequences["observations"], sequences["mask"]  # (64, 32, ...), (64, 32)
+            ```
+
+        Args:
+            sequence_length: Timesteps of each sequence, S; None for whole trajectories, each as long as it is.
+            shuffle: Whether shards come in a random order, and sequences in a random order within their shard. The
+                order is the same for the same seed, epoch (`dataset.set_epoch`) and number of loader workers.
+            seed: Of the shuffle.
+            fields: What each sequence holds: some of observations, next_observations, actions, rewards, terminated,
+                truncated, step_types, env_infos and agent_infos. The infos of sequences may have different keys; they
+                need a `collate_fn` of your own then.
+
+        Returns:
+            A dataset of dicts: the fields, tensors (S, ...) nested as their spaces; `terminated` and `truncated` are
+            true only at a trajectory's last timestep; `mask`, (S,) bool; `index` of the trajectory, and `timestep`,
+            that of the first. Its `n_sequences` is how many there are.
+
+        Raises:
+            ImportError: PyTorch is not there.
+            UsageError: An argument cannot work. Iteration raises `DataError` where a field is no numbers.
+        """
+        needed("torch", "torch_dataset", "torch")
+        from streamsampler.data.sequences import SequenceDataset
+
+        if self.shards and "policies" in storage.read(self.files[0])[1]:
+            raise UsageError(f"{self.files[0]} has episodes of several agents: load() it, and use what one policy did")
+        return SequenceDataset(self.files, self.shards, sequence_length, shuffle=shuffle, seed=seed, fields=fields)
+
+    def _check_some(self) -> None:
+        if not self.shards:
+            raise DataError(f"{' and '.join(map(str, self.paths))} holds no trajectories yet")
+
+
+T = TypeVar("T")
+
+
+def _common(values: Sequence[T]) -> T | None:
+    """Return the value that all of some values are; None where they differ."""
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+class _Place(NamedTuple):
+    """Where a shard is: the number that it has among the files of its folder, and what is known of it."""
+
+    files: ShardFiles
+    number: int
+    shard: Shard
+
+
+class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
+    """The shards of folders, loaded one at a time."""
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self._places = places
+        self._last: tuple[int, TrajectoryBatch[Any, Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> TrajectoryBatch[Any, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TrajectoryBatch[Any, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> TrajectoryBatch[Any, Any] | Sequence[TrajectoryBatch[Any, Any]]:
+        if isinstance(index, slice):
+            raise TypeError("shards are loaded one at a time: ask for one")
+        number = range(len(self))[index]
+        last = self._last
+        if last is None or last[0] != number:
+            self._last = last = None  # gives its memory back before the next one needs it
+            files, own_number, shard = self._places[number]
+            self._last = last = number, files.load(own_number, shard)
+        return last[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}

@@ -1,0 +1,177 @@
+"""Say which infos files hold, and find infos that no file can hold, before hours of sampling are lost to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from streamsampler.core.errors import StorageError, UnwritableInfoError, UsageError
+from streamsampler.data.agent_rows import OF_AGENTS
+from streamsampler.data.batch_fields import INFOS, PER_TIMESTEP
+from streamsampler.data.codec import encode
+from streamsampler.data.info_columns import InfoColumns, KeyPath, name_of
+from streamsampler.data.infos import Infos, columns_of, is_mask
+
+# Python's complex numbers become those of NumPy when their column is decided, and those can be written.
+_WRITABLE = (bool, int, float, str, complex, type(None))
+
+
+@dataclass(frozen=True)
+class KeptInfos:
+    """The infos that a file holds, by the names of their outermost keys.
+
+    Attributes:
+        names: The names of those that are kept; None for all.
+        without: The names of those that are left out all the same.
+    """
+
+    names: frozenset[str] | None = None
+    without: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(infos: InfosArgument) -> KeptInfos:
+        """Return what an argument `infos` says.
+
+        Args:
+            infos: True for all infos, False for none, or the names of those that are kept.
+
+        Raises:
+            UsageError: It is something else.
+        """
+        if isinstance(infos, KeptInfos):
+            return infos
+        if isinstance(infos, bool):
+            return KeptInfos() if infos else KeptInfos(frozenset())
+        names = None if isinstance(infos, str) or not isinstance(infos, Iterable) else list(infos)
+        if names is None or not all(isinstance(name, str) for name in names):
+            raise UsageError(f'infos must be True, False, or the names to keep, such as ["x", "y"], got {infos!r}')
+        return KeptInfos(frozenset(names))
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all infos are kept."""
+        return self.names is None and not self.without
+
+    def keeps(self, name: str) -> bool:
+        """Return whether the infos of a name are kept."""
+        return (self.names is None or name in self.names) and name not in self.without
+
+    @property
+    def mentioned(self) -> frozenset[str]:
+        """The names that are said to be kept, or to be left out."""
+        return self.without | (self.names or frozenset())
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a file's provenance says of it; nothing where all infos are kept."""
+        if self.is_all:
+            return {}
+        return {"infos": {"without": sorted(self.without)} if self.names is None else sorted(self.names)}
+
+    def of_batch(self, batch: Any) -> Any:
+        """Return a batch with the infos that are kept.
+
+        Raises:
+            UsageError: An info is named that the batch does not have.
+        """
+        if self.is_all:
+            return batch
+        several = policies_of(batch)
+        known = {name for each in (batch, *several.values()) for tree in INFOS for name in _names(getattr(each, tree))}
+        if unknown := self.mentioned - known:
+            there = f"those there are: {', '.join(map(repr, sorted(known)))}" if known else "there are none"
+            raise UsageError(f"there is no info {' or '.join(map(repr, sorted(unknown)))}; {there}")
+        kept = self._of_one(batch)
+        if not several:
+            return kept
+        return dataclasses.replace(kept, policies={name: self._of_one(each) for name, each in several.items()})
+
+    def _of_one(self, batch: Any) -> Any:
+        kept: dict[str, Any] = {name: self._of_infos(getattr(batch, name)) for name in INFOS}
+        return dataclasses.replace(batch, **kept)
+
+    def _of_infos(self, infos: Infos) -> Infos:
+        kept = {key: value for key, value in infos.items() if self.keeps(key[1:] if is_mask(key, infos) else key)}
+        if OF_AGENTS in infos:
+            kept[OF_AGENTS] = {agent: self._of_agent(about) for agent, about in infos[OF_AGENTS].items()}
+        return kept
+
+    def _of_agent(self, about: Infos) -> Infos:
+        """Return what is known of an agent in each episode: its return is no info, and always kept."""
+        return {key: self._of_infos(value) if isinstance(value, dict) else value for key, value in about.items()}
+
+    def of_columns(self, columns: InfoColumns) -> InfoColumns:
+        """Return the columns of the infos that are kept."""
+        kept = {key: it for key, it in columns.columns.items() if (name := info_name(key)) is None or self.keeps(name)}
+        return InfoColumns(columns.length, kept)
+
+
+InfosArgument: TypeAlias = bool | Iterable[str] | KeptInfos
+"""True for all infos, False for none, or the names of those that are kept."""
+
+
+def policies_of(batch: Any) -> dict[str, Any]:
+    """Return what each policy did, where a batch is of several agents; an empty dict where it is not."""
+    return getattr(batch, "policies", {})
+
+
+def unwritable_infos(batch: Any) -> None:
+    """Check that a file can hold the infos of a batch.
+
+    Raises:
+        UnwritableInfoError: It cannot; names all such infos.
+    """
+    pieces = []
+    for each in (batch, *policies_of(batch).values()):
+        for name in INFOS:
+            columns = columns_of(getattr(each, name), each.n_timesteps if name in PER_TIMESTEP else len(each), name)
+            pieces.append((name, (columns, 0, columns.length)))
+    check_pieces(pieces)
+
+
+def info_name(path: KeyPath) -> str | None:
+    """Return the name that an info is kept or left out by; None for what is no info, and always kept."""
+    if path[0] != OF_AGENTS:
+        return path[0]
+    return path[3] if len(path) > 3 else None  # of agents, whose, which, and its name
+
+
+def _names(infos: Infos) -> set[str]:
+    names = {key for key in infos if not is_mask(key, infos)} - {OF_AGENTS}
+    for about in infos.get(OF_AGENTS, {}).values():
+        names |= {name for part in about.values() if isinstance(part, dict) for name in _names(part)}
+    return names
+
+
+def check_pieces(pieces: Iterable[tuple[str, tuple[InfoColumns, int, int]]]) -> None:
+    """Check that a file can hold infos: pieces of columns, by the field of a batch.
+
+    Raises:
+        UnwritableInfoError: It cannot; names all such infos.
+    """
+    found: dict[str, str] = {}
+    others: dict[str, None] = {}
+    for tree, (columns, start, stop) in pieces:
+        for path, column in columns.columns.items():
+            name = info_name(path) or path[0]
+            if name in found or column.values.dtype != object:
+                others[name] = None
+                continue
+            if (problem := _problem(column.of_rows(start, stop), name_of(tree, path))) is None:
+                others[name] = None
+            else:
+                found[name] = problem
+    if found:
+        raise UnwritableInfoError(next(iter(found.values())), sorted(found), sorted(others.keys() - found.keys()))
+
+
+def _problem(values: Iterable[Any], name: str) -> str | None:
+    """Return why a file cannot hold one of the values; None where it can hold all of them."""
+    for value in values:
+        if type(value) not in _WRITABLE:
+            try:
+                encode(value, name)
+            except StorageError as error:
+                return str(error)
+    return None

@@ -1,0 +1,144 @@
+"""Sequences of timesteps out of a folder, as an `IterableDataset` of PyTorch.
+
+`TrajectoryFolder.torch_dataset` makes it; this module needs PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, get_worker_info
+
+from streamsampler.core.errors import DataError, UsageError, positive
+from streamsampler.data import npz as storage
+from streamsampler.data import trees
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.infos import take_infos
+from streamsampler.data.trees import Array
+
+FIELDS = (
+    *("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "step_types"),
+    *("env_infos", "agent_infos"),
+)
+"""What a sequence can hold, besides its mask and its place."""
+
+_ENDS = ("terminated", "truncated")
+_INFOS = ("env_infos", "agent_infos")
+
+
+class SequenceDataset(IterableDataset):  # type: ignore[misc]
+    """Yields sequences of timesteps; see `TrajectoryFolder.torch_dataset`.
+
+    Attributes:
+        sequence_length: Timesteps of each sequence; None where each is a whole trajectory.
+
+    Raises:
+        UsageError: An argument cannot work.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        shards: Sequence[TrajectoryBatch[Any, Any]],
+        sequence_length: int | None,
+        *,
+        shuffle: bool,
+        seed: int,
+        fields: Sequence[str],
+    ) -> None:
+        super().__init__()
+        if sequence_length is not None:
+            positive("sequence_length", sequence_length)
+        if unknown := sorted(set(fields) - set(FIELDS)):
+            raise UsageError(f"sequences hold no {' and no '.join(unknown)}, only {', '.join(FIELDS)}")
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise UsageError(f"seed should be an integer of at least 0, and is {seed!r}")
+        self.sequence_length = sequence_length
+        self._files, self._shards = files, shards
+        self._shuffle, self._seed, self._fields = shuffle, int(seed), tuple(fields)
+        # Shared, so that loader workers that outlive an epoch see the next one.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def n_sequences(self) -> int:
+        """How many sequences all loader workers yield together; reads the lengths of all trajectories."""
+        return sum(len(self._places(storage.read(path, "lengths")[0]["lengths"])) for path in self._files)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose another shuffle, of the same seed; without a call each iteration has the same order."""
+        self._epoch.fill_(epoch)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        worker, n_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        n_shards = len(self._shards)
+        order = np.arange(n_shards)
+        entropy = (self._seed, int(self._epoch))
+        if self._shuffle:
+            np.random.default_rng(entropy).shuffle(order)
+        # Each loader worker reads shards of its own; where there are too few, all read all of them.
+        share_shards = n_shards >= n_workers
+        for number in order[worker::n_workers] if share_shards else order:
+            shard = self._shards[int(number)]
+            places = self._places(shard.lengths)
+            if self._shuffle:
+                np.random.default_rng((*entropy, int(number))).shuffle(places)
+            for trajectory, first, stop in places if share_shards else places[worker::n_workers]:
+                yield self._sequence(shard, int(trajectory), int(first), int(stop))
+
+    def _places(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return trajectory, first timestep and the one after the last of each sequence of a shard: (n, 3)."""
+        if self.sequence_length is None:
+            return np.stack([np.arange(len(lengths)), np.zeros_like(lengths), lengths], axis=1)
+        size = self.sequence_length
+        counts = -(-lengths // size)
+        owners = np.repeat(np.arange(len(lengths)), counts)
+        starts = (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)) * size
+        return np.stack([owners, starts, np.minimum(starts + size, lengths[owners])], axis=1)
+
+    def _sequence(self, shard: TrajectoryBatch[Any, Any], trajectory: int, first: int, stop: int) -> dict[str, Any]:
+        begin = int(shard.starts[trajectory])
+        rows = slice(begin + first, begin + stop)
+        length = self.sequence_length or stop - first
+        at_end = stop == shard.lengths[trajectory]
+        found: dict[str, Any] = {}
+        for name in self._fields:
+            if name in _ENDS:
+                found[name] = np.zeros(length, np.bool_)
+                found[name][stop - first - 1] = at_end and getattr(shard, name)[trajectory]
+            else:
+                tree = _rows_of(shard, name, trajectory, rows, at_end=bool(at_end))
+                found[name] = trees.map_tree(partial(_padded, length=length, name=name), tree)
+        found["mask"] = np.arange(length) < stop - first
+        found["index"] = np.array(shard.indices[trajectory])
+        found["timestep"] = np.array(first)
+        return trees.map_tree(torch.from_numpy, found)
+
+
+def _rows_of(shard: TrajectoryBatch[Any, Any], name: str, trajectory: int, rows: slice, *, at_end: bool) -> Any:
+    if name in _INFOS:
+        return take_infos(getattr(shard, name), rows)
+    if name == "next_observations":
+        following = trees.take(shard.observations, slice(rows.start + 1, rows.stop + (not at_end)))
+        last = trees.take(shard.last_observations, slice(trajectory, trajectory + at_end))
+        return trees.concatenate([following, last])
+    return trees.take(getattr(shard, name), rows)
+
+
+def _padded(rows: Array, length: int, name: str) -> Array:
+    """Return rows in memory of their own, with zeros after them.
+
+    Raises:
+        DataError: They are no numbers that PyTorch has.
+    """
+    if rows.dtype.kind not in "biufc" or rows.dtype.itemsize > 16:
+        raise DataError(f"{name} hold values of {rows.dtype}, which no tensor holds: leave {name} out of fields")
+    padded = np.zeros((length, *rows.shape[1:]), rows.dtype.newbyteorder("="))
+    padded[: len(rows)] = rows
+    return padded

@@ -1,0 +1,472 @@
+"""Assign tickets to workers until a call has the trajectories that its plan asks for. Pure.
+
+`Gathering` decides what each worker runs next; `result.Result` decides what becomes of what arrives. Neither knows
+processes, clocks or arrays.
+
+The batch never depends on timing. In index order it is a prefix of trajectories 0, 1, 2, …, whenever and in whatever
+tickets they arrive, and whichever were lost and run again.
+
+Whether a call fails does not depend on timing either. If one trajectory of a ticket fails, those before and after it
+are assigned again, and the failure is held back until its turn comes (see `result`): then the call ends with it, or
+the trajectory is assigned again. Trajectories after a failure that ends the call cannot be needed and are not assigned.
+If it is unknown which trajectory failed, each block is assigned again by itself. If another worker runs a copy, a final
+failure counts at once, since the copy fails as well; what else was lost is left to the copy. Where the copy succeeds
+first, the failure does not happen each time, and is forgotten.
+
+Where trajectories that are run together may influence each other, they are run in *blocks*. Every queue of indices is
+cut into blocks from its start, and a ticket is whole blocks: which trajectories share a block is fixed by the plan and
+the queues, never by ticket sizes, timing or losses. A block fails as a whole.
+
+Workers that run *lanes* run trajectories side by side that do not influence each other, each in a row that its index
+decides, and begin those of the next ticket in rows that have none left. So they get a ticket ahead until the end. Their
+tickets fill all rows while there is plenty; what remains then is shared at once, so that all workers finish together.
+
+In arrival order any trajectory will do, so no worker is idle while the result is incomplete: trajectories under way may
+turn out to be long. A slow worker contributes less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from streamsampler.core.errors import ProtocolError
+from streamsampler.protocol.in_flight import Copies, InFlight, IsAwaited, StepsOf
+from streamsampler.protocol.messages import Dropped
+from streamsampler.protocol.plans import Exactly, GatherPlan, IndexQueue, Layout, Streamed, endless
+from streamsampler.protocol.result import HeldFailure, Order, Result, too_many_dropped
+from streamsampler.protocol.throughput import (
+    SHORTEST_TICKET_SECONDS,
+    Throughput,
+    needed_for,
+    ticket_size,
+    trajectories_in_ticket,
+)
+
+_FOREVER = 2**62
+
+NOTABLY_SLOWER = 1.5
+"""From how many times the average duration on a worker counts as slow near the end of a call."""
+
+SAFETY_MARGIN = 0.5
+"""By how many standard deviations the trajectories under way are assumed to fall short of their mean, together. A
+trajectory that begins too late makes all workers wait; one that begins in vain wastes a core. With two workers, batches
+of 2,000 and 4,000 timesteps and lengths of 200 to 1,000, the simulation in `tests/scheduling/test_schedules.py` finds a
+wall time 1 % shorter than with 0, and 6 and 3 % of work in vain; 2 gains at most 0.7 % more and wastes 14 and 7 %."""
+
+LANES_MARGIN = 0.25
+"""The same for workers that run lanes. There more trajectories begin at once; those in vain slow the others down."""
+
+
+def _around(trajectory: int, piece: range, block: int) -> list[range]:
+    """Return what a piece has before and after the block of a trajectory; all of it if it does not have that."""
+    if trajectory not in piece:
+        return [piece]
+    start = piece.index(trajectory) // block * block
+    return [rest for rest in (piece[:start], piece[start + block :]) if rest]
+
+
+class Assignment(NamedTuple):
+    """The ticket that a worker runs next; see `protocol.messages.Ticket`.
+
+    Attributes:
+        indices: The trajectory indices.
+        block: How many of them may influence each other.
+    """
+
+    indices: range
+    block: int = 1
+
+
+ADVANCE_BYTES = 1 << 27
+"""What the observations of a ticket that is assigned in advance should take at most."""
+
+
+class GivenTicket(NamedTuple):
+    """A ticket that was assigned in advance.
+
+    Attributes:
+        worker: Whose it is.
+        indices: Its trajectories.
+        since: When it was assigned.
+    """
+
+    worker: int
+    indices: range
+    since: float
+
+
+class Gathering:
+    """Track one call's progress through its plan.
+
+    Args:
+        plan: What the call asks for.
+        n_workers: The number of workers.
+        order: "index", or "arrival" for whatever finishes first.
+        throughput: Average lengths and durations, of earlier calls as well.
+        own_queues: Whether each worker may run only its own indices.
+        layout: How workers run the trajectories of consecutive indices.
+        concurrent: Whether workers run at the same time, so that one can run another's ticket sooner.
+        dropping: Whether trajectories may be left out, and later indices take their places.
+        shortest_ticket: Seconds below which the last tickets cost more than they are worth.
+        steps_of: Returns the timesteps that a worker has shown of its tickets; None if that is unknown.
+        is_awaited: Returns whether a worker must answer before the call may end; None if no worker must.
+
+    Attributes:
+        result: The result so far, and what is held back from it.
+        arrived_trajectories: Trajectories that arrived, not counting those that were left out.
+        arrived_timesteps: Their timesteps.
+        arrived_dropped: Trajectories that were left out.
+        refuses_all: Whether the last refusal of `take` holds for every worker that would ask for the same.
+
+    Raises:
+        UsageError: No other indices can take the places of those left out.
+    """
+
+    def __init__(
+        self, plan: GatherPlan, *, n_workers: int, order: Order = "index", throughput: Throughput | None = None,
+        own_queues: bool = False, layout: Layout = Layout(), concurrent: bool = True, dropping: bool = False,
+        shortest_ticket: float = SHORTEST_TICKET_SECONDS,
+        steps_of: StepsOf | None = None, is_awaited: IsAwaited | None = None,
+    ) -> None:  # fmt: skip
+        self.plan = plan
+        self.throughput = throughput if throughput is not None else Throughput()
+        order, dropping = ("index", False) if plan.fixed or plan.n_of_task else (order, dropping)
+        self._never_idle = order == "arrival" and concurrent
+        self._is_stream = isinstance(plan, Streamed)
+        self._n_workers = n_workers
+        self._shortest_ticket = shortest_ticket
+        self._unit = max(layout.rows, layout.block)
+        self._has_lanes = False
+        self._shared_after = -1  # trajectories that had arrived; see `_last_share`
+        self._n_to_share, self._all_speeds = 0.0, 1.0
+        self._may_copy = concurrent and not own_queues
+        n_queues = n_workers if own_queues else 1
+        own = [plan.queue(number, n_queues) for number in range(n_queues)]
+        if plan.limit is not None and (dropping or (order == "arrival" and isinstance(plan, Exactly))):
+            own = [endless(queue, n_queues) for queue in own]
+        self._queues = [IndexQueue(queue, layout.block) for queue in own]
+        self._first = min(queue.own.start for queue in self._queues)
+        self.result = Result(plan, order, self._first)
+        self._in_flight = InFlight(n_workers, self.throughput)
+        self._copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket, is_awaited)
+        self._handed_out = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
+        self._considered: set[int] = set()  # workers that got a ticket, or were passed over because they are slow
+        self.arrived_trajectories = 0
+        self.arrived_timesteps = 0
+        self.arrived_dropped = 0
+        self.refuses_all = False
+
+    # ------------------------------------------------------------------ handing out
+
+    def take(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
+        """Return the ticket that `worker` should run next, or None if there is none for it now.
+
+        An idle worker may get a copy of a part of another worker's ticket (see `copies`). A worker so slow that the
+        others would finish everything sooner gets nothing.
+
+        Args:
+            worker: The worker number.
+            ahead: Whether the worker still runs a ticket. Then it gets the next one only if it runs lanes, or while
+                there is plenty for all: near the end a ticket that waits for another one is late, and may be surplus.
+            now: The time in seconds, from any one clock.
+        """
+        # The workers of a complete call are about to be stopped: a loss or a copy of its surplus is not run, either.
+        self.refuses_all = self.result.complete or (ahead and not self._has_plenty)
+        if self.refuses_all:
+            return None
+        queue = self._queue_for(worker)
+        in_lanes = queue.block < self._unit
+        needed = self._n_needed(LANES_MARGIN if in_lanes else SAFETY_MARGIN)
+        remaining = max(0, needed - self._handed_out)
+        slowness = self._slowness(worker)
+        if in_lanes and 0 < remaining <= self._n_workers * self._unit:
+            # Shares are estimates: if every worker were refused, no report would come, and no worker be asked again.
+            size = max(self._last_share(worker, remaining, now), 0 if ahead else 1)
+            if not size:
+                return None
+        else:
+            rows = self._unit if in_lanes else 0
+            size = ticket_size(
+                self.throughput, remaining, self._n_workers, slowness, self._unit, rows, self._shortest_ticket
+            )
+        # Even if none remain, a returned ticket must run: without it the prefix has a gap.
+        if remaining and slowness > 1 and self._is_better_idle(worker, size, remaining, now):
+            indices = self._pass_over(worker)
+        else:
+            indices = self._take_returned(queue, size) or self._take_new(queue, size, needed, remaining)
+            self.refuses_all = not indices and len(self._queues) == 1
+        if indices:
+            self._handed_out += len(indices)
+            self._in_flight.add(worker, indices, now)
+        elif ahead or not (indices := self._take_copy(worker, now, queue.block)):
+            return None
+        self._considered.add(worker)
+        return Assignment(indices, queue.block)
+
+    def next_look(self) -> float:
+        """Return when idle workers should ask `take` again, even if nothing arrives until then; infinity for never."""
+        return self._copies.next_look() if self._may_copy else math.inf
+
+    def run_lanes(self, worker: int) -> None:
+        """Cut tickets for a worker as is best: none of its trajectories influences another one."""
+        queue = self._queue_for(worker)
+        queue.block, self._has_lanes = 1, self._unit > 1
+
+    def _last_share(self, worker: int, remaining: int, now: float) -> int:
+        """Return how many of the last trajectories a worker gets at once, so that all workers finish together.
+
+        All trajectories that are not run yet, assigned or not, are shared by the workers' speeds.
+        """
+        in_flight, everybody = self._in_flight, range(self._n_workers)
+        if self._shared_after != self.arrived_trajectories:  # to assign some changes nothing of their number
+            self._shared_after = self.arrived_trajectories
+            self._n_to_share = remaining + sum(in_flight.left(other, now) for other in everybody)
+            self._all_speeds = sum(1 / self._slowness(other) for other in everybody)
+        share = self._n_to_share / self._all_speeds / self._slowness(worker)
+        return min(remaining, math.ceil(share - in_flight.left(worker, now)))
+
+    def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
+        """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
+        for lost in self._in_flight.remove(worker, indices, now):
+            self._put_back(lost)
+
+    def _put_back(self, indices: range) -> None:
+        self._handed_out -= len(indices)
+        self._queue_of(indices).put_back(indices)
+
+    def _queue_for(self, worker: int) -> IndexQueue:
+        return self._queues[worker % len(self._queues)]
+
+    def _queue_of(self, indices: range) -> IndexQueue:
+        queues, index = self._queues, indices[0]
+        # Workers' own queues are every n-th index of n queues, or as many in a row as the others have.
+        own = queues[0].own
+        return queues[index % len(queues) if own.step > 1 else (index - self._first) // len(own) % len(queues)]
+
+    @property
+    def _under_way(self) -> int:
+        """How many trajectories are in flight, or belong to failures that are held back."""
+        return self._handed_out - self.arrived_trajectories - self.arrived_dropped
+
+    @property
+    def _has_plenty(self) -> bool:
+        """Whether workers may get a ticket ahead.
+
+        In lanes its trajectories begin at once, in rows that have none left. Otherwise enough indices must remain for
+        all workers, even if trajectories turn out rather long.
+        """
+        return self._has_lanes or self._n_needed(-SAFETY_MARGIN) - self._handed_out > self._n_workers * self._unit
+
+    def _slowness(self, worker: int) -> float:
+        """How many times the average duration `worker` takes; 1 if it does not count as slow."""
+        if not self._may_copy:
+            return 1.0
+        slowness = self.throughput.slowness(worker)
+        return slowness if slowness > NOTABLY_SLOWER else 1.0
+
+    def _take_returned(self, queue: IndexQueue, size: int) -> range:
+        first = queue.first_returned()
+        if first is None or first[0] > self.result.end:
+            return range(0)
+        return queue.take_returned(size)
+
+    def _take_new(self, queue: IndexQueue, size: int, needed: int, remaining: int) -> range:
+        if self._never_idle:
+            most = remaining or (0 if self._is_stream else math.ceil(needed / (2 * self._n_workers)))
+            return queue.take_new(min(size, most), _FOREVER) if most else range(0)
+        if too_many_dropped(self.arrived_dropped, self.arrived_trajectories):
+            return range(0)  # the call is about to end, unless earlier trajectories that are still in flight succeed
+        return queue.take_new(size, min(self._first + needed, self.result.end))
+
+    def _take_copy(self, worker: int, now: float, block: int) -> range:
+        # While the consumer of a stream has trajectories to take, a slow ticket does not make it wait.
+        if not self._may_copy or (self._is_stream and self.result.has_segments):
+            return range(0)
+        indices = self._copies.take(worker, now, block, self.result.end)
+        if indices is None:
+            self.refuses_all = self.refuses_all and not self._copies.pay(now)
+        return indices or range(0)
+
+    def _pass_over(self, worker: int) -> range:
+        # Once a call, so that after some calls the worker is tried again.
+        if worker not in self._considered:
+            self._considered.add(worker)
+            self.throughput.approach_average(worker)
+        return range(0)
+
+    def _is_better_idle(self, worker: int, size: int, remaining: int, now: float) -> bool:
+        """Whether the busy workers would finish all that remains before `worker` finishes `size` trajectories."""
+        each = self.throughput.seconds_with(worker)
+        if self._is_stream or self._never_idle or each is None:
+            return False
+        end = self._in_flight.expected_end_of_all(remaining, now)
+        return end is not None and self._in_flight.expected_end(worker, now) + each * size > end
+
+    def _n_needed(self, margin: float) -> int:
+        """Estimate how many trajectories the call needs in all.
+
+        Args:
+            margin: By how many standard deviations trajectories are assumed to be shorter; longer if negative.
+        """
+        most = _FOREVER if self.plan.limit is None else self.plan.limit + self.arrived_dropped
+        if self._is_stream:
+            return min(most, self.result.n_popped + self._window())
+        if self.plan.timesteps is None:
+            return most
+        mean = self.throughput.timesteps
+        if mean is None and self.arrived_trajectories:
+            mean = self.arrived_timesteps / self.arrived_trajectories
+        if mean is None:
+            # Lengths are unknown: assign one block to each worker, to learn them. Each trajectory has at least one
+            # timestep; those that were left out showed nothing.
+            return self.arrived_dropped + min(self._n_workers * self._unit, self.plan.timesteps)
+        missing = self.plan.timesteps - self.arrived_timesteps
+        return self._handed_out + max(0, needed_for(missing, mean, margin * self.throughput.spread) - self._under_way)
+
+    def _window(self) -> int:
+        # How far workers run ahead of a stream's consumer: enough to stay busy, few enough to bound memory.
+        return 4 * self._n_workers * max(self._unit, trajectories_in_ticket(self.throughput))
+
+    # ------------------------------------------------------------------ taking in
+
+    def add(
+        self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, now: float = 0.0,
+        dropped: Sequence[Dropped] = (),
+    ) -> bool:  # fmt: skip
+        """Add the trajectories of one report to what arrived.
+
+        Args:
+            worker: The worker that sent the report.
+            indices: The ticket's indices.
+            lengths: The timesteps of the ticket's trajectories that were not left out.
+            delivery: What the report brought: `Segment.delivery`.
+            now: The time in seconds.
+            dropped: The ticket's trajectories that were left out, in order.
+
+        Returns:
+            Whether the trajectories are new; otherwise a copy of the ticket arrived before.
+
+        Raises:
+            ProtocolError: The worker does not hold the ticket, or the number of trajectories is wrong.
+        """
+        if len(lengths) + len(dropped) != len(indices):
+            raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
+        counts, lost, late = self._in_flight.arrive(worker, indices, now)
+        for copied_by in late:
+            self._copies.note_late(copied_by, now)
+        for piece in lost:
+            self._put_back(piece)
+        if not counts:
+            return False
+        self.arrived_dropped += len(dropped)
+        self.arrived_trajectories += len(lengths)
+        self.arrived_timesteps += sum(lengths)
+        self.result.add(worker, indices, lengths, delivery, dropped)
+        for more in self.result.pop_made_up():
+            self._put_in(more)
+        return True
+
+    def _put_in(self, indices: range) -> None:
+        """Let workers run indices that are in no queue."""
+        for first in indices[: len(self._queues)]:
+            own = range(first, indices.stop, len(self._queues))
+            self._queue_of(own).put_back(own)
+
+    def add_failure(
+        self, worker: int, indices: range, trajectory: int | None, reason: Any, *, final: bool, now: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Hold back the failure of a ticket until its turn comes, and assign the rest of the ticket again.
+
+        Args:
+            worker: The worker that failed.
+            indices: The ticket's indices.
+            trajectory: The index that failed; None if it is unknown.
+            reason: What happened, for the caller who decides about it.
+            final: Whether the trajectory is never run again.
+            now: The time in seconds.
+        """
+        queue = self._queue_of(indices)
+        if trajectory is None and len(indices) <= queue.block:
+            trajectory = indices[0]
+        lost, copied = self._in_flight.give_up(worker, indices, now)
+        for piece in lost:
+            for block in queue.blocks_of(piece) if trajectory is None else _around(trajectory, piece, queue.block):
+                self._put_back(block)
+        # A final failure counts at once, since a copy fails as well; another one is left to the copy.
+        for piece in [*lost, *copied] if final else lost:
+            if trajectory in piece:
+                block = next(block for block in queue.blocks_of(piece) if trajectory in block)
+                self.result.hold_failure(HeldFailure(block, reason, final))
+
+    def retry(self, held: HeldFailure) -> None:
+        """Assign what failed again."""
+        self._put_back(held.indices)
+        self.result.remove_failure(held)
+
+    # ------------------------------------------------------------------ handing out in advance
+    #
+    # Before it is known what the call will ask for. Between two calls nobody reads reports, so a worker gets no tickets
+    # besides those that it may have unanswered: together these have all that the next call is expected to need. All are
+    # of one size but for the speed of workers, so that what waits can be copied (see `copies`) if a worker turns out to
+    # be slow.
+    #
+    # When the call comes, its plan decides. The tickets are taken over if they are what the plan would have cut: from
+    # the start of the same queue of indices, in the same blocks. What the plan does not need of them is surplus.
+
+    def sizes_in_advance(self, workers: Sequence[int], n_tickets: int) -> dict[int, int]:
+        """Return, by worker, how many trajectories its tickets have.
+
+        Args:
+            workers: The workers that get some.
+            n_tickets: How many each of them gets.
+        """
+        speeds = {worker: self._speed(worker) for worker in workers}
+        total, needed = sum(speeds.values()), self._n_in_advance()
+        most = self.throughput.trajectories_in(math.inf, ADVANCE_BYTES)
+        sizes = {}
+        for worker, speed in speeds.items():
+            block = self._queue_for(worker).block
+            share = math.ceil(needed * speed / total / n_tickets / block)
+            sizes[worker] = max(1, min(share, most // block)) * block
+        return sizes
+
+    def _speed(self, worker: int) -> float:
+        """Return how fast a worker is, as a share of the fastest one's speed; 1 if it is not notably slower."""
+        if not self._may_copy:  # no other worker runs what is its own
+            return 1.0
+        known = self.throughput.seconds_by_worker()
+        slowness = known[worker] / (min(known.values()) or 1.0) if worker in known else 1.0
+        return 1 / slowness if slowness > NOTABLY_SLOWER else 1.0
+
+    def _n_in_advance(self) -> int:
+        return self._n_needed(LANES_MARGIN if self._has_lanes else SAFETY_MARGIN)
+
+    def take_in_advance(self, worker: int, size: int) -> Assignment | None:
+        """Return the next ticket of a worker; None if nothing is left that the call is expected to need."""
+        queue = self._queue_for(worker)
+        # What was handed out is no part of it: the estimate is that of the beginning.
+        indices = queue.take_new(size, self._first + self._n_in_advance())
+        return Assignment(indices, queue.block) if indices else None
+
+    def take_over(self, given: Sequence[GivenTicket]) -> bool:
+        """Take over tickets that were assigned in advance, in the order in which they were.
+
+        Returns:
+            Whether they are what this plan would have cut; otherwise nothing has changed.
+        """
+        may_extend = len(self._queues) == 1
+        taken: dict[int, int] = {}  # by queue, how many indices
+        for worker, indices, _ in given:
+            number = worker % len(self._queues)
+            position = taken.get(number, 0)
+            if not self._queues[number].has_at(position, indices, may_extend=may_extend):
+                return False
+            taken[number] = position + len(indices)
+        for worker, indices, since in given:
+            self._queue_for(worker).skip(indices)
+            self._handed_out += len(indices)
+            self._in_flight.add(worker, indices, since)
+            self._considered.add(worker)
+        return True

@@ -1,0 +1,382 @@
+"""Decide whether the tickets of a dead worker are run again. Pure.
+
+Every decision follows from the arguments, times included. So a test needs neither processes nor clocks.
+
+*Losses.* A worker that died or hung, or that raised what `Policy.restart_on` names, is a loss. Other workers run its
+tickets again, from the same seeds, so that nothing shows in the batch. `Losses` counts them against two quotas; over
+either, the call ends with one error that lists them all, and the counting begins from 0.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streamsampler.core.errors import SpentQuota, UsageError, positive, positive_seconds
+from streamsampler.protocol.messages import Phase
+
+# ----------------------------------------------------------------------
+# Decide whether a silent worker hangs. Pure.
+#
+# A worker hangs when it has work and its row of the board does not change for too long. Only the time that the
+# sampler spent waiting for workers counts: while the sampler is busy itself, suspended or starved, it cannot tell. A
+# worker writes its row at least once in 10 ms, or once in a timestep that takes longer, as far as that can be
+# foreseen; so a row that does not change is only a suspicion. A suspect is asked, by a flag, to write each timestep
+# and each action; it hangs when its row does not change for the whole limit from then on.
+
+
+_LOOKS = 8
+"""Looks at the board within one time limit: a hang is noticed after the limit and at most three eighths of it more."""
+
+_LATE = 2.0
+_LATE_SECONDS = 1.0
+"""A wait that took more than `_LATE` times its limit, and `_LATE_SECONDS` more, does not count: the machine was
+suspended, or so short of processors that no worker had a chance either."""
+
+
+@dataclass(slots=True)
+class Stillness:
+    """For how long one worker's row of the board has not changed.
+
+    Attributes:
+        row: The row at the last look.
+        seconds: For how long it has not changed since the worker became a suspect; None if it is none.
+    """
+
+    row: Hashable = None
+    seconds: float | None = None
+
+    def reset(self) -> None:
+        """Clear a worker of suspicion that answered, or was given work."""
+        self.row = self.seconds = None
+
+
+class Watch:
+    """Find the workers that make no progress.
+
+    Args:
+        limits: Seconds without progress after which a worker hangs, by what it does.
+
+    Attributes:
+        interval: Seconds between two looks at the board; no wait for workers is to be longer.
+    """
+
+    def __init__(self, limits: Mapping[Hashable, float]) -> None:
+        self.interval = min(limits.values()) / _LOOKS
+        self._limits = dict(limits)
+        self._waited = 0.0  # since the last look
+
+    def is_due(self, limit: float, elapsed: float) -> bool:
+        """Add a wait of the sampler for workers; return whether it is time to look at the board.
+
+        Args:
+            limit: Seconds that it would have waited at most.
+            elapsed: Seconds that it did wait.
+        """
+        if elapsed <= _LATE * limit + _LATE_SECONDS:
+            # No more than the limit: the machine took the rest, and workers lacked it, too.
+            self._waited += min(limit, elapsed)
+        return self._waited >= self.interval
+
+    def look(self, rows: Mapping[int, tuple[Stillness, Hashable, Hashable]]) -> tuple[list[int], dict[int, float]]:
+        """Compare the board with the last look at it.
+
+        Args:
+            rows: For each worker that has work: its row before, its row now, and which of the limits holds.
+
+        Returns:
+            The new suspects; and the workers that hang, with the seconds for which their rows have not changed.
+        """
+        waited, self._waited = self._waited, 0.0
+        suspects: list[int] = []
+        hung: dict[int, float] = {}
+        for worker, (still, row, doing) in rows.items():
+            if row != still.row:
+                still.row, still.seconds = row, None
+            elif still.seconds is None:
+                still.seconds = 0.0
+                suspects.append(worker)
+            else:
+                still.seconds += waited
+                if still.seconds >= self._limits[doing]:
+                    hung[worker] = still.seconds
+        return suspects, hung
+
+
+# ----------------------------------------------------------------------
+
+
+OnFailure = Literal["raise", "drop"]
+Quota = int | Literal["auto"] | None
+"""How many losses end no call; "auto" depends on the number of workers, and None is any number."""
+
+_RESTARTS, _LIFETIME_RESTARTS, _WORKERS = 10, 100, 8
+"""The quotas by default, for up to so many workers: with more of them, each as likely to die, more die."""
+
+_REMEMBERED = 100
+
+LEAST_CONSTRUCTION_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What is done about losses.
+
+    Attributes:
+        max_restarts: Losses that end no call within any `restart_window` seconds; None for any number, and "auto" for
+            10 with up to eight workers, in proportion with more.
+        restart_window: Seconds; None for the sampler's whole life.
+        max_lifetime_restarts: Losses that end no call in the sampler's whole life; None for any number, and "auto"
+            for 100 with up to eight workers, in proportion with more.
+        restart_on: Types of exceptions of user code that count as losses, as deaths and hangs do.
+        on_failure: Whether an exception that `restart_on` does not name is raised, or its trajectory dropped.
+        step_timeout: Seconds that a reset, an action or a timestep may take; None for any.
+        construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
+            send what it recorded; None for 60 or `step_timeout`, whichever is longer, where there is a `step_timeout`.
+        max_worker_memory: Bytes of private memory above which a worker is replaced; None for any.
+        close_timeout: Seconds that all workers together may take to close their environments at the end, and that a
+            worker may take that is replaced.
+
+    Raises:
+        UsageError: A value cannot work.
+    """
+
+    max_restarts: Quota = "auto"
+    restart_window: float | None = 60.0
+    max_lifetime_restarts: Quota = "auto"
+    restart_on: tuple[type[BaseException], ...] = ()
+    on_failure: OnFailure = "raise"
+    step_timeout: float | None = None
+    construction_timeout: float | None = None
+    max_worker_memory: int | None = None
+    close_timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_restarts", "max_lifetime_restarts"):
+            value = getattr(self, name)
+            if value not in (None, "auto") and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise UsageError(
+                    f'{name} must be an integer of at least 0, None for any number, or "auto", got {value!r}'
+                )
+        for name in ("restart_window", "step_timeout", "construction_timeout"):
+            if getattr(self, name) is not None:
+                positive_seconds(name, getattr(self, name))
+        positive_seconds("close_timeout", self.close_timeout)
+        if self.max_worker_memory is not None:
+            positive("max_worker_memory", self.max_worker_memory)
+        if self.on_failure not in ("raise", "drop"):
+            raise UsageError(f'on_failure must be "raise" or "drop", got {self.on_failure!r}')
+        types = self.restart_on
+        if not isinstance(types, tuple) or not all(isinstance(t, type) and issubclass(t, BaseException) for t in types):
+            raise UsageError(f"restart_on must be a tuple of exception types, got {types!r}")
+
+    def restarts_on(self, kinds: tuple[str, ...]) -> bool:
+        """Whether an exception counts as a loss.
+
+        Args:
+            kinds: The names of its class and of that class's bases (see `messages.Failure`): the class itself need not
+                exist in this process.
+        """
+        return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in self.restart_on)
+
+    def watch(self) -> Watch | None:
+        """Return the watch for hangs, whose limits are for whether a worker is under construction; None without any."""
+        if self.step_timeout is None and self.construction_timeout is None:
+            return None
+        construction = self.construction_timeout
+        if construction is None:
+            construction = max(LEAST_CONSTRUCTION_SECONDS, self.step_timeout or 0.0)
+        return Watch({False: self.step_timeout or math.inf, True: construction})
+
+
+# ---------------------------------------------------------------------- losses
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One loss.
+
+    Attributes:
+        worker: The worker number.
+        what: What happened to the worker, as the end of a sentence: "was killed by SIGKILL".
+        phase: What the worker was last seen doing.
+        trajectory: Index of the trajectory in hand; None outside trajectories.
+        version: The agent version in hand; None if the worker had not begun any work of the call.
+        seconds: When, in seconds since the sampler was made.
+        exitcode: Negative for a signal; None if unknown, and for what is no death.
+        stack: The Python stacks of a hung worker, as far as they are known.
+        hung: Whether the worker was killed because it made no progress.
+        hopeless: Whether a new worker would do the same, so that none is started.
+    """
+
+    worker: int
+    what: str
+    phase: Phase
+    trajectory: int | None
+    version: int | None
+    seconds: float
+    exitcode: int | None = None
+    stack: str = ""
+    hung: bool = False
+    hopeless: bool = False
+
+    def __str__(self) -> str:
+        where = "" if self.trajectory is None else f" in trajectory {self.trajectory}"
+        if self.version is not None and where:
+            where += f" of agent version {self.version}"
+        return f"worker {self.worker} {self.what} while {self.phase}{where}"
+
+
+@dataclass
+class Losses:
+    """A sampler's losses, counted against the quotas.
+
+    Args:
+        policy: The quotas.
+        n_workers: How many workers there are.
+
+    Attributes:
+        incidents: The latest ones since the last error, oldest first.
+    """
+
+    policy: Policy
+    n_workers: int = 1
+    incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _recent: deque[float] = field(default_factory=deque)
+    _n: int = 0
+
+    def add(self, incident: Incident) -> SpentQuota | None:
+        """Count a loss.
+
+        Returns:
+            The quota that is spent, if one is. Then, and after a hopeless loss, the counting begins from 0: a caller
+            who goes on after the error has decided to.
+        """
+        self.incidents.append(incident)
+        self._n += 1
+        window = self.policy.restart_window
+        if window is not None:
+            # What counts now may have happened earlier than what was counted last, which is the latest so far.
+            now = max(incident.seconds, self._recent[-1]) if self._recent else incident.seconds
+            self._recent.append(now)
+            while self._recent[0] <= now - window:
+                self._recent.popleft()
+        spent = None if incident.hopeless else self._spent()
+        if spent is not None or incident.hopeless:
+            self._recent.clear()
+            self._n = 0
+        return spent
+
+    def _spent(self) -> SpentQuota | None:
+        window = self.policy.restart_window
+        recent, within = (self._n, "") if window is None else (len(self._recent), f" within {window:g} s")
+        most = self._most(self.policy.max_restarts, _RESTARTS)
+        if most is not None and recent > most:
+            return SpentQuota(recent, within, "max_restarts", most)
+        most_ever = self._most(self.policy.max_lifetime_restarts, _LIFETIME_RESTARTS)
+        if most_ever is not None and self._n > most_ever:
+            return SpentQuota(self._n, " in all", "max_lifetime_restarts", most_ever)
+        return None
+
+    def _most(self, quota: Quota, default: int) -> int | None:
+        if quota == "auto":
+            return max(default, math.ceil(default * self.n_workers / _WORKERS))
+        return quota
+
+    def history(self) -> tuple[Incident, ...]:
+        """Return the incidents since the last error, and forget them."""
+        history = tuple(self.incidents)
+        self.incidents.clear()
+        return history
+
+
+def cause_of_death(exitcode: int | None) -> str:
+    """Return what an exit code says, as the end of a sentence."""
+    if exitcode is None:
+        return "ended with an unknown exit code"
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    hints = {
+        "SIGKILL": " (often the kernel, when memory is short)",
+        "SIGSEGV": " (a fault in native code)",
+        "SIGABRT": " (native code gave up)",
+        "SIGBUS": " (often a full file system or shared memory)",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"
+
+
+# ----------------------------------------------------------------------
+# Find a trajectory that is far longer than the whole batch needs, while it still runs. Pure.
+#
+# Such a trajectory may never end, and the call with it. What workers show is looked at a few times, after times that
+# double: a call that takes long is not woken at a fixed rate.
+
+
+_TIMES = 10
+"""A trajectory of more than so many times the timesteps that a batch needs is reported."""
+
+_FIRST_LOOK = 1.0
+"""Seconds after a call's beginning at which it is looked for first; each look comes after twice that time."""
+
+
+class LengthWatch:
+    """Find the first trajectory that is too long, in any call of a sampler; only one is reported.
+
+    Attributes:
+        next_look: The time of the next look; infinite where there is nothing to look for.
+        needed: How many timesteps the call's batch needs.
+    """
+
+    def __init__(self) -> None:
+        self.next_look = math.inf
+        self.needed = 0
+        self._has_reported = False
+        self._seconds = _FIRST_LOOK
+        self._most = 0
+        self._seen: dict[int, tuple[int, int]] = {}  # by worker: a trajectory, and the timesteps when it was first seen
+
+    def begin(self, needed: int | None, side_by_side: int, now: float) -> None:
+        """Begin a call.
+
+        Args:
+            needed: How many timesteps its batch needs; None if it does not count timesteps.
+            side_by_side: How many trajectories a worker runs at a time, whose timesteps it shows together.
+            now: The time.
+        """
+        self._seen = {}
+        self._seconds = _FIRST_LOOK
+        self.needed = needed or 0
+        self._most = _TIMES * self.needed * side_by_side
+        self.next_look = math.inf if needed is None or self._has_reported else now + self._seconds
+
+    def look(self, shown: Mapping[int, tuple[int, int]], now: float) -> tuple[int, int] | None:
+        """Return the worker and the index of a trajectory that is too long; None if there is none, or it is no time.
+
+        Only what was seen to be added to one trajectory counts: a ticket's timesteps may be those of many.
+
+        Args:
+            shown: For each worker with a trajectory in hand: its index, and the timesteps that the worker shows.
+            now: The time.
+        """
+        if now < self.next_look:
+            return None
+        self._seconds *= 2.0
+        self.next_look = now + self._seconds
+        before, self._seen = self._seen, {}
+        for worker, (trajectory, timesteps) in shown.items():
+            seen = before.get(worker)
+            if seen is None or seen[0] != trajectory or seen[1] > timesteps:
+                seen = trajectory, timesteps
+            self._seen[worker] = seen
+            if timesteps - seen[1] > self._most:
+                self._has_reported, self.next_look = True, math.inf
+                return worker, trajectory
+        return None

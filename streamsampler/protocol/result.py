@@ -1,0 +1,372 @@
+"""Put the trajectories of a call in order, and hold back failures until their turn comes. Pure.
+
+Trajectories arrive in any order, and some fail. In index order neither shows in the result: it is a prefix of
+trajectories 0, 1, 2, …, and the turn of a failure comes when all trajectories before it are in an incomplete result.
+Then the caller raises it, or has the trajectory run again. If the result is complete before, the failure is surplus. So
+whether a call fails, and with which trajectory, depends on the seed alone, as the batch does.
+
+A failure concerns the trajectories that may influence each other: one trajectory, or one block. Its turn is that of
+the first of them.
+
+In arrival order it is every failure's turn at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
+
+from streamsampler.protocol.messages import Dropped
+from streamsampler.protocol.plans import GatherPlan
+
+# ----------------------------------------------------------------------
+# Say which trajectories take the places of those that are left out, where only some may: those of the same task.
+# Pure.
+#
+# A call for `n_of_task` trajectories of each task runs the indices of all tasks, one task after the other: a *round*.
+# The next round has as many indices after those, in the same order, and so on. Of each task the call returns the
+# first `n_of_task` that are not left out; of later rounds only what is needed for that is run. So the indices of a
+# batch follow from which trajectories are left out, and from nothing else.
+
+
+class MakeUps:
+    """Whose turn it is, round by round.
+
+    Args:
+        first: The first index of the call.
+        limit: How many indices a round has.
+        n_of_task: How many consecutive ones of them have the same task.
+    """
+
+    def __init__(self, first: int, limit: int, n_of_task: int) -> None:
+        self._first = first
+        self._limit = limit
+        self._n_of_task = n_of_task
+        self._base = first  # of this round
+        self._turns = deque([range(first, first + limit)])
+        self._lacking: Counter[int] = Counter()  # by task: how many the rounds before lack
+        self._missing: Counter[int] = Counter()  # by task: how many will be lacking after this round
+        self._left_out_now: Counter[int] = Counter()  # by task, in this round
+        self._left_out: Counter[int] = Counter()  # by task, in all rounds
+        self._new: list[range] = []
+
+    def leave_out(self, index: int) -> tuple[int, int]:
+        """Note that the trajectory whose turn it is was left out.
+
+        Returns:
+            How many trajectories of its task were left out so far, and how many were kept.
+        """
+        task = (index - self._first) % self._limit // self._n_of_task
+        start = self._base + task * self._n_of_task
+        kept = index - start - self._left_out_now[task]
+        if self._base > self._first:
+            kept += self._n_of_task - self._lacking[task]
+        self._left_out_now[task] += 1
+        self._left_out[task] += 1
+        turn = self._turns[0]
+        if self._base > self._first and turn.stop < start + self._n_of_task:
+            self._turns[0] = range(turn.start, turn.stop + 1)
+            self._new.append(range(turn.stop, turn.stop + 1))
+        else:
+            self._missing[task] += 1
+        return self._left_out[task], kept
+
+    def turn_after(self, index: int) -> int:
+        """Return the index whose turn it is when `index` follows the last one; a round may end before it."""
+        while index == self._turns[0].stop:
+            self._turns.popleft()
+            if not self._turns:
+                self._begin_round()
+            index = self._turns[0].start
+        return index
+
+    def _begin_round(self) -> None:
+        self._base += self._limit
+        self._lacking, self._missing = self._missing, Counter()
+        self._left_out_now.clear()
+        for task, n in sorted(self._lacking.items()):
+            start = self._base + task * self._n_of_task
+            self._turns.append(range(start, start + n))
+        self._new.extend(self._turns)
+
+    def pop_new(self) -> list[range]:
+        """Return, once, the indices of later rounds that have turned out to be needed."""
+        new, self._new = self._new, []
+        return new
+
+
+# ----------------------------------------------------------------------
+
+
+Order = Literal["index", "arrival"]
+
+_NEVER = 2**62
+_MANY_DROPPED = 100
+_DROPPED_FOR_EACH = 10  # kept
+
+
+def too_many_dropped(n_dropped: int, n_kept: int) -> bool:
+    """Return whether so many trajectories were left out that the call must end: nearly all of them fail."""
+    return n_dropped >= _MANY_DROPPED and n_dropped > _DROPPED_FOR_EACH * n_kept
+
+
+class Segment(NamedTuple):
+    """Consecutive trajectories of one report that stand together in the result.
+
+    Attributes:
+        delivery: What the report brought, as it was given to `Gathering.add`.
+        start: Position of the first one among the trajectories that the report brought.
+        stop: One more than the position of the last one.
+        indices: Their indices.
+    """
+
+    delivery: Any
+    start: int
+    stop: int
+    indices: range
+
+
+class LeftOut(NamedTuple):
+    """A trajectory that is not in the result because it raised.
+
+    Attributes:
+        worker: The worker that ran it.
+        trajectory: Its index.
+        dropped: What the worker reported about it.
+        n_before: How many trajectories of the result precede it.
+    """
+
+    worker: int
+    trajectory: int
+    dropped: Dropped
+    n_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFailure:
+    """Trajectories that could not be run.
+
+    Attributes:
+        indices: One block, or one trajectory.
+        reason: What happened, as the caller gave it.
+        final: Whether they are never run again once they are needed.
+    """
+
+    indices: range
+    reason: Any
+    final: bool
+
+    @property
+    def turn(self) -> int:
+        """The index at whose turn the failure counts."""
+        return self.indices[0]
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """Trajectories that wait for their turn; `start` is the position of the first one in its report."""
+
+    delivery: Any
+    start: int
+    indices: range
+    lengths: Sequence[int]
+
+
+class Result:
+    """Collect the result of one call.
+
+    Args:
+        plan: What the call asks for.
+        order: "index", or "arrival" for whatever finishes first.
+        first: The index that the result begins with, in index order.
+
+    Attributes:
+        n_trajectories: Trajectories in the result.
+        n_timesteps: Their timesteps.
+        complete: Whether the result is complete.
+        n_popped: Indices that were in the result or left out of it at the last call of `pop_segments`.
+        end: The first index that failed for good: nothing from it on is of use. A very large number if there is none.
+        one_too_many: The trajectory with which too many were left out; None before that. After it nothing more is added
+            to the result.
+    """
+
+    def __init__(self, plan: GatherPlan, order: Order, first: int) -> None:
+        self._plan = plan
+        self._in_order = order == "index"
+        self._first = first
+        self._pending: dict[int, _Arrived | LeftOut] = {}  # by their first index
+        self._held: dict[int, HeldFailure] = {}
+        self._segments: list[Segment | None] = []  # None for those that were forgotten
+        self._left_out: list[LeftOut] = []
+        self._passed = 0  # indices that are in the result, or left out of it
+        self._skipped = 0  # indices that nothing is run for
+        n, limit = plan.n_of_task, plan.limit
+        self._make_ups = None if n is None or limit is None else MakeUps(first, limit, n)
+        self.n_trajectories = 0
+        self.n_timesteps = 0
+        self.complete = False
+        self.n_popped = 0
+        self.end = _NEVER
+        self.one_too_many: LeftOut | None = None
+
+    # ------------------------------------------------------------------ adding
+
+    def add(
+        self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, dropped: Sequence[Dropped]
+    ) -> None:
+        """Add the trajectories of a report when their turn comes, and leave out those that were dropped.
+
+        Args:
+            worker: The worker that sent the report.
+            indices: The indices of all these trajectories.
+            lengths: The timesteps of those that were not dropped.
+            delivery: What the report brought.
+            dropped: Those that were dropped, in order.
+        """
+        for held in [held for held in self._held.values() if held.turn in indices]:
+            self.remove_failure(held)  # a copy succeeded: what failed does not do so each time
+        start = position = 0
+        for left_out in dropped:
+            if n := left_out.position - position:
+                own = indices[position : position + n]
+                self._queue(own[0], _Arrived(delivery, start, own, lengths[start : start + n]))
+                start += n
+            position = left_out.position + 1
+            index = indices[left_out.position]
+            self._queue(index, LeftOut(worker, index, left_out, 0))
+        if own := indices[position:]:
+            self._queue(own[0], _Arrived(delivery, start, own, lengths[start:]))
+
+    def _queue(self, first: int, entry: _Arrived | LeftOut) -> None:
+        self._pending[first] = entry
+        if self._in_order:
+            while self._open and (following := self._pending.pop(self.next, None)) is not None:
+                self._accept(following)
+        elif self._open:
+            self._accept(self._pending.pop(first))
+
+    def hold_failure(self, held: HeldFailure) -> None:
+        """Hold back a failure until its turn comes."""
+        self._held[held.turn] = held
+        if held.final:
+            self.end = min(self.end, held.turn)
+
+    def remove_failure(self, held: HeldFailure) -> None:
+        """Forget a failure, after the caller's decision."""
+        del self._held[held.turn]
+        if held.final:
+            self.end = min((other.turn for other in self._held.values() if other.final), default=_NEVER)
+
+    def _accept(self, entry: _Arrived | LeftOut) -> None:
+        """Add as much of `entry` to the result as is in order and needed; the rest stays pending."""
+        self._take_in(entry)
+        plan = self._plan
+        if plan.timesteps is not None:
+            self.complete = self.n_timesteps >= plan.timesteps
+        else:
+            self.complete = (self._passed if plan.fixed else self.n_trajectories) == plan.limit
+        if self._make_ups is not None and self._open:
+            self._skipped += self._make_ups.turn_after(self.next) - self.next
+
+    def _take_in(self, entry: _Arrived | LeftOut) -> None:
+        if isinstance(entry, LeftOut):
+            self._leave_out(entry)
+            return
+        contiguous = entry.indices.step == 1 or not self._in_order
+        lengths = entry.lengths if contiguous else entry.lengths[:1]
+        n, n_timesteps = self._needed_of(lengths)
+        self._segments.append(Segment(entry.delivery, entry.start, entry.start + n, entry.indices[:n]))
+        self._passed += n
+        self.n_trajectories += n
+        self.n_timesteps += n_timesteps
+        if n < len(entry.indices):
+            rest = _Arrived(entry.delivery, entry.start + n, entry.indices[n:], entry.lengths[n:])
+            self._pending[rest.indices[0]] = rest
+
+    def _leave_out(self, entry: LeftOut) -> None:
+        self._passed += 1
+        self._left_out.append(entry._replace(n_before=self.n_trajectories))
+        too_many = too_many_dropped(self.n_dropped, self.n_trajectories)
+        if self._make_ups is not None:
+            too_many = too_many_dropped(*self._make_ups.leave_out(entry.trajectory))
+        if too_many or (self._plan.fixed and self.n_dropped == self._plan.limit):
+            self.one_too_many = self._left_out[-1]
+
+    def pop_made_up(self) -> list[range]:
+        """Return, once, further indices that take the places of those left out; none where the plan says nothing."""
+        return [] if self._make_ups is None else self._make_ups.pop_new()
+
+    def _needed_of(self, lengths: Sequence[int]) -> tuple[int, int]:
+        """Return how many of the next trajectories the result needs, and their timesteps."""
+        plan, n, n_timesteps = self._plan, len(lengths), sum(lengths)
+        if plan.timesteps is not None:
+            missing = plan.timesteps - self.n_timesteps
+            if n_timesteps - lengths[-1] >= missing:
+                n = 1 + sum(1 for total in accumulate(lengths[:-1]) if total < missing)
+        elif plan.limit is not None:
+            n = min(n, plan.limit - self.n_trajectories)
+        return n, n_timesteps if n == len(lengths) else sum(lengths[:n])
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def next(self) -> int:
+        """The index whose turn it is, in index order."""
+        return self._first + self._passed + self._skipped
+
+    @property
+    def _open(self) -> bool:
+        return self.one_too_many is None and not self.complete
+
+    @property
+    def due(self) -> HeldFailure | None:
+        """The failure whose turn it is: the call ends, or what failed is run again. None if there is none."""
+        if not self._held or not self._open:
+            return None
+        return self._held.get(self.next) if self._in_order else next(iter(self._held.values()))
+
+    def held_failures(self) -> list[HeldFailure]:
+        """Return the failures that are held back."""
+        return list(self._held.values())
+
+    @property
+    def n_dropped(self) -> int:
+        """How many trajectories were left out."""
+        return self._passed - self.n_trajectories
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether there are segments that `pop_segments` has not returned."""
+        return bool(self._segments)
+
+    def segments(self, first: int = 0) -> list[Segment]:
+        """Return the result so far, in order, from segment number `first` on, without those that were forgotten."""
+        return [segment for segment in self._segments[first:] if segment is not None]
+
+    def forget_segments(self, first: int, stop: int) -> None:
+        """Forget segments number `first` to `stop` - 1: the caller has all that is needed of them."""
+        self._segments[first:stop] = [None] * (stop - first)
+
+    def pop_segments(self) -> list[Segment]:
+        """Return the result so far and forget it: for the consumer of a stream."""
+        segments, self._segments = self.segments(), []
+        self.n_popped = self._passed
+        return segments
+
+    def pop_left_out(self, n_before: int | None = None) -> list[LeftOut]:
+        """Return and forget the trajectories that were left out.
+
+        Args:
+            n_before: Only those that fewer trajectories of the result precede; None for all.
+        """
+        left_out = [it for it in self._left_out if n_before is None or it.n_before < n_before]
+        del self._left_out[: len(left_out)]
+        return left_out
+
+    def pending(self) -> tuple[int, int]:
+        """Return how many trajectories and timesteps arrived and are not in the result."""
+        lengths = [entry.lengths for entry in self._pending.values() if isinstance(entry, _Arrived)]
+        return sum(map(len, lengths)), sum(map(sum, lengths))
