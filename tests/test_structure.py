@@ -53,7 +53,7 @@ HOUSE: dict[str, Any] = {
         "formats": 707,
         "protocol": 1587,
         "samplers": 3731,
-        "stepping": 5263,
+        "stepping": 5264,
         "testing": 397,
         "workers": 6284,
     },

@@ -48,21 +48,28 @@ def test_batches_are_the_same_for_any_groups(groups, n_workers):
     assert set(agent.shapes) == {(6, 2)}, "each call has the shape of all rows"
 
 
-def test_groups_are_asked_for_in_turn():
-    groups = RowGroups(6, 2)
+@pytest.mark.parametrize("n_groups", [1, 2])
+def test_groups_are_asked_for_in_turn(n_groups):
+    groups = RowGroups(6, n_groups)
     live = np.ones(6, np.bool_)
     live[4] = False
     ready = live.copy()
-    for rows in ([0, 2], [1, 3, 5], [0, 2]):
-        asked = groups.whole(live, ready)
-        assert np.flatnonzero(asked).tolist() == rows
-        groups.note(asked)
+
+    def found():
+        rows, is_whole = groups.next(live, ready)
+        return (None if rows is None else np.flatnonzero(rows).tolist()), is_whole
+
+    for rows in ([0, 2], [1, 3, 5], [0, 2]) if n_groups == 2 else ([0, 1, 2, 3, 5],) * 2:
+        assert found() == (rows, True)
+        groups.note(groups.next(live, ready)[0])
     ready[3] = False
-    assert np.flatnonzero(groups.whole(live, ready)).tolist() == [0, 2]
-    assert np.flatnonzero(groups.half(live, ready)).tolist() == [1, 5]
+    assert found() == (([0, 2], True) if n_groups == 2 else ([0, 1, 2, 5], False))
+    ready[0] = False
+    assert found() == (([1, 5], False) if n_groups == 2 else ([1, 2, 5], False))
     ready[[1, 2]] = False
-    assert not groups.whole(live, ready).any()
-    assert np.flatnonzero(groups.half(live, ready)).tolist() == [0]
+    assert found() == (None, False)
+    live[:] = ready[:] = False
+    assert found() == (None, True)
 
 
 @pytest.mark.parametrize(
