@@ -52,7 +52,7 @@ NOTABLY_SLOWER = 1.5
 SAFETY_MARGIN = 0.5
 """By how many standard deviations the trajectories under way are assumed to fall short of their mean, together. A
 trajectory that begins too late makes all workers wait; one that begins in vain wastes a core. With two workers, batches
-of 2,000 and 4,000 timesteps and lengths of 200 to 1,000, the simulation in `tests/scheduling/test_schedules.py` finds a
+of 2,000 and 4,000 timesteps and lengths of 200 to 1,000, the simulation in `tests/protocol/test_schedules.py` finds a
 wall time 1 % shorter than with 0, and 6 and 3 % of work in vain; 2 gains at most 0.7 % more and wastes 14 and 7 %."""
 
 LANES_MARGIN = 0.25

@@ -17,7 +17,7 @@ from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation, Found
 from streamsampler.filters import RunningReturnNorm
 from tests.cli.harness import invoke
-from tests.storage.damage import damaged_bytes, damaged_json, forget_shards, header_of, with_header
+from tests.data.damage import damaged_bytes, damaged_json, forget_shards, header_of, with_header
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from streamsampler.cli.app import cli
 
 @pytest.fixture(autouse=True)
 def handles() -> Iterator[None]:
-    gymnasium.register("Handles-v0", "tests.storage.test_kept_infos:Handles")
+    gymnasium.register("Handles-v0", "tests.data.test_kept_infos:Handles")
     yield
     del gymnasium.registry["Handles-v0"]
 
@@ -29,7 +29,7 @@ def sample(*arguments: object) -> Result:
 def test_the_error_names_the_option_with_which_the_same_command_works(tmp_path: Path, sharding: tuple[object]) -> None:
     result = sample("--out", tmp_path / "x", *sharding)
     assert result.exit_code == 1
-    assert "env_infos['handle'] holds a tests.storage.test_kept_infos.Handle" in result.stderr
+    assert "env_infos['handle'] holds a tests.data.test_kept_infos.Handle" in result.stderr
     assert ". --without-infos handle,poses leaves them out" in result.stderr
     assert "infos=" not in result.stderr
     assert sample("--out", tmp_path / "x", *sharding, "--without-infos", "handle").stderr.count("handle,poses") == 1

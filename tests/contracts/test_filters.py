@@ -27,9 +27,9 @@ from streamsampler import (
 from streamsampler.data import trees
 from streamsampler.filters import FilteredAgent, Filters, RunningNorm, RunningReturnNorm
 from tests.contracts.conftest import LANES, PARENT, Maker
+from tests.data.damage import forget_shards
 from tests.scripted.agents import Attentive
 from tests.scripted.envs import Nested
-from tests.storage.damage import forget_shards
 
 SEED = 20_261_123
 OF_ONE = np.array([0.1, 0.5, 3.0, 2.0])

@@ -20,9 +20,9 @@ from streamsampler.data.files import load
 from streamsampler.data.manifest import MANIFEST
 from streamsampler.data.npz import read, save
 from streamsampler.errors import StorageError
+from tests.data.damage import damaged_bytes, damaged_json, entry, header_of, with_entry, with_header
 from tests.data.test_recorder import batch_of, tickets
-from tests.storage.damage import damaged_bytes, damaged_json, entry, header_of, with_entry, with_header
-from tests.storage.test_shards import LENGTHS, write_all
+from tests.data.test_shards import LENGTHS, write_all
 
 SECONDS = {"short": 30.0, "long": 900.0}
 SPACE = S.Dict(

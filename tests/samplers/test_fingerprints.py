@@ -18,7 +18,7 @@ from streamsampler.protocol.messages import Fingerprint
 from streamsampler.samplers.session import Fingerprints, sampled_elsewhere
 from streamsampler.workers import loop
 from streamsampler.workers.kernels import fingerprint
-from tests.storage.damage import forget_shards
+from tests.data.damage import forget_shards
 
 OWN = fingerprint().without_torch().bits
 A, B = Fingerprint("numpy=aa", "here"), Fingerprint("numpy=bb", "there")

@@ -18,7 +18,7 @@ from streamsampler.data import npz as storage
 from streamsampler.data.manifest import MANIFEST, shard_name
 from streamsampler.data.shards import ShardWriter
 from streamsampler.errors import ClosedError, DamagedShardError, RolloutError, StorageError, UsageError
-from tests.storage.test_shards import Killing, in_child
+from tests.data.test_shards import Killing, in_child
 
 AMOUNT: dict[str, Any] = {"num_samples": 500, "shard_size": 100}
 

@@ -16,9 +16,9 @@ from streamsampler import MultiAgentBatch, SetParameters, TrajectoryBatch, sampl
 from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.errors import StorageError, UnwritableInfoError
 from streamsampler.filters import RunningNorm
+from tests.data.damage import forget_shards
 from tests.scripted.games import Chooser, Comings, Turns
 from tests.several.test_policies import Rows
-from tests.storage.damage import forget_shards
 
 # Calls return a `MultiAgentBatch`, which type checkers cannot know.
 LocalSampler: Any = streamsampler.LocalSampler

@@ -61,7 +61,9 @@ def test_groups_are_asked_for_in_turn(n_groups):
 
     for rows in ([0, 2], [1, 3, 5], [0, 2]) if n_groups == 2 else ([0, 1, 2, 3, 5],) * 2:
         assert found() == (rows, True)
-        groups.note(groups.next(live, ready)[0])
+        asked, _ = groups.next(live, ready)
+        assert asked is not None
+        groups.note(asked)
     ready[3] = False
     assert found() == (([0, 2], True) if n_groups == 2 else ([0, 1, 2, 5], False))
     ready[0] = False

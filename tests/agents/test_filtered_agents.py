@@ -8,7 +8,7 @@ import numpy as np
 
 from streamsampler import LocalSampler
 from streamsampler.filters import FilteredAgent, RunningNorm
-from tests.filters.test_shapes import Three, learnt
+from tests.agents.test_filter_shapes import Three, learnt
 
 
 class Looking:

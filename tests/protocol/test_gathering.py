@@ -11,7 +11,7 @@ from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, Layout, Streamed
 from streamsampler.protocol.result import Result
 from streamsampler.protocol.throughput import Throughput
-from tests.scheduling.simulation import take
+from tests.protocol.simulation import take
 
 LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]
 

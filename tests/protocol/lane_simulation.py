@@ -8,7 +8,7 @@ from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.plans import Layout
 from streamsampler.protocol.states import CAPACITY
 from streamsampler.protocol.throughput import Throughput
-from tests.scheduling.simulation import Outcome
+from tests.protocol.simulation import Outcome
 
 
 @dataclass

@@ -7,7 +7,7 @@ from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.in_flight import InFlight
 from streamsampler.protocol.plans import AtLeast, Exactly, Streamed
 from streamsampler.protocol.throughput import TICKET_SECONDS, Throughput
-from tests.scheduling.simulation import take
+from tests.protocol.simulation import take
 
 
 def throughput_of(*seconds):

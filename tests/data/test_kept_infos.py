@@ -53,7 +53,7 @@ def batch():
 def test_a_batch_with_objects_is_not_written_and_the_error_names_all_of_them_and_the_way_out(batch, tmp_path):
     with pytest.raises(UnwritableInfoError) as caught:
         batch.save(tmp_path / "x")
-    assert "env_infos['handle'] holds a tests.storage.test_kept_infos.Handle" in str(caught.value)
+    assert "env_infos['handle'] holds a tests.data.test_kept_infos.Handle" in str(caught.value)
     assert str(caught.value).endswith('Give infos=["deep", "mixed", "rare", "start", "x"] to write only the others')
     assert caught.value.names == ["handle", "poses"]
     assert list(tmp_path.iterdir()) == []

@@ -17,9 +17,9 @@ from streamsampler.data.files import load
 from streamsampler.data.manifest import MANIFEST, shard_name
 from streamsampler.data.npz import read, save
 from streamsampler.errors import DamagedShardError, StorageError
+from tests.data.damage import damaged_bytes, damaged_json, entry, header_of, nested, npy, with_entry, with_header
 from tests.data.test_recorder import batch_of, tickets
-from tests.storage.damage import damaged_bytes, damaged_json, entry, header_of, nested, npy, with_entry, with_header
-from tests.storage.test_shards import LENGTHS, write_all
+from tests.data.test_shards import LENGTHS, write_all
 
 SPACE = S.Dict({"a": S.Box(-1, 1, (2,), np.float32), "b": S.Text(4), "c": S.Tuple([S.Discrete(3), S.MultiBinary(2)])})
 SEEDS = st.integers(0, 10**9)

@@ -15,7 +15,7 @@ from streamsampler.data.manifest import MANIFEST, shard_name
 from streamsampler.data.shards import ShardWriter
 from streamsampler.errors import DataError, StorageError, UsageError
 from tests.data.test_recorder import batch_of, tickets
-from tests.storage.test_shards import LENGTHS, SHARDS, WANTED, write_all
+from tests.data.test_shards import LENGTHS, SHARDS, WANTED, write_all
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from streamsampler.protocol.in_flight import Copies, InFlight
-from tests.scheduling.test_in_flight import throughput_of
+from tests.protocol.test_in_flight import throughput_of
 
 NEVER = 2**62
 

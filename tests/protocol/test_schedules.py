@@ -7,8 +7,8 @@ import pytest
 
 from streamsampler.protocol import gathering, in_flight
 from streamsampler.protocol.plans import AtLeast, Exactly
-from tests.scheduling.lane_simulation import Costs, LaneSimulation
-from tests.scheduling.simulation import Outcome, Simulation
+from tests.protocol.lane_simulation import Costs, LaneSimulation
+from tests.protocol.simulation import Outcome, Simulation
 
 STEP = 80e-6
 

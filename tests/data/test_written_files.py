@@ -1,6 +1,6 @@
 """Files that an earlier version wrote load bit for bit, and the same calls write the same bytes.
 
-python -m tests.storage.test_written_files    # writes them again, after a change of the formats, and says so
+python -m tests.data.test_written_files    # writes them again, after a change of the formats, and says so
 """
 
 from __future__ import annotations
