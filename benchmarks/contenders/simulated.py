@@ -20,6 +20,7 @@ import os
 import pstats
 import statistics
 from collections import deque
+from inspect import signature
 from time import process_time
 from typing import Any
 
@@ -161,7 +162,8 @@ class SimulatedEngine(ProcessEngine):
         self._written: set[int] = set()
         self._ends: list[tuple[float, int, Ticket]] = []
 
-        def launch(_: Any, __: Any, number: int, fds: list[int], ___: Any) -> Any:
+        def launch(*arguments: Any) -> Any:
+            *_, number, fds, _ = arguments  # earlier versions, which are measured as well, begin with a start method
             child = Child(fds)
             rows = setup.factory.worker_args.get("n_envs", 1)
             self._workers.append(SimulatedWorker(number, child.fds, spaces, rows))
@@ -170,7 +172,8 @@ class SimulatedEngine(ProcessEngine):
         real, links.launch = links.launch, launch
         try:
             make_worker = dumps(setup.make_worker, "workers")
-            super().__init__(setup.n_workers, make_worker, setup.seed, None, close_timeout=1.0)  # type: ignore[arg-type]
+            earlier = {"start_method": None} if "start_method" in signature(ProcessEngine).parameters else {}
+            super().__init__(setup.n_workers, make_worker, setup.seed, close_timeout=1.0, **earlier)  # type: ignore[arg-type]
         finally:
             links.launch = real
 
