@@ -46,7 +46,7 @@ HOUSE: dict[str, Any] = {
         "cli": 2409,
         "core": 847,
         "data": 4517,
-        "engines": 3081,
+        "engines": 3084,
         "environments": 888,
         "evaluation": 2574,
         "examples": 570,

@@ -152,9 +152,12 @@ assert CliRunner().invoke(cli, ["sample", "--help"]).exit_code == 0
     ("arguments", "said"),
     [
         (("--engine", "processes"), "needs Linux:"),
-        (("--start-method", "spawn", "--workers", 0), "--start-method needs worker processes"),
-        (("--engine", "queues", "--step-timeout", 2, "--workers", 0), "--engine and --step-timeout need worker"),
-        (("--max-worker-memory", "2G"), "takes no max_worker_memory"),
+        (("--start-method", "spawn", "--workers", 0), "only worker processes take --start-method"),
+        (
+            ("--engine", "queues", "--step-timeout", 2, "--workers", 0),
+            "only worker processes take --engine and --step-timeout",
+        ),
+        (("--max-worker-memory", "2G"), "this system takes no --max-worker-memory"),
         (("--shard-size", 100, "--out", "folder", "--workers", 0), "needs Linux or macOS"),
     ],
     ids=str,

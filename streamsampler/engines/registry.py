@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # the command's help is to come at once
 
 EngineName = Literal["processes", "queues"]
 
+THIS_SYSTEM = "this system"
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -41,7 +43,7 @@ class Capabilities:
         """Refuse arguments that the engine lacks what they need for.
 
         Args:
-            asked: The argument that the engine was asked for with.
+            asked: The argument that the engine was asked for with; `THIS_SYSTEM` where there is no other engine.
             options: Other arguments; None where one is not asked for.
 
         Raises:
@@ -49,7 +51,8 @@ class Capabilities:
         """
         for option, reason in self.lacks.items():
             if options.get(option) is not None:
-                raise UsageError(f"{asked} takes no {option}: {reason}. Leave one of the two out")
+                way_out = f"Leave {option} out" if asked == THIS_SYSTEM else "Leave one of the two out"
+                raise UsageError(f"{asked} takes no {option}: {reason}. {way_out}")
 
 
 ENGINES: dict[EngineName, Capabilities] = {
@@ -104,7 +107,7 @@ def check_engine(name: str | None, start_method: StartMethod, options: Mapping[s
     """
     asked = f'engine="{name}"'
     if name is None:
-        asked = f'start_method="{start_method}"' if has_processes() else "this system"
+        asked = f'start_method="{start_method}"' if has_processes() else THIS_SYSTEM
         name = "processes" if has_processes() and start_method == "forkserver" else "queues"
     if name == "ray":
         raise UsageError('engine="ray" is another sampler: make a RaySampler')

@@ -35,7 +35,8 @@ def _close_own_fds_after_fork() -> None:
     _own_fds.clear()
 
 
-os.register_at_fork(after_in_child=_close_own_fds_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, where `queues` imports this module, too
+    os.register_at_fork(after_in_child=_close_own_fds_after_fork)
 
 
 def readable_within(fd: int, timeout: float) -> bool:
