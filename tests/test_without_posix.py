@@ -155,7 +155,7 @@ assert CliRunner().invoke(cli, ["sample", "--help"]).exit_code == 0
         (("--start-method", "spawn", "--workers", 0), "only worker processes take --start-method"),
         (
             ("--engine", "queues", "--step-timeout", 2, "--workers", 0),
-            "only worker processes take --engine and --step-timeout",
+            "take --engine and --step-timeout",
         ),
         (("--max-worker-memory", "2G"), "this system takes no --max-worker-memory"),
         (("--shard-size", 100, "--out", "folder", "--workers", 0), "needs Linux or macOS"),

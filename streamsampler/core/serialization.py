@@ -20,7 +20,9 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from streamsampler.core.errors import SerializationError
+# Not from `core.errors`: exceptions say that they are of this module, and cloudpickle pickles by value what is of one
+# that is not loaded.
+from streamsampler.errors import SerializationError
 
 __all__ = [
     "Contents", "HeldPayload", "Payload", "Place", "dumps", "dumps_report", "loads", "loads_report", "refers_to",

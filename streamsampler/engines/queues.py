@@ -101,7 +101,7 @@ class QueueLink(EngineLink):
         try:
             if context.get_start_method() == "forkserver":
                 _let_server_clean_up()
-            with _start_lock, interrupts_blocked(), _main_module_left_out():
+            with interrupts_blocked(), _main_module_left_out():
                 self.process.start()
                 multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
         except BaseException:
@@ -240,6 +240,18 @@ def _main_module_left_out() -> Iterator[None]:
         multiprocessing.spawn.get_preparation_data = prepare
 
 
+@contextlib.contextmanager
+def _current_directory_left_out() -> Iterator[None]:
+    """Let processes that are started not import modules from the current directory before they have our `sys.path`."""
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"  # workers forget it: they have the variables of `ProcessSetup`
+    try:
+        yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.update({name: before})
+
+
 # ----------------------------------------------------------------------
 
 
@@ -306,7 +318,8 @@ class QueueEngine(LinkedEngine[QueueLink]):
         self._memory = None
 
     def _new_link(self, number: int) -> QueueLink:
-        return QueueLink(self._context, number, self._setup, self._memory)
+        with _start_lock, _current_directory_left_out():
+            return QueueLink(self._context, number, self._setup, self._memory)
 
     def _started(self, number: int) -> QueueLink:
         link = self._new_link(number)

@@ -104,7 +104,7 @@ def test_trajectories_for_each_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [[(3, 12)], [(1, 8), (3, 11), (2, 14)]])
+@pytest.mark.parametrize("kills", [[(3, 24)], [(1, 8), (3, 11), (2, 14)]])
 def test_killed_and_gone_on_with_by_another_number_of_workers(
     whole: Path, tmp_path: Path, kills: list[tuple[int, int]]
 ) -> None:

@@ -251,3 +251,15 @@ def test_an_object_needs_what_it_or_its_module_refers_to(monkeypatch):
         assert refers_to(dumps(Agent(), "it"), "heavy"), contents
         assert refers_to(dumps("plain:Agent", "it"), "heavy"), "the entry point of an EnvSpec"
     assert not refers_to(dumps("some words, and no module", "it"), "heavy")
+
+
+def test_exceptions_of_this_package_are_pickled_by_name():
+    """In a worker, which imports no more than it needs: by value they would be of another class in the parent."""
+    code = """
+import cloudpickle
+import streamsampler.workers.loop
+from streamsampler.core.errors import ObservationError
+print(len(cloudpickle.dumps(ObservationError("x"))) < 200)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "True\n"
