@@ -1,7 +1,5 @@
 """All exceptions of this package, which `streamsampler.errors` shows, and checks of arguments of several rooms."""
 
-from __future__ import annotations
-
 import math
 import numbers
 import operator
@@ -147,7 +145,7 @@ class SpentQuota(NamedTuple):
         return f"that is {self.losses} loss{plural}{self.within}, and {self.argument} is {self.limit}"
 
 
-def _without_init(cls: type[WorkerError], args: tuple[Any, ...]) -> WorkerError:
+def _without_init(cls: "type[WorkerError]", args: tuple[Any, ...]) -> "WorkerError":
     error = cls.__new__(cls)
     error.args = args
     return error

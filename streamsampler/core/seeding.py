@@ -83,7 +83,7 @@ def _as_index(value: Any) -> int | None:
         return None
 
 
-Indices: TypeAlias = "range | Sequence[int] | NDArray[np.int64]"
+Indices: TypeAlias = range | Sequence[int] | NDArray[np.int64]
 """Trajectory indices."""
 
 

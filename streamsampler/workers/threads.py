@@ -14,7 +14,7 @@ from typing import Any
 from streamsampler.core.errors import positive
 
 try:
-    import threadpoolctl
+    import threadpoolctl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 except ImportError:
     threadpoolctl = None
 

@@ -141,7 +141,8 @@ class Site:
                     f"- [`{names[page]}`]({address}): {_first_sentence(doc.docstring)}"
                 )
             elif page != "streamsampler":
-                inside = ", ".join(f"[`{name}`]({address}#{name})" for name in module.members)
+                shown = [name for name, doc in module.members.items() if _is_named(name, doc)]
+                inside = ", ".join(f"[`{name}`]({address}#{name})" for name in shown)
                 title = _first_sentence(module.docstring)
                 title = f"{title[:-1]}: {inside}" if inside else title
                 rooms.setdefault(page.split(".")[1], []).append(f"- [`{page}`]({address}): {title}")
@@ -151,6 +152,11 @@ class Site:
 
 def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s", " ".join(text.partition("\n\n")[0].split()), maxsplit=1)[0]
+
+
+def _is_named(name: str, doc: typing.Any) -> bool:
+    """Tell whether a module's name stands on its page: it is public, and says what it is."""
+    return not name.startswith("_") and (doc.kind in ("class", "function") or bool(doc.docstring))
 
 
 def _is_shown(doc: typing.Any) -> bool:
