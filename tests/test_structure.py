@@ -55,7 +55,7 @@ HOUSE: dict[str, Any] = {
         "samplers": 3731,
         "stepping": 5264,
         "testing": 397,
-        "workers": 6284,
+        "workers": 6287,
     },
     "circles": [],
     "single importers": [

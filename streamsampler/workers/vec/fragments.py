@@ -341,7 +341,10 @@ class RunningGroups(Running):
 
     def close(self) -> None:
         """Close the environments; see `Running`."""
-        self._groups = {}
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            for row in group.rows:
+                row.observation = None  # in memory that is shared with a process, maybe; groups are freed late, by `gc`
         super().close()
 
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
