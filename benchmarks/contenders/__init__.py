@@ -3,13 +3,15 @@
 import contextlib
 import importlib
 import importlib.util
+import pathlib
 import sys
 import types
 
 
 def _give_earlier_versions_todays_names() -> None:
     """Let contenders import what earlier versions, which are measured as well, have in other folders."""
-    if importlib.util.find_spec("streamsampler") is None or importlib.util.find_spec("streamsampler.core") is not None:
+    package = importlib.util.find_spec("streamsampler")
+    if package is None or (pathlib.Path(package.origin or "").parent / "core").is_dir():
         return
     sys.modules["streamsampler.core"] = types.ModuleType("streamsampler.core")
     for today, earlier in (("core", "errors extras seeding serialization timing"), ("protocol", "throughput")):
