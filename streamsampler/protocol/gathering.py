@@ -407,8 +407,8 @@ class Gathering:
 
     # ------------------------------------------------------------------ handing out in advance
     #
-    # Before it is known what the call will ask for. Between two calls nobody reads reports, so a worker gets no tickets
-    # besides those that it may have unanswered: together these have all that the next call is expected to need. All are
+    # Before it is known what the call will ask for. Between two calls the sampler reads no reports, so each worker gets
+    # only as many tickets as may be unanswered: together these have all that the next call is expected to need. All are
     # of one size but for the speed of workers, so that what waits can be copied (see `copies`) if a worker turns out to
     # be slow.
     #

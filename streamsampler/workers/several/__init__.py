@@ -75,7 +75,7 @@ such as `max_episode_length` counts, is one call of the environment's `step`, in
 - An agent may join later, and leave earlier. It starts with its first observation, and is heard no more when it was
   terminated or truncated. An episode ends when no agent is left. One that ends before it ever acts is left out.
 - In an `AECEnv`, an agent's reward is the sum since its last action, its next observation the one before its next
-  action. After its end an agent has one more turn, in which None is sent: a step in which nobody acts.
+  action. After its end an agent has one more turn, in which None is sent: a step in which no agent acts.
 - Rewards before an agent's first action are in `episodes.returns`, and in no trajectory.
 
 Policies
