@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -69,28 +68,3 @@ def odd(odd_folder):
     assert {"big", "_late", "_mixed", "_rare", "_list", "_nothing"} <= batch.env_infos.keys()
     assert (batch.terminated & batch.truncated).any()
     return batch
-
-
-class Pictures(gymnasium.Env):
-    """Shows pictures of noise, which no compression keeps; Minari takes none below 32 pixels for a picture."""
-
-    observation_space = spaces.Box(0, 255, (32, 40, 3), np.uint8)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.draw(), {}
-
-    def draw(self):
-        return self.np_random.integers(0, 256, (32, 40, 3), np.uint8)
-
-    def step(self, action):
-        self.t += 1
-        return self.draw(), 1.0, self.t == 3, False, {}
-
-
-@pytest.fixture(scope="session")
-def pictures():
-    with LocalSampler("random", Pictures, seed=1) as sampler:
-        return sampler.obtain_trajectories(4)

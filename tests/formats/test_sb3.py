@@ -19,9 +19,9 @@ SEEDS = [3, 1, 4, 15, 9]
 class FromSeeds(gymnasium.Wrapper):
     """Begins each episode from the next of some seeds, over and over; ends in success where a return is high."""
 
-    def __init__(self, env, seeds, succeeds):
-        super().__init__(env)
-        self.seeds, self.succeeds, self.n = seeds, succeeds, 0
+    def __init__(self, seeds=()):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.seeds, self.n = seeds, 0
 
     def reset(self, *, seed=None, options=None):
         if self.seeds:
@@ -30,15 +30,9 @@ class FromSeeds(gymnasium.Wrapper):
         return super().reset(seed=seed, options=options)
 
     def step(self, action):
-        observation, reward, terminated, truncated, info = super().step(action)
         self.t += 1
-        if self.succeeds:
-            info["is_success"] = self.t > 9
-        return observation, reward, terminated, truncated, info
-
-
-def cartpole(seeds=(), succeeds=False):
-    return FromSeeds(gymnasium.make("CartPole-v1"), list(seeds), succeeds)
+        *result, info = super().step(action)
+        return *result, {**info, "is_success": self.t > 9}
 
 
 def left(observation):
@@ -50,7 +44,7 @@ def evaluation():
     return evaluate(left, "CartPole-v1", seeds=SEEDS, n_workers=0)
 
 
-def test_evaluations_are_written_in_order_of_timesteps(evaluation, tmp_path):
+def test_evaluations_are_written_in_order_with_successes_where_all_know_of_them(evaluation, tmp_path):
     path = save_evaluations({2_000: evaluation, 1_000: evaluation}, tmp_path / "evaluations")
     assert path == tmp_path / "evaluations.npz"
     with np.load(path) as found:
@@ -58,14 +52,11 @@ def test_evaluations_are_written_in_order_of_timesteps(evaluation, tmp_path):
         assert found["timesteps"].tolist() == [1_000, 2_000]
         assert np.array_equal(found["results"], [evaluation.returns] * 2)
         assert np.array_equal(found["ep_lengths"], [evaluation.lengths] * 2)
-
-
-def test_successes_are_written_where_all_evaluations_know_of_them(evaluation, tmp_path):
     knowing = dataclasses.replace(evaluation, successes=np.arange(len(SEEDS)) % 2 == 0)
-    with np.load(save_evaluations({1: knowing, 2: knowing}, tmp_path / "both")) as found:
-        assert found["successes"].tolist() == [[True, False, True, False, True]] * 2
-    with np.load(save_evaluations({1: knowing, 2: evaluation}, tmp_path / "one")) as found:
-        assert "successes" not in found
+    for second, known in ((knowing, True), (evaluation, False)):
+        with np.load(save_evaluations({1: knowing, 2: second}, tmp_path / "some")) as found:
+            assert ("successes" in found) == known
+            assert not known or found["successes"].tolist() == [[True, False, True, False, True]] * 2
 
 
 def test_what_the_file_cannot_hold_is_an_error_and_the_file_before_stays(evaluation, tmp_path):
@@ -86,9 +77,8 @@ def test_what_the_file_cannot_hold_is_an_error_and_the_file_before_stays(evaluat
 
 @pytest.mark.extras
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("succeeds", [False, True])
 @pytest.mark.core
-def test_it_is_what_the_callback_writes(succeeds, tmp_path):
+def test_it_is_what_the_callback_writes(tmp_path):
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
@@ -101,34 +91,24 @@ def test_it_is_what_the_callback_writes(succeeds, tmp_path):
         def _on_step(self):
             if self.n_calls % 64 == 0:
                 agent = SB3Agent(self.model, deterministic=True)
-                evaluations[self.num_timesteps] = evaluate(
-                    agent, lambda: cartpole(succeeds=succeeds), seeds=SEEDS, n_workers=0
-                )
+                evaluations[self.num_timesteps] = evaluate(agent, FromSeeds, seeds=SEEDS, n_workers=0)
             return True
 
-    theirs = EvalCallback(
-        Monitor(cartpole(SEEDS, succeeds)), n_eval_episodes=len(SEEDS), eval_freq=64, log_path=str(tmp_path), verbose=0
-    )
-    model = PPO("MlpPolicy", cartpole(), n_steps=64, n_epochs=1, batch_size=32, seed=1, device="cpu")
-    # An environment that closes an episode resets at once, which takes the next seed: each evaluation starts over.
-    theirs.eval_env.envs[0].env.seeds = SEEDS
-    model.learn(128, callback=CallbackList([restarting(theirs), theirs, Ours()]))
+    class Restarting(BaseCallback):
+        """Resets take the next seed, also the one at an evaluation's end: each evaluation starts over."""
+
+        def _on_step(self):
+            theirs.eval_env.envs[0].env.n = 0
+            return True
+
+    env = Monitor(FromSeeds(SEEDS))
+    theirs = EvalCallback(env, n_eval_episodes=len(SEEDS), eval_freq=64, log_path=str(tmp_path), verbose=0)
+    model = PPO("MlpPolicy", FromSeeds(), n_steps=64, n_epochs=1, batch_size=32, seed=1, device="cpu")
+    model.learn(128, callback=CallbackList([Restarting(), theirs, Ours()]))
     save_evaluations(evaluations, tmp_path / "ours.npz")
     with np.load(tmp_path / "evaluations.npz") as one, np.load(tmp_path / "ours.npz") as other:
         assert sorted(one) == sorted(other)
-        assert ("successes" in one) == succeeds
+        assert "successes" in one
         for name in one:
             assert one[name].dtype == other[name].dtype
             assert np.array_equal(one[name], other[name])
-
-
-def restarting(callback):
-    """Return a callback that lets the environment of another one begin with its first seed again."""
-    from stable_baselines3.common.callbacks import BaseCallback
-
-    class Restarting(BaseCallback):
-        def _on_step(self):
-            callback.eval_env.envs[0].env.n = 0
-            return True
-
-    return Restarting()

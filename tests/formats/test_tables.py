@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
+import sys
+from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from streamsampler import LocalSampler
 from streamsampler.data import trees
 from streamsampler.data.codec import decode
 from streamsampler.errors import DamagedShardError, DataError, StorageError, UsageError
 from streamsampler.formats import export, to_pandas
-from tests.formats.conftest import Odd
 from tests.scripted.envs import Echo
 
 pytestmark = [pytest.mark.extras, pytest.mark.core]
@@ -83,11 +85,11 @@ def test_infos_are_missing_where_they_were_not_there(odd, written):
 
 def test_a_row_for_each_trajectory(odd, written):
     table = parquet.read_table(written / "trajectories.parquet")
-    assert table["seed"].to_pylist() == list(odd.seeds)
-    assert table["index"].to_pylist() == odd.indices.tolist()
-    assert table["length"].to_pylist() == odd.lengths.tolist()
-    assert table["return"].to_pylist() == odd.returns.tolist()
-    assert table["terminated"].to_pylist() == odd.terminated.tolist()
+    for name, values in (
+        ("seed", odd.seeds), ("index", odd.indices), ("length", odd.lengths), ("return", odd.returns),
+        ("terminated", odd.terminated),
+    ):  # fmt: skip
+        assert table[name].to_pylist() == list(values)
     assert trees.same(stacked(table, "last_observation.image", np.uint8), odd.last_observations["image"])
     assert [row is not None for row in table["reset_info.kind"].to_pylist()] == odd.episode_infos["_kind"].tolist()
     facts = json.loads(table.schema.metadata[b"streamsampler"])
@@ -111,9 +113,7 @@ def test_parts_of_episodes_are_told_from_episodes():
 
 
 def test_row_groups_are_small_however_large_a_shard(odd, tmp_path, monkeypatch):
-    from streamsampler.formats import tables as module
-
-    monkeypatch.setattr(module, "_GROUP_BYTES", 4_000)
+    monkeypatch.setattr("streamsampler.formats.tables._GROUP_BYTES", 4_000)
     export(odd, tmp_path / "out", to="parquet")
     file = parquet.ParquetFile(tmp_path / "out" / "timesteps.parquet")
     assert file.num_row_groups > 5
@@ -121,19 +121,13 @@ def test_row_groups_are_small_however_large_a_shard(odd, tmp_path, monkeypatch):
 
 
 def test_pandas_reads_what_it_is_given(odd, odd_folder, written):
-    frames = to_pandas(odd_folder)
-    assert (len(frames.timesteps), len(frames.trajectories)) == (odd.n_timesteps, len(odd))
-    of_batch = to_pandas(odd)
-    for mine, same, name in zip(frames, of_batch, ("timesteps", "trajectories"), strict=True):
+    for mine, same, name in zip(to_pandas(odd_folder), to_pandas(odd), ("timesteps", "trajectories"), strict=True):
         read = pandas.read_parquet(written / f"{name}.parquet", dtype_backend="numpy_nullable")
         assert list(mine.columns) == list(read.columns) == list(same.columns)
         for column in mine.columns:
             for one, other, third in zip(mine[column], read[column], same[column], strict=True):
-                missing = pandas.api.types.is_scalar(one) and pandas.isna(one)
-                if missing:
-                    assert pandas.api.types.is_scalar(other)
-                    assert pandas.isna(other)
-                    assert pandas.isna(third)
+                if pandas.api.types.is_scalar(one) and pandas.isna(one):
+                    assert pandas.isna(other) is pandas.isna(third) is True
                 else:
                     assert np.array_equal(np.ravel(one), np.ravel(other))
                     assert np.array_equal(one, third)
@@ -157,25 +151,21 @@ def test_frames_keep_dtypes_and_integers_where_some_are_missing(odd):
     assert frame.groupby("trajectory")["reward"].sum().to_numpy() == pytest.approx(odd.returns)
 
 
-def test_names_that_would_be_the_same_are_kept_apart(odd):
+def test_names_that_would_be_the_same_are_kept_apart_and_large_seeds_are_text(odd):
     infos = {"a": {"b": np.zeros(odd.n_timesteps)}, "a.b": np.ones(odd.n_timesteps)}
-    frame = to_pandas(dataclasses.replace(odd, env_infos=infos)).timesteps
-    assert (frame["env_info.a.b"] == 0).all()
-    assert (frame["env_info.a.b~2"] == 1).all()
-
-
-def test_seeds_that_are_no_integers_of_64_bits_are_text(odd):
     seeds = (2**100, *odd.seeds[1:])
-    frame = to_pandas(dataclasses.replace(odd, seeds=seeds)).trajectories
-    assert tuple(map(int, frame["seed"])) == seeds
+    timesteps, trajectories = to_pandas(dataclasses.replace(odd, env_infos=infos, seeds=seeds))
+    assert (timesteps["env_info.a.b"] == 0).all()
+    assert (timesteps["env_info.a.b~2"] == 1).all()
+    assert tuple(map(int, trajectories["seed"])) == seeds
 
 
 @pytest.mark.parametrize(
     "space",
     [
-        gymnasium.spaces.Text(5),
-        gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3)),
-        gymnasium.spaces.OneOf([gymnasium.spaces.Discrete(3), gymnasium.spaces.Box(0, 1, (2,))]),
+        spaces.Text(5),
+        spaces.Sequence(spaces.Discrete(3)),
+        spaces.OneOf([spaces.Discrete(3), spaces.Box(0, 1, (2,))]),
     ],
     ids=lambda space: type(space).__name__,
 )
@@ -184,7 +174,7 @@ def test_spaces_that_are_no_numbers_are_text_or_json(space, tmp_path):
         batch = sampler.obtain_trajectories(2)
     export(batch, tmp_path / "out", to="parquet")
     found = parquet.read_table(tmp_path / "out" / "timesteps.parquet")["observation"].to_pylist()
-    values = found if isinstance(space, gymnasium.spaces.Text) else [decode(json.loads(text)) for text in found]
+    values = found if isinstance(space, spaces.Text) else [decode(json.loads(text)) for text in found]
     assert trees.same(values, list(batch.observations))
 
 
@@ -218,21 +208,19 @@ def test_what_is_there_stays(odd, tmp_path):
 
 
 def test_what_cannot_be_exported_is_an_error(odd, tmp_path):
-    with pytest.raises(UsageError, match="no format 'excel' of trajectories, only minari, parquet:"):
-        export(odd, tmp_path / "out", to="excel")
-    with pytest.raises(UsageError, match="takes no dataset_id"):
-        export(odd, tmp_path / "out", to="parquet", dataset_id="a/b-v0")
-    with pytest.raises(UsageError, match="evaluations are written by"):
-        export(odd, tmp_path / "out", to="sb3")
-    with pytest.raises(UsageError, match="not from 5"):
-        export(5, tmp_path / "out", to="parquet")  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="no trajectories to export"):
-        export(odd[:0], tmp_path / "out", to="parquet")
-    with pytest.raises(FileNotFoundError):
-        export(tmp_path / "nowhere.npz", tmp_path / "out", to="parquet")
     (tmp_path / "text.npz").write_text("words")
-    with pytest.raises(StorageError, match="no trajectory batch"):
-        export(tmp_path / "text.npz", tmp_path / "out", to="parquet")
+    cases: list[Any] = [
+        (odd, {"to": "excel"}, UsageError, "no format 'excel' of trajectories, only minari, parquet:"),
+        (odd, {"to": "parquet", "dataset_id": "a/b-v0"}, UsageError, "takes no dataset_id"),
+        (odd, {"to": "sb3"}, UsageError, "evaluations are written by"),
+        (5, {"to": "parquet"}, UsageError, "not from 5"),
+        (odd[:0], {"to": "parquet"}, DataError, "no trajectories to export"),
+        (tmp_path / "nowhere.npz", {"to": "parquet"}, FileNotFoundError, "nowhere"),
+        (tmp_path / "text.npz", {"to": "parquet"}, StorageError, "no trajectory batch"),
+    ]
+    for source, options, error, words in cases:
+        with pytest.raises(error, match=words):
+            export(source, tmp_path / "out", **options)
     assert os.listdir(tmp_path) == ["text.npz"]
 
 
@@ -240,10 +228,7 @@ def test_what_cannot_be_exported_is_an_error(odd, tmp_path):
 def test_a_damaged_shard_is_named_and_nothing_is_left(to, odd_folder, tmp_path):
     pytest.importorskip({"parquet": "pyarrow"}.get(to, to))
     folder = tmp_path / "folder"
-    folder.mkdir()
-    for path in odd_folder.path.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    damaged = folder / "shard-000002.npz"
+    damaged = shutil.copytree(odd_folder.path, folder) / "shard-000002.npz"
     data = bytearray(damaged.read_bytes())
     data[data.index(b"observations.image.npy") + 500] ^= 4
     damaged.write_bytes(data)
@@ -252,32 +237,26 @@ def test_a_damaged_shard_is_named_and_nothing_is_left(to, odd_folder, tmp_path):
     assert os.listdir(tmp_path) == ["folder"]
 
 
-def test_an_interrupted_export_leaves_nothing(odd_folder, tmp_path):
-    def interrupt(snapshot):
-        if snapshot.timesteps:
-            raise KeyboardInterrupt
-
-    interrupt.interval = 0.0  # type: ignore[attr-defined]
-    with pytest.raises(KeyboardInterrupt):
-        export(odd_folder, tmp_path / "out", to="parquet", progress=interrupt)
-    assert os.listdir(tmp_path) == []
-
-
-def test_progress_is_told_shard_by_shard(odd_folder, tmp_path):
+def test_progress_is_told_shard_by_shard_and_an_interrupted_export_leaves_nothing(odd_folder, tmp_path):
     seen = []
 
     def see(snapshot):
         seen.append((snapshot.timesteps, snapshot.complete))
+        if snapshot.timesteps and stops:
+            raise KeyboardInterrupt
 
-    see.interval = 0.0  # type: ignore[attr-defined]
+    see.interval, stops = 0.0, True  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        export(odd_folder, tmp_path / "out", to="parquet", progress=see)
+    assert os.listdir(tmp_path) == []
+    seen.clear()
+    stops = False
     export(odd_folder, tmp_path / "out", to="parquet", progress=see)
     bounds = np.cumsum([timesteps for _, timesteps in odd_folder.shard_sizes]).tolist()
     assert seen == [(0, False), *((n, False) for n in bounds), (bounds[-1], True)]
 
 
 def test_a_library_that_is_missing_is_named(odd, tmp_path, monkeypatch):
-    import sys
-
     for to, module in (("parquet", "pyarrow"), ("minari", "h5py")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ImportError, match=rf"needs .*: pip install {module} .*'\.\[{to}\]'"):
@@ -286,8 +265,3 @@ def test_a_library_that_is_missing_is_named(odd, tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r"to_pandas needs pandas: pip install pandas \(in a clone"):
         to_pandas(odd)
     assert os.listdir(tmp_path) == []
-
-
-def test_the_odd_environment_is_as_odd_as_it_says():
-    with LocalSampler("random", Odd, seed=1) as sampler:
-        assert sampler.obtain_trajectories(30).lengths.max() > 9

@@ -51,15 +51,11 @@ def check(tensors, batch):
 
 
 def test_a_batch_and_a_folder_as_tensors(odd, odd_folder, caplog):
-    check(to_tensordict(odd), odd)
-    assert (to_tensordict(odd) == to_tensordict(odd_folder)).all()
-    assert "env_infos['event/name'], env_infos['late'], env_infos['list'], env_infos['nothing'] are left out" in (
-        caplog.text
-    )
-
-
-def test_tensors_share_the_memory_of_a_batch(odd):
     tensors = to_tensordict(odd)
+    check(tensors, odd)
+    assert (tensors == to_tensordict(odd_folder)).all()
+    left_out = "env_infos['event/name'], env_infos['late'], env_infos['list'], env_infos['nothing'] are left out"
+    assert left_out in caplog.text
     assert np.shares_memory(tensors["observation", "image"].numpy(), odd.observations["image"])
     assert np.shares_memory(tensors["next", "reward"].numpy(), odd.rewards)
 
