@@ -1,4 +1,4 @@
-"""Updates of environments: making them, replacing them, and setting their task."""
+"""Updates of environments: making them, replacing them, setting their task, and telling them their worker's number."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
+from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.environments import updates as environments
 from streamsampler.environments.updates import (
     EnvCloseError,
@@ -19,41 +20,34 @@ from streamsampler.environments.updates import (
     ExistingEnvUpdate,
     NewEnvUpdate,
     SetTaskUpdate,
-    SpecEnvUpdate,
     apply_env_update,
     as_env_update,
     describe,
+    for_worker,
+    with_worker_number,
 )
 from streamsampler.errors import SamplerError, UnknownEnvironmentError, UsageError
 
 
 class Scripted(gymnasium.Env):
-    """Counts what is done to it."""
+    """Tells its worker's number in its observations, and what is done to it in its log."""
 
-    observation_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Discrete(100)
     action_space = gymnasium.spaces.Discrete(2)
-    made = 0
+    task: Any = None
 
-    def __init__(self, size=1, log=None):
-        type(self).made += 1
-        self.size = size
-        self.closed = 0
-        self.task = None
-        self.log = log
-        if log is not None:
-            log.append("made")
+    def __init__(self, size=1, worker_number=77, log=None):
+        self.size, self.number, self.log = size, worker_number, [] if log is None else log
+        self.log.append("made")
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return 0, {}
+        return self.number, {}
 
     def step(self, action):
-        return 0, 0.0, False, False, {}
+        return self.number, 0.0, True, False, {}
 
     def close(self):
-        self.closed += 1
-        if self.log is not None:
-            self.log.append("closed")
+        self.log.append("closed")
 
 
 class Tasked(Scripted):
@@ -61,6 +55,13 @@ class Tasked(Scripted):
         if task == "bad":
             raise ZeroDivisionError
         self.task = task
+
+
+class Noted(Tasked):
+    notes: ClassVar[list[str]] = []
+
+    def __init__(self):
+        super().__init__(log=self.notes)
 
 
 class Unhashable(Tasked):
@@ -71,15 +72,24 @@ class Unhashable(Tasked):
 
 
 class TaskWrapper(gymnasium.Wrapper):
-    env: Any
-
     def set_task(self, task):
-        self.env.unwrapped.task = ("wrapped", task)
+        self.unwrapped.task = ("wrapped", task)  # type: ignore[attr-defined]
 
 
 class CannotClose(Scripted):
     def close(self):
         raise ZeroDivisionError("stuck")
+
+
+class Forgetful(EnvUpdate):
+    def __call__(self, old_env):
+        pass
+
+
+class Enlarge(EnvUpdate):
+    def __call__(self, old_env):
+        old_env.size += 1
+        return old_env
 
 
 def sent(update):
@@ -91,188 +101,110 @@ def made(update, old=None):
     return apply_env_update(sent(update), old)
 
 
-class TestFactories:
-    def test_closes_first_and_makes_then(self):
-        log: list[str] = []
-        old = Scripted(log=log)
-        env = as_env_update(lambda: Scripted(log=log))(old)
-        assert env is not old
-        assert log == ["made", "closed", "made"]
-
-    def test_arguments(self):
-        assert made(as_env_update(Scripted, env_kwargs={"size": 8})).size == 8
-
-    @pytest.mark.parametrize(
-        ("factory", "what"),
-        [
-            (lambda: None, r"None \(is a return missing\?\)"),
-            (lambda: 3, "a int"),
-            (lambda: Scripted, "the class Scripted"),
-        ],
-    )
-    def test_gives_no_environment(self, factory, what):
-        with pytest.raises(UsageError, match=rf"<lambda> should give a gymnasium.Env, but gave {what}"):
-            made(as_env_update(factory))
-
-    def test_what_the_factory_raises_comes_through(self):
-        with pytest.raises(ZeroDivisionError):
-            made(as_env_update(lambda: 1 / 0))
-
-    def test_takes_a_callable(self):
-        with pytest.raises(TypeError, match="NewEnvUpdate takes a callable that makes an environment, not a str"):
-            NewEnvUpdate("CartPole-v1")  # type: ignore[arg-type]
-
-    def test_a_failing_close_is_told_apart(self):
-        with pytest.raises(
-            EnvCloseError, match="closing the environment CannotClose raised ZeroDivisionError: stuck"
-        ) as e:
-            as_env_update(Scripted)(CannotClose())
-        assert isinstance(e.value, SamplerError)
-        assert isinstance(e.value.__cause__, ZeroDivisionError)
+def test_a_new_environment_is_made_when_the_old_one_is_closed():
+    log: list[str] = []
+    old = Scripted(log=log)
+    env = as_env_update(lambda: Scripted(log=log))(old)
+    assert env is not old
+    assert log == ["made", "closed", "made"]
+    assert made(as_env_update(Scripted, env_kwargs={"size": 8})).size == 8
+    with pytest.raises(ZeroDivisionError):
+        made(as_env_update(lambda: 1 / 0))
+    told = "closing the environment CannotClose raised ZeroDivisionError: stuck"
+    with pytest.raises(EnvCloseError, match=told) as caught:
+        as_env_update(Scripted)(CannotClose())
+    assert isinstance(caught.value, SamplerError)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-class TestExisting:
-    def test_uses_that_very_environment(self):
-        env, old = Scripted(), Scripted()
-        update = as_env_update(env)
-        assert update(old) is env
-        assert old.closed == 1
-        assert update(env) is env
-        assert env.closed == 0
-
-    def test_in_another_process_a_copy(self):
-        env = gymnasium.make("CartPole-v1")
-        env.reset(seed=5)
-        copied = made(as_env_update(env))
-        assert copied is not env
-        assert np.array_equal(copied.reset(seed=3)[0], env.reset(seed=3)[0])
-
-    def test_takes_an_environment(self):
-        with pytest.raises(TypeError, match=r"takes a gymnasium.Env, not the class Scripted"):
-            ExistingEnvUpdate(Scripted)  # type: ignore[arg-type]
-
-    def test_arguments_are_too_late(self):
-        with pytest.raises(UsageError, match="but a Scripted is there already"):
-            as_env_update(Scripted(), env_kwargs={"size": 2})
-        with pytest.raises(UsageError, match="but a NewEnvUpdate is there already"):
-            as_env_update(NewEnvUpdate(Scripted), env_kwargs={"size": 2})
+@pytest.mark.parametrize(
+    ("update", "what"),
+    [
+        (NewEnvUpdate(lambda: None), r"<lambda> .* gave None \(is a return missing\?\)"),
+        (NewEnvUpdate(lambda: 3), "<lambda> .* gave a int"),
+        (NewEnvUpdate(lambda: Scripted), "<lambda> .* gave the class Scripted"),
+        (Forgetful(), r"Forgetful .* gave None \(is a return"),
+    ],
+)
+def test_an_update_that_gives_no_environment_is_an_error(update, what):
+    with pytest.raises(UsageError, match=what):
+        made(update)
 
 
-class Noted(Tasked):
-    notes: ClassVar[list[str]] = []
-
-    def __init__(self):
-        super().__init__(log=self.notes)
-
-
-class TestSetTask:
-    def test_makes_sets_and_keeps(self):
-        env = made(SetTaskUpdate(Tasked, 1))
-        assert env.task == 1
-        # Another update from an equal source, pickled on its own: the environment stays, the task changes.
-        assert made(SetTaskUpdate(Tasked, 2), env) is env
-        assert (env.task, env.closed) == (2, 0)
-
-    @pytest.mark.parametrize("source", [lambda: Tasked(), EnvSpec("Mine-v0", entry_point=Tasked), Tasked()])  # type: ignore[arg-type]
-    def test_any_source(self, source):
-        env = made(SetTaskUpdate(source, 1))
-        assert made(SetTaskUpdate(source, 2), env) is env
-        assert env.unwrapped.task == 2
-
-    def test_another_source_makes_another(self):
-        env = made(SetTaskUpdate(Tasked, 1))
-        other = made(SetTaskUpdate(lambda: Tasked(size=5), 1), env)
-        assert other is not env
-        assert env.closed == 1
-        assert other.size == 5
-
-    def test_an_environment_from_elsewhere_is_replaced(self):
-        old = Tasked()
-        env = made(SetTaskUpdate(Tasked, 1), old)
-        assert env is not old
-        assert old.closed == 1
-
-    def test_an_environment_that_another_update_had_in_hand_is_replaced(self):
-        class Enlarge(EnvUpdate):
-            def __call__(self, old_env):
-                old_env.size += 1
-                return old_env
-
-        env = made(SetTaskUpdate(Tasked, 1))
-        assert made(Enlarge(), env) is env
-        fresh = made(SetTaskUpdate(Tasked, 1), env)
-        assert fresh.size == 1
-
-    def test_a_task_that_fails(self):
-        env = made(SetTaskUpdate(Tasked, 1))
-        with pytest.raises(ZeroDivisionError):
-            made(SetTaskUpdate(Tasked, "bad"), env)
-        assert env.closed == 0
-        assert made(SetTaskUpdate(Tasked, 2), env) is not env
-
-    def test_an_environment_made_for_a_task_that_fails_is_closed(self):
-        with pytest.raises(ZeroDivisionError):
-            SetTaskUpdate(Noted, "bad")(None)
-        assert Noted.notes == ["made", "closed"]
-
-    def test_through_wrappers(self):
-        assert made(SetTaskUpdate(lambda: gymnasium.wrappers.TimeLimit(Tasked(), 5), 1)).unwrapped.task == 1
-        assert made(SetTaskUpdate(lambda: TaskWrapper(Tasked()), 1)).unwrapped.task == ("wrapped", 1)
-
-    def test_no_set_task(self):
-        with pytest.raises(
-            UsageError, match=r"needs an environment with a method set_task\(task\); CartPoleEnv has none"
-        ):
-            made(SetTaskUpdate("CartPole-v1", 1))
-
-    def test_environments_with_an_equality_of_their_own(self):
-        env = made(SetTaskUpdate(Unhashable, 1))
-        assert made(SetTaskUpdate(Unhashable, 2), env) is env
-
-    def test_environments_are_not_kept_alive(self):
-        gc.collect()  # or what earlier tests left could go meanwhile
-        before = len(environments._origins._sources)
-        env = made(SetTaskUpdate(Tasked, 1))
-        assert len(environments._origins._sources) == before + 1
-        del env
-        gc.collect()
-        assert len(environments._origins._sources) == before
-
-    def test_wrong_sources(self):
-        with pytest.raises(TypeError, match="an environment is an id"):
-            SetTaskUpdate(3, 1)
-        with pytest.raises(UnknownEnvironmentError):
-            SetTaskUpdate("Qwertyuiop-v0", 1)
+def test_an_environment_that_is_there_is_used_itself_or_a_copy_in_another_process():
+    env, old = Scripted(), Scripted()
+    update = as_env_update(env)
+    assert update(old) is update(env) is env
+    assert (old.log, env.log) == (["made", "closed"], ["made"])
+    cartpole = gymnasium.make("CartPole-v1")
+    copied = made(as_env_update(cartpole))
+    assert copied is not cartpole
+    assert np.array_equal(copied.reset(seed=3)[0], cartpole.reset(seed=3)[0])
 
 
-class TestAnythingElse:
-    @pytest.mark.parametrize(("obj", "shown"), [(None, "None"), (3, "a int"), ([1], "a list"), ({}, "a dict")])
-    def test_a_type_error_says_what_an_environment_is(self, obj, shown):
-        with pytest.raises(
-            TypeError, match=rf"an environment is an id for gymnasium.make, .*; this is {shown}"
-        ) as caught:
-            as_env_update(obj)
-        assert type(caught.value) is TypeError
+@pytest.mark.parametrize("make", [lambda: Tasked(), lambda: EnvSpec("Mine-v0", entry_point=Tasked), Tasked, Unhashable])  # type: ignore[arg-type]
+def test_an_environment_is_kept_where_another_task_is_set(make):
+    """By another update from an equal source, pickled on its own."""
+    source = make if isinstance(make, type) else make()
+    env = made(SetTaskUpdate(source, 1))
+    assert env.unwrapped.task == 1
+    assert made(SetTaskUpdate(source, 2), env) is env
+    assert (env.unwrapped.task, env.unwrapped.log) == (2, ["made"])
 
-    def test_the_class_of_an_update(self):
-        with pytest.raises(TypeError, match="the class NewEnvUpdate itself: pass an instance"):
-            as_env_update(NewEnvUpdate)
 
-    def test_an_update_is_itself(self):
-        update = NewEnvUpdate(Scripted)
-        assert as_env_update(update) is update
+def test_an_environment_of_another_source_or_update_or_whose_task_failed_is_replaced():
+    env = made(SetTaskUpdate(Tasked, 1))
+    other = made(SetTaskUpdate(lambda: Tasked(size=5), 1), env)
+    assert (other.size, env.log) == (5, ["made", "closed"])
+    old = Tasked()
+    env = made(SetTaskUpdate(Tasked, 1), old)
+    assert (env is old, old.log) == (False, ["made", "closed"])
+    assert made(Enlarge(), env) is env
+    env = made(SetTaskUpdate(Tasked, 1), env)
+    assert env.size == 1
+    with pytest.raises(ZeroDivisionError):
+        made(SetTaskUpdate(Tasked, "bad"), env)
+    assert env.log == ["made"]
+    assert made(SetTaskUpdate(Tasked, 2), env) is not env
+    with pytest.raises(ZeroDivisionError):
+        SetTaskUpdate(Noted, "bad")(None)
+    assert Noted.notes == ["made", "closed"]
 
-    def test_an_update_of_the_users_own_that_gives_nothing(self):
-        class Forgetful(EnvUpdate):
-            def __call__(self, old_env):
-                pass
 
-        with pytest.raises(UsageError, match=r"Forgetful should give a gymnasium.Env, but gave None \(is a return"):
-            made(Forgetful())
+def test_tasks_are_set_through_wrappers():
+    assert made(SetTaskUpdate(lambda: gymnasium.wrappers.TimeLimit(Tasked(), 5), 1)).unwrapped.task == 1
+    assert made(SetTaskUpdate(lambda: TaskWrapper(Tasked()), 1)).unwrapped.task == ("wrapped", 1)
+    with pytest.raises(UsageError, match=r"needs an environment with a method set_task\(task\); CartPoleEnv has none"):
+        made(SetTaskUpdate("CartPole-v1", 1))
 
-    def test_updates_are_abstract(self):
-        with pytest.raises(TypeError, match="abstract"):
-            EnvUpdate()  # type: ignore[abstract]
+
+def test_environments_are_not_kept_alive():
+    gc.collect()  # or what earlier tests left could go meanwhile
+    before = len(environments._origins._sources)
+    env = made(SetTaskUpdate(Tasked, 1))
+    assert len(environments._origins._sources) == before + 1
+    del env
+    gc.collect()
+    assert len(environments._origins._sources) == before
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "error", "words"),
+    [
+        (as_env_update, (None,), TypeError, "an environment is an id for gymnasium.make, .*; this is None"),
+        (as_env_update, (NewEnvUpdate,), TypeError, "the class NewEnvUpdate itself: pass an instance"),
+        (as_env_update, (Scripted(), {"size": 2}), UsageError, "but a Scripted is there already"),
+        (NewEnvUpdate, ("CartPole-v1",), TypeError, "takes a callable that makes an environment, not a str"),
+        (ExistingEnvUpdate, (Scripted,), TypeError, r"takes a gymnasium.Env, not the class Scripted"),
+        (SetTaskUpdate, (3, 1), TypeError, "an environment is an id .*; this is a int"),
+        (SetTaskUpdate, ("Qwertyuiop-v0", 1), UnknownEnvironmentError, "Qwertyuiop"),
+        (EnvUpdate, (), TypeError, "abstract"),
+    ],
+)
+def test_what_is_no_environment_is_an_error_that_says_what_one_is(make, arguments, error, words):
+    with pytest.raises(error, match=words) as caught:
+        make(*arguments)
+    assert type(caught.value) is error
 
 
 @pytest.mark.parametrize(
@@ -280,23 +212,63 @@ class TestAnythingElse:
     [
         ("CartPole-v1", "CartPole-v1"),
         (gymnasium.make("Pendulum-v1"), "Pendulum-v1"),
-        (Scripted(), "Scripted"),
         (TaskWrapper(Scripted()), "Scripted"),
         (Scripted, "Scripted"),
         (functools.partial(functools.partial(Scripted, 1)), "Scripted"),
-        (SetTaskUpdate("CartPole-v1", 1), "CartPole-v1"),
         (SetTaskUpdate(Scripted, 1), "Scripted"),
+        (Enlarge(), "Enlarge"),
     ],
 )
 def test_short_names(env, name):
     update = as_env_update(env)
     assert describe(update) == describe(sent(update)) == name
+    assert as_env_update(update) is update
 
 
-def test_other_updates_go_by_their_class():
-    class Mine(EnvUpdate):
-        def __call__(self, old_env):
-            return Scripted()
+# ---------------------------------------------------------------------- the worker's number
 
-    assert describe(Mine()).endswith("Mine")
-    assert isinstance(as_env_update("CartPole-v1"), SpecEnvUpdate)
+
+def positional(worker_number, /):
+    return worker_number
+
+
+class Called:
+    def __call__(self, *, worker_number):
+        return worker_number
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments", "given"),
+    [
+        (lambda: 0, {}, {}),
+        (lambda *, size, worker_number=5: 0, {"size": 2}, {"size": 2, "worker_number": 3}),
+        (lambda worker_number: 0, {"worker_number": 9}, {"worker_number": 9}),
+        (lambda **more: 0, {}, {}),
+        (positional, {}, {}),
+        (Called(), {}, {"worker_number": 3}),
+        (Scripted, {"size": 1}, {"size": 1, "worker_number": 3}),
+        (functools.partial(Scripted, worker_number=8), {}, {}),
+        (functools.partial(Scripted, 1, 8), {}, {}),
+        (dict, {}, {}),
+    ],
+)
+def test_who_has_a_parameter_for_it_is_given_the_number(factory, arguments, given):
+    with for_worker(3):
+        assert with_worker_number(factory, arguments) == given
+        spec = EnvSpec("Mine-v0", entry_point=Scripted, kwargs={"size": 4})  # type: ignore[arg-type]
+        env = as_env_update(spec)(None).unwrapped
+        assert (env.size, env.number) == (4, 3)  # type: ignore[attr-defined]
+        assert as_env_update(spec, env_kwargs={"worker_number": 6})(None).unwrapped.number == 6  # type: ignore[attr-defined]
+    assert NewEnvUpdate(Scripted)(None).number == 0, "outside workers"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("make", [LocalSampler, MultiprocessingSampler])
+def test_each_worker_has_its_number(make):
+    def numbers(**update):
+        return sampler.obtain_exact_trajectories(2, **update).observations.tolist()
+
+    agents = [lambda _: 0] * 3  # one for each worker: then each has trajectories that no other one runs
+    with make(agents, Scripted, n_workers=3, check=None) as sampler:
+        assert numbers() == [0, 0, 1, 1, 2, 2]
+        assert numbers(env_update=NewEnvUpdate(Scripted, {"worker_number": 9})) == [9] * 6
+        assert numbers(env_update=SetTaskUpdate(Tasked, 1)) == [0, 0, 1, 1, 2, 2]
