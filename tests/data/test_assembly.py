@@ -1,4 +1,6 @@
-import tracemalloc
+"""A batch grows by what reports bring, in any groups, and is what joining them at the end would give."""
+
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamsampler.data import trees
-from streamsampler.data.assembly import Delivery, GrowingBatch, Origins
+from streamsampler.data.assembly import Delivery, GrowingBatch
 from streamsampler.data.info_columns import InfoColumn, InfoColumns
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.errors import DataError
@@ -16,36 +18,31 @@ from streamsampler.protocol.result import Segment
 
 LARGE = S.Box(0, 255, (5000,), np.uint8)
 SMALL = S.Box(0, 255, (5,), np.uint8)
-MIXED = S.Dict(camera=LARGE, joints=S.Tuple([SMALL, S.Text(3)]))
-
-
-def allocate(shape, dtype):
-    return np.empty(shape, dtype)
+MIXED = S.Dict(camera=LARGE, joints=S.Tuple([SMALL, S.Text(3)]), words=S.Sequence(S.Box(0, 1, (2,), np.float64)))
+NAMES = ("observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths")
 
 
 def segment(rollouts, start, stop, n_bytes=0):
     return Segment(Delivery(0, rollouts, lambda: None, n_bytes), start, stop, range(start, stop))
 
 
-def rollouts_of(space, lengths, first=0):
+def nothing(_):
+    return {}
+
+
+def rollouts_of(space, lengths, first=0, episode_info=lambda number: {"number": number}, infos=(nothing, nothing)):
     recorder = RolloutRecorder(space, S.Discrete(2))
     for number, length in enumerate(lengths, first):
         space.seed(number)
-        recorder.begin({"number": number})
-        for _ in range(length):
+        step = recorder.begin(episode_info(number))
+        for time in range(step, step + length):
             recorder.record_observation(space.sample())
             recorder.record_action(0)
             recorder.record_reward(1.0)
+            recorder.record_env_info(time, infos[0](time))
+            recorder.record_agent_info(time, infos[1](time))
         recorder.end(space.sample(), True, False)
     return recorder.finish()
-
-
-NAMES = ("observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths")
-
-
-def joined(segments):
-    """What the fields of a batch of whole rollouts are."""
-    return {name: trees.concatenate([getattr(it.delivery.rollouts, name) for it in segments]) for name in NAMES}
 
 
 def batch_of(growing, space=SMALL):
@@ -55,70 +52,76 @@ def batch_of(growing, space=SMALL):
     )  # fmt: skip
 
 
-def whole(segments, space=SMALL):
-    growing = GrowingBatch()
-    growing.append(segments)
-    return batch_of(growing, space)
+def grown(segments, group=100, expected=(0, 0)):
+    growing = GrowingBatch(np.empty)
+    for start in range(0, len(segments), group):
+        growing.append(segments[start : start + group], expected)
+        assert growing.n_appended == min(start + group, len(segments))
+    return growing
+
+
+def assert_joined(batch, segments):
+    """Check that a batch of whole rollouts has the rows of all of them."""
+    for name in NAMES:
+        field = trees.concatenate([getattr(it.delivery.rollouts, name) for it in segments])
+        assert trees.same(getattr(batch, name), field), name
+
+
+EXPECTED = st.tuples(st.integers(0, 60), st.integers(0, 30))
 
 
 @given(
     parts=st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=6),
     group=st.integers(1, 3),
-    expected=st.tuples(st.integers(0, 60), st.integers(0, 30)),
+    expected=EXPECTED,
     space=st.sampled_from([LARGE, SMALL, MIXED, S.Dict()]),
 )
+@example(parts=[[1], [200, 1]], group=1, expected=(4, 1), space=MIXED)
+@example(parts=[[1], [200, 1]], group=1, expected=(1000, 1000), space=MIXED)
 def test_what_is_appended_is_what_joining_gives(parts, group, expected, space):
-    growing = GrowingBatch(allocate)
     segments = [segment(rollouts_of(space, lengths, 10 * n), 0, len(lengths)) for n, lengths in enumerate(parts)]
-    for start in range(0, len(segments), group):
-        growing.append(segments[start : start + group], expected)
-        assert growing.n_appended == min(start + group, len(segments))
-    batch = batch_of(growing, space)
-    for name, field in joined(segments).items():
-        assert trees.same(getattr(batch, name), field), name
-        for _, leaf in trees.leaves(getattr(batch, name)):
-            assert leaf.flags.c_contiguous
-            assert leaf.flags.writeable
+    batch = batch_of(grown(segments, group, expected), space)
+    assert_joined(batch, segments)
+    before = copy.deepcopy(batch.observations)
+    for it in segments:  # its memory is used again
+        for _, leaf in trees.leaves(it.delivery.rollouts.observations):
+            for value in leaf if leaf.dtype == object else [leaf]:
+                for array in value if isinstance(value, tuple) else [value] * isinstance(value, np.ndarray):
+                    array[...] = 7
+    assert trees.same(batch.observations, before)
+    assert all(leaf.flags.writeable for _, leaf in trees.leaves(batch.observations))
 
 
-def test_infos_that_are_alike_are_copied_once():
+def test_infos_are_copied_once():
     """A batch would be in memory twice."""
-    growing = GrowingBatch(allocate)
-    growing.append([segment(rollouts_of(SMALL, [1, 1], 2 * n), 0, 2) for n in range(2)], (4, 4))
+    growing = grown([segment(rollouts_of(SMALL, [1, 1], 2 * n), 0, 2) for n in range(2)], expected=(4, 4))
     one, again = batch_of(growing), batch_of(growing)
     assert np.shares_memory(one.episode_infos["number"], again.episode_infos["number"])
 
 
 @pytest.mark.parametrize("space", [LARGE, SMALL])
 def test_a_part_of_a_delivery_is_copied_in_part(space):
-    rollouts = rollouts_of(space, [2, 3, 4])
-    batch = whole([segment(rollouts, 1, 2)], space)
-    assert np.array_equal(batch.observations, rollouts.observations[2:5])
+    whole = segment(rollouts_of(space, [2, 3, 4]), 0, 3)
+    middle = whole._replace(start=1, stop=2, indices=range(1))
+    batch = batch_of(grown([middle]), space)
+    assert np.array_equal(batch.observations, whole.delivery.rollouts.observations[2:5])
     assert batch.lengths.tolist() == [3]
+    assert [whole.delivery.ends_with(it) for it in (whole, whole._replace(start=2), middle)] == [True, True, False]
 
 
-def test_large_rows_are_due_at_once_and_small_ones_by_the_megabyte():
-    growing = GrowingBatch(allocate)
-    growing.count(segment(rollouts_of(LARGE, [2]), 0, 1))
-    assert growing.due
-    growing = GrowingBatch(allocate)
-    growing.count(segment(rollouts_of(SMALL, [2]), 0, 1, 3_000_000))
-    assert not growing.due
-    growing.count(segment(rollouts_of(SMALL, [2]), 0, 1, 3_000_000))
-    assert growing.due
+def test_large_rows_and_infos_are_due_at_once_small_ones_by_the_megabyte_and_objects_at_the_end():
+    column = InfoColumn(None, np.zeros((1, 600_000)))
+    infos = replace(rollouts_of(SMALL, [1]), agent_infos=InfoColumns(1, {("a",): column}))
+    objects = rollouts_of(S.Sequence(S.Discrete(3)), [2])
+    for rollouts, n_bytes, due in ((rollouts_of(LARGE, [2]), 0, True), (infos, 0, True), (objects, 10**9, False)):
+        growing = GrowingBatch(np.empty)
+        growing.count(segment(rollouts, 0, 1, n_bytes))
+        assert growing.due == due
+    growing = GrowingBatch(np.empty)
+    for due in (False, True):
+        growing.count(segment(rollouts_of(SMALL, [2]), 0, 1, 3_000_000))
+        assert growing.due == due
     assert (growing.n_counted, growing.n_appended) == (2, 0)
-
-
-def test_what_an_interrupt_cut_short_is_written_again():
-    growing, segments = GrowingBatch(allocate), [segment(rollouts_of(SMALL, [2, 3], n), 0, 2) for n in range(3)]
-    growing.append(segments[:1], (1, 1))
-    with pytest.raises(KeyboardInterrupt):
-        growing.append([segments[1], segment(Interrupting(segments[2].delivery.rollouts), 0, 2)], (1, 1))
-    assert growing.n_appended == 1
-    growing.append(segments[1:], (1, 1))
-    batch = batch_of(growing)
-    assert all(trees.same(getattr(batch, name), field) for name, field in joined(segments).items())
-    assert batch.indices.tolist() == [0, 1] * 3
 
 
 class Interrupting:
@@ -133,162 +136,76 @@ class Interrupting:
         return getattr(self._rollouts, name)
 
 
-def test_rows_with_objects_are_left_for_the_end():
-    growing = GrowingBatch(allocate)
-    growing.count(segment(rollouts_of(S.Sequence(S.Discrete(3)), [2]), 0, 1, 10**9))
-    assert not growing.due
+def test_what_an_interrupt_cut_short_is_written_again():
+    segments = [segment(rollouts_of(SMALL, [2, 3], n), 0, 2) for n in range(3)]
+    growing = grown(segments[:1], expected=(1, 1))
+    with pytest.raises(KeyboardInterrupt):
+        growing.append([segments[1], segment(Interrupting(segments[2].delivery.rollouts), 0, 2)], (1, 1))
+    assert growing.n_appended == 1
+    growing.append(segments[1:], (1, 1))
+    batch = batch_of(growing)
+    assert_joined(batch, segments)
+    assert batch.indices.tolist() == [0, 1] * 3
 
 
 def test_rows_of_two_forms_are_an_error_at_the_end():
-    growing = GrowingBatch(allocate)
-    growing.append([segment(rollouts_of(LARGE, [2]), 0, 1)], (10, 5))
-    growing.append([segment(rollouts_of(S.Box(0, 255, (6000,), np.uint8), [2]), 0, 1)], (10, 5))
-    growing.append([segment(rollouts_of(LARGE, [2]), 0, 1)], (10, 5))
+    spaces = LARGE, S.Box(0, 255, (6000,), np.uint8), LARGE
+    growing = grown([segment(rollouts_of(space, [2]), 0, 1) for space in spaces], 1, (10, 5))
     with pytest.raises(DataError, match="of the same shapes and dtypes"):
         batch_of(growing, LARGE)
 
 
-def test_objects_among_large_rows_share_nothing_with_what_they_came_in():
-    space = S.Dict(camera=LARGE, words=S.Sequence(S.Box(0, 1, (2,), np.float64)))
-    rollouts = rollouts_of(space, [3])
-    objects = [leaf for _, leaf in trees.leaves(rollouts.observations) if leaf.dtype == object]
-    assert objects
-    for leaf in objects:
-        leaf[0] = np.arange(4.0)
-    batch = whole([segment(rollouts, 0, 1)], space)
-    ours = [leaf for _, leaf in trees.leaves(batch.observations) if leaf.dtype == object]
-    for copied, leaf in zip(ours, objects, strict=True):
-        assert np.array_equal(copied[0], leaf[0])
-        assert not np.shares_memory(copied[0], leaf[0])
-
-
-def test_infos_that_are_not_alike_are_kept_in_memory_of_their_own():
-    recorder = RolloutRecorder(SMALL, S.Discrete(2))
-    recorder.begin({"number": 1})
-    for step in range(3):
-        recorder.record_observation(SMALL.sample())
-        recorder.record_action(0)
-        recorder.record_reward(1.0)
-        recorder.record_env_info(step, {"where": np.ones(2), "sometimes": 1.0} if step else {"where": np.ones(2)})
-        recorder.record_agent_info(step, {"mixed": [np.ones(2)] if step else 1})
-    recorder.end(SMALL.sample(), True, False)
-    rollouts = recorder.finish()
-    growing = GrowingBatch(allocate)
-    only = segment(rollouts, 0, 1)
-    growing.append([only], (3, 1))
-    expected = whole([only])
-    for infos in (rollouts.env_infos, rollouts.agent_infos):
-        for column in infos.columns.values():
-            if column.values.dtype == object:
-                column.values[-1][0][:] = 7
-            else:
-                column.values[:] = 7
-            if column.steps is not None:
-                column.steps[:] = 0
-    assert trees.same(batch_of(growing).env_infos, expected.env_infos)
-    assert trees.same(batch_of(growing).agent_infos, expected.agent_infos)
-
-
-@pytest.mark.parametrize("space", [LARGE, SMALL, MIXED])
-@pytest.mark.parametrize("lengths", [[3, 4], [1, 200]])
-@pytest.mark.parametrize("expected", [(0, 0), (4, 1), (1000, 1000)])
-def test_the_expected_number_is_a_guess(space, lengths, expected):
-    rollouts = rollouts_of(space, lengths)
-    growing = GrowingBatch(allocate)
-    growing.append([segment(rollouts, 0, 1)], expected)
-    growing.append([segment(rollouts, 1, 2)], expected)
-    assert trees.same(batch_of(growing, space).observations, rollouts.observations)
-
-
 INFOS = {
-    "none": lambda _: {},
+    "none": nothing,
     "integer": lambda step: {"a": step},
     "float": lambda step: {"a": step / 2},
     "vector": lambda step: {"a": np.arange(2.0) + step, "in": {"x": step}},
     "other_order": lambda step: {"in": {"x": step}, "a": np.arange(2.0) + step},
     "promoted": lambda step: {"a": step if step % 2 else step / 2},
-    "mixed": lambda step: {"a": step if step % 2 else "odd"},
+    "mixed": lambda step: {"a": [np.ones(2)] if step % 2 else "odd"},
     "sometimes": lambda step: {"a": step} if step % 2 else {},
     "large": lambda step: {"a": np.full(1_000, step * 1.0)},
 }
+FIELDS = "env_infos", "agent_infos", "episode_infos"
+
+
+def overwrite(rollouts):
+    """Write over all memory of a report's infos, as the next report does."""
+    for name in FIELDS:
+        for column in getattr(rollouts, name).columns.values():
+            for value in column.values if column.values.dtype == object else [column.values]:
+                if isinstance(value, (np.ndarray, list)):
+                    value[:] = [7] * len(value) if isinstance(value, list) else 7
+            if column.steps is not None:
+                column.steps[:] = 0
 
 
 @given(
     reports=st.lists(st.tuples(*[st.sampled_from(sorted(INFOS))] * 3, st.booleans()), min_size=1, max_size=6),
     group=st.integers(1, 3),
-    expected=st.tuples(st.integers(0, 60), st.integers(0, 30)),
+    expected=EXPECTED,
 )
 @example(reports=[("vector", "integer", "float", False)] * 3, group=2, expected=(9, 9))
-@example(
-    reports=[("vector", "integer", "float", True), ("vector", "float", "none", False)] * 2, group=1, expected=(9, 9)
-)
 @example(reports=[("promoted", "mixed", "sometimes", False)] * 2, group=1, expected=(9, 9))
 @example(reports=[(kind, kind, kind, True) for kind in INFOS], group=3, expected=(9, 9))
-def test_infos_do_not_depend_on_how_they_are_appended(reports, group, expected):
+def test_infos_do_not_depend_on_how_they_are_appended_and_keep_no_memory_of_reports(reports, group, expected):
     segments = []
-    for *kinds, in_parts in reports:
-        recorder = RolloutRecorder(SMALL, S.Discrete(2))
-        env_info, agent_info, episode_info = (INFOS[kind] for kind in kinds)
-        for number in range(3):
-            recorder.begin(episode_info(number))
-            for step in range(recorder.n_timesteps, recorder.n_timesteps + number + 1):
-                recorder.record_observation(np.zeros(5, np.uint8))
-                recorder.record_action(0)
-                recorder.record_reward(1.0)
-                recorder.record_env_info(step, env_info(step))
-                recorder.record_agent_info(step, agent_info(step))
-            recorder.end(np.zeros(5, np.uint8), True, False)
-        one = segment(recorder.finish(), 0, 3)
+    for env, agent, episode, in_parts in reports:
+        one = segment(rollouts_of(SMALL, [1, 2, 3], 0, INFOS[episode], (INFOS[env], INFOS[agent])), 0, 3)
         halves = [one._replace(stop=1, indices=range(1)), one._replace(start=1, indices=range(1, 3))]
         segments += halves if in_parts else [one]
-    expected_batch = whole(segments)
-    growing = GrowingBatch(allocate)
+    whole = batch_of(grown(segments))
+    growing = GrowingBatch(np.empty)
     for start in range(0, len(segments), group):
         taken = segments[start : start + group]
         growing.append(taken, expected)
         for it in taken:
             if it.delivery.ends_with(it):
+                overwrite(it.delivery.rollouts)
                 del it.delivery.rollouts
     batch = batch_of(growing)
-    assert batch == expected_batch
-    assert [list(infos) for infos in (batch.env_infos, batch.agent_infos, batch.episode_infos)] == [
-        list(infos) for infos in (expected_batch.env_infos, expected_batch.agent_infos, expected_batch.episode_infos)
-    ]
-    columns = trees.leaves((batch.env_infos, batch.agent_infos, batch.episode_infos))
-    assert all(leaf.flags.writeable and leaf.flags.c_contiguous for _, leaf in columns)
-
-
-def test_a_key_that_has_the_name_of_a_mask_is_refused():
-    always = InfoColumn(None, np.ones(1, np.bool_))
-    infos = InfoColumns(1, {("a",): always, ("_a",): always})
-    with pytest.raises(DataError, match="agent_infos"):
-        whole([segment(replace(rollouts_of(SMALL, [1]), agent_infos=infos), 0, 1)])
-
-
-def test_bytes_of_infos_count_as_well():
-    rollouts = rollouts_of(SMALL, [1])
-    column = InfoColumn(None, np.zeros((1, 600_000)))
-    growing = GrowingBatch(allocate)
-    growing.count(segment(replace(rollouts, agent_infos=InfoColumns(1, {("a",): column})), 0, 1))
-    assert growing.due
-
-
-def test_indices_of_many_trajectories_take_no_more_memory_than_their_array():
-    """A million short trajectories took three times as much in lists of Python integers."""
-    n_segments, n = 100, 1_000
-    segments = [segment(None, w * n, w * n + n) for w in range(n_segments)]
-    tracemalloc.start()
-    try:
-        indices = Origins.of(segments).indices
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert indices.tolist() == list(range(n_segments * n))
-    assert peak < 3 * indices.nbytes
-
-
-def test_the_last_segment_of_a_delivery_ends_it():
-    whole = segment(rollouts_of(SMALL, [2, 3, 4]), 0, 3)
-    assert whole.delivery.ends_with(whole)
-    assert not whole.delivery.ends_with(whole._replace(stop=2))
-    assert whole.delivery.ends_with(whole._replace(start=2))
+    assert batch == whole
+    for name in FIELDS:
+        assert list(getattr(batch, name)) == list(getattr(whole, name))
+        columns = trees.leaves(getattr(batch, name))
+        assert all(leaf.flags.writeable and leaf.flags.c_contiguous for _, leaf in columns)

@@ -35,8 +35,7 @@ class Handles(gymnasium.Env[Any, Any]):
         if self.timestep == 2:
             info["rare"] = [1, (2, "b")]
         if self.resets >= self.first:
-            info["handle"] = Handle()
-            info["poses"] = {"of": [Handle()]}
+            info |= {"handle": Handle(), "poses": {"of": [Handle()]}}
         return np.zeros(1, np.float32), 1.0, self.timestep == 3, False, info
 
 
@@ -44,22 +43,20 @@ def make(first: int = 1, **options: Any) -> LocalSampler[Any, Any]:
     return LocalSampler("random", Handles, env_kwargs={"first": first}, seed=1, check=None, **options)
 
 
-@pytest.fixture(scope="module")
-def batch():
+def test_a_file_holds_the_infos_that_are_kept_or_is_not_written(tmp_path):
     with make() as sampler:
-        return sampler.obtain_trajectories(4)
-
-
-def test_a_batch_with_objects_is_not_written_and_the_error_names_all_of_them_and_the_way_out(batch, tmp_path):
+        batch = sampler.obtain_trajectories(4)
     with pytest.raises(UnwritableInfoError) as caught:
         batch.save(tmp_path / "x")
     assert "env_infos['handle'] holds a tests.data.test_kept_infos.Handle" in str(caught.value)
     assert str(caught.value).endswith('Give infos=["deep", "mixed", "rare", "start", "x"] to write only the others')
     assert caught.value.names == ["handle", "poses"]
+    with pytest.raises(UsageError, match="there is no info 'z'; those there are: 'deep', 'handle', 'mixed'"):
+        batch.save(tmp_path / "x", infos=["x", "z"])
+    for wrong in ("x", [1], 1):
+        with pytest.raises(UsageError, match="infos must be True, False, or the names to keep"):
+            batch.save(tmp_path / "x", infos=wrong)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_holds_the_infos_that_are_kept_with_their_masks(batch, tmp_path):
     kept = load(batch.save(tmp_path / "x", infos=["deep", "mixed", "rare", "start", "x"]))
     assert set(kept.env_infos) == {"deep", "mixed", "rare", "_rare", "x"}
     np.testing.assert_array_equal(kept.env_infos["_rare"], batch.env_infos["_rare"])
@@ -67,38 +64,23 @@ def test_a_file_holds_the_infos_that_are_kept_with_their_masks(batch, tmp_path):
     np.testing.assert_array_equal(kept.episode_infos["start"], batch.episode_infos["start"])
     none = load(batch.save(tmp_path / "y", infos=False))
     assert none.env_infos == none.agent_infos == none.episode_infos == {}
-    np.testing.assert_array_equal(none.observations, batch.observations)
-
-
-def test_an_info_that_is_not_there_cannot_be_kept(batch, tmp_path):
-    with pytest.raises(UsageError, match="there is no info 'z'; those there are: 'deep', 'handle', 'mixed'"):
-        batch.save(tmp_path / "x", infos=["x", "z"])
-    for wrong in ("x", [1], 1):
-        with pytest.raises(UsageError, match="infos must be True, False, or the names to keep"):
-            batch.save(tmp_path / "x", infos=wrong)
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_sampling_ends_with_the_first_trajectory_that_no_file_can_hold(tmp_path, is_folder):
+@pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
+def test_sampling_ends_with_the_first_trajectory_that_no_file_can_hold(tmp_path, kind, is_folder):
     def sample():
         if is_folder:
             sample_to_folder(sampler, tmp_path / "out", n_trajectories=5_000, shard_size=3_000)
         with sampler.writable_infos():
             sampler.obtain_trajectories(5_000)
 
-    with make() as sampler:
+    with kind("random", Handles, seed=1, check=None, n_workers=1) as sampler:
         with pytest.raises(UnwritableInfoError) as caught:
             sample()
         assert caught.value.names == ["handle", "poses"]
         assert sampler.stats.ran_timesteps < 5_000
         assert sampler.obtain_trajectories(2).n_trajectories == 2  # it is usable again, without files as before
-
-
-def test_sampling_with_processes_ends_with_the_first_trajectory_that_no_file_can_hold():
-    with MultiprocessingSampler("random", Handles, n_workers=2, seed=1, check=None) as sampler:
-        with pytest.raises(UnwritableInfoError), sampler.writable_infos():
-            sampler.obtain_trajectories(20_000)
-        assert sampler.obtain_trajectories(3).n_trajectories == 3
 
 
 def test_a_trajectory_that_does_not_go_into_the_file_does_not_end_the_call():
@@ -110,14 +92,18 @@ def test_a_trajectory_that_does_not_go_into_the_file_does_not_end_the_call():
 
 
 def test_the_same_folder_takes_other_infos_after_the_error_and_keeps_them_when_it_is_resumed(tmp_path, caplog):
-    kept, others = ["deep", "rare", "x", "missing"], ["x"]
-    with make() as sampler, pytest.raises(UnwritableInfoError):
-        sample_to_folder(sampler, tmp_path / "out", n_trajectories=50, shard_size=60)
-    with make() as sampler, caplog.at_level(logging.WARNING, "streamsampler"):
-        folder = sample_to_folder(sampler, tmp_path / "out", n_trajectories=50, shard_size=60, infos=kept)
+    def sample(**options):
+        with make() as sampler:
+            return sample_to_folder(sampler, tmp_path / "out", n_trajectories=20, shard_size=30, **options)
+
+    kept = ["deep", "rare", "x", "missing"]
+    with pytest.raises(UnwritableInfoError):
+        sample()
+    with caplog.at_level(logging.WARNING, "streamsampler"):
+        folder = sample(infos=kept)
     assert caplog.messages == ["there was no info 'missing'"]
     assert folder.provenance["infos"] == sorted(kept)
     assert set(folder.to_batch().env_infos) == {"deep", "rare", "_rare", "x"}
     assert folder.to_batch().episode_infos == {}
-    with make() as sampler, pytest.raises(UsageError, match=r"infos is .* there, and \['x'\] here"):
-        sample_to_folder(sampler, tmp_path / "out", n_trajectories=50, shard_size=60, infos=others, resume=True)
+    with pytest.raises(UsageError, match=r"infos is .* there, and \['x'\] here"):
+        sample(infos=["x"], resume=True)

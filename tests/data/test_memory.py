@@ -12,9 +12,12 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
+def allocate(pool, n=LARGE, dtype=np.uint8):
+    return pool.allocate((n,), np.dtype(dtype))
+
+
 def test_a_lent_array_is_returned_with_its_last_view():
-    returned = []
-    memory = np.arange(12.0)
+    returned, memory = [], np.arange(12.0)
     array = lend(memory, lambda: returned.append(True))
     assert np.shares_memory(array, memory)
     row = array.reshape(3, 4)[1]
@@ -28,34 +31,41 @@ def test_a_lent_array_is_returned_with_its_last_view():
 
 def test_a_block_is_used_again_when_its_last_array_is_gone():
     pool = Pool()
-    first = pool.allocate((LARGE,), np.dtype(np.uint8))
-    where = address(first)
-    view = first[10:20]
-    second = pool.allocate((LARGE,), np.dtype(np.uint8))
+    first = allocate(pool)
+    where, view = address(first), first[10:20]
+    second = allocate(pool)
     assert not np.shares_memory(first, second)
     del first
-    third = pool.allocate((LARGE,), np.dtype(np.uint8))
+    third = allocate(pool)
     assert address(third) != where, "it is still in use"
     del view
-    assert address(pool.allocate((LARGE // 8, 4), np.dtype(np.int16))) == where
+    again = pool.allocate((LARGE // 8, 4), np.dtype(np.int16))
+    assert address(again) == where
+    again[:] = 3
+    del pool
+    gc.collect()
+    assert again.min() == 3, "arrays outlive the pool"
 
 
-def test_a_block_much_too_large_or_too_small_is_let_go():
+def test_small_arrays_objects_and_blocks_much_too_large_or_too_small_are_not_kept():
     pool = Pool()
-    pool.allocate((20 * LARGE,), np.dtype(np.uint8))
+    assert allocate(pool, 10, np.float32).base is None
+    assert allocate(pool, LARGE, object).tolist()[0] is None
+    assert pool._free is None
+    allocate(pool, 20 * LARGE)
     assert pool._free is not None
-    array = pool.allocate((LARGE,), np.dtype(np.uint8))
+    array = allocate(pool)
     assert pool._free is None
     del array
     assert len(pool._free) == LARGE
-    pool.allocate((2 * LARGE,), np.dtype(np.uint8))
+    allocate(pool, 2 * LARGE)
     assert len(pool._free) == 2 * LARGE
 
 
 def test_a_forked_copy_keeps_what_it_has():
     """While this process uses the memory again; and what the copy writes is its own."""
     pool = Pool()
-    array = pool.allocate((LARGE,), np.dtype(np.uint8))
+    array = allocate(pool)
     array[:] = 1
     (told, tell), (heard, say) = os.pipe(), os.pipe()
     pid = os.fork()
@@ -66,7 +76,7 @@ def test_a_forked_copy_keeps_what_it_has():
         os.write(say, b"y" if same else b"n")
         os._exit(0)
     del array
-    array = pool.allocate((LARGE,), np.dtype(np.uint8))
+    array = allocate(pool)
     array[:] = 2
     os.write(tell, b".")
     answer = os.read(heard, 1)
@@ -75,19 +85,3 @@ def test_a_forked_copy_keeps_what_it_has():
         os.close(fd)
     assert answer == b"y"
     assert (array == 2).all()
-
-
-def test_small_arrays_and_objects_are_not_the_pools():
-    pool = Pool()
-    assert pool.allocate((10,), np.dtype(np.float32)).base is None
-    assert pool.allocate((LARGE,), np.dtype(object)).tolist()[0] is None
-    assert pool._free is None
-
-
-def test_arrays_outlive_the_pool():
-    pool = Pool()
-    array = pool.allocate((LARGE,), np.dtype(np.uint8))
-    array[:] = 3
-    del pool
-    gc.collect()
-    assert array.min() == 3

@@ -1,209 +1,41 @@
+"""Files of batches: what is saved comes back, as the format's description says, whatever the spaces are."""
+
 import base64
+import copy
 import dataclasses
 import json
 import os
+import pickle
 import struct
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
 import pytest
 from gymnasium import spaces as S
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from streamsampler import RandomAgent
 from streamsampler.data import npz as storage
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.codec import decode, decode_space, encode, encode_space
+from streamsampler.data.codec import OpaqueSpace, Unwritten, check_writable, decode, decode_space, encode, encode_space
 from streamsampler.data.files import load
 from streamsampler.data.manifest import Manifest, Shard, _as_json
 from streamsampler.data.npz import read, save
-from streamsampler.errors import StorageError
+from streamsampler.errors import StorageError, UsageError
 from tests.data.test_batch import batches
 from tests.data.test_recorder import batch_of, tickets
-from tests.data.test_spaces import nested_spaces
+
+NAMES = S.Dict({"a/b": S.Discrete(2), "a_b": S.Discrete(3), "a": S.Dict({"b": S.Discrete(4)}), "a.b": S.Text(3)})
+"""Keys that would share a name in a file."""
 
 
 @pytest.fixture
 def batch():
     return batch_of(tickets([2, 1, 3, 2, 2, 4], []))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(batch=batches(), compress=st.booleans())
-def test_round_trip(batch, compress, tmp_path):
-    path = save(batch, tmp_path / "batch.npz", compress=compress)
-    assert load(path) == batch
-    with np.load(path, allow_pickle=False) as archive:
-        assert not any(archive[name].dtype.hasobject for name in archive.files)
-
-
-def test_methods_and_names(batch, tmp_path):
-    path = batch.save(tmp_path / "run.1", provenance={"env": "X"})
-    assert path == tmp_path / "run.1.npz"
-    assert os.listdir(tmp_path) == ["run.1.npz"]
-    assert TrajectoryBatch.load(tmp_path / "run.1") == TrajectoryBatch.load(str(path)) == batch
-    header = read(path)[1]
-    assert header["provenance"] == {"env": "X"}
-    assert header["seeds"] == list(batch.seeds)
-    with np.load(path, allow_pickle=False) as archive:
-        np.testing.assert_array_equal(archive["observations"], batch.observations)
-
-
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.binary()
-    | st.sampled_from([np.float32(0.1), np.zeros((0, 2)), np.array(["a", "bc"]), np.int8(3), np.complex64(1j)]),
-    lambda children: (
-        st.lists(children)
-        | st.lists(children).map(tuple)
-        | st.dictionaries(st.text() | st.integers() | st.just("$"), children)
-    ),
-    max_leaves=8,
-)
-
-
-@given(value=VALUES)
-def test_objects_come_back_exactly(value):
-    assert trees.same(decode(json.loads(json.dumps(encode(value, "x")))), value)
-
-
-@pytest.mark.parametrize("value", [{1, "a"}, frozenset([1]), 1j, np.array([1, None], object), np.zeros(2, "V3")])
-def test_what_no_environment_records_is_refused(value):
-    with pytest.raises(StorageError, match=r"^x\[0\] holds a .*: only numbers, strings, arrays of them"):
-        encode([value], "x")
-
-
-@given(space=nested_spaces())
-def test_spaces_come_back(space):
-    assert decode_space(json.loads(json.dumps(encode_space(space, "x")))) == space
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        S.Box(np.array([-np.inf, 0.1], np.float32), np.array([3, np.inf], np.float32)),
-        S.Box(0, 255, (2, 2, 3), np.uint8),
-        S.Box(0.1, 0.7, (), np.float64),
-        S.MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.array([[1, 2], [3, 4]])),
-        S.MultiDiscrete([2, 3], dtype=np.int32),
-        S.MultiBinary(3),
-        S.MultiBinary([2, 3]),
-        S.Text(max_length=4, min_length=2, charset="ab"),
-    ],
-)
-def test_every_detail_of_a_space(space):
-    again = decode_space(json.loads(json.dumps(encode_space(space, "x"))))
-    assert again == space
-    assert again.dtype == space.dtype
-    if isinstance(space, S.Box):
-        assert trees.equal(again.low, space.low)  # type: ignore[attr-defined]
-        assert trees.equal(again.high, space.high)  # type: ignore[attr-defined]
-
-
-def test_what_cannot_be_written(batch, tmp_path):
-    with pytest.raises(StorageError, match=r"env_infos\['x'\] holds a builtins.object"):
-        save(dataclasses.replace(batch, env_infos={"x": trees.object_array([object()] * 14)}), tmp_path / "a")
-    with pytest.raises(StorageError, match="provenance"):
-        save(batch, tmp_path / "a", provenance={"x": object()})
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_failed_write_leaves_the_old_file(batch, tmp_path, monkeypatch):
-    path = save(batch, tmp_path / "a.npz")
-    before = path.read_bytes()
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save(batch[0], path)
-    assert os.listdir(tmp_path) == ["a.npz"]
-    assert path.read_bytes() == before
-
-
-def test_files_that_are_none(batch, tmp_path):
-    path = tmp_path / "a.npz"
-    with pytest.raises(FileNotFoundError):
-        load(path)
-    path.write_bytes(b"")
-    with pytest.raises(StorageError, match=r"no \.npz file"):
-        load(path)
-    np.save(tmp_path / "b.npy", np.zeros(3))
-    with pytest.raises(StorageError, match=r"no \.npz file"):
-        load(tmp_path / "b.npy")
-    np.savez(path, x=np.zeros(3))
-    with pytest.raises(StorageError, match="no entry `header`"):
-        load(path)
-    np.savez(path, header=np.array([object()]))
-    with pytest.raises(StorageError, match="pickles"):
-        load(path)
-    np.savez(path, header=np.frombuffer(b'{"format": "other"}', np.uint8))
-    with pytest.raises(StorageError, match="other"):
-        load(path)
-
-
-def test_every_way_of_cutting_a_file_short(batch, tmp_path):
-    path = save(batch, tmp_path / "a.npz")
-    whole = path.read_bytes()
-    for size in range(0, len(whole) - 1, 97):
-        path.write_bytes(whole[:size])
-        with pytest.raises(StorageError):
-            load(path)
-
-
-def rewritten(path, change):
-    with np.load(path) as archive:
-        entries = {name: archive[name] for name in archive.files}
-    header = json.loads(entries["header"].tobytes())
-    change(header, entries)
-    entries["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    np.savez(path, **entries)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda header, entries: header.update(format_version=2), "format version 2.* up to 1"),
-        (lambda header, entries: header.pop("seeds"), "damaged"),
-        (lambda header, entries: entries.pop("rewards"), "damaged.*rewards"),
-        (lambda header, entries: entries.update(rewards=np.zeros(3)), r"damaged.*\(3,\)"),
-        (lambda header, entries: header["spaces"].update(action_space={"space": "Odd"}), "damaged.*Odd"),
-        (lambda header, entries: header["structure"].update(env_infos=[]), "damaged"),
-    ],
-)
-def test_damaged_parts(batch, tmp_path, change, words):
-    path = save(batch, tmp_path / "a.npz")
-    rewritten(path, change)
-    with pytest.raises(StorageError, match=words):
-        load(path)
-
-
-def test_keys_that_would_share_a_name(tmp_path):
-    space = S.Dict({"a/b": S.Discrete(2), "a_b": S.Discrete(3), "a": S.Dict({"b": S.Discrete(4)}), "a.b": S.Text(3)})
-    batch = batch_of(tickets([3], [], space), space)
-    assert load(save(batch, tmp_path / "a")) == batch
-
-
-def test_single_arrays_are_read_without_the_others(batch, tmp_path):
-    path = save(batch, tmp_path / "batch.npz")
-    arrays, _ = read(path, "lengths", "rewards")
-    assert sorted(arrays) == ["lengths", "rewards"]
-    np.testing.assert_array_equal(arrays["rewards"], batch.rewards)
-    with pytest.raises(StorageError, match="nothing"):
-        read(path, "nothing")
-
-
-def test_equal_batches_make_equal_files(batch, tmp_path, monkeypatch):
-    one = save(batch, tmp_path / "one.npz").read_bytes()
-    monkeypatch.setattr("time.time", lambda: 2e9)
-    other = dataclasses.replace(batch, rewards=np.repeat(batch.rewards, 2)[::2])  # not contiguous
-    assert save(other, tmp_path / "other.npz").read_bytes() == one
 
 
 def plain_value(value):
@@ -237,11 +69,13 @@ def plain_tree(structure, entry):
     return entry(inner)
 
 
-@given(batch=batches())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_the_format_is_what_its_description_says(batch, tmp_path):
-    """A reader made after the module's text, of nothing but zip, JSON and NumPy's arrays."""
-    path = save(batch, tmp_path / "a.npz")
+@given(batch=batches(), compress=st.booleans())
+@example(batch=batch_of(tickets([3], [], NAMES), NAMES), compress=True)
+def test_what_is_saved_comes_back_and_the_format_is_what_its_description_says(batch, compress, tmp_path):
+    """Also to a reader made after the module's text, of nothing but zip, JSON and NumPy's arrays."""
+    path = save(batch, tmp_path / "a.npz", compress=compress)
+    assert load(path) == batch
     with zipfile.ZipFile(path) as archive:
 
         def entry(name):
@@ -255,11 +89,219 @@ def test_the_format_is_what_its_description_says(batch, tmp_path):
             assert trees.equal(entry(name), getattr(batch, name))
         for name, structure in header["structure"].items():
             assert trees.same(plain_tree(structure, entry), getattr(batch, name))
-    for word in (*header, *header["structure"], *manifest_keys(), "unwritten"):
+    manifest = Manifest(seed=1, shard_size=2, wanted={"timesteps": 3}, provenance={}, shards=(Shard(0, 1, 1, 1),))
+    facts = json.loads(_as_json(manifest))
+    for word in (*header, *header["structure"], *facts, *facts["shards"][0], "unwritten"):
         assert f"`{word}`" in storage.__doc__ or f'"{word}"' in storage.__doc__
 
 
-def manifest_keys():
-    text = _as_json(Manifest(seed=1, shard_size=2, wanted={"timesteps": 3}, provenance={}, shards=(Shard(0, 1, 1, 1),)))
-    facts = json.loads(text)
-    return [*facts, *facts["shards"][0]]
+def test_names_provenance_and_single_arrays(batch, tmp_path):
+    path = batch.save(tmp_path / "run.1", provenance={"env": "X"})
+    assert path == tmp_path / "run.1.npz"
+    assert os.listdir(tmp_path) == ["run.1.npz"]
+    assert TrajectoryBatch.load(tmp_path / "run.1") == TrajectoryBatch.load(str(path)) == batch
+    arrays, header = read(path, "lengths", "rewards")
+    assert header["provenance"] == {"env": "X"}
+    assert sorted(arrays) == ["lengths", "rewards"]
+    np.testing.assert_array_equal(arrays["rewards"], batch.rewards)
+    with pytest.raises(StorageError, match="nothing"):
+        read(path, "nothing")
+
+
+def test_equal_batches_make_equal_files(batch, tmp_path, monkeypatch):
+    one = save(batch, tmp_path / "one.npz").read_bytes()
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    other = dataclasses.replace(batch, rewards=np.repeat(batch.rewards, 2)[::2])  # not contiguous
+    assert save(other, tmp_path / "other.npz").read_bytes() == one
+
+
+# ---------------------------------------------------------------------- values
+
+
+ARRAYS = [np.float32(0.1), np.zeros((0, 2)), np.array(["a", "bc"]), np.int8(3), np.complex64(1j)]
+TEXT = st.text(max_size=3)
+NUMBERS = st.booleans() | st.integers() | st.floats()
+SIMPLE = st.none() | NUMBERS | TEXT | st.binary(max_size=3) | st.sampled_from(ARRAYS)
+KEYS = TEXT | st.integers() | st.just("$")
+
+
+@given(
+    value=st.recursive(
+        SIMPLE, lambda it: st.lists(it) | st.lists(it).map(tuple) | st.dictionaries(KEYS, it), max_leaves=8
+    )
+)
+def test_objects_come_back_exactly(value):
+    assert trees.same(decode(json.loads(json.dumps(encode(value, "x")))), value)
+
+
+def test_what_cannot_be_written_is_an_error_and_leaves_nothing(batch, tmp_path):
+    for value in ({1, "a"}, frozenset([1]), 1j, np.array([1, None], object), np.zeros(2, "V3")):
+        with pytest.raises(StorageError, match=r"^x\[0\] holds a .*: only numbers, strings, arrays of them"):
+            encode([value], "x")
+    things = trees.object_array([object()] * 14)
+    for wrong, words in (
+        (dataclasses.replace(batch, env_infos={"x": things}), r"env_infos\['x'\] holds a builtins.object"),
+        (dataclasses.replace(batch, action_space=MISSION, actions=things), r"actions\[0\] holds a builtins\.object"),
+    ):
+        with pytest.raises(StorageError, match=words):
+            save(wrong, tmp_path / "a")
+    with pytest.raises(StorageError, match="provenance"):
+        save(batch, tmp_path / "a", provenance={"x": object()})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_write_leaves_the_old_file(batch, tmp_path, monkeypatch):
+    path = save(batch, tmp_path / "a.npz")
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(batch[0], path)
+    assert os.listdir(tmp_path) == ["a.npz"]
+    assert path.read_bytes() == before
+
+
+# ---------------------------------------------------------------------- spaces
+
+
+def say(colour):
+    return f"get the {colour} key"
+
+
+class Mission(S.Space[str]):
+    """Like MiniGrid's: it has a function, which no file can hold."""
+
+    def __init__(self, say, colours):
+        self.say, self.colours = say, colours
+        super().__init__(dtype=str)
+
+    def sample(self, mask=None, probability=None):
+        return self.say(self.colours[self.np_random.integers(len(self.colours))])
+
+    def contains(self, x):
+        return x in [self.say(colour) for colour in self.colours]
+
+    def __eq__(self, other):
+        return isinstance(other, Mission) and (self.say, self.colours) == (other.say, other.colours)
+
+
+class Things(Mission):
+    def sample(self, mask=None, probability=None):
+        return object()
+
+
+class Steps(S.Space[int]):
+    """Has nothing that a file cannot hold."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.sizes = sizes
+        self.inner = {"box": S.Box(-1, 1, (2,), np.float32), "parts": (S.Discrete(3), [S.Text(4)])}
+
+    def sample(self, mask=None, probability=None):
+        return int(self.sizes[self.np_random.integers(len(self.sizes))])
+
+    def contains(self, x):
+        return x in self.sizes
+
+    def __eq__(self, other):
+        return isinstance(other, Steps) and trees.same((self.sizes, self.inner), (other.sizes, other.inner))
+
+
+MISSION = Mission(say, ["red", "blue"])
+STEPS = Steps(np.array([1, 2, 4]))
+SPACE = S.Dict({"image": S.Box(0, 255, (2, 2), np.uint8), "mission": MISSION, "steps": STEPS})
+
+
+def through_json(space):
+    return decode_space(json.loads(json.dumps(encode_space(space, "x"))))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        S.Box(np.array([-np.inf, 0.1], np.float32), np.array([3, np.inf], np.float32)),
+        S.Box(0.1, 0.7, (), np.float64),
+        S.MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.array([[1, 2], [3, 4]])),
+        S.MultiBinary([2, 3]),
+        S.Text(max_length=4, min_length=2, charset="ab"),
+        S.Sequence(S.Dict(a=S.Box(-1, 1, (2,), np.float32)), stack=True),
+        S.Graph(S.Box(0, 1, (2,), np.float32), S.Discrete(2)),
+        S.OneOf([S.Discrete(2), S.Text(3)]),
+    ],
+    ids=str,
+)
+def test_gymnasiums_spaces_come_back_with_their_values(space, tmp_path):
+    space = S.Dict(it=space)
+    batch = batch_of(tickets([2, 3], [], space), space)
+    loaded = load(save(batch, tmp_path / "a.npz"))
+    assert loaded == batch
+    again = loaded.observation_space["it"]  # type: ignore[index]
+    assert (type(again), again.dtype) == (type(space["it"]), space["it"].dtype)
+
+
+def test_spaces_of_others_are_told_with_their_values_and_taken_where_their_class_is_here(tmp_path):
+    batch = batch_of(tickets([2, 1, 3], [], SPACE), SPACE)
+    path = save(batch, tmp_path / "a.npz", provenance={"x": 1})
+    loaded = load(path)
+    assert trees.same(loaded.observations, batch.observations)
+    mission, steps = (loaded.observation_space[key] for key in ("mission", "steps"))  # type: ignore[index]
+    assert isinstance(mission, OpaqueSpace)
+    assert mission.class_name == f"{__name__}.Mission"
+    function = Unwritten("builtins.function", f"{__name__}.say")
+    assert mission.attributes == {"say": function, "colours": ["red", "blue"]}
+    assert mission.dtype == MISSION.dtype
+    shown = f"say=<builtins.function {__name__}.say>, colours=['red', 'blue']"
+    assert repr(mission) == f"OpaqueSpace({__name__}.Mission, {shown})"
+    assert steps == STEPS, "its class is here, and the file has all of it"
+    assert pickle.loads(pickle.dumps(loaded)) == copy.deepcopy(loaded) == load(path) == loaded
+    assert TrajectoryBatch.concatenate(loaded[0], loaded[1:]) == loaded
+    again = save(loaded, tmp_path / "again.npz", provenance=read(path)[1]["provenance"])
+    assert again.read_bytes() == path.read_bytes()
+    # Where their classes are not there, they are not imported.
+    script = (
+        f"import sys, streamsampler; space = streamsampler.load({str(path)!r}).observation_space\n"
+        f"print(*(type(it).__name__ for it in space.values()), {__name__!r} in sys.modules)\n"
+        "print(space['steps'].attributes)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    kinds, attributes = result.stdout.splitlines()
+    assert kinds == "Box OpaqueSpace OpaqueSpace False"
+    assert attributes.startswith("{'sizes': array([1, 2, 4]), 'inner': {'box': Box(-1.0, 1.0, (2,), float32)")
+
+
+def test_an_opaque_space_says_that_it_does_not_know():
+    space = through_json(MISSION)
+    with pytest.raises(UsageError, match=r"cannot sample: it stands for a .*Mission that a file describes"):
+        space.sample()
+    with pytest.raises(UsageError, match="cannot tell what belongs to it"):
+        "get the red key" in space  # noqa: B015
+    with pytest.raises(UsageError, match="cannot sample"):
+        RandomAgent(space).get_action(None)
+    assert not space.is_np_flattenable
+    assert space == through_json(space) == through_json(Mission(say, ["red", "blue"]))
+    assert hash(space) == hash(through_json(MISSION))
+    for other in (MISSION, through_json(Mission(say, ["red"])), through_json(Mission(len, ["red", "blue"]))):
+        assert space != other
+    endless = Mission(say, [])
+    endless.colours.append(endless.colours)
+    assert isinstance(through_json(endless), OpaqueSpace)
+
+
+def test_a_class_that_has_changed_since_is_not_taken():
+    record = encode_space(STEPS, "x")
+    for name in (f"{__name__}.say", "os.system", "", "gymnasium.Space.x", "gymnasium.spaces.box.Box"):
+        assert isinstance(decode_space({**record, "class": name}), OpaqueSpace)
+    assert isinstance(decode_space({**record, "dtype": "<f4", "shape": [2]}), Steps)
+
+
+def test_values_that_cannot_be_written_are_found_out_by_a_sample():
+    before = copy.deepcopy(MISSION.np_random.bit_generator.state)
+    check_writable(SPACE, "observation_space")
+    assert MISSION.np_random.bit_generator.state == before
+    with pytest.raises(StorageError, match=r"observation_space\[0\]\['a'\] holds a builtins\.object"):
+        check_writable(S.Tuple([S.Dict(a=Things(say, []))]), "observation_space")
+    check_writable(through_json(MISSION), "a space that cannot sample")

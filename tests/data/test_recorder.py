@@ -1,5 +1,8 @@
+"""What is recorded of a ticket's trajectories, and the batch that it becomes, however tickets are cut."""
+
 import itertools
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,13 +53,9 @@ def batch_of(runs, observation_space=OBSERVATIONS, action_space=ACTIONS):
     for rollouts, start, stop in runs:
         segments.append(Segment(Delivery(0, rollouts, lambda: None), start, stop, range(n, n := n + stop - start)))
     return assemble(
-        segments,
-        observation_space=observation_space,
-        action_space=action_space,
+        segments, observation_space=observation_space, action_space=action_space, agent_version=1, seed=7,
         seeds_of=lambda indices: [2**100 + i for i in indices.tolist()],
-        agent_version=1,
-        seed=7,
-    )
+    )  # fmt: skip
 
 
 @given(
@@ -66,41 +65,29 @@ def batch_of(runs, observation_space=OBSERVATIONS, action_space=ACTIONS):
     data=st.data(),
 )
 def test_the_batch_does_not_depend_on_the_tickets(observation_space, action_space, lengths, data):
+    spaces = observation_space, action_space
     cuts = data.draw(st.lists(st.integers(0, len(lengths)), max_size=3))
-    whole = tickets(lengths, [], observation_space, action_space)
-    cut = tickets(lengths, cuts, observation_space, action_space)
+    whole = tickets(lengths, [], *spaces)
     one_by_one = [(whole[0][0], i, i + 1) for i in range(len(lengths))]
-    expected = batch_of(whole, observation_space, action_space)
-    assert batch_of(cut, observation_space, action_space) == expected
-    assert batch_of(one_by_one, observation_space, action_space) == expected
+    expected = batch_of(whole, *spaces)
+    assert batch_of(tickets(lengths, cuts, *spaces), *spaces) == batch_of(one_by_one, *spaces) == expected
 
 
-def test_a_prefix_of_a_ticket():
+def test_a_part_of_a_ticket_owns_its_memory():
     [(part, _, _)] = tickets([2, 3, 1], [])
     assert batch_of([(part, 0, 2)]) == batch_of(tickets([2, 3], []))
     middle = batch_of([(part, 1, 2)])
-    assert middle.lengths.tolist() == [3]
-    assert middle.rewards.tolist() == [1, 2, 3]
+    assert (middle.lengths.tolist(), middle.rewards.tolist()) == ([3], [1, 2, 3])
     assert middle.episode_infos["number"].tolist() == [1]
-
-
-def test_nothing_is_a_batch_too():
-    batch = batch_of([])
-    assert (len(batch), batch.n_timesteps) == (0, 0)
-    assert batch.observations.shape == (0, 2)
-
-
-def test_the_batch_owns_its_memory():
-    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
-    run(recorder, 1, 4)
-    part = recorder.finish()
-    batch = batch_of([(part, 0, 1)])
     for name in ("observations", "actions", "last_observations", "rewards", "lengths", "terminated"):
-        assert not np.shares_memory(getattr(batch, name), getattr(part, name))
-    before = batch.observations.copy()
-    recorder.clear()
-    run(recorder, 2, 4)
-    assert np.array_equal(before, batch.observations)
+        assert not np.shares_memory(getattr(middle, name), getattr(part, name))
+
+
+def one_step(recorder, action=0, reward=0.0):
+    recorder.begin({})
+    recorder.record_observation([0, 0])
+    recorder.record_action(action)
+    recorder.record_reward(reward)
 
 
 def test_an_abandoned_trajectory_leaves_nothing():
@@ -111,6 +98,10 @@ def test_an_abandoned_trajectory_leaves_nothing():
     recorder.record_action(1)
     recorder.record_env_info(step, {"surprise": 1})
     recorder.abandon()
+    one_step(recorder)
+    with pytest.raises(ObservationError, match=r"\(3,\).*\(2,\)"):
+        recorder.end([0, 0, 0], True, False)
+    recorder.abandon()
     run(recorder, 1, 3)
     recorder.begin({"surprise": 2})
     recorder.record_observation([0, 0])
@@ -118,72 +109,29 @@ def test_an_abandoned_trajectory_leaves_nothing():
     assert batch_of([(recorder.finish(), 0, 2)]) == batch_of(tickets([2, 3], []))
 
 
-def test_a_last_observation_that_does_not_fit():
+def test_both_ends_in_one_step_and_a_reused_reward():
     recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
-    recorder.begin({})
-    recorder.record_observation([0, 0])
-    recorder.record_action(0)
-    recorder.record_reward(0.0)
-    with pytest.raises(ObservationError, match=r"\(3,\).*\(2,\)"):
-        recorder.end([0, 0, 0], True, False)
-    recorder.abandon()
-    run(recorder, 0, 1)
-    assert batch_of([(recorder.finish(), 0, 1)]) == batch_of(tickets([1], []))
-
-
-def test_both_ends_in_one_step():
-    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
-    recorder.begin({})
-    recorder.record_observation([0, 0])
-    recorder.record_action(0)
-    recorder.record_reward(0.0)
-    recorder.end([1, 1], np.True_, np.True_)  # type: ignore[arg-type]
-    part = recorder.finish()
-    assert part.terminated.tolist() == part.truncated.tolist() == [True]
+    reward = np.zeros(())
+    for value in (1, 2):
+        reward[()] = value
+        one_step(recorder, reward=reward)
+        recorder.end([1, 1], np.True_, np.True_)  # type: ignore[arg-type]
+    rollouts = recorder.finish()
+    assert rollouts.terminated.tolist() == rollouts.truncated.tolist() == [True, True]
+    assert rollouts.rewards.tolist() == [1, 2]
 
 
 def test_an_action_outside_its_space_names_its_trajectory():
     recorder = RolloutRecorder(OBSERVATIONS, S.Box(-1, 1, (1,), np.float32))
     for action in (0.5, 1.5):
-        recorder.begin({})
-        for value in (0.0, action):
-            recorder.record_observation([0, 0])
-            recorder.record_action([value])
-            recorder.record_reward(0)
+        one_step(recorder, [0.0])
+        recorder.record_observation([0, 0])
+        recorder.record_action([action])
+        recorder.record_reward(0)
         recorder.end([0, 0], True, False)
     with pytest.raises(ActionError, match=r"1\.5.*Box\(-1.*timestep 1 .*clip.*ClipAction") as caught:
         recorder.finish()
-    assert caught.value.position == 1
-    assert pickle.loads(pickle.dumps(caught.value)).position == 1
-
-
-@pytest.mark.parametrize(
-    ("reward", "words"),
-    [
-        (np.zeros(1), r"\(1,\).*\(\)"),
-        ([1.0, 2.0], r"\(2,\).*\(\)"),
-        ("3", "number"),
-        (None, "number"),
-        (1j, "number"),
-        ([1, [2]], "number"),
-    ],
-)
-def test_rewards_that_are_no_numbers(reward, words):
-    with pytest.raises(DataError, match=words):
-        RolloutRecorder(OBSERVATIONS, ACTIONS).record_reward(reward)
-
-
-def test_a_reused_reward_buffer_is_copied():
-    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
-    reward = np.zeros(())
-    recorder.begin({})
-    for value in (1, 2):
-        reward[()] = value
-        recorder.record_observation([0, 0])
-        recorder.record_action(0)
-        recorder.record_reward(reward)
-    recorder.end([0, 0], True, False)
-    assert recorder.finish().rewards.tolist() == [1, 2]
+    assert pickle.loads(pickle.dumps(caught.value)).position == caught.value.position == 1
 
 
 @pytest.mark.parametrize("n_observations", [0, 2])
@@ -198,16 +146,15 @@ def test_counts_that_differ(n_observations):
         recorder.end([0, 0], True, False)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
-def test_no_observation_has_the_dtype_of_rows_that_are_not_encoded(dtype):
-    large = S.Box(0, 100, (10_000,), dtype)
-    recorder = RolloutRecorder(large, ACTIONS)
-    assert recorder.encoded_observations is None
-    assert recorder.observation_dtype != large.dtype
+def test_large_observations_are_not_encoded_and_no_dtype_says_that_they_are():
+    dtypes: list[Any] = [np.float64, np.uint8]  # to NumPy, None equals float64
+    for dtype in dtypes:
+        recorder = RolloutRecorder(S.Box(0, 100, (10_000,), dtype), ACTIONS)
+        assert recorder.encoded_observations is None
+        assert recorder.observation_dtype != dtype
 
 
 def test_what_is_wrong_with_a_reset_is_of_no_timestep():
-    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
     with pytest.raises(DataError) as caught:
-        recorder.begin({1: "a key that is no string"})  # type: ignore[dict-item]
+        RolloutRecorder(OBSERVATIONS, ACTIONS).begin({1: "a key that is no string"})  # type: ignore[dict-item]
     assert caught.value.row == -1

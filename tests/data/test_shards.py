@@ -5,12 +5,12 @@ import itertools
 import os
 import select
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.core import atomic
 from streamsampler.data.manifest import MANIFEST, Manifest, read_manifest, shard_name
 from streamsampler.data.shards import ShardWriter
 from streamsampler.errors import StorageError, UsageError
@@ -45,8 +45,7 @@ def contents(folder):
 
 def reference(lengths, size, target):
     """Where shards end: one trajectory after the other."""
-    bounds, n, timesteps = [0], 0, 0
-    in_shard = 0
+    bounds, n, timesteps, in_shard = [0], 0, 0, 0
     for length in lengths:
         if not target.missing(n, timesteps):
             break
@@ -73,27 +72,14 @@ def test_shards_depend_on_the_data_and_their_size_alone(data, lengths, size, uni
             piece = lengths[position : position + data.draw(st.integers(1, 7))]
             assert piece, "what is wanted is never beyond what there is"
             position += portion.take(piece)
+        assert portion.take([1]) == 0, "a portion that is met takes nothing"
         timesteps += sum(lengths[bounds[-1] : position])
         bounds.append(position)
     assert bounds == reference(lengths, size, target)
-    prefix = next(n for n in range(len(lengths) + 1) if not target.missing(n, sum(lengths[:n])))
-    assert bounds[-1] == prefix, "all shards together are the shortest prefix that suffices"
-
-
-def test_a_portion_that_is_met_takes_nothing():
-    portion = Portion(3, None)
-    assert portion.take([1, 1, 5, 1]) == 3
-    assert portion.met
-    assert portion.take([1]) == 0
+    assert Portion(3, None).take([1, 1, 5, 1]) == 3
 
 
 # --- Killed anywhere
-
-
-@pytest.fixture
-def no_waiting(monkeypatch):
-    """No waiting for the disk: what a process has written outlives its SIGKILL."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 class Killing:
@@ -135,13 +121,18 @@ def in_child(function):
     return status == 0
 
 
-@pytest.mark.usefixtures("no_waiting")
-@pytest.mark.slow
-def test_killed_at_any_point_the_folder_becomes_what_it_would_have_been(batch, tmp_path):
+@pytest.fixture
+def expected(batch, tmp_path, monkeypatch):
+    """The contents of a folder whose writer was not killed; and no waiting for the disk, which outlives SIGKILL."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     write_all(tmp_path / "whole", batch)
-    expected = contents(tmp_path / "whole")
-    assert sorted(expected) == [MANIFEST, *map(shard_name, range(3))]
     assert read_manifest(tmp_path / "whole").complete
+    return contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_killed_at_any_point_the_folder_becomes_what_it_would_have_been(batch, tmp_path, expected):
+    assert sorted(expected) == [MANIFEST, *map(shard_name, range(3))]
 
     def killed(folder, at):
         def body():
@@ -161,48 +152,26 @@ def test_killed_at_any_point_the_folder_becomes_what_it_would_have_been(batch, t
     assert states >= {0, 1, 2, 3, 4, 5}, "it was killed with temporary files and without"
 
 
-@pytest.mark.usefixtures("no_waiting")
-def test_killed_again_and_again(batch, tmp_path):
-    write_all(tmp_path / "whole", batch)
+def test_killed_again_and_again_the_folder_becomes_what_it_would_have_been(batch, tmp_path, expected):
     folder = tmp_path / "often"
 
     def body():
-        Killing(12)
+        Killing(20)
         write_all(folder, batch, resume=True)
 
     kills = 0
     while not in_child(body):
         kills += 1
         assert kills < 50, "each run comes further than the one before"
-    assert kills > 2
-    assert contents(folder) == contents(tmp_path / "whole")
-
-
-def test_what_raises_leaves_no_temporary_file(tmp_path):
-    def write(file):
-        file.write(b"half")
-        raise OSError("no space")
-
-    with pytest.raises(OSError, match="no space"):
-        atomic.write_whole(tmp_path / "x", write)
-    assert list(tmp_path.iterdir()) == []
+    assert kills > 1
+    assert contents(folder) == expected
 
 
 # --- One writer, and what it finds
 
 
-def test_a_second_writer_is_kept_out(batch, tmp_path):
-    with (
-        ShardWriter(tmp_path / "folder"),
-        pytest.raises(StorageError, match="folder is being written by another process"),
-    ):
-        ShardWriter(tmp_path / "folder")
-    write_all(tmp_path / "folder", batch)
-    assert not [name for name in os.listdir(tmp_path / "folder") if "lock" in name]
-
-
-def test_a_forked_child_that_lives_on_does_not_keep_the_folder_locked(tmp_path):
-    """What forked workers do that have not noticed yet that their parent was killed."""
+def test_a_second_writer_is_kept_out_unless_only_forked_children_have_the_first_ones_lock(tmp_path):
+    """Such as forked workers that have not noticed yet that their parent was killed."""
     (ready, is_ready), (over, is_over) = os.pipe(), os.pipe()
     writer = ShardWriter(tmp_path / "folder")
     pid = os.fork()
@@ -213,10 +182,11 @@ def test_a_forked_child_that_lives_on_does_not_keep_the_folder_locked(tmp_path):
         os._exit(0)
     try:
         os.read(ready, 1)
-        with pytest.raises(StorageError, match="another process"):
+        with pytest.raises(StorageError, match="folder is being written by another process"):
             ShardWriter(tmp_path / "folder")
         writer._lock.drop()  # what happens to the lock when its process is killed
         ShardWriter(tmp_path / "folder").close()
+        assert list((tmp_path / "folder").iterdir()) == [], "the lock leaves no file"
     finally:
         os.close(is_over)
         os.waitpid(pid, 0)
@@ -224,68 +194,55 @@ def test_a_forked_child_that_lives_on_does_not_keep_the_folder_locked(tmp_path):
             os.close(descriptor)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"seed": 8}, "seed is 7 there, and 8 here"),
-        ({"shard_size": 5}, "shard_size is 6 there, and 5 here"),
-        ({"wanted": {"trajectories": 13}}, "wanted is {'trajectories': 9} there, and {'trajectories': 13} here"),
-        ({"provenance": {"environment": "Y"}}, "environment is 'X' there, and 'Y' here"),
-        ({"provenance": {"environment": "X", "agent": "a"}}, "agent is None there, and 'a' here"),
-        ({"package_version": "0.0"}, "package_version is "),
-    ],
-)
-def test_going_on_with_something_else_is_refused(tmp_path, change, words):
+def test_going_on_with_something_else_is_refused(tmp_path):
     with ShardWriter(tmp_path / "folder") as writer:
         writer.begin(WANTED)
     before = contents(tmp_path / "folder")
-    with ShardWriter(tmp_path / "folder", resume=True) as writer, pytest.raises(UsageError) as caught:
-        writer.begin(dataclasses.replace(WANTED, **change))
-    assert words in str(caught.value)
-    assert contents(tmp_path / "folder") == before
+    cases: list[Any] = [
+        ({"seed": 8}, "seed is 7 there, and 8 here"),
+        ({"shard_size": 5}, "shard_size is 6 there, and 5 here"),
+        ({"wanted": {"trajectories": 13}}, "wanted is {'trajectories': 9} there, and {'trajectories': 13} here"),
+        ({"provenance": {"environment": "X", "agent": "a"}}, "agent is None there, and 'a' here"),
+        ({"package_version": "0.0"}, "package_version is "),
+    ]
+    for change, words in cases:
+        with ShardWriter(tmp_path / "folder", resume=True) as writer, pytest.raises(UsageError, match=words):
+            writer.begin(dataclasses.replace(WANTED, **change))
+        assert contents(tmp_path / "folder") == before
 
 
 def test_what_is_there_already_is_not_written_over(batch, tmp_path):
-    folder = tmp_path / "folder"
+    folder, other = tmp_path / "folder", tmp_path / "other"
     with ShardWriter(folder) as writer:
+        with pytest.raises(UsageError, match="begun"):
+            writer.write(batch)
         writer.begin(WANTED)
     with pytest.raises(UsageError, match=r"0 shards, incomplete\): resume it"):
         ShardWriter(folder)
     write_all(folder, batch, resume=True)
-    with pytest.raises(UsageError, match=r"3 shards, complete\): name another folder"):
-        ShardWriter(folder)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.txt").write_text("years of work")
-    for resume in (False, True):
-        with pytest.raises(UsageError, match=r"something else, such as 'thesis\.txt'"):
-            ShardWriter(tmp_path / "other", resume=resume)
-    with pytest.raises(UsageError, match="is a file"):
-        ShardWriter(tmp_path / "other" / "thesis.txt")
-    with pytest.raises(UsageError, match="no directory"):
-        ShardWriter(tmp_path / "nowhere" / "folder")
-    with ShardWriter(tmp_path / "new") as writer, pytest.raises(UsageError, match="begun"):
-        writer.write(batch)
+    other.mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    for path, resume, words in (
+        (folder, False, r"3 shards, complete\): name another folder"),
+        (other, False, r"something else, such as 'thesis\.txt'"),
+        (other, True, r"something else, such as 'thesis\.txt'"),
+        (other / "thesis.txt", False, "is a file"),
+        (tmp_path / "nowhere" / "folder", False, "no directory"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            ShardWriter(path, resume=resume)
 
 
-def test_shards_that_are_lost_or_too_many_are_named(batch, tmp_path):
+def test_shards_that_are_lost_damaged_or_too_many_are_named(batch, tmp_path):
     folder = tmp_path / "folder"
     write_all(folder, batch)
-    (folder / shard_name(1)).rename(folder / shard_name(7))
-    with pytest.raises(StorageError, match=r"shard-000001\.npz is missing"):
-        ShardWriter(folder, resume=True)
-    (folder / shard_name(7)).rename(folder / shard_name(1))
-    (folder / shard_name(9)).write_bytes(b"")
-    with pytest.raises(StorageError, match=r"shard-000009\.npz does not follow on 3 shards"):
-        ShardWriter(folder, resume=True)
-
-
-def test_a_damaged_shard_is_named_when_the_folder_is_resumed(batch, tmp_path):
-    folder = tmp_path / "folder"
-    write_all(folder, batch)
-    path = folder / shard_name(2)
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(StorageError, match=r"shard-000002\.npz"):
-        ShardWriter(folder, resume=True)
-    path.write_bytes((folder / shard_name(1)).read_bytes())
-    with pytest.raises(StorageError, match=r"shard-000002\.npz should hold trajectories 6 to 8 with 7 timesteps"):
-        ShardWriter(folder, resume=True)
+    zero, one, two, seven = (folder / shard_name(number) for number in (0, 1, 2, 7))
+    for change, words in (
+        (lambda: one.rename(seven), r"shard-000001\.npz is missing"),
+        (lambda: (seven.rename(one), seven.write_bytes(b"")), r"shard-000007\.npz does not follow on 3 shards"),
+        (lambda: (seven.unlink(), two.write_bytes(two.read_bytes()[:-100])), r"shard-000002\.npz"),
+        (lambda: two.write_bytes(zero.read_bytes()), r"000002\.npz should hold trajectories 6 to 8 with 7 timesteps"),
+    ):
+        change()
+        with pytest.raises(StorageError, match=words):
+            ShardWriter(folder, resume=True)

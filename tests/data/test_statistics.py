@@ -1,22 +1,11 @@
-"""Accounts as people read them."""
+"""Accounts as people read them, trees of timers, and numbers made of infos."""
 
-from streamsampler import LocalSampler
-from streamsampler.data.statistics import DroppedTrajectory, Stats
-from streamsampler.protocol.messages import Times
+import numpy as np
+import pytest
 
-
-def rows(stats):
-    return {line[:14].strip(): line[14:].strip() for line in str(stats).splitlines()}
-
-
-def test_accounts_are_printed_as_a_table_of_a_dozen_lines():
-    with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
-        batch = sampler.obtain_trajectories(3)
-        table = rows(sampler.stats)
-        assert str(sampler.stats).count("\n") + 1 in range(10, 14)
-    assert table["kept"] == f"3 trajectories, {batch.n_timesteps} timesteps"
-    assert table["wall time"].endswith("timesteps per second")
-    assert table["restarts"] == "0 of 1 worker; 0 hung, 0 had too much memory"
+from streamsampler.data.statistics import DroppedTrajectory, Stats, aggregate, timers_text
+from streamsampler.errors import UsageError
+from streamsampler.protocol.messages import Report, Ticket, Times
 
 
 def test_each_account_is_in_the_table():
@@ -27,7 +16,7 @@ def test_each_account_is_in_the_table():
         replaced=15, seconds=100.0, workers=[Times(1, 1, 6, 1, 1, 0)] * 2, infos={"crashes": 2.5},
         dropped=[DroppedTrajectory(1, 2, 3, "step", "why")] * 11,
     )  # fmt: skip
-    assert rows(stats) == {
+    assert {line[:14].strip(): line[14:].strip() for line in str(stats).splitlines()} == {
         "kept": "1,234 trajectories, 50,000 timesteps",
         "stale": "1 trajectory, 2 timesteps",
         "surplus": "3 trajectories, 4 timesteps",
@@ -41,3 +30,94 @@ def test_each_account_is_in_the_table():
         "workers' time": "reset 10%, agent 10%, step 60%, sending 10%, idle 10%, checking 0%",
         "infos": "crashes 2.5",
     }
+
+
+# ---------------------------------------------------------------------- timers
+
+STEP = ("step", 0, 0.0, (("physics", 10, 0.5, (("contacts", 20, 0.2, ()),)),))
+
+
+def report(seconds=1.0, n_timesteps=100):
+    times = Times(reset=seconds / 4, step=seconds, idle=seconds / 2)
+    return Report(Ticket(1, range(1)), n_timesteps=n_timesteps, seconds=times, timed=(STEP,))
+
+
+def of_call(*reports):
+    """Return the accounts of a call of two workers, whose reports these are in turn."""
+    stats = Stats.of(2)
+    for number, each in enumerate(reports):
+        stats.take_report(number % 2, each)
+    stats.seconds, stats.kept_timesteps = 2.0, 150
+    return stats
+
+
+def test_the_tree_of_timers_has_phases_and_in_them_what_was_timed():
+    stats = of_call(report(), report(2.0, 300), report())
+    tree = stats.timers(0)
+    assert list(tree.children) == list(Times._fields)
+    assert (tree.seconds, tree.timesteps) == (3.5, 200)
+    physics = tree.children["step"].children["physics"]
+    assert (physics.count, physics.seconds, physics.ms_per_timestep) == (20, 1.0, 5.0)
+    assert physics.self_seconds == pytest.approx(0.6)
+    assert tree.children["step"].self_seconds == pytest.approx(1.0)
+    assert physics.children["contacts"].count == 40
+    whole, parts = stats.timers(), [dict(stats.timers(worker).walk()) for worker in range(2)]
+    assert whole.timesteps == 500
+    for path, timer in whole.walk():
+        assert timer.seconds == sum(part[path].seconds for part in parts)
+        assert timer.count == sum(part[path].count for part in parts)
+    assert stats.timers() == whole, "looking changes nothing"
+
+
+def test_calls_are_added_up_and_recent_ones_count_more():
+    sampler = Stats.of(2)
+    for seconds in (1.0, 2.0):
+        sampler.merge(of_call(report(seconds)))
+    assert sampler.timers().children["step"].children["physics"].count == 20
+    assert sampler.worker_timesteps == [200, 0]
+    flat = sampler.flat()
+    assert flat["ms/step"] == pytest.approx(15.0)
+    assert flat["recent/ms/step"] == pytest.approx(10.0 + 0.1 * 10.0)
+    assert flat["ms/step/physics/contacts"] == pytest.approx(2.0)
+    assert flat["timesteps_per_second"] == flat["recent/timesteps_per_second"] == 75.0
+    assert flat["kept_timesteps"] == 300
+    assert all(isinstance(value, (int, float)) for value in flat.values())
+
+
+def test_there_are_no_means_of_nothing():
+    stats = Stats.of(2)
+    stats.merge(Stats.of(2))
+    assert stats.means() == stats.recent == {}
+    assert stats.timers().ms_per_timestep == 0.0
+    assert "all" in timers_text(stats.timers())
+
+
+def test_the_table_of_timers_shows_shares_and_milliseconds():
+    text = timers_text(of_call(report()).timers())
+    lines = {line.split()[0]: line.split()[1:] for line in text.splitlines()}
+    assert lines["step"] == ["57.1%", "10", "5"]
+    assert lines["contacts"] == ["11.4%", "2", "20"]
+    assert "\n    contacts" in text, "under physics, which is under step"
+
+
+# ---------------------------------------------------------------------- infos
+
+
+def test_infos_are_aggregated_where_they_were_there():
+    infos = {
+        "always": np.array([1, 2, 6]), "rare": np.array([0.0, 5.0, 0.0]), "_rare": np.array([False, True, False]),
+        "flag": np.array([True, False, True]), "never": np.zeros(3), "_never": np.zeros(3, bool),
+        "vector": np.zeros((3, 2)), "words": np.array(["a", "b", "c"], dtype=object),
+    }  # fmt: skip
+    for how, expected in (
+        ({"always": "mean", "rare": "mean", "flag": "sum"}, {"always": 3.0, "rare": 5.0, "flag": 2.0}),
+        ({"always": "last", "rare": "last", "never": "mean", "unheard of": "sum"}, {"always": 6.0, "rare": 5.0}),
+    ):
+        assert aggregate(infos, how) == expected  # type: ignore[arg-type]
+    for wrong, words in (
+        ({"vector": "mean"}, "the info 'vector' cannot be aggregated"),
+        ({"words": "mean"}, "the info 'words' cannot be aggregated"),
+        ({"always": "median"}, "aggregated by mean, sum, last; for 'always' it is 'median'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            aggregate(infos, wrong)  # type: ignore[arg-type]
