@@ -127,6 +127,7 @@ def test_found_is_what_the_space_does_not_contain(bounds, lengths, data):
     assert [(it.position, it.count, it.timestep) for it in found] == expected
 
 
+LIMITS = np.array([1, 2], np.float32)
 LONG = np.zeros((40_001, 2), np.float32)
 LONG[30_000, 1] = -np.inf
 
@@ -142,7 +143,7 @@ LONG[30_000, 1] = -np.inf
         (S.Box(-1, 1, (), np.float64), [0, 1, np.nan, 1], (1, 2, "observation holds nan")),
         (S.Box(-1, 1, (0,), np.float64), np.zeros((4, 0)), None),
         (S.Sequence(S.Discrete(3)), [(7,)] * 4, None),
-        (S.Box(np.float32([-1, -2]), np.float32([1, 2])), LONG, (1, 30_000, "observation is outside")),
+        (S.Box(-LIMITS, LIMITS), LONG, (1, 30_000, "observation is outside")),
     ],
     ids=range(9),
 )

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import LocalSampler, VecWorker
 from streamsampler.errors import RolloutError
 
 FINE: dict[str, Any] = {
@@ -97,15 +97,6 @@ def test_an_agent_info_that_is_no_dict_is_an_error(options):
             return 0, 7
 
     error_of(LocalSampler(Odder(), Odd, seed=5, **options), "agent_infos: an info must be a dict, got int 7", 0)
-
-
-def test_in_a_process_as_here():
-    words, timestep = "the shape (1, 2), and its space", 2
-    here, there = (
-        error_of(make(Agent(), lambda: Odd("observation", speed(np.zeros((1, 2)))), seed=5), words, timestep)
-        for make in (LocalSampler, MultiprocessingSampler)
-    )
-    assert str(here.original) == str(there.original)
 
 
 @pytest.mark.parametrize(

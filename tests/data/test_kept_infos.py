@@ -53,7 +53,8 @@ def test_a_file_holds_the_infos_that_are_kept_or_is_not_written(tmp_path):
     assert caught.value.names == ["handle", "poses"]
     with pytest.raises(UsageError, match="there is no info 'z'; those there are: 'deep', 'handle', 'mixed'"):
         batch.save(tmp_path / "x", infos=["x", "z"])
-    for wrong in ("x", [1], 1):
+    wrongs: list[Any] = ["x", [1], 1]
+    for wrong in wrongs:
         with pytest.raises(UsageError, match="infos must be True, False, or the names to keep"):
             batch.save(tmp_path / "x", infos=wrong)
     assert list(tmp_path.iterdir()) == []

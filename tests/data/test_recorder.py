@@ -1,16 +1,20 @@
 """What is recorded of a ticket's trajectories, and the batch that it becomes, however tickets are cut."""
 
+import copy
 import itertools
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces as S
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamsampler.data.assembly import Delivery, assemble
+from streamsampler.data import trees
+from streamsampler.data.assembly import Delivery, GrowingBatch, assemble
+from streamsampler.data.info_columns import InfoColumn, InfoColumns
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.protocol.result import Segment
@@ -158,3 +162,202 @@ def test_what_is_wrong_with_a_reset_is_of_no_timestep():
     with pytest.raises(DataError) as caught:
         RolloutRecorder(OBSERVATIONS, ACTIONS).begin({1: "a key that is no string"})  # type: ignore[dict-item]
     assert caught.value.row == -1
+
+
+# ---------------------------------------------------------------------- a batch that grows by what reports bring
+
+LARGE = S.Box(0, 255, (5000,), np.uint8)
+SMALL = S.Box(0, 255, (5,), np.uint8)
+MIXED = S.Dict(camera=LARGE, joints=S.Tuple([SMALL, S.Text(3)]), words=S.Sequence(S.Box(0, 1, (2,), np.float64)))
+NAMES = ("observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths")
+
+
+def segment(rollouts, start, stop, n_bytes=0):
+    return Segment(Delivery(0, rollouts, lambda: None, n_bytes), start, stop, range(start, stop))
+
+
+def nothing(_):
+    return {}
+
+
+def rollouts_of(space, lengths, first=0, episode_info=lambda number: {"number": number}, infos=(nothing, nothing)):
+    recorder = RolloutRecorder(space, S.Discrete(2))
+    for number, length in enumerate(lengths, first):
+        space.seed(number)
+        step = recorder.begin(episode_info(number))
+        for time in range(step, step + length):
+            recorder.record_observation(space.sample())
+            recorder.record_action(0)
+            recorder.record_reward(1.0)
+            recorder.record_env_info(time, infos[0](time))
+            recorder.record_agent_info(time, infos[1](time))
+        recorder.end(space.sample(), True, False)
+    return recorder.finish()
+
+
+def batch_from(growing, space=SMALL):
+    return growing.batch(
+        observation_space=space, action_space=S.Discrete(2), seeds_of=lambda indices: indices.tolist(),
+        agent_version=1, seed=1,
+    )  # fmt: skip
+
+
+def grown(segments, group=100, expected=(0, 0)):
+    growing = GrowingBatch(np.empty)
+    for start in range(0, len(segments), group):
+        growing.append(segments[start : start + group], expected)
+        assert growing.n_appended == min(start + group, len(segments))
+    return growing
+
+
+def assert_joined(batch, segments):
+    """Check that a batch of whole rollouts has the rows of all of them."""
+    for name in NAMES:
+        field = trees.concatenate([getattr(it.delivery.rollouts, name) for it in segments])
+        assert trees.same(getattr(batch, name), field), name
+
+
+EXPECTED = st.tuples(st.integers(0, 60), st.integers(0, 30))
+
+
+@given(
+    parts=st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=6),
+    group=st.integers(1, 3),
+    expected=EXPECTED,
+    space=st.sampled_from([LARGE, SMALL, MIXED, S.Dict()]),
+)
+@example(parts=[[1], [200, 1]], group=1, expected=(4, 1), space=MIXED)
+@example(parts=[[1], [200, 1]], group=1, expected=(1000, 1000), space=MIXED)
+def test_what_is_appended_is_what_joining_gives(parts, group, expected, space):
+    segments = [segment(rollouts_of(space, lengths, 10 * n), 0, len(lengths)) for n, lengths in enumerate(parts)]
+    batch = batch_from(grown(segments, group, expected), space)
+    assert_joined(batch, segments)
+    before = copy.deepcopy(batch.observations)
+    for it in segments:  # its memory is used again
+        for _, leaf in trees.leaves(it.delivery.rollouts.observations):
+            for value in leaf if leaf.dtype == object else [leaf]:
+                for array in value if isinstance(value, tuple) else [value] * isinstance(value, np.ndarray):
+                    array[...] = 7
+    assert trees.same(batch.observations, before)
+    assert all(leaf.flags.writeable for _, leaf in trees.leaves(batch.observations))
+
+
+def test_infos_are_copied_once():
+    """A batch would be in memory twice."""
+    growing = grown([segment(rollouts_of(SMALL, [1, 1], 2 * n), 0, 2) for n in range(2)], expected=(4, 4))
+    one, again = batch_from(growing), batch_from(growing)
+    assert np.shares_memory(one.episode_infos["number"], again.episode_infos["number"])
+
+
+@pytest.mark.parametrize("space", [LARGE, SMALL])
+def test_a_part_of_a_delivery_is_copied_in_part(space):
+    whole = segment(rollouts_of(space, [2, 3, 4]), 0, 3)
+    middle = whole._replace(start=1, stop=2, indices=range(1))
+    batch = batch_from(grown([middle]), space)
+    assert np.array_equal(batch.observations, whole.delivery.rollouts.observations[2:5])
+    assert batch.lengths.tolist() == [3]
+    assert [whole.delivery.ends_with(it) for it in (whole, whole._replace(start=2), middle)] == [True, True, False]
+
+
+def test_large_rows_and_infos_are_due_at_once_small_ones_by_the_megabyte_and_objects_at_the_end():
+    column = InfoColumn(None, np.zeros((1, 600_000)))
+    infos = replace(rollouts_of(SMALL, [1]), agent_infos=InfoColumns(1, {("a",): column}))
+    objects = rollouts_of(S.Sequence(S.Discrete(3)), [2])
+    for rollouts, n_bytes, due in ((rollouts_of(LARGE, [2]), 0, True), (infos, 0, True), (objects, 10**9, False)):
+        growing = GrowingBatch(np.empty)
+        growing.count(segment(rollouts, 0, 1, n_bytes))
+        assert growing.due == due
+    growing = GrowingBatch(np.empty)
+    for due in (False, True):
+        growing.count(segment(rollouts_of(SMALL, [2]), 0, 1, 3_000_000))
+        assert growing.due == due
+    assert (growing.n_counted, growing.n_appended) == (2, 0)
+
+
+class Interrupting:
+    """Rollouts that are interrupted when half of their fields were copied."""
+
+    def __init__(self, rollouts):
+        self._rollouts = rollouts
+
+    def __getattr__(self, name):
+        if name == "last_observations":
+            raise KeyboardInterrupt
+        return getattr(self._rollouts, name)
+
+
+def test_what_an_interrupt_cut_short_is_written_again():
+    segments = [segment(rollouts_of(SMALL, [2, 3], n), 0, 2) for n in range(3)]
+    growing = grown(segments[:1], expected=(1, 1))
+    with pytest.raises(KeyboardInterrupt):
+        growing.append([segments[1], segment(Interrupting(segments[2].delivery.rollouts), 0, 2)], (1, 1))
+    assert growing.n_appended == 1
+    growing.append(segments[1:], (1, 1))
+    batch = batch_from(growing)
+    assert_joined(batch, segments)
+    assert batch.indices.tolist() == [0, 1] * 3
+
+
+def test_rows_of_two_forms_are_an_error_at_the_end():
+    spaces = LARGE, S.Box(0, 255, (6000,), np.uint8), LARGE
+    growing = grown([segment(rollouts_of(space, [2]), 0, 1) for space in spaces], 1, (10, 5))
+    with pytest.raises(DataError, match="of the same shapes and dtypes"):
+        batch_from(growing, LARGE)
+
+
+INFOS = {
+    "none": nothing,
+    "integer": lambda step: {"a": step},
+    "float": lambda step: {"a": step / 2},
+    "vector": lambda step: {"a": np.arange(2.0) + step, "in": {"x": step}},
+    "other_order": lambda step: {"in": {"x": step}, "a": np.arange(2.0) + step},
+    "promoted": lambda step: {"a": step if step % 2 else step / 2},
+    "mixed": lambda step: {"a": [np.ones(2)] if step % 2 else "odd"},
+    "sometimes": lambda step: {"a": step} if step % 2 else {},
+    "large": lambda step: {"a": np.full(1_000, step * 1.0)},
+}
+FIELDS = "env_infos", "agent_infos", "episode_infos"
+
+
+def overwrite(rollouts):
+    """Write over all memory of a report's infos, as the next report does."""
+    for name in FIELDS:
+        for column in getattr(rollouts, name).columns.values():
+            for value in column.values if column.values.dtype == object else [column.values]:
+                if isinstance(value, list):
+                    value.clear()
+                elif isinstance(value, np.ndarray):
+                    value[:] = 7
+            if column.steps is not None:
+                column.steps[:] = 0
+
+
+@given(
+    reports=st.lists(st.tuples(*[st.sampled_from(sorted(INFOS))] * 3, st.booleans()), min_size=1, max_size=6),
+    group=st.integers(1, 3),
+    expected=EXPECTED,
+)
+@example(reports=[("vector", "integer", "float", False)] * 3, group=2, expected=(9, 9))
+@example(reports=[("promoted", "mixed", "sometimes", False)] * 2, group=1, expected=(9, 9))
+@example(reports=[(kind, kind, kind, True) for kind in INFOS], group=3, expected=(9, 9))
+def test_infos_do_not_depend_on_how_they_are_appended_and_keep_no_memory_of_reports(reports, group, expected):
+    segments = []
+    for env, agent, episode, in_parts in reports:
+        one = segment(rollouts_of(SMALL, [1, 2, 3], 0, INFOS[episode], (INFOS[env], INFOS[agent])), 0, 3)
+        halves = [one._replace(stop=1, indices=range(1)), one._replace(start=1, indices=range(1, 3))]
+        segments += halves if in_parts else [one]
+    whole = batch_from(grown(segments))
+    growing = GrowingBatch(np.empty)
+    for start in range(0, len(segments), group):
+        taken = segments[start : start + group]
+        growing.append(taken, expected)
+        for it in taken:
+            if it.delivery.ends_with(it):
+                overwrite(it.delivery.rollouts)
+                del it.delivery.rollouts
+    batch = batch_from(growing)
+    assert batch == whole
+    for name in FIELDS:
+        assert list(getattr(batch, name)) == list(getattr(whole, name))
+        columns = trees.leaves(getattr(batch, name))
+        assert all(leaf.flags.writeable and leaf.flags.c_contiguous for _, leaf in columns)

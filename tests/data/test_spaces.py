@@ -177,7 +177,7 @@ def test_large_rows_lie_in_memory_of_the_allocator_that_is_used_again_unless_it_
     [
         (FLOATS, np.array([np.nan, np.inf], np.float32), [np.nan, np.inf]),
         (FLOATS, np.array([2**24, 2.0**100]), [2**24, 2.0**100]),
-        (FLOATS, [16777217.5, 0], np.float32([16777217.5, 0])),
+        (FLOATS, [16777217.5, 0], [16777218, 0]),
         (S.Box(-9, 9, (2, 3), np.float32), np.asfortranarray(GRID)[::-1], GRID[::-1]),
         (DOUBLE, 3, 3),
         (S.Discrete(3), True, 1),

@@ -120,15 +120,15 @@ def test_a_new_environment_is_made_when_the_old_one_is_closed():
 @pytest.mark.parametrize(
     ("update", "what"),
     [
-        (NewEnvUpdate(lambda: None), r"<lambda> .* gave None \(is a return missing\?\)"),
-        (NewEnvUpdate(lambda: 3), "<lambda> .* gave a int"),
-        (NewEnvUpdate(lambda: Scripted), "<lambda> .* gave the class Scripted"),
+        (lambda: None, r"<lambda> .* gave None \(is a return missing\?\)"),
+        (lambda: 3, "<lambda> .* gave a int"),
+        (lambda: Scripted, "<lambda> .* gave the class Scripted"),
         (Forgetful(), r"Forgetful .* gave None \(is a return"),
     ],
 )
 def test_an_update_that_gives_no_environment_is_an_error(update, what):
     with pytest.raises(UsageError, match=what):
-        made(update)
+        made(as_env_update(update))
 
 
 def test_an_environment_that_is_there_is_used_itself_or_a_copy_in_another_process():
