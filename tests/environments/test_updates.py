@@ -188,12 +188,15 @@ def test_environments_are_not_kept_alive():
     assert len(environments._origins._sources) == before
 
 
+with_size = functools.partial(as_env_update, env_kwargs={"size": 2})
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "error", "words"),
     [
         (as_env_update, (None,), TypeError, "an environment is an id for gymnasium.make, .*; this is None"),
         (as_env_update, (NewEnvUpdate,), TypeError, "the class NewEnvUpdate itself: pass an instance"),
-        (as_env_update, (Scripted(), {"size": 2}), UsageError, "but a Scripted is there already"),
+        (with_size, (Scripted(),), UsageError, "but a Scripted is there already"),
         (NewEnvUpdate, ("CartPole-v1",), TypeError, "takes a callable that makes an environment, not a str"),
         (ExistingEnvUpdate, (Scripted,), TypeError, r"takes a gymnasium.Env, not the class Scripted"),
         (SetTaskUpdate, (3, 1), TypeError, "an environment is an id .*; this is a int"),
