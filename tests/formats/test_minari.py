@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import resource
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -182,3 +184,20 @@ def test_a_full_disk_is_an_error_before_hdf5_meets_it(odd_folder, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert caught.value.filename == str(tmp_path / "out")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_memory_holds_a_shard_whatever_the_amount(tmp_path):
+    """Ten times as many shards take no more memory."""
+    code = (
+        "import resource, sys; from streamsampler.formats import export\n"
+        "export(sys.argv[1], sys.argv[2], to='minari')\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = []
+    for name, n_timesteps in (("small", 1_000), ("large", 10_000)):
+        with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
+            sample_to_folder(sampler, tmp_path / name, num_samples=n_timesteps, shard_size=500)
+        command = [sys.executable, "-c", code, tmp_path / name, tmp_path / f"{name}-out"]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    assert peaks[1] < peaks[0] * 1.15, peaks
