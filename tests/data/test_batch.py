@@ -95,7 +95,7 @@ def test_derived(batch):
     assert batch.step_types.tolist() == [first, terminal, timeout, first, mid, terminal]
     both = dataclasses.replace(batch, truncated=np.ones(3, bool))
     assert both.step_types.tolist() == batch.step_types.tolist(), "terminated wins over truncated"
-    assert batch.agent_version == 1
+    assert batch.agent_version == batch[0].agent_version == 1
     versions = dataclasses.replace(batch, agent_versions=np.array([1, 3, 2]))
     assert versions.agent_version is None
     assert "agent versions 1 to 3" in repr(versions)
