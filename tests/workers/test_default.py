@@ -1,17 +1,22 @@
-"""The default worker's loop: what its fast ways must not let through, and what it tells while it runs."""
+"""The default worker's loop: what its fast ways must not let through, what it tells, leaves out and lets override."""
+
+from __future__ import annotations
 
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from streamsampler import DefaultWorker, LocalSampler, VecWorker, Worker
 from streamsampler.agents.base import as_agent
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import ActionError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.workers.board import StatusBoard
-from streamsampler.workers.default import DefaultWorker
+from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
+from streamsampler.workers.seams import refuse_ignored_seams
 from tests.workers.contexts import context_of, new_board
 
 
@@ -55,9 +60,9 @@ class Actions:
         return (self.odd if self.n - 1 == self.at else 1), {}
 
 
-def worker_of(env: Env, agent: Any = None, **kwargs: Any) -> tuple[DefaultWorker, StatusBoard]:
+def worker_of(env: Any, agent: Any = None, kind: type[DefaultWorker] = DefaultWorker, **fields: Any) -> Any:
     board = new_board()
-    worker = DefaultWorker(context_of(board, **kwargs))
+    worker = kind(context_of(board, **fields))
     worker.update_env(as_env_update(env))
     # Past the copy that an update makes: the tests look at this very one.
     worker._env = env
@@ -67,34 +72,34 @@ def worker_of(env: Env, agent: Any = None, **kwargs: Any) -> tuple[DefaultWorker
     return worker, board
 
 
-@pytest.mark.parametrize("at", [1, 63, 64, 65, 250, 399])
+def run(worker: DefaultWorker, n: int, first: int = 0, version: int = 1) -> Any:
+    return worker.rollout(Ticket(version, range(first, first + n)), [0] * n)
+
+
+# ---------------------------------------------------------------------- what is odd
+
+
+@pytest.mark.parametrize("at", [1, 64, 65, 399])
 @pytest.mark.parametrize("odd", [[8.0, 8.0], np.full(2, 8.0), np.full(2, 8, ">f4")], ids=["list", "float64", "swapped"])
-def test_an_odd_observation_anywhere_is_converted_or_refused(odd, at):
+def test_an_odd_observation_anywhere_is_converted(odd, at):
     worker, _ = worker_of(Env(oddity=(at, odd, 0.5)))
-    rollouts = worker.rollout(Ticket(1, range(4)), [0] * 4).rollouts
-    assert rollouts is not None
-    expected = np.repeat([[t % 9] for t in range(100)] * 4, 2, axis=1).reshape(4, 100, 2)
-    trajectory, t = divmod(at, 100)
-    expected[trajectory, t] = 8
-    np.testing.assert_array_equal(rollouts.observations, expected.reshape(400, 2))
+    rollouts = run(worker, 4).rollouts
+    expected = np.repeat([[t % 9] for t in range(100)] * 4, 2, axis=1)
+    expected[at] = 8
+    np.testing.assert_array_equal(rollouts.observations, expected)
     assert rollouts.rewards[at - 1] == 0.5
     assert rollouts.observations.dtype == np.float32
 
-    worker, _ = worker_of(Env(oddity=(at, np.zeros(5, np.float32), 1.0)))
-    with pytest.raises(ObservationError, match=r"\(5,\).*\(2,\)"):
-        worker.rollout(Ticket(1, range(10, 14)), [0] * 4)
-    assert worker.trajectory == 10 + trajectory
-
 
 @pytest.mark.parametrize("at", [0, 1, 63, 64, 65, 250, 400], ids=str)
-@pytest.mark.parametrize("shape", [(3, 2), (6,), (1, 6), (2, 3, 1)], ids=str)
-def test_as_many_numbers_in_another_shape_are_refused_wherever_they_come(shape, at):
+@pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 3, 1), (5,)], ids=str)
+def test_another_shape_is_refused_wherever_it_comes_also_with_as_many_numbers(shape, at):
     env = Env(oddity=(at, np.zeros(shape, np.float32), 1.0))
     env.observation_space = gymnasium.spaces.Box(-9, 9, (2, 3), np.float32)
     env.even = np.zeros((2, 3), np.float32)
     worker, _ = worker_of(env)
     with pytest.raises(ObservationError) as caught:
-        worker.rollout(Ticket(1, range(10, 14)), [0] * 4)
+        run(worker, 4, first=10)
     assert f"has the shape {shape}, and its space has the shape (2, 3)" in str(caught.value)
     # Number 400 is the last trajectory's final one.
     trajectory, timestep = (3, 100) if at == 400 else divmod(at, 100)
@@ -108,37 +113,34 @@ def test_wrong_shapes_that_make_up_for_each_other_are_refused():
     env._observation = lambda: np.zeros({70: 3, 71: 1}.get(env.total, 2), np.float32)
     worker, _ = worker_of(env)
     with pytest.raises(ObservationError, match=r"\(3,\).*\(2,\).*timestep 70 of"):
-        worker.rollout(Ticket(1, range(1)), [0])
+        run(worker, 1)
 
 
 def test_an_agent_is_not_blamed_for_an_observation_of_a_wrong_shape():
-    class Strict:
-        def get_action(self, observation):
-            return int(observation @ np.ones(2) > 0), {}
+    def strict(observation):
+        return int(observation @ np.ones(2) > 0)
 
-    worker, _ = worker_of(Env(oddity=(77, np.zeros(5, np.float32), 1.0)), Strict())
+    worker, _ = worker_of(Env(oddity=(77, np.zeros(5, np.float32), 1.0)), strict)
     with pytest.raises(ObservationError, match=r"\(5,\).*\(2,\)"):
-        worker.rollout(Ticket(1, range(1)), [0])
+        run(worker, 1)
     assert worker.phase == Phase.RECORDING
 
 
 @pytest.mark.parametrize("at", [0, 70, 163])
 @pytest.mark.parametrize("odd", [np.int64(0), np.uint8(0), False, np.array(0)])
-def test_actions_of_any_integer_kind_are_recorded(at, odd):
+def test_actions_of_any_integer_kind_are_recorded(odd, at):
     worker, _ = worker_of(Env(), Actions(at, odd))
-    rollouts = worker.rollout(Ticket(1, range(2)), [0] * 2).rollouts
-    assert rollouts is not None
-    assert np.flatnonzero(rollouts.actions == 0).tolist() == [at]
-    assert rollouts.actions.dtype == np.int64
+    actions = run(worker, 2).rollouts.actions
+    assert np.flatnonzero(actions == 0).tolist() == [at]
+    assert actions.dtype == np.int64
 
 
 @pytest.mark.parametrize("odd", [2, -1, 2**70, 0.5, "left"])
 def test_a_wrong_action_is_an_error_that_names_its_trajectory(odd):
     worker, _ = worker_of(Env(), Actions(170, odd))
     with pytest.raises(ActionError):
-        worker.rollout(Ticket(1, range(5, 8)), [0] * 3)
-    assert worker.trajectory == 6
-    assert worker.phase == Phase.ACTION
+        run(worker, 3, first=5)
+    assert (worker.trajectory, worker.phase) == (6, Phase.ACTION)
 
 
 @pytest.mark.parametrize(
@@ -149,94 +151,320 @@ def test_a_reset_of_another_form_is_told(reset, what):
     env.reset = lambda **_: reset
     worker, _ = worker_of(env)
     with pytest.raises(UsageError, match=what):
-        worker.rollout(Ticket(1, range(1)), [0])
+        run(worker, 1)
     assert worker.phase == Phase.RESET
+
+
+class Seamed(DefaultWorker):
+    """Overrides a method with itself, so that its loop calls all of them."""
+
+    def end_trajectory(self, context: Any) -> None:
+        super().end_trajectory(context)
+
+
+KINDS = [DefaultWorker, Seamed]
 
 
 @pytest.mark.parametrize("limit", [1, 63, 64, 65, 99, 100, 101])
 def test_a_limit_truncates_at_its_timestep(limit):
-    worker, _ = worker_of(Env(), max_episode_length=limit)
-    rollouts = worker.rollout(Ticket(1, range(3)), [0] * 3).rollouts
-    assert rollouts is not None
+    rollouts = run(worker_of(Env(), max_episode_length=limit)[0], 3).rollouts
     assert rollouts.lengths.tolist() == [min(limit, 100)] * 3
     assert rollouts.truncated.tolist() == [limit <= 100] * 3
     assert rollouts.terminated.tolist() == [limit >= 100] * 3
 
 
-@pytest.mark.parametrize("at", [1, 64, 65, 150, 200])
-def test_a_newer_version_ends_the_rollout_within_its_timestep(at):
-    board: Any = None
-
-    def on_step(total):
-        if total == at:
-            board.abandon_older(2)
-
-    env = Env(length=90, on_step=on_step)
-    worker, board = worker_of(env)
-    outcome = worker.rollout(Ticket(1, range(1000)), [0] * 1000)
-    assert outcome.rollouts is None
-    assert env.total == at
-    assert outcome.n_trajectories * 90 + outcome.abandoned_timesteps == at
+# ---------------------------------------------------------------------- versions, progress and times
 
 
-def test_progress_is_exact_for_who_watches():
-    seen, watched = [], []
-    board: Any = None
-
-    def on_step(total):
-        seen.append(board.progress(0).timesteps)
-        if total == 120:
-            board.request_progress(0)
-
-    worker, board = worker_of(Env(length=200, on_step=on_step))
-    worker.rollout(Ticket(1, range(1)), [0])
-    watched = seen[121:]
-    assert watched == list(range(121, 200))
-    # Without a watcher, at most 64 timesteps behind.
-    assert all(total - 64 <= timesteps <= total for total, timesteps in enumerate(seen, 1))
-    board.lower_flag(0)
-    assert worker.rollout(Ticket(1, range(1)), [0]).n_timesteps == 200
-
-
-@pytest.mark.parametrize("limit", [None, 70])
-def test_who_watches_sees_acting_and_stepping_in_each_timestep(limit):
-    phases: list[Phase] = []
-    board: Any = None
-
-    class Watched:
-        def get_action(self, _observation):
-            phases.append(board.progress(0).phase)
-            return 1, {}
-
-    worker, board = worker_of(
-        Env(on_step=lambda _: phases.append(board.progress(0).phase)), Watched(), max_episode_length=limit
-    )
-    board.request_progress(0)
-    worker.rollout(Ticket(1, range(2)), [0] * 2)
-    # The flag is seen after a timestep.
-    assert phases[2:] == [Phase.ACTION, Phase.STEP] * (2 * (limit or 100) - 1)
-
-
-def test_seconds_are_the_whole_of_it():
-    worker, _ = worker_of(Env())
-    outcome = worker.rollout(Ticket(1, range(50)), [0] * 50)
-    assert all(seconds > 0 for seconds in outcome.seconds[:3])
-
-
-def test_what_was_abandoned_took_its_time(monkeypatch):
-    """Also the timesteps in between those that were timed."""
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [1, 64, 150])
+def test_a_newer_version_ends_the_rollout_within_its_timestep(kind, at, monkeypatch):
+    """What was abandoned took its time, also the timesteps in between those that are timed."""
     now = 0.0
     board: Any = None
 
     def on_step(total):
         nonlocal now
-        now += 1e-5
-        if total == 950:
+        now += 0.125
+        if total == at:
             board.abandon_older(2)
 
     monkeypatch.setattr("streamsampler.workers.default.perf_counter", lambda: now)
-    env = Env(length=2000, on_step=on_step)
-    worker, board = worker_of(env)
-    outcome = worker.rollout(Ticket(1, range(1)), [0])
-    assert (outcome.n_abandoned, outcome.abandoned_timesteps) == (1, env.total)
-    assert sum(outcome.seconds) == pytest.approx(env.total * 1e-5)
+    env = Env(length=90, on_step=on_step)
+    worker, board = worker_of(env, kind=kind)
+    outcome = run(worker, 1000)
+    assert outcome.rollouts is None
+    assert env.total == at
+    assert outcome.n_trajectories * 90 + outcome.abandoned_timesteps == worker.ran_timesteps == at
+    assert (outcome.n_trajectories, outcome.n_abandoned) == (at // 90, 1)
+    assert sum(outcome.seconds) == pytest.approx(at * 0.125)
+    outcome = run(worker, 1, version=2)
+    assert (outcome.n_trajectories, outcome.n_timesteps) == (1, 90)
+
+
+@pytest.mark.parametrize("limit", [None, 70])
+def test_progress_is_exact_for_who_watches_with_acting_and_stepping_in_each_timestep(limit):
+    seen: list[Any] = []
+    board: Any = None
+
+    class Watched:
+        def get_action(self, _observation):
+            seen.append(board.progress(0))
+            return 1, {}
+
+    def on_step(total):
+        seen.append(board.progress(0))
+        if total == 120:
+            board.request_progress(0)
+
+    worker, board = worker_of(Env(on_step=on_step), Watched(), max_episode_length=limit)
+    assert run(worker, 2, first=7).n_timesteps == 2 * (limit or 100)
+    watched = seen[2 * 120 :]  # the flag is seen after a timestep
+    assert [each.phase for each in watched] == [Phase.ACTION, Phase.STEP] * (len(watched) // 2)
+    timesteps = [each.timesteps for each in seen]
+    assert timesteps[2 * 120 + 1 :: 2] == list(range(120, 2 * (limit or 100)))
+    # Without a watcher, at most 64 timesteps behind.
+    assert all(total - 64 <= found <= total for total, found in enumerate(timesteps[1::2]))
+    assert seen[-1].trajectory == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_times_are_measured_and_the_phase_stays_what_it_was(kind):
+    worker, board = worker_of(Env(), kind=kind)
+    assert all(seconds > 0 for seconds in run(worker, 20).seconds[:3])
+    worker._agent.get_action = lambda _observation: 3
+    with pytest.raises(UsageError, match=r"get_action must return \(action, agent_info\)"):
+        run(worker, 1)
+    assert worker.phase == board.progress(0).phase == Phase.ACTION
+
+
+# ---------------------------------------------------------------------- leaving out trajectories that raise
+
+
+class Clock:
+    """A second for each step; at two steps the environment raises, and to rebuild it takes 7 seconds."""
+
+    def __init__(self, monkeypatch, reset_seconds: float = 0.0, fails_at: tuple[int, ...] = ()) -> None:
+        self.now, self.fails_at, self.rebuilt = 0.0, fails_at, list[int]()
+        for module in ("default", "finishing"):
+            monkeypatch.setattr(f"streamsampler.workers.{module}.perf_counter", lambda: self.now)
+        self.env = Env(on_step=self.on_step)
+        if reset_seconds:
+            self.env.reset = lambda **_: self.reset(reset_seconds)
+        self.worker, self.board = worker_of(self.env, drop_unless=lambda kinds: False, rebuild=self.rebuild)
+
+    def on_step(self, total: int) -> None:
+        self.now += 1.0
+        if total in self.fails_at:
+            raise OSError("the arm is stuck")
+
+    def reset(self, seconds: float) -> Any:
+        self.now += seconds
+        raise OSError("the arm is stuck")
+
+    def rebuild(self) -> None:
+        self.now += 7.0
+        self.rebuilt.append(self.env.total)
+
+
+def test_what_is_left_out_takes_time_too(monkeypatch):
+    """Tickets are sized by it: if only what came after the last failure counted, they would grow without end."""
+    clock = Clock(monkeypatch, fails_at=(150, 380))
+    outcome = run(clock.worker, 6)
+    assert [position for position, *_ in outcome.dropped] == [1, 4]
+    assert clock.rebuilt == [150, 380]
+    assert clock.env.total == 480
+    assert outcome.seconds[0] == 14.0
+    assert sum(outcome.seconds) == pytest.approx(480 + 14)
+    outcome = run(Clock(monkeypatch, reset_seconds=3.0).worker, 4)
+    assert len(outcome.dropped) == 4
+    assert outcome.seconds[1:3] == (0.0, 0.0)
+    assert outcome.seconds[0] >= 12.0
+
+
+def test_what_raised_when_nobody_wanted_it_any_more_is_made_anew_for_who_comes_next(monkeypatch):
+    """Or it would depend on the time what the next version's trajectories are run in."""
+    clock = Clock(monkeypatch, fails_at=(150,))
+
+    def on_step(total):
+        if total == 150:
+            clock.board.abandon_older(2)  # from here on nothing can be loaded that belongs to this version
+        clock.on_step(total)
+
+    clock.env.on_step = on_step
+    outcome = run(clock.worker, 3)
+    assert outcome.rollouts is None
+    assert (outcome.n_trajectories, outcome.dropped, clock.rebuilt) == (1, (), [])
+    for first in (0, 3):
+        assert run(clock.worker, 3, first, version=2).n_trajectories == 3
+        assert clock.rebuilt == [150]
+
+
+def test_an_error_that_is_no_trajectorys_is_raised(monkeypatch):
+    """There is no telling which one to leave out: another cut into tickets would lay it to another one."""
+    worker = Clock(monkeypatch).worker
+    finish = worker._recorder.finish
+
+    def failing():
+        raise OSError("no space left")
+
+    worker._recorder.finish = failing
+    with pytest.raises(OSError, match="no space left"):
+        run(worker, 3)
+    assert worker.trajectory is None
+    worker._recorder.finish = finish
+    assert run(worker, 3).n_trajectories == 3
+
+
+# ---------------------------------------------------------------------- seams
+
+
+class Chatty(ScriptedEnv):
+    """Rewards, flags and infos of all kinds, drawn from its generator; raises at one timestep over all."""
+
+    fails_at, total = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        observation, _ = super().reset(seed=seed)
+        return observation, {"first": float(observation[0])} if observation[0] > 0.5 else {}
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, _ = super().step(action)
+        self.total += 1
+        if self.total == self.fails_at:
+            raise OSError("the arm is stuck")
+        draw, another = self.np_random.random(2)
+        rewards: Any = [reward, int(10 * draw), np.float32(draw), True]
+        ends: Any = [terminated, np.bool_(terminated), int(terminated)]
+        infos: Any = [{}, {"draw": draw}, {"draw": draw, "word": "x"}, {"at": np.array([draw, 1])}]
+        dtype = np.float64 if draw < 0.3 else np.float32
+        chosen = rewards[int(4 * draw)], ends[int(3 * draw)], draw < 0.05, infos[int(4 * another)]
+        return observation.astype(dtype), *chosen
+
+
+def outcome_of(kind: type[DefaultWorker], seeds: list[int], fails_at: int, **fields: Any) -> Any:
+    """Everything that a ticket gives: numbers, rollouts, or the error with its place."""
+    env = Chatty((1, 30))
+    env.fails_at = fails_at
+    worker, _ = worker_of(env, ScriptedAgent(), kind, **fields)
+    try:
+        outcome = worker.rollout(Ticket(1, range(3, 3 + len(seeds))), seeds)
+    except OSError as error:
+        return str(error), worker.phase, worker.trajectory, worker.ran_timesteps
+    numbers = outcome.n_trajectories, outcome.n_timesteps, outcome.n_abandoned, outcome.dropped, worker.ran_timesteps
+    if outcome.rollouts is None:
+        return numbers
+    names = "observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths"
+    arrays = [getattr(outcome.rollouts, name) for name in names]
+    columns = [getattr(outcome.rollouts, name) for name in ("env_infos", "agent_infos", "episode_infos")]
+    found = [(array.dtype, array.shape, array.tobytes()) for array in arrays]
+    return found, [(each.length, repr(each.columns)) for each in columns], numbers
+
+
+@given(
+    st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6),
+    st.one_of(st.none(), st.integers(1, 35)),
+    st.one_of(st.just(-1), st.integers(1, 60)),
+    st.booleans(),
+)
+def test_seams_give_the_same_to_the_last_bit(seeds, limit, fails_at, drops):
+    fields = {"max_episode_length": limit, "drop_unless": (lambda _names: False) if drops else None}
+    fast, slow = (outcome_of(kind, seeds, fails_at, **fields) for kind in KINDS)
+    assert fast == slow
+
+
+def test_the_property_is_about_a_loop_with_and_without_seams(monkeypatch):
+    has_seams = []
+    monkeypatch.setattr(
+        DefaultWorker, "_run", lambda *_, seams: has_seams.append(seams is not None) or (-1, (0.0, 0.0, 0.0))
+    )
+    for kind in KINDS:
+        run(worker_of(ScriptedEnv(), kind=kind)[0], 1)
+    assert has_seams == [False, True]
+
+
+def test_each_seam_changes_what_it_says():
+    calls: list[Any] = []
+
+    class Mine(DefaultWorker):
+        def begin_trajectory(self, context):
+            observation, info = super().begin_trajectory(context)
+            calls.append(("begin", context.index, context.seed, context.agent_version))
+            return 1 - observation, {**info, "greeting": context.index}
+
+        def before_step(self, context):
+            action, info = super().before_step(context)
+            return 3 - action, {**info, "own": action}
+
+        def after_step(self, context, result):
+            observation, _reward, terminated, truncated, info = result
+            context.memory["seen"] = context.memory.get("seen", 0) + context.action
+            return observation, context.timestep, terminated, truncated, {**info, "seen": context.memory["seen"]}
+
+        def end_trajectory(self, context):
+            calls.append(("end", context.index, context.timestep, context.terminated, context.truncated))
+            np.testing.assert_array_equal(context.rewards, np.arange(context.timestep))
+            assert len(context.actions) == len(context.observations) == context.timestep
+
+    expected, found = (
+        worker_of(ScriptedEnv(4), ScriptedAgent(), kind, max_episode_length=3)[0]
+        .rollout(Ticket(1, range(2, 4)), [11, 12])
+        .rollouts
+        for kind in (DefaultWorker, Mine)
+    )
+    np.testing.assert_array_equal(found.observations[0], 1 - expected.observations[0])
+    np.testing.assert_array_equal(found.observations[1], expected.observations[1])
+    np.testing.assert_array_equal(found.actions, 3 - expected.actions)
+    assert found.rewards.tolist() == [0, 1, 2, 0, 1, 2]
+    assert calls == [
+        ("begin", 2, 11, 1), ("end", 2, 3, False, True), ("begin", 3, 12, 1), ("end", 3, 3, False, True),
+    ]  # fmt: skip
+
+
+class TrialWorker(DefaultWorker):
+    """Runs a trial of several episodes, as in RL², as one trajectory: the agent remembers across them."""
+
+    n_episodes = 3
+
+    def after_step(self, context: Any, result: Any) -> Any:
+        observation, reward, terminated, truncated, info = result
+        if not (terminated or truncated):
+            return result
+        ended = context.memory["ended"] = context.memory.get("ended", 0) + 1
+        if ended == self.n_episodes:
+            return result
+        first, _ = context.reset(seed=context.seed + ended)
+        return first, reward, False, False, {**info, "episode_end": True, "final_observation": observation}
+
+    def end_trajectory(self, context: Any) -> None:
+        context.metrics["episodes"] = context.memory["ended"]
+
+
+def test_trials_of_several_episodes_are_trajectories():
+    batches = []
+    for n_workers in (1, 3):
+        given: dict[str, Any] = {"worker_class": TrialWorker, "n_workers": n_workers, "seed": 5, "check": "error"}
+        with LocalSampler(ScriptedAgent(), ScriptedEnv((2, 9)), **given) as sampler:
+            batches.append(sampler.obtain_trajectories(6))
+    assert batches[0] == batches[1]
+    assert batches[0].env_infos["episode_end"].sum() == 2 * 6
+    assert batches[0].terminated.all()
+    assert batches[0].episode_infos["episodes"].tolist() == [3] * 6
+
+
+class SideBySide(VecWorker):
+    def before_step(self, context: Any) -> Any:
+        return context.agent.get_action(context.observation)
+
+
+class OfItsOwn(Worker):
+    """Calls its method itself."""
+
+    def before_step(self, context: Any) -> Any:
+        return context
+
+
+def test_a_seam_that_nothing_would_call_is_refused() -> None:
+    with pytest.raises(UsageError, match="SideBySide has before_step, which VecWorker does not call: only DefaultWork"):
+        LocalSampler("random", "CartPole-v1", worker_class=SideBySide)
+    refuse_ignored_seams(OfItsOwn)  # type: ignore[type-abstract]

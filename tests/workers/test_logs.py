@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from streamsampler.workers import logs as worker_logs
-from streamsampler.workers.logs import Levels, RecordKeeper, handle_records, levels_here
+from streamsampler.workers.logs import Levels, RecordKeeper, handle_records
 
 
 class Raises:
@@ -46,49 +46,41 @@ def logger():
 
 
 @pytest.fixture
-def keeper(logger):
-    keeper = RecordKeeper(3)
+def crossed(logger):
+    """Return what lets a worker's records be handled here, and returns them."""
+    keeper, kept = RecordKeeper(3), Kept()
     keeper.set_levels(Levels(0, logging.root.level, {logger.name: logging.DEBUG}))
-    logger.addHandler(keeper)
-    yield keeper
-    logger.removeHandler(keeper)
+    logger.handlers = [keeper]
+
+    def cross():
+        kept.records.clear()
+        logger.handlers = [kept]
+        if records := keeper.take():
+            handle_records(3, records)
+        assert keeper.take() == b""
+        logger.handlers = [keeper]
+        return list(kept.records)
+
+    yield cross
+    logger.handlers = []
 
 
-def crossed(keeper, logger):
-    """Let a worker's records be handled here, and return them."""
-    kept = Kept()
-    before, logger.handlers = logger.handlers, [kept]
-    records = keeper.take()
-    if records:
-        handle_records(3, records)
-    logger.handlers = before
-    return kept.records
-
-
-def test_a_record_is_what_it_was_and_says_which_worker_made_it(keeper, logger):
-    logger.info("%d of %s", 3, "four", extra={"episode": 7})
-    (record,) = crossed(keeper, logger)
-    assert (record.name, record.levelno, record.getMessage()) == (logger.name, logging.INFO, "3 of four")
-    assert (record.worker, record.episode, record.funcName) == (3, 7, "test_" + record.funcName[5:])
-    assert record.pathname == __file__
-    assert keeper.take() == b""
-
-
-def test_arguments_are_formatted_when_the_record_is_made(keeper, logger):
+def test_a_record_is_what_it_was_when_it_was_made_and_says_which_worker_made_it(logger, crossed):
     values = [1]
-    logger.info("values %s", values, extra={"values": values})
+    logger.info("%d of %s", 3, values, extra={"episode": 7, "values": values})
     values.append(2)
-    (record,) = crossed(keeper, logger)
-    assert record.getMessage() == "values [1]"
-    assert record.values == [1]
+    (record,) = crossed()
+    assert (record.name, record.levelno, record.getMessage()) == (logger.name, logging.INFO, "3 of [1]")
+    assert (record.worker, record.episode, record.values, record.funcName[:14]) == (3, 7, [1], "test_a_record_")
+    assert record.pathname == __file__
 
 
-def test_exceptions_and_stacks_travel_as_text(keeper, logger):
+def test_exceptions_and_stacks_travel_as_text(logger, crossed):
     try:
         raise KeyError("gone")
     except KeyError:
         logger.exception("oh", stack_info=True)
-    (record,) = crossed(keeper, logger)
+    (record,) = crossed()
     text = logging.Formatter("%(message)s").format(record)
     assert text.startswith("oh\nTraceback (most recent call last)")
     assert "KeyError: 'gone'" in text
@@ -105,120 +97,67 @@ class Level(enum.IntEnum):
         (np.float32(0.5), np.float32(0.5)),
         (Level.NOTICE, Level.NOTICE),
         ({"a": (1, [2.0])}, {"a": (1, [2.0])}),
-        (b"bytes", b"bytes"),
         ("\udcff", "\udcff"),
         (logging, repr(logging)),
     ],
     ids=str,
 )
-def test_what_extra_gives_arrives_or_its_text_does(keeper, logger, given, arrives):
+def test_what_extra_gives_arrives_or_its_text_does(logger, crossed, given, arrives):
     logger.log(Level.NOTICE, "", extra={"given": given})
-    (record,) = crossed(keeper, logger)
+    (record,) = crossed()
     assert record.given == arrives
     assert type(record.given) is type(arrives)
     assert (record.levelno, type(record.levelno)) == (25, int)
 
 
-def test_nothing_that_cannot_be_written_fails_the_rollout(keeper, logger, capsys):
+def test_nothing_that_cannot_be_written_fails_the_rollout(logger, crossed, capsys, monkeypatch):
     logger.info("bad %d", "text")
     logger.info("%s", Raises())
-    logger.info("odd", extra={"raises": Raises(), "good": 1})
-    (odd,) = crossed(keeper, logger)
+    logger.info("odd", extra={"raises": Raises(), "good": 1, "unread": OfTheWorkerAlone()})
+    (odd,) = crossed()
     assert "Raises object" in odd.raises
-    assert odd.good == 1
+    assert (odd.good, odd.getMessage()) == (1, "odd")
+    assert not hasattr(odd, "unread"), "the sampler cannot read it"
     assert capsys.readouterr().err.count("--- Logging error ---") == 2
-
-
-def test_what_the_sampler_cannot_read_is_left_out_of_the_record(keeper, logger):
-    logger.info("read", extra={"value": OfTheWorkerAlone(), "good": 1})
-    (record,) = crossed(keeper, logger)
-    assert record.getMessage() == "read"
-    assert not hasattr(record, "value")
-    assert record.good == 1
-
-
-def test_logging_raises_nothing_and_says_nothing_where_it_is_told_so(keeper, logger, capsys, monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", False)
     logger.info("bad %d", "text")
-    assert crossed(keeper, logger) == []
+    assert crossed() == []
     assert capsys.readouterr().err == ""
 
 
-def test_records_are_bounded_in_number_and_size(keeper, logger, monkeypatch):
+def test_records_are_bounded_in_number_and_size(logger, crossed, monkeypatch):
     summaries = Kept()
     monkeypatch.setattr(logging.getLogger("streamsampler"), "handlers", [summaries])
     for count in range(worker_logs.MOST_RECORDS + 5):
         logger.info("%d", count)
     logger.error("too late")
-    records = crossed(keeper, logger)
-    assert [int(record.getMessage()) for record in records] == list(range(worker_logs.MOST_RECORDS))
+    assert [int(record.getMessage()) for record in crossed()] == list(range(worker_logs.MOST_RECORDS))
     (summary,) = summaries.records
     assert summary.getMessage() == (
         "worker 3 made 6 more log records than travel with one answer (5 INFO, 1 ERROR): they were left out"
     )
     assert (summary.levelno, summary.worker) == (logging.ERROR, 3)
-    # The next answer has room again.
-    logger.info("again")
-    assert [record.getMessage() for record in crossed(keeper, logger)] == ["again"]
-
-
-def test_long_texts_are_cut_in_the_middle(keeper, logger):
+    # The next answer has room again; long texts are cut in the middle.
     logger.info("%s", "a" * 50_000 + "z", extra={"text": "b" * 50_000, "many": [f"{n}" * 5_000 for n in range(100)]})
-    (record,) = crossed(keeper, logger)
+    (record,) = crossed()
     message = record.getMessage()
     assert len(message) < 10_100
-    assert message.startswith("aaa")
-    assert message.endswith("z")
+    assert (message[:3], message[-1]) == ("aaa", "z")
     assert "40,001 characters" in message
     assert not hasattr(record, "many")  # all that `extra` gave was too much
 
 
-@pytest.mark.parametrize(
-    ("name", "level", "kept"),
-    [
-        ("a", logging.INFO, True),
-        ("a", logging.DEBUG, False),
-        ("a.b.c", logging.INFO, True),
-        ("ab", logging.INFO, False),
-        ("ab", logging.ERROR, True),
-        ("a.loud", logging.DEBUG, True),
-    ],
-)
-def test_a_worker_keeps_what_the_sampler_lets_through(name, level, kept):
-    keeper = RecordKeeper(0)
-    keeper.set_levels(Levels(0, logging.root.level, {"a": logging.INFO, "a.loud": logging.DEBUG}))
+def test_a_worker_keeps_what_the_sampler_lets_through():
+    keeper, info, debug = RecordKeeper(0), logging.INFO, logging.DEBUG
+    cases = [("a", info, True), ("a", debug, False), ("a.b.c", info, True), ("ab", info, False)]
+    cases += [("ab", logging.ERROR, True), ("a.loud", debug, True)]
+    keeper.set_levels(Levels(0, logging.root.level, {"a": info, "a.loud": debug}))
     try:
-        logging.getLogger(name).addHandler(keeper)
-        logging.getLogger(name).log(level, "message")
-        assert bool(keeper.take()) == (kept or level >= logging.root.level)
+        for name, level, kept in cases:
+            logging.getLogger(name).addHandler(keeper)
+            logging.getLogger(name).log(level, "message")
+            logging.getLogger(name).removeHandler(keeper)
+            assert bool(keeper.take()) == (kept or level >= logging.root.level), (name, level)
     finally:
-        logging.getLogger(name).removeHandler(keeper)
         keeper.set_levels(Levels(0, logging.root.level, {}))
     assert (logging.getLogger("a").level, logging.getLogger("a.loud").level) == (0, 0)
-
-
-def test_levels_are_those_of_the_loggers(monkeypatch, logger):
-    levels = levels_here()
-    assert levels.named[logger.name] == logging.DEBUG
-    assert (levels.root, levels.disabled) == (logging.root.level, 0)
-    logging.disable(logging.ERROR)
-    try:
-        assert levels_here().disabled == logging.ERROR
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def test_a_handler_that_raises_does_not_end_the_call(keeper, logger, capsys, monkeypatch):
-    logger.info("one")
-    logger.info("two")
-    seen = []
-
-    class Fails(Kept):
-        def handle(self, record):
-            seen.append(record.getMessage())
-            raise ValueError("a handler's own error")
-
-    monkeypatch.setattr(logger, "handlers", [Fails()])
-    handle_records(3, keeper.take())
-    assert seen == ["one", "two"]
-    assert capsys.readouterr().err.count("ValueError: a handler's own error") == 2

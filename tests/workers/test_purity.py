@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler import RandomAgent
 from streamsampler.agents.base import CallableAgent
@@ -18,14 +19,6 @@ from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.purity import PurityCheck, check_purity
 from streamsampler.workers.vec.worker import VecWorker
 from tests.workers.contexts import context_of, new_board
-
-CARRIED = {
-    "first observation": "its first observation",
-    "observation": "its observation after timestep 2",
-    "reward": "its reward after timestep 2",
-    "terminated": "its terminated after timestep 2",
-    "truncated": "its truncated after timestep 2",
-}
 
 
 class Carrying(gymnasium.Env):
@@ -41,18 +34,24 @@ class Carrying(gymnasium.Env):
     def carried(self, what):
         return float(self.resets) if self.into == what and self.t in (0, 3) else 0.0
 
+    def told(self, what):
+        return {"nested": {"number": self.resets}} if self.into == what and self.t in (0, 3) else {}
+
+    def shown(self, number):
+        return np.array([number])
+
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.resets += 1
         self.t = 0
-        return np.array([self.carried("first observation")]), {}
+        return self.shown(self.carried("first observation")), self.told("reset info")
 
     def step(self, action):
         self.t += 1
         self.steps += 1
         late = self.carried("terminated") > 1, self.carried("truncated") > 1
-        end = self.t == self.length
-        return np.array([self.carried("observation")]), self.carried("reward"), end or late[0], late[1], {}
+        ends = self.t == self.length or late[0], late[1]
+        return self.shown(self.carried("observation")), self.carried("reward"), *ends, self.told("step info")
 
 
 class Wide(Carrying):
@@ -60,13 +59,8 @@ class Wide(Carrying):
 
     observation_space = spaces.Box(-np.inf, np.inf, (1000,), np.float64)
 
-    def reset(self, **arguments):
-        observation, info = super().reset(**arguments)
-        return np.repeat(observation, 1000), info
-
-    def step(self, action):
-        observation, *rest = super().step(action)
-        return np.repeat(observation, 1000), *rest
+    def shown(self, number):
+        return np.full(1000, number)
 
 
 class Structured(Carrying):
@@ -74,13 +68,29 @@ class Structured(Carrying):
 
     observation_space = spaces.Dict(a=spaces.Tuple((spaces.Discrete(9), spaces.Text(9))), b=Carrying.observation_space)
 
-    def reset(self, **arguments):
-        observation, info = super().reset(**arguments)
-        return {"a": (1, "word"), "b": observation}, info
+    def shown(self, number):
+        return {"a": (1, "word"), "b": np.array([number])}
 
-    def step(self, action):
-        observation, *rest = super().step(action)
-        return {"a": (1, "word"), "b": observation}, *rest
+
+class Counting:
+    """Chooses its 8th action otherwise, counted over all trajectories; or tells its calls in an info."""
+
+    def __init__(self, batched, tells):
+        self.n, self.tells = 0, tells
+        if batched:
+            self.get_actions = self.many
+
+    def get_action(self, observation):
+        self.n += 1
+        return int(self.n > 7 and not self.tells), {"n": self.n} if self.tells else {}
+
+    def many(self, observations):
+        action, info = self.get_action(None)
+        return [action] * len(observations), {key: [value] * len(observations) for key, value in info.items()}
+
+
+def native(env, mode=AutoresetMode.NEXT_STEP):
+    return lambda: SyncVectorEnv([env] * 3, autoreset_mode=mode)
 
 
 @pytest.fixture(autouse=True)
@@ -94,13 +104,22 @@ def board():
     return new_board()
 
 
+def act(_):
+    return 1
+
+
 @pytest.fixture
 def make_worker(board):
-    def make(make_env, agent=None, *, n_envs=None, check="warn", **options):
-        vec = {} if n_envs is None else {"n_envs": n_envs}
-        worker = (DefaultWorker if n_envs is None else VecWorker)(context_of(board, check=check, **options), **vec)
-        worker.update_env(as_env_update(make_env))
-        worker.update_agent(agent or CallableAgent(lambda _: 1))
+    """Return what makes a worker that renews itself as the loop lets it: with what it was last given."""
+
+    def make(make_env, make_agent=lambda: CallableAgent(act), *, n_envs=None, check="warn"):
+        def build():
+            worker.update_env(as_env_update(make_env))
+            worker.update_agent(make_agent())
+
+        context = context_of(board, check=check, rebuild=build)
+        worker: Any = DefaultWorker(context) if n_envs is None else VecWorker(context, n_envs=n_envs)
+        build()
         return worker
 
     return make
@@ -110,58 +129,67 @@ def check(worker, before=None):
     return check_purity(worker, 1, TrajectorySeeds(0, 1).of, before or PurityCheck())
 
 
+INTO = {
+    "first observation": "its first observation was ",
+    "observation": "its observation after timestep 2 was ",
+    "reward": "its reward after timestep 2 was ",
+    "terminated": "its terminated after timestep 2 was ",
+    "truncated": "its truncated after timestep 2 was ",
+    "reset info": "its info 'nested.number' of the reset was 1 and then 3",
+    "step info": "its info 'nested.number' after timestep 2 was 1 and then 3",
+}
+DIGESTED = [(env_class, into) for env_class in (Wide, Structured) for into in ("first observation", "observation")]
+
+
 @pytest.mark.parametrize("n_envs", [None, 3])
-@pytest.mark.parametrize("env_class", [Carrying, Wide, Structured])
-@pytest.mark.parametrize("into", CARRIED)
+@pytest.mark.parametrize(("env_class", "into"), [*((Carrying, into) for into in INTO), *DIGESTED])
 def test_what_is_carried_into_the_next_trajectory_is_named(make_worker, env_class, into, n_envs):
     outcome = check(make_worker(lambda: env_class(into), n_envs=n_envs))
     assert f"{env_class.__name__} was run twice from the same seed" in outcome.finding
-    assert f"trajectory 0 came out differently: {CARRIED[into]} was " in outcome.finding
+    assert f"trajectory 0 came out differently: {INTO[into]}" in outcome.finding
     assert "let its reset set back what it keeps" in outcome.finding
-    assert outcome.spoiled
+    assert (outcome.unstable, outcome.spoiled) == ("", True)
+
+
+class Odd(Carrying):
+    """Shows NaN, which is equal to nothing."""
+
+    observation_space = Wide.observation_space
+
+    def shown(self, number):
+        return np.full(1000, np.nan)
+
+    def carried(self, what):
+        return np.nan if what == "reward" else 0.0
 
 
 @pytest.mark.parametrize("n_envs", [None, 3])
-@pytest.mark.parametrize("env_class", [Carrying, Wide, Structured])
-def test_nothing_is_found_where_nothing_is_carried(make_worker, env_class, n_envs):
-    outcome = check(make_worker(env_class, RandomAgent(spaces.Discrete(2)), n_envs=n_envs))
-    assert (outcome.finding, outcome.complete, outcome.spoiled) == ("", True, False)
+@pytest.mark.parametrize(
+    "env", [Carrying, Wide, Structured, Odd, lambda: gymnasium.wrappers.RecordEpisodeStatistics(Carrying())]
+)
+def test_nothing_is_found_where_nothing_is_carried(make_worker, env, n_envs):
+    outcome = check(make_worker(env, lambda: RandomAgent(spaces.Discrete(2)), n_envs=n_envs))
+    assert (outcome.finding, outcome.unstable, outcome.complete, outcome.spoiled) == ("", "", True, False)
     assert outcome.timesteps == 3 * 5 * (n_envs or 1)
 
 
-class Counting:
-    """Chooses its 8th action otherwise, counted over all trajectories."""
-
-    def __init__(self, batched):
-        self.n = 0
-        if batched:
-            self.get_actions = lambda observations: ([self.next()] * len(observations), {})
-
-    def next(self):
-        self.n += 1
-        return int(self.n > 7)
-
-    def get_action(self, observation):
-        return self.next(), {}
-
-
-@pytest.mark.parametrize("n_envs", [None, 3])
-@pytest.mark.parametrize("batched", [False, True])
-def test_an_agent_that_carries_something_is_named(make_worker, n_envs, batched):
-    finding = check(make_worker(Carrying, Counting(batched), n_envs=n_envs)).finding
-    assert "its action at timestep 0 was 0 and then 1" in finding
+@pytest.mark.parametrize(
+    ("n_envs", "batched", "tells"), [(None, True, False), (None, False, True), (3, False, False), (3, True, True)]
+)
+def test_an_agent_that_carries_something_is_named(make_worker, n_envs, batched, tells):
+    finding = check(make_worker(Carrying, lambda: Counting(batched, tells), n_envs=n_envs)).finding
+    what = "its agent info 'n' at timestep 0" if tells else "its action at timestep 0 was 0 and then 1"
+    assert what in finding
     assert "The agent keeps something" in finding
 
 
-def native(mode, into=""):
-    return lambda: gymnasium.vector.SyncVectorEnv([lambda: Carrying(into)] * 3, autoreset_mode=mode)
-
-
-@pytest.mark.parametrize("mode", list(gymnasium.vector.AutoresetMode))
+@pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_native_vector_environments(make_worker, mode):
-    assert check(make_worker(native(mode), n_envs=3)).finding == ""
-    finding = check(make_worker(native(mode, "reward"), n_envs=3)).finding
+    assert check(make_worker(native(Carrying, mode), n_envs=3)).finding == ""
+    finding = check(make_worker(native(lambda: Carrying("reward"), mode), n_envs=3)).finding
     assert "one of trajectories 0 to 2 came out differently: its reward after timestep 2" in finding
+    finding = check(make_worker(native(lambda: Carrying("step info")), n_envs=3)).finding
+    assert "its info 'nested.number' after timestep 2" in finding
 
 
 @pytest.mark.parametrize("n_envs", [None, 2])
@@ -175,15 +203,13 @@ def test_at_most_200_timesteps_of_a_trajectory_are_compared(make_worker, n_envs)
 
 
 class Clock:
-    """Goes on by a tenth of a second with each reset and step."""
+    """Goes on by a sixteenth of a second with each reset and step of its environments."""
 
-    def __init__(self):
-        self.now = 0.0
+    def __init__(self, monkeypatch):
+        self.now, self.made = 0.0, []
+        monkeypatch.setattr(purity, "perf_counter", lambda: self.now)
 
-    def __call__(self):
-        return self.now
-
-    def env(self, **arguments):
+    def env(self, into="", on_step=lambda env: None):
         clock = self
 
         class Slow(Carrying):
@@ -193,50 +219,39 @@ class Clock:
 
             def step(self, action):
                 clock.now += 0.0625
+                on_step(self)
                 return super().step(action)
 
-        return Slow(**arguments)
+        self.made.append(Slow(into))
+        return self.made[-1]
 
 
 @pytest.mark.parametrize("n_envs", [None, 2])
 @pytest.mark.parametrize("mode", ["warn", "error"])
 def test_nothing_begins_after_a_fifth_of_a_second_unless_it_is_an_error(make_worker, monkeypatch, n_envs, mode):
-    clock, made = Clock(), []
-    monkeypatch.setattr(purity, "perf_counter", clock)
-    worker = make_worker(lambda: made.append(clock.env(into="reward")) or made[-1], n_envs=n_envs, check=mode)
-    outcome = check(worker)
+    clock = Clock(monkeypatch)
+    outcome = check(make_worker(lambda: clock.env("reward"), n_envs=n_envs, check=mode))
     assert outcome.complete
     if mode == "error":
         assert "its reward" in outcome.finding
     else:
         assert outcome.finding == ""
         # 0.0625, 0.125, 0.1875, 0.25: the fourth began before 0.2 seconds were over.
-        assert sum(env.resets + env.steps for env in made) == 4
+        assert sum(env.resets + env.steps for env in clock.made) == 4
         assert (outcome.seconds, outcome.spoiled) == (0.25, False)
 
 
-def test_a_version_that_is_not_wanted_breaks_it_off_and_it_goes_on_with_the_time_that_is_left(
-    make_worker, board, monkeypatch
-):
-    clock = Clock()
-    monkeypatch.setattr(purity, "perf_counter", clock)
-
-    class Stopping(Carrying):
-        def step(self, action):
-            clock.now += 0.0625
-            if self.steps == 1:
-                board.abandon_older(NEVER_AGAIN)
-            return super().step(action)
-
-    worker = make_worker(Stopping)
+def test_a_version_that_is_not_wanted_breaks_it_off_and_it_goes_on_with_the_time_left(make_worker, board, monkeypatch):
+    clock = Clock(monkeypatch)
+    worker = make_worker(lambda: clock.env(on_step=lambda env: env.steps == 1 and board.abandon_older(NEVER_AGAIN)))
     first = check(worker)
-    assert (first.complete, first.timesteps, first.seconds) == (False, 2, 0.125)
+    assert (first.complete, first.timesteps, first.seconds) == (False, 2, 0.1875)
     board.abandon_older(1)
     second = check(worker, first)
-    assert (second.complete, second.timesteps, second.finding) == (True, 2, "")
+    assert (second.complete, second.timesteps, second.finding) == (True, 0, "")
     assert check(worker, second).timesteps == 0
     # Another kind of environment has time of its own.
-    assert check(worker, PurityCheck("another", complete=False, seconds=1.0)).timesteps == 4
+    assert check(worker, PurityCheck("another", complete=False, seconds=1.0)).timesteps == 3
 
 
 @pytest.mark.parametrize("n_envs", [None, 2])
@@ -254,26 +269,13 @@ def test_what_raises_is_no_verdict(make_worker, n_envs, place):
             observation, *rest = super().step(action)
             return (np.zeros(2) if place == "data" else observation), *rest
 
-    def act(_):
+    def fail(_):
         raise ValueError
 
     for mode in ("warn", "error"):
-        worker = make_worker(Raising, CallableAgent(act) if place == "action" else None, n_envs=n_envs, check=mode)
-        outcome = check(worker)
+        acting = CallableAgent(fail if place == "action" else act)
+        outcome = check(make_worker(Raising, lambda acting=acting: acting, n_envs=n_envs, check=mode))
         assert (outcome.finding, outcome.complete, outcome.spoiled) == ("", True, True)
-
-
-def test_nan_and_what_cannot_be_compared_are_no_difference(make_worker):
-    class Odd(Carrying):
-        observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-
-        def reset(self, **arguments):
-            return np.full(2, np.nan, np.float32), super().reset(**arguments)[1]
-
-        def step(self, action):
-            return np.full(2, np.nan, np.float32), np.nan, *super().step(action)[2:]
-
-    assert check(make_worker(Odd)).finding == ""
 
 
 def test_a_worker_of_another_kind_is_not_checked(board):
@@ -289,116 +291,26 @@ def test_a_worker_of_another_kind_is_not_checked(board):
     assert (outcome.complete, outcome.finding) == (True, "")
 
 
-# ------------------------------------------------------------------ infos
-
-
-class Telling(Carrying):
-    """Carries the number of its trajectories into an info of the reset, or of the third timestep."""
-
-    def reset(self, **arguments):
-        observation, _ = super().reset(**arguments)
-        return observation, {"nested": {"number": self.resets}} if self.into == "reset info" else {}
-
-    def step(self, action):
-        told = {"nested": {"number": self.resets}} if self.into == "step info" and self.t == 2 else {}
-        return *super().step(action)[:4], told
-
-
-class Boasting:
-    """Carries the number of its calls into its infos."""
-
-    def __init__(self, batched):
-        self.n = 0
-        if batched:
-            self.get_actions = lambda observations: ([0] * len(observations), {"n": [self.next()] * len(observations)})
-
-    def next(self):
-        self.n += 1
-        return self.n
-
-    def get_action(self, observation):
-        return 0, {"n": self.next()}
-
-
-def rebuilding(worker, env, agent=None):
-    """Let a worker renew itself, as the loop lets it: with what it was last given."""
-
-    def rebuild():
-        worker.update_env(as_env_update(env))
-        worker.update_agent(agent() if agent else CallableAgent(lambda _: 1))
-
-    object.__setattr__(worker.context, "rebuild", rebuild)
-    return worker
-
-
-@pytest.mark.parametrize("n_envs", [None, 3])
-@pytest.mark.parametrize(
-    ("into", "what"),
-    [("reset info", "its info 'nested.number' of the reset was 1 and then 3"),
-     ("step info", "its info 'nested.number' after timestep 2 was 1 and then 3")],
-)  # fmt: skip
-def test_what_is_carried_into_infos_alone_is_named(make_worker, into, what, n_envs):
-    outcome = check(rebuilding(make_worker(lambda: Telling(into), n_envs=n_envs), lambda: Telling(into)))
-    assert what in outcome.finding
-    assert "let its reset set back what it keeps" in outcome.finding
-    assert (outcome.unstable, outcome.spoiled) == ("", True)
-
-
-@pytest.mark.parametrize("n_envs", [None, 3])
-@pytest.mark.parametrize("batched", [False, True])
-def test_what_an_agent_carries_into_its_infos_alone_is_named(make_worker, n_envs, batched):
-    worker = make_worker(Carrying, Boasting(batched), n_envs=n_envs)
-    finding = check(rebuilding(worker, Carrying, lambda: Boasting(batched))).finding
-    assert "its agent info 'n' at timestep 0" in finding
-    assert "The agent keeps something" in finding
-
-
-def test_what_a_native_vector_environment_carries_into_its_infos_alone_is_named(make_worker):
-    def make():
-        mode = gymnasium.vector.AutoresetMode.NEXT_STEP
-        return gymnasium.vector.SyncVectorEnv([lambda: Telling("step info")] * 3, autoreset_mode=mode)
-
-    finding = check(rebuilding(make_worker(make, n_envs=3), make)).finding
-    assert "its info 'nested.number' after timestep 2" in finding
-
-
-class ReadsAClock(Telling):
+class ReadsAClock(Carrying):
     """Each of its environments tells another time, in each of its trajectories."""
 
     clock = 0
 
     def step(self, action):
         ReadsAClock.clock += 1
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward, terminated, truncated, info | {"time": {"spent": ReadsAClock.clock}}
+        *rest, info = super().step(action)
+        return *rest, info | {"time": {"spent": ReadsAClock.clock}}
 
 
 @pytest.mark.parametrize("n_envs", [None, 3])
-def test_what_is_read_off_a_clock_is_no_memory_and_is_named(make_worker, n_envs):
-    outcome = check(rebuilding(make_worker(ReadsAClock, n_envs=n_envs), ReadsAClock))
+def test_what_is_read_off_a_clock_is_no_memory_and_is_named_next_to_memory(make_worker, n_envs):
+    outcome = check(make_worker(ReadsAClock, n_envs=n_envs))
     assert outcome.finding == ""
     assert "ReadsAClock was made twice and run from the same seed, and its info 'time.spent' differed" in (
         outcome.unstable
     )
     assert outcome.spoiled
-
-
-@pytest.mark.parametrize("n_envs", [None, 3])
-def test_memory_is_found_next_to_a_clock(make_worker, n_envs):
-    def make():
-        return ReadsAClock("step info")
-
-    outcome = check(rebuilding(make_worker(make, n_envs=n_envs), make))
+    outcome = check(make_worker(lambda: ReadsAClock("step info"), n_envs=n_envs))
     assert "its info 'nested.number' after timestep 2" in outcome.finding
     assert "'time.spent'" in outcome.unstable
     assert "number" not in outcome.unstable
-
-
-@pytest.mark.parametrize("n_envs", [None, 3])
-def test_the_clock_of_episode_statistics_is_not_compared(make_worker, n_envs):
-    def make():
-        return gymnasium.wrappers.RecordEpisodeStatistics(Carrying())
-
-    outcome = check(make_worker(make, n_envs=n_envs))
-    assert (outcome.finding, outcome.unstable, outcome.spoiled) == ("", "", False)
-    assert outcome.timesteps == 3 * 5 * (n_envs or 1)

@@ -1,7 +1,8 @@
-"""A block by hand: from which seeds it runs, when it is abandoned, and what it names when something raised."""
+"""A block by hand: from which seeds it runs, when it is abandoned, what it tells of its progress and of errors."""
 
 import random
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import gymnasium
@@ -12,11 +13,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler import VecWorker
 from streamsampler.core.seeding import Stream, derived_seed
-from streamsampler.environments.updates import as_env_update
+from streamsampler.environments.updates import NewEnvUpdate, as_env_update
 from streamsampler.errors import ActionError
-from streamsampler.protocol.messages import Ticket
+from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.generators import preserved_generators, seed_generators
+from tests.scripted.envs import Steps
 from tests.workers.contexts import context_of, new_board
 
 KINDS = ["slots", "NEXT_STEP", "SAME_STEP", "DISABLED"]
@@ -24,59 +26,63 @@ N_ENVS = 3
 
 
 class Calling(gymnasium.Env[Any, Any]):
-    """As many timesteps as its seed says; calls a function before each step, and changes the action that it was given.
-
-    Where it is not given a seed, it has as many timesteps as before.
-    """
+    """Lasts as long as its seed says, or as the trajectory before; calls a function first, in resets and steps."""
 
     observation_space = spaces.Box(-99, 99, (1,), np.float32)
     action_space = spaces.Box(-1, 1, (2,), np.float32)
 
-    def __init__(self, on_step: Any = None) -> None:
-        self.on_step = on_step
+    def __init__(self, tell: Any = None) -> None:
+        self.tell = tell or (lambda what: None)
         self.length = self.t = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.tell("reset")
         self.length = self.length if seed is None else seed
         self.t = 0
         return np.array([self.length], np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self.on_step is not None:
-            self.on_step(self)
-        action[:] = 99
+        self.tell("step")
         self.t += 1
         return np.array([self.length], np.float32), 1.0, self.t == self.length, False, {}
 
 
-class Batched:
-    """Acts with `odd` where an observation shows that length, and with 0.5 otherwise."""
+class OneByOne:
+    """Acts with 7 where an observation shows the length `odd`, and with 0.5 otherwise."""
 
-    def __init__(self, odd: int = -1) -> None:
+    def __init__(self, tell: Any = None, odd: int = -1) -> None:
+        self.tell = tell or (lambda what: None)
         self.odd = odd
-        self.seeds: list[int] = []
-        self.drawn: list[float] = []
 
     def get_action(self, observation: Any) -> Any:
-        raise AssertionError("it has get_actions")
+        self.tell("action")
+        return np.full(2, 7.0 if observation[0] == self.odd else 0.5, np.float32), {}
+
+
+class Batched(OneByOne):
+    def __init__(self, tell: Any = None, odd: int = -1) -> None:
+        super().__init__(tell, odd)
+        self.seeds: list[int] = []
+        self.drawn: list[float] = []
 
     def reset(self, seed: int) -> None:
         self.seeds.append(seed)
         self.drawn.append(random.random())
 
     def get_actions(self, observations: Any) -> tuple[Any, dict[str, Any]]:
+        self.tell("actions")
         actions = np.where(observations == self.odd, 7.0, 0.5).astype(np.float32)
-        return np.repeat(actions, 2, axis=1), {}
+        return np.repeat(actions, 2, axis=1), {"rows": np.full(len(actions), len(actions))}
 
 
-def worker_of(kind: str, agent: Any = None, on_step: Any = None, board: StatusBoard | None = None) -> VecWorker:
+def worker_of(agent: Any, tell: Any = None, kind: str = "slots", board: StatusBoard | None = None) -> VecWorker:
     """Return a worker with three environments, single ones or those of a vector environment."""
     worker = VecWorker(context_of(board), n_envs=N_ENVS, block_size=6)
-    single = partial(Calling, on_step)
+    single = partial(Calling, tell)
     mode = None if kind == "slots" else AutoresetMode[kind]
     make = single if mode is None else partial(SyncVectorEnv, [single] * N_ENVS, autoreset_mode=mode)
     worker.update_env(as_env_update(make))
-    worker.update_agent(agent or Batched())
+    worker.update_agent(agent)
     return worker
 
 
@@ -88,13 +94,12 @@ def run(worker: VecWorker, lengths: list[int], block: int = 6) -> Any:
 def test_a_block_of_an_old_version_is_abandoned_at_the_next_step(kind):
     board, steps = new_board(), []
 
-    def on_step(env: Any) -> None:
-        steps.append(env)
+    def tell(what: str) -> None:
+        steps.extend([what] * (what == "step"))
         if len(steps) == 4 * N_ENVS:
             board.abandon_older(2)
 
-    worker = worker_of(kind, on_step=on_step, board=board)
-    outcome = run(worker, [50] * 6)
+    outcome = run(worker_of(Batched(), tell, kind, board), [50] * 6)
     assert outcome.rollouts is None
     assert len(steps) == outcome.abandoned_timesteps == 4 * N_ENVS
     assert outcome.n_abandoned == N_ENVS
@@ -104,55 +109,80 @@ def test_a_block_of_an_old_version_is_abandoned_at_the_next_step(kind):
 def test_a_block_is_seeded_from_its_first_trajectory(kind):
     agent = Batched()
     with preserved_generators():
-        worker = worker_of(kind, agent)
-        run(worker, [4, 5, 6, 7, 8, 9, 3, 4, 5, 6, 7, 8])
+        run(worker_of(agent, kind=kind), [4, 5, 6, 7, 8, 9, 3, 4, 5, 6, 7, 8])
         assert agent.seeds == [derived_seed(seed, Stream.AGENT) for seed in (4, 3)]
         for seed, drawn in zip((4, 3), agent.drawn, strict=True):
             seed_generators(seed)
             assert random.random() == drawn
 
 
-def test_an_environment_that_changes_its_action_changes_no_record():
-    rollouts = run(worker_of("slots"), [4] * 6).rollouts
-    assert (rollouts.actions == 0.5).all()
-
-
-class Masked(Batched):
-    """Is reset by a mask of rows, and returns one array again and again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.actions = np.zeros((N_ENVS, 2), np.float32)
-        self.n = 0
-
-    def reset(self, do_resets: Any) -> None:
-        assert len(do_resets) == N_ENVS
-
-    def get_actions(self, observations: Any) -> tuple[Any, dict[str, Any]]:
-        self.n += 1
-        self.actions[:] = self.n / 100
-        return self.actions, {}
-
-
-def test_an_agent_with_a_mask_may_use_one_array_for_all_its_actions():
-    kept = []
-
-    class Keeping(Calling):
-        def step(self, action: Any) -> Any:
-            kept.append(action)
-            return super().step(action.copy())
-
-    worker = worker_of("slots", Masked())
-    worker.update_env(as_env_update(Keeping))
-    rollouts = run(worker, [4] * 3, 3).rollouts
-    assert rollouts.actions[:4, 0].tolist() == pytest.approx([0.01, 0.02, 0.03, 0.04])
-    assert [action[0] for action in kept[::3]] == pytest.approx([0.01, 0.02, 0.03, 0.04])
+def test_a_row_that_is_free_takes_the_next_trajectory_of_its_block():
+    steps: list[str] = []
+    rollouts = run(worker_of(Batched(steps.append)), [2, 5, 6, 3, 4, 1]).rollouts
+    assert rollouts.lengths.tolist() == [2, 5, 6, 3, 4, 1]
+    # Row 0 runs those of 2, 3 and 1 timesteps, the others run into the 9th step.
+    assert len(steps) == 9
+    (rows,) = rollouts.agent_infos.columns.values()
+    assert rows.values.tolist() == [N_ENVS] * 21
 
 
 @pytest.mark.parametrize("odd", range(6))
 def test_the_trajectory_that_cannot_be_recorded_is_named(odd):
     lengths = [4, 9, 5, 8, 6, 7]
-    worker = worker_of("slots", Batched(odd=lengths[odd]))
+    worker = worker_of(Batched(odd=lengths[odd]))
     with pytest.raises(ActionError):
         run(worker, lengths, block=3)
     assert worker.trajectory == odd
+
+
+@pytest.mark.parametrize("agent_class", [OneByOne, Batched])
+@pytest.mark.parametrize("watched", [False, True])
+def test_progress_shows_the_phase_and_to_who_watches_each_call(agent_class, watched):
+    board, seen = new_board(), []
+
+    def tell(what: str) -> None:
+        seen.append((what, board.progress(0)))
+
+    worker = worker_of(agent_class(tell), tell, board=board)
+    seen.clear()
+    board.abandon_older(1)
+    board.lower_flag(0)
+    if watched:
+        board.request_progress(0)
+    assert run(worker, [10] * 6).n_timesteps == 60
+    phases = {"reset": Phase.RESET, "action": Phase.ACTION, "actions": Phase.ACTION, "step": Phase.STEP}
+    assert all(progress.phase == phases[what] for what, progress in seen)
+    assert len(seen) > 66
+    assert not watched or all(before != after for (_, before), (_, after) in pairwise(seen))
+
+
+def test_the_time_of_every_reset_step_and_action_is_told(monkeypatch):
+    """The first resets of a block included."""
+    now = 0.0
+
+    def tell(what: str) -> None:
+        nonlocal now
+        now += {"reset": 100.0, "step": 1.0, "actions": 0.25}[what]
+
+    monkeypatch.setattr("streamsampler.workers.vec.lanes.perf_counter", lambda: now)
+    outcome = run(worker_of(Batched(tell), tell), [10] * 12)
+    assert outcome.seconds[:3] == (12 * 100.0, 40 * 0.25, 120 * 1.0)
+
+
+def test_all_environments_are_closed():
+    closed: set[Any] = set()
+
+    class Closing(Steps):
+        def close(self) -> None:
+            closed.add(self)
+
+    worker = VecWorker(context_of(), n_envs=4)
+    worker.update_env(NewEnvUpdate(Closing))
+    worker.update_env(NewEnvUpdate(Closing))
+    assert len(closed) == 4
+    with pytest.raises(ZeroDivisionError):
+        worker.update_env(NewEnvUpdate(lambda: 1 / 0))  # type: ignore[arg-type, return-value]
+    assert len(closed) == 8
+    worker.update_env(NewEnvUpdate(Closing))
+    worker.shutdown()
+    assert len(closed) == 12

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from gymnasium.vector import SyncVectorEnv
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, replay
-from streamsampler.errors import RolloutError, UsageError
+from streamsampler import LocalSampler, VecWorker, replay
+from streamsampler.errors import RolloutError
 from streamsampler.testing.scripted import ScriptedEnv
 from tests.contracts.test_hooks import Env, Metrics, Stuck, crashed
 
@@ -86,56 +84,34 @@ class Watching(Metrics):
         context.metrics["ends"] = bool(context.truncated)
 
 
-def outcomes(agent: Any, n_workers: int = 1, **options: Any) -> Any:
-    given = {"hooks": Watching(), "seed": SEED, "max_episode_length": 6, **options}
-    with LocalSampler(agent(), Env((2, 9)), n_workers=n_workers, **given) as sampler:
-        batches = [
-            sampler.obtain_trajectories(13), sampler.obtain_samples(70, (3,)), sampler.obtain_exact_trajectories(4),
-        ]  # fmt: skip
-        stats = [
-            (batch.stats.metrics, [(each.index, each.phase, each.error) for each in batch.stats.dropped])
-            for batch in batches
-        ]
-        return batches, stats, sampler.stats.kept_timesteps, sampler.stats.abandoned_timesteps >= 0
-
-
 VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
 FORMS = [
     pytest.param(Apart, VEC, id="lanes"),
     pytest.param(OneByOne, VEC, id="lanes, one by one"),
-    pytest.param(InBlocks, VEC, id="blocks", marks=pytest.mark.slow),
-    pytest.param(InBlocks, {**VEC, "worker_args": {"n_envs": 2, "block_size": 4}}, id="longer blocks"),
+    pytest.param(InBlocks, {**VEC, "worker_args": {"n_envs": 2, "block_size": 4}}, id="blocks"),
 ]
 
 
-@pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize(
-    "drop_if", [pytest.param(None, marks=pytest.mark.slow, id="all"), pytest.param(crashed, id="some left out")]
-)
-@pytest.mark.parametrize(("agent", "form"), FORMS)
-def test_they_see_and_give_what_they_do_in_the_default_worker(agent, form, drop_if, n_workers):
-    if drop_if is None or n_workers == 1:  # exact calls do not make up for what is left out
-        assert outcomes(agent, n_workers, drop_if=drop_if, **form) == outcomes(agent, n_workers, drop_if=drop_if)
-    else:
-        found, expected = (outcomes(agent, n, drop_if=drop_if, **form)[0][:2] for n in (n_workers, 1))
-        assert found == expected
-        assert sum(len(batch.stats.dropped) for batch in found) > 0
+def outcomes(agent: Any, **options: Any) -> Any:
+    given = {"hooks": Watching(), "seed": SEED, "max_episode_length": 6, "drop_if": crashed, "check": None, **options}
+    with LocalSampler(agent(), Env((2, 9)), n_workers=1, **given) as sampler:
+        return [sampler.obtain_trajectories(13), sampler.obtain_samples(70, (3,)), sampler.obtain_exact_trajectories(4)]
 
 
 @pytest.mark.parametrize(("agent", "form"), FORMS)
-def test_trajectories_that_were_left_out_are_accounted_for(agent, form):
-    def stats_of(**options: Any) -> Any:
-        given = {"n_workers": 1, "seed": SEED, "drop_if": crashed, "check": None, **options}
-        with LocalSampler(agent(), Env((2, 9)), **given) as sampler:
-            return sampler.obtain_trajectories(12).stats
-
-    found, expected = stats_of(**form), stats_of()
-    assert found.dropped_trajectories == expected.dropped_trajectories > 1
-    assert found.kept_timesteps == expected.kept_timesteps
-    assert found.lost_timesteps >= expected.lost_timesteps > 0
-    ran = sum(found.worker_timesteps)
-    parts = found.kept_timesteps, found.lost_timesteps, found.surplus_timesteps, found.abandoned_timesteps
-    assert ran == sum(parts)
+def test_they_see_and_give_what_they_do_in_the_default_worker(agent, form):
+    found, expected = outcomes(agent, **form), outcomes(agent)
+    assert found == expected
+    assert found[0].stats.lost_timesteps > 0
+    for batch, same in zip(found, expected, strict=True):
+        assert batch.stats.metrics == same.stats.metrics
+        left_out = [[(each.index, each.phase, each.error) for each in one.stats.dropped] for one in (batch, same)]
+        assert left_out[0] == left_out[1]
+        assert batch.stats.kept_timesteps == same.stats.kept_timesteps
+        assert batch.stats.lost_timesteps >= same.stats.lost_timesteps
+        stats = batch.stats
+        parts = stats.kept_timesteps, stats.lost_timesteps, stats.surplus_timesteps, stats.abandoned_timesteps
+        assert sum(stats.worker_timesteps) == sum(parts)
 
 
 def test_a_call_ends_where_all_trajectories_are_left_out():
@@ -147,11 +123,7 @@ def test_a_call_ends_where_all_trajectories_are_left_out():
 
 
 @pytest.mark.parametrize("hook", ["on_trajectory_start", "on_timestep", "on_trajectory_end"])
-@pytest.mark.parametrize("make", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "agent", [Apart, *(pytest.param(each, marks=pytest.mark.slow) for each in (InBlocks, OneByOne))]
-)
-def test_an_error_names_the_hook_and_the_trajectory(make, hook, agent):
+def test_an_error_names_the_hook_and_the_trajectory(hook):
     class Bad:
         pass
 
@@ -160,91 +132,66 @@ def test_an_error_names_the_hook_and_the_trajectory(make, hook, agent):
             raise LookupError("no such table")
 
     setattr(Bad, hook, fail)
-    with make(agent(), ScriptedEnv((2, 5)), n_workers=2, seed=SEED, hooks=Bad(), **VEC) as sampler:
+    with LocalSampler(Apart(), ScriptedEnv((2, 5)), n_workers=2, seed=SEED, hooks=Bad(), **VEC) as sampler:
         with pytest.raises(RolloutError, match=f"calling the hook {hook} in trajectory 4 .*no such table") as caught:
             sampler.obtain_trajectories(9)
         assert isinstance(caught.value.original, LookupError)
 
 
-LOST: list[tuple[int, int, str]] = []
-
-
 class Losses:
+    lost: ClassVar[list[tuple[int, int, str]]] = []
+
     def on_trajectory_lost(self, context: Any, error: BaseException) -> None:
         n_recorded = {len(context.rewards), len(context.observations), len(context.actions)}
         assert n_recorded == {context.timestep}
-        LOST.append((context.index, context.timestep, type(error).__name__))
-
-
-class Refusing(Apart):
-    """Raises where a number is large, which it is in one trajectory after some timesteps."""
-
-    def get_actions(self, observations: Any) -> Any:
-        if (observations[:, 1] > 0.99).any():
-            raise ValueError("too large")
-        return super().get_actions(observations)
+        self.lost.append((context.index, context.timestep, type(error).__name__))
 
 
 @pytest.mark.parametrize("base", [Apart, InBlocks])
 def test_the_hook_of_lost_trajectories_sees_what_was_left_out_and_what_raised(base):
-    class Raising(Refusing, base):  # type: ignore[misc,valid-type]
-        pass
+    class Refusing(base):  # type: ignore[misc,valid-type]
+        """Raises where a number is large, which it is in one trajectory after some timesteps."""
 
-    given: dict[str, Any] = {"seed": SEED, "n_workers": 1, "hooks": Losses(), "check": None, **VEC}
-    LOST.clear()
-    with LocalSampler(base(), Env((2, 9)), drop_if=crashed, **given) as sampler:
-        batch = sampler.obtain_trajectories(13)
+        def get_actions(self, observations: Any) -> Any:
+            if (observations[:, 1] > 0.99).any():
+                raise ValueError("too large")
+            return super().get_actions(observations)
+
+    def losses(agent: Any, env: Any, n: int, words: str, **options: Any) -> Any:
+        """Return what was lost, and the batch or the trajectory that the error names."""
+        Losses.lost.clear()
+        options = {"seed": SEED, "n_workers": 1, "hooks": Losses(), "check": None, **VEC, **options}
+        with LocalSampler(agent, env, **options) as sampler:
+            if not words:
+                return Losses.lost, sampler.obtain_trajectories(n)
+            with pytest.raises(RolloutError, match=words) as caught:
+                sampler.obtain_trajectories(n)
+        return Losses.lost, caught.value.trajectory
+
+    lost, batch = losses(base(), Env((2, 9)), 13, "", drop_if=crashed)
     left_out = [each.index for each in batch.stats.dropped]
     assert len(left_out) > 1
-    assert [index for index in left_out if index in {lost[0] for lost in LOST}] == left_out
-    assert {kind for _, _, kind in LOST} == {"AbnormalTrajectoryError"}
-    LOST.clear()
-    with (
-        LocalSampler(base(), Stuck(5), **given) as sampler,
-        pytest.raises(RolloutError, match="the arm is stuck"),
-    ):
-        sampler.obtain_trajectories(3)
-    assert LOST == [(0, 3, "OSError")]
-    LOST.clear()
-    with (
-        LocalSampler(Raising(), Env(30), **given) as sampler,
-        pytest.raises(RolloutError, match="too large") as caught,
-    ):
-        sampler.obtain_trajectories(8)
-    assert [(index, kind) for index, _, kind in LOST] == [(caught.value.trajectory, "ValueError")]
-    assert LOST[0][1] > 0
+    assert [index for index in left_out if index in {index for index, *_ in lost}] == left_out
+    assert {kind for *_, kind in lost} == {"AbnormalTrajectoryError"}
+    assert losses(base(), Stuck(5), 3, "the arm is stuck") == ([(0, 3, "OSError")], 0)
+    ((index, timestep, kind),), trajectory = losses(Refusing(), Env(30), 8, "too large")
+    assert (index, kind) == (trajectory, "ValueError")
+    assert timestep > 0
 
 
-def test_vector_environments_take_no_hooks():
-    def make() -> Any:
-        return SyncVectorEnv([lambda: Env(3)] * 2)
-
-    given: list[dict[str, Any]] = [{"hooks": Metrics()}, {"drop_if": crashed}]
-    for options in given:
-        with (
-            LocalSampler(Apart(), make, seed=SEED, worker_class=VecWorker, **options) as sampler,
-            pytest.raises(RolloutError, match="between the timesteps of one trajectory") as caught,
-        ):
-            sampler.obtain_trajectories(2)
-        assert isinstance(caught.value.original, UsageError)
-
-
-@pytest.mark.parametrize(("agent", "form"), [(Apart, VEC), (InBlocks, VEC), (Apart, {})])
-@pytest.mark.parametrize("drop_if", [pytest.param(None, marks=pytest.mark.slow), crashed])
-def test_replays_have_the_metrics(agent, form, drop_if):
-    options = {"hooks": Watching(), "drop_if": drop_if, "max_episode_length": 6, **form}
+@pytest.mark.parametrize(("agent", "form"), [(Apart, VEC), (InBlocks, VEC)])
+def test_replays_have_the_metrics(agent, form):
+    options = {"hooks": Watching(), "drop_if": crashed, "max_episode_length": 6, **form}
     with LocalSampler(agent(), Env((2, 9)), seed=SEED, n_workers=1, **options) as sampler:
         batch = sampler.obtain_trajectories(13)
-        for index in (int(batch.indices[0]), int(batch.indices[-1])):
-            recorded = batch[int(np.flatnonzero(batch.indices == index)[0])]
-            options.pop("max_episode_length", None)
-            for found in (
-                sampler.replay(1, index, recorded=batch),
-                replay(batch, index, agent=agent(), env=Env((2, 9)), max_episode_length=6, **options),
-            ):
-                assert found.same
-                for name in ("steps", "begun", "ends", "largest"):
-                    assert found.trajectory.episode_infos[name].tolist() == recorded.episode_infos[name].tolist()
+        index = int(batch.indices[-1])
+        for found in (
+            sampler.replay(1, index, recorded=batch),
+            replay(batch, index, agent=agent(), env=Env((2, 9)), **options),
+        ):
+            assert found.same
+            for name in ("steps", "begun", "ends", "largest"):
+                assert found.trajectory.episode_infos[name].tolist() == batch[-1].episode_infos[name].tolist()
 
 
 def test_rows_have_hooks_of_their_own():
@@ -261,7 +208,6 @@ def test_rows_have_hooks_of_their_own():
             context.metrics["hooks"] = id(self)
 
     with LocalSampler(Apart(), Env((2, 9)), n_workers=1, seed=SEED, hooks=Alone(), check=None, **VEC) as sampler:
-        batch = sampler.obtain_trajectories(12)
-    of_row = batch.episode_infos["hooks"].reshape(4, 3)
+        of_row = sampler.obtain_trajectories(12).episode_infos["hooks"].reshape(4, 3)
     assert len(set(of_row[0].tolist())) == 3
-    assert all((one == other).all() for one, other in pairwise(of_row))
+    assert (of_row == of_row[0]).all()

@@ -15,7 +15,7 @@ from streamsampler import LocalSampler, VecWorker
 from streamsampler.data.info_columns import merge
 from streamsampler.data.infos import infos_of
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.trees import same
+from streamsampler.data.trees import map_tree, same
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Ticket
@@ -31,32 +31,29 @@ class Stuck(Exception):
 
 
 class Walk(gymnasium.Env):
-    """As long as its seed says; draws, and tells as infos, what it likes; raises where it is told to."""
+    """Lasts as long as its seed says; draws its observations, rewards and infos; raises where it is told to."""
 
     observation_space: Any = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space: Any = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    fails: tuple[int, ...] = ()
-    where = "step"
-    longest = 9
+    fails, where = -1, "step"  # the seed of the trajectory that raises
     n_steps = 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.seed = seed
-        if seed in self.fails and self.where == "reset":
+        if (seed, self.where) == (self.fails, "reset"):
             raise Stuck(seed)
-        self.t, self.length = 0, int(self.np_random.integers(1, self.longest + 1))
-        return self.observation(), {"options": options["x"]} if options else {"length": self.length} if seed % 2 else {}
+        self.t, self.length = 0, int(self.np_random.integers(1, 10))
+        return self.observation(), {"length": self.length} if seed % 2 else {}
 
     def step(self, action):
         type(self).n_steps += 1
         self.t += 1
-        if self.seed in self.fails and self.t == min(3, self.length) and self.where == "step":
+        if (self.seed, self.where, self.t) == (self.fails, "step", min(3, self.length)):
             raise Stuck(self.seed)
+        info = {} if self.seed % 3 else {"drawn": 0.5}
         if self.t % 5 == 2:
             info = {"t": self.t, "drawn": self.np_random.random()}
-        else:
-            info = {} if self.seed % 3 else {"drawn": 0.5}
         reward = float(action.sum()) if self.seed % 2 else self.t
         return self.observation(), reward, self.t == self.length, self.t == 8, info
 
@@ -79,9 +76,8 @@ class Network:
     """A product of matrices, with noise."""
 
     row_independent = True
-
-    def __init__(self) -> None:
-        self.weights = np.random.default_rng(0).normal(size=(3, 16)), np.random.default_rng(1).normal(size=(16, 2))
+    weights = np.random.default_rng(0).normal(size=(3, 16)).astype(np.float32)
+    others = np.random.default_rng(1).normal(size=(16, 2))
 
     def get_action(self, observation):
         raise AssertionError
@@ -90,9 +86,7 @@ class Network:
         walks = observations["walk"] if isinstance(observations, dict) else observations
         assert walks.ctypes.data % 64 == 0
         assert walks.shape == (N_ENVS, 3)
-        hidden = np.tanh(walks @ self.weights[0].astype(np.float32))
-        means = hidden @ self.weights[1]
-        noise = draws.normal(2)
+        means, noise = np.tanh(walks @ self.weights) @ self.others, draws.normal(2)
         walks[:] = 0
         infos = {"mean": means, "first": noise[:, 0], "_first": draws.random() < 0.5}
         if isinstance(observations, dict):
@@ -104,30 +98,12 @@ class Remembering(Network):
     """Keeps a sum for each row."""
 
     def get_actions(self, observations, *, starts, seeds, draws):  # type: ignore[override]
-        if len(starts) == N_ENVS and not hasattr(self, "sums"):
+        if not hasattr(self, "sums"):
             self.sums = np.zeros((N_ENVS, 2))
         self.sums[starts] = seeds[starts, None] % 7
         actions, infos = super().get_actions(observations, draws=draws)
         self.sums += actions
         return self.sums.copy(), infos
-
-
-class Masked(Network):
-    """Is reset row by row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sums: Any = None
-
-    def reset(self, do_resets, seed):
-        if self.sums is None or len(self.sums) != len(do_resets):
-            self.sums = np.zeros(len(do_resets))
-        self.sums[do_resets] = seed % 11
-
-    def get_actions(self, observations, *, draws):
-        actions, infos = super().get_actions(observations, draws=draws)
-        self.sums += actions[:, 0]
-        return actions, {**infos, "sum": self.sums.copy()}
 
 
 class Single:
@@ -143,10 +119,10 @@ class Single:
         return drawn + observation[:2], {"drawn": drawn[0]} if drawn[0] > 0 else {}
 
 
-def worker_of(agent: Any = None, env: Any = Walk, board: StatusBoard | None = None, **context: Any) -> VecWorker:
+def worker_of(agent: Any, env: Any = Walk, board: StatusBoard | None = None, **context: Any) -> VecWorker:
     worker = VecWorker(context_of(board, **context), n_envs=N_ENVS)
     worker.update_env(as_env_update(lambda: env()))
-    worker.update_agent(agent or Network())
+    worker.update_agent(agent)
     assert worker.runs_lanes
     return worker
 
@@ -155,60 +131,59 @@ def seeds_of(indices: range) -> list[int]:
     return [1000 + 7 * index for index in indices]
 
 
-def alone(index: int, *args: Any, **kwargs: Any) -> Rollouts:
-    """Return a trajectory that was run in its row, beside which all others are silent."""
-    indices = range(index, index + 1)
-    rollouts = worker_of(*args, **kwargs).rollout(Ticket(1, indices), seeds_of(indices)).rollouts
+def run(worker: VecWorker, indices: range, version: int = 1) -> Rollouts:
+    rollouts = worker.rollout(Ticket(version, indices), seeds_of(indices)).rollouts
     assert rollouts is not None
     return rollouts
 
 
+def alone(n: int, agent: Any, env: Any = Walk, **context: Any) -> list[Any]:
+    """Return trajectories of which each was run with all other rows silent."""
+    return [next(parts(run(worker_of(agent(), env, **context), range(i, i + 1)))) for i in range(n)]
+
+
 def parts(rollouts: Rollouts) -> Iterator[Any]:
     """Yield what a report has of each trajectory."""
-    ends = np.cumsum(rollouts.lengths).tolist()
-    for position, end in enumerate(ends):
+    columns = rollouts.observations, rollouts.actions, rollouts.rewards
+    for position, end in enumerate(np.cumsum(rollouts.lengths).tolist()):
         begin = end - int(rollouts.lengths[position])
 
-        def rows(tree, first=begin, last=end):
-            if isinstance(tree, dict):
-                return {key: rows(child, first, last) for key, child in tree.items()}
-            if isinstance(tree, tuple):
-                return tuple(rows(child, first, last) for child in tree)
-            return tree[first:last]
+        def cut(tree: Any, first: int = begin, last: int = end) -> Any:
+            return map_tree(lambda leaf: leaf[first:last], tree)
 
         yield (
-            rows(rollouts.observations), rows(rollouts.actions), rows(rollouts.rewards),
-            rows(rollouts.last_observations, position, position + 1), bool(rollouts.terminated[position]),
-            bool(rollouts.truncated[position]),
+            *map(cut, columns), cut(rollouts.last_observations, position, position + 1),
+            bool(rollouts.terminated[position]), bool(rollouts.truncated[position]),
             infos_of(merge([(rollouts.env_infos, begin, end)], "")),
             infos_of(merge([(rollouts.agent_infos, begin, end)], "")),
             infos_of(merge([(rollouts.episode_infos, position, position + 1)], "")),
         )  # fmt: skip
 
 
-def cut(rng: random.Random, n: int) -> list[range]:
-    """Cut trajectories into tickets."""
-    tickets, begin = [], rng.randrange(3)
-    while begin < n:
-        size = rng.choice([1, 1, 2, 3, N_ENVS, 9])
-        tickets.append(range(begin, min(n, begin + size)))
-        begin += size
-    return tickets
-
-
 class Tickets:
-    """Hands a worker its tickets, some of them ahead."""
+    """Hands a worker its tickets, some of them ahead; without a generator, all of them as early as may be."""
 
-    def __init__(self, worker: VecWorker, ranges: list[range], rng: random.Random, most: int, version: int = 1) -> None:
+    def __init__(self, worker: VecWorker, ranges: list[range], rng: random.Random | None, most: int = 3) -> None:
         self.worker, self.rng, self.most = worker, rng, most
-        self.tickets = [Ticket(version, indices) for indices in ranges]
+        self.tickets = [Ticket(1, indices) for indices in ranges]
         self.at = self.seen = 0
         worker.look_ahead = self.look_ahead
+
+    @classmethod
+    def cut(cls, worker: VecWorker, rng: random.Random, n: int) -> Tickets:
+        """Cut trajectories into tickets of any sizes."""
+        ranges, begin = [], rng.randrange(3)
+        while begin < n:
+            size = rng.choice([1, 1, 2, 3, N_ENVS, 9])
+            ranges.append(range(begin, min(n, begin + size)))
+            begin += size
+        return cls(worker, ranges, rng, rng.randrange(1, 4))
 
     def look_ahead(self, number: int) -> tuple[Ticket, list[int]] | None:
         """Return a ticket, if there is one and it has come: what has come once stays there."""
         place = self.at + number
-        if number > self.most or place >= len(self.tickets) or (place > self.seen and self.rng.random() < 0.4):
+        late = place > self.seen and self.rng is not None and self.rng.random() < 0.4
+        if number > self.most or place >= len(self.tickets) or late:
             return None
         self.seen = max(self.seen, place)
         return self.tickets[place], seeds_of(self.tickets[place].indices)
@@ -225,37 +200,20 @@ def _always_look(monkeypatch):
     monkeypatch.setattr("streamsampler.workers.vec.steps._LOOK_SECONDS", 0.0)
 
 
-CASES: dict[str, tuple[Any, Any]] = {
-    "network": (Network, Walk),
-    "nested": (Network, Nested),
-    "remembering": (Remembering, Walk),
-    "masked": (Masked, Walk),
-    "single": (Single, Walk),
-}
-
-
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow) if c in ("nested", "remembering") else c for c in CASES]
+    ("agent", "env", "limit"),
+    [(Network, Nested, None), (Network, Walk, 4), (Remembering, Walk, None), (Single, Walk, 4)],
 )
-@pytest.mark.parametrize("limit", [pytest.param(None, marks=pytest.mark.slow), 4])
-def test_a_trajectory_does_not_depend_on_others(case, limit):
-    agent, env = CASES[case]
-    n = 26
-    expected = [next(parts(alone(index, agent(), env, max_episode_length=limit))) for index in range(n)]
-    for seed in range(5):
-        rng = random.Random(seed)
+def test_a_trajectory_does_not_depend_on_others(agent, env, limit):
+    expected = alone(26, agent, env, max_episode_length=limit)
+    for seed in range(4):
         worker = worker_of(agent(), env, max_episode_length=limit)
-        tickets = Tickets(worker, cut(rng, n), rng, most=rng.randrange(4))
-        env.n_steps = 0
-        n_timesteps = 0
-        for ticket, outcome in tickets.run():
+        env.n_steps = n_timesteps = 0
+        for ticket, outcome in Tickets.cut(worker, random.Random(seed), 26).run():
             n_timesteps += outcome.n_timesteps
             assert env.n_steps == n_timesteps + worker.running_timesteps
-            assert (outcome.n_abandoned, outcome.abandoned_timesteps, worker.ran_timesteps) == (
-                0,
-                0,
-                outcome.n_timesteps,
-            )
+            accounts = outcome.n_abandoned, outcome.abandoned_timesteps, worker.ran_timesteps
+            assert accounts == (0, 0, outcome.n_timesteps)
             for index, found in zip(ticket.indices, parts(outcome.rollouts), strict=True):
                 assert same(found, expected[index]), index
         assert worker.abandon() == (0, 0)
@@ -263,71 +221,50 @@ def test_a_trajectory_does_not_depend_on_others(case, limit):
 
 def test_rows_are_busy_while_there_are_tickets():
     """A ticket's long trajectory does not keep others from running: as many steps as the longest row needs."""
-    lengths = [30, 2, 2, 2, 2, 2, 2, 2, 30, 2, 2, 2, 2, 2, 2, 2]
+    lengths, calls = [30, *[2] * 7] * 2, []
 
     class Planned(Walk):
-        def reset(self, *, seed=None, options=None):
-            result = super().reset(seed=seed)
-            self.length = lengths[(seed - 1000) // 7]
-            return result
-
         def step(self, action):
-            observation, reward, terminated, _, info = super().step(action)
-            return observation, reward, terminated, False, info
-
-    calls = []
+            observation, reward, *_ = super().step(action)
+            return observation, reward, self.t == lengths[(self.seed - 1000) // 7], False, {}
 
     class Counting(Network):
         def get_actions(self, observations, *, draws):
             calls.append(1)
             return super().get_actions(observations, draws=draws)
 
-    worker = worker_of(Counting(), Planned)
-    rng = random.Random(0)
-    tickets = Tickets(worker, [range(4 * k, 4 * k + 4) for k in range(4)], rng, most=3)
-    rng.random = lambda: 1.0
+    tickets = Tickets(worker_of(Counting(), Planned), [range(4 * k, 4 * k + 4) for k in range(4)], None)
     calls.clear()
-    assert [outcome.rollouts.lengths.tolist() for _, outcome in tickets.run()] == [
-        lengths[4 * k : 4 * k + 4] for k in range(4)
-    ]
+    found = [outcome.rollouts.lengths.tolist() for _, outcome in tickets.run()]
+    assert found == [lengths[4 * k : 4 * k + 4] for k in range(4)]
     assert len(calls) == 30 + 2 + 30 + 2
 
 
-@pytest.mark.parametrize("where", ["step", "reset"])
-@pytest.mark.parametrize("case", ["network", pytest.param("masked", marks=pytest.mark.slow), "single"])
-def test_what_raises_ahead_raises_at_its_own_turn(case, where):
-    agent, _ = CASES[case]
-    expected = [next(parts(alone(index, agent(), Walk))) for index in range(26)]
-    for seed in range(5):
+@pytest.mark.parametrize(("agent", "where"), [(Network, "step"), (Single, "reset")])
+def test_what_raises_ahead_raises_at_its_own_turn(agent, where):
+    expected = alone(26, agent)
+    for seed in range(4):
         rng = random.Random(seed)
         failing = rng.randrange(8, 24)
 
         class Failing(Walk):
-            fails = tuple(seeds_of(range(failing, failing + 1)))
+            fails = 1000 + 7 * failing
 
         Failing.where = where
-        board = new_board()
-        rebuilt: list[int] = []
-        worker = worker_of(agent(), Failing, board, rebuild=lambda rebuilt=rebuilt: rebuilt.append(1))
-        tickets = Tickets(worker, cut(rng, 26), rng, most=1 + rng.randrange(3))
-        Failing.n_steps = accounted = 0
-        failed = False
+        worker = worker_of(agent(), Failing, rebuild=lambda: None)
+        tickets = Tickets.cut(worker, rng, 26)
         running = tickets.run()
+        failed = False
         while not failed:
             try:
                 ticket, outcome = next(running)
             except Stuck:
-                failed = True
-                ticket = tickets.tickets[tickets.at]
+                failed, ticket = True, tickets.tickets[tickets.at]
                 assert worker.trajectory == failing
-                accounted += worker.ran_timesteps
             else:
-                accounted += max(worker.ran_timesteps, outcome.n_timesteps + outcome.abandoned_timesteps)
                 for index, found in zip(ticket.indices, parts(outcome.rollouts), strict=True):
                     assert same(found, expected[index]), index
             assert failed == (failing in ticket.indices)
-            # One more was asked for than was run, where a step raised.
-            assert Failing.n_steps - accounted - worker.running_timesteps * (not failed) <= len(rebuilt) + failed
         assert worker.abandon() == (0, 0)
 
 
@@ -339,58 +276,45 @@ def test_a_batched_call_that_raises_names_the_trajectory_that_raises_alone():
             return super().get_actions(observations, draws=draws)
 
     class Odd(Walk):
-        longest = 3
-
         def observation(self):
-            return np.full(3, 77 if self.seed == seeds_of(range(6, 7))[0] else 1, np.float32)
+            return np.full(3, 77 if self.seed == 1000 + 7 * 6 else 1, np.float32)
 
     worker = worker_of(Refusing(), Odd)
     with pytest.raises(Stuck) as caught:
-        worker.rollout(Ticket(1, range(8)), seeds_of(range(8)))
+        run(worker, range(8))
     assert worker.trajectory == 6
     assert caught.value.__notes__[0].startswith("get_actions had the observations of trajectories ")
     # Run ahead, it is found at its turn.
-    tickets = Tickets(worker_of(Refusing(), Odd), [range(4), range(4, 6), range(6, 8)], random.Random(2), most=3)
-    assert [ticket.indices for ticket, _ in zip_until(Stuck, tickets)] == [range(4), range(4, 6)]
-    assert tickets.worker.trajectory == 6
-
-
-def zip_until(error: type[Exception], tickets: Tickets) -> Iterator[Any]:
+    tickets = Tickets(worker_of(Refusing(), Odd), [range(4), range(4, 6), range(6, 8)], random.Random(2))
     running = tickets.run()
-    try:
-        while True:
-            yield next(running)
-    except error:
-        return
+    assert [next(running)[0].indices for _ in range(2)] == [range(4), range(4, 6)]
+    with pytest.raises(Stuck):
+        next(running)
+    assert tickets.worker.trajectory == 6
 
 
 def test_what_runs_ahead_is_abandoned_with_the_version():
     board = new_board()
-    rng = random.Random(1)
-    worker = worker_of(None, Walk, board)
-    tickets = Tickets(worker, [range(k, k + 1) for k in range(20)], rng, most=3)
-    rng.random = lambda: 1.0
-    running = tickets.run()
-    outcomes = [next(running)[1] for _ in range(3)]
-    Walk.n_steps = 0
-    before = worker.running_timesteps
-    assert before > 0
 
-    def on_step(self: Any, action: Any, step: Any = Walk.step) -> Any:
-        if Walk.n_steps == 2:
-            board.abandon_older(2)
-        return step(self, action)
+    class Ending(Walk):
+        ends_at = -1
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Walk, "step", on_step)
-        worker.rollout(Ticket(1, range(50, 53)), seeds_of(range(50, 53)))  # another ticket: those ahead are forgotten
+        def step(self, action):
+            if Ending.n_steps == Ending.ends_at:
+                board.abandon_older(2)
+            return super().step(action)
+
+    worker = worker_of(Network(), Ending, board)
+    running = Tickets(worker, [range(k, k + 1) for k in range(20)], None).run()
+    assert all(next(running)[1].rollouts is not None for _ in range(3))
+    assert worker.running_timesteps > 0
+    Ending.ends_at = Ending.n_steps + 2
+    outcome = worker.rollout(Ticket(1, range(50, 53)), seeds_of(range(50, 53)))  # those ahead are forgotten
+    assert outcome.rollouts is None
     assert worker.running_timesteps == 0
-    assert all(outcome.rollouts is not None for outcome in outcomes)
     # The next version's begin from nothing.
-    found = worker.rollout(Ticket(2, range(3, 9)), seeds_of(range(3, 9))).rollouts
-    assert found is not None
-    for index, part in zip(range(3, 9), parts(found), strict=True):
-        assert same(part, next(parts(alone(index))))
+    for found, expected in zip(parts(run(worker, range(3, 9), 2)), alone(9, Network)[3:], strict=True):
+        assert same(found, expected)
 
 
 def test_indices_of_every_other_trajectory_go_to_all_rows():
@@ -404,60 +328,42 @@ def test_indices_of_every_other_trajectory_go_to_all_rows():
 
     worker = worker_of(Telling())
     rows.clear()
-    worker.rollout(Ticket(1, range(3, 3 + 2 * N_ENVS, 2)), seeds_of(range(3, 3 + 2 * N_ENVS, 2)))
+    run(worker, range(3, 3 + 2 * N_ENVS, 2))
     assert rows[0] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("culprit", ["agent", "environment"])
-def test_drawing_from_a_global_generator_is_refused(culprit):
-    class Drawing(Network):
-        def get_actions(self, observations, *, draws):
-            random.random()  # whatever comes of it
-            return super().get_actions(observations, draws=draws)
+class Drawing(Network):
+    def get_actions(self, observations, *, draws):
+        random.random()  # whatever comes of it
+        return super().get_actions(observations, draws=draws)
 
-    class DrawingWalk(Walk):
-        def step(self, action):
-            np.random.random()
-            return super().step(action)
 
-    agent = Drawing() if culprit == "agent" else Network()
-    args = {"n_envs": N_ENVS}
-    env = Walk if culprit == "agent" else DrawingWalk
+class DrawingWalk(Walk):
+    def step(self, action):
+        np.random.random()
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("agent", "env"), [(Drawing, Walk), (Network, DrawingWalk)])
+def test_drawing_from_a_global_generator_is_refused_but_in_blocks(agent, env):
+    given: dict[str, Any] = {"seed": 1, "worker_class": VecWorker, "check": None}
     with (
-        LocalSampler(agent, env, seed=1, worker_class=VecWorker, worker_args=args, check=None) as sampler,
+        LocalSampler(agent(), env, worker_args={"n_envs": N_ENVS}, **given) as sampler,
         pytest.raises(Exception, match=r"global generator.*draws.*np_random.*block_size"),
     ):
         sampler.obtain_trajectories(5)
-    with LocalSampler(
-        agent, env, seed=1, worker_class=VecWorker, worker_args={**args, "block_size": 8}, check=None
-    ) as sampler:
+    with LocalSampler(agent(), env, worker_args={"n_envs": N_ENVS, "block_size": 8}, **given) as sampler:
         assert len(sampler.obtain_trajectories(5)) == 5
 
 
 class Mixing(Network):
-    """Row 1 takes part of row 0's observation."""
+    """Row 1 takes part of row 0's observation, which shows when it has got parameters."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
 
     def get_actions(self, observations, *, draws):
         observations[1, 0] += 1e-6 * observations[0, 0]
-        return super().get_actions(observations, draws=draws)
-
-
-def test_an_agent_whose_rows_depend_on_each_other_is_refused():
-    worker = VecWorker(context_of(), n_envs=N_ENVS)
-    worker.update_env(as_env_update(Walk))
-    with pytest.raises(UsageError, match="row_independent"):
-        worker.update_agent(Mixing())
-    assert not worker.runs_lanes
-    worker.update_agent(Network())
-    assert worker.runs_lanes
-
-
-class Silent(Mixing):
-    """Says nothing of its observations until it gets parameters."""
-
-    scale = 0.0
-
-    def get_actions(self, observations, *, draws):
         actions, infos = super().get_actions(observations, draws=draws)
         return np.full_like(actions, 0.5), {"mean": infos["mean"] * self.scale + 0.0}  # never -0.0
 
@@ -465,55 +371,42 @@ class Silent(Mixing):
         (self.scale,) = values
 
 
-def test_an_agent_that_showed_nothing_yet_is_probed_again_with_its_next_parameters():
+def test_an_agent_whose_rows_depend_on_each_other_is_refused_as_soon_as_it_shows(monkeypatch):
     worker = VecWorker(context_of(), n_envs=N_ENVS)
     worker.update_env(as_env_update(Walk))
-    worker.update_agent(Silent())
-    assert worker.runs_lanes
+    with pytest.raises(UsageError, match="row_independent"):
+        worker.update_agent(Mixing(1.0))
+    assert not worker.runs_lanes
+    worker.update_agent(Mixing(0.0))
+    assert worker.runs_lanes, "it shows nothing yet"
     with pytest.raises(UsageError, match="row_independent"):
         worker.update_agent((1.0,))
-
-
-def test_an_agent_is_probed_once_and_not_with_each_of_its_parameters(monkeypatch):
+    # One that showed what it sees is not probed again.
     probes = []
     monkeypatch.setattr(AgentPool, "probe", lambda *_: probes.append(1) or True)
-    worker = VecWorker(context_of(), n_envs=N_ENVS)
-    worker.update_env(as_env_update(Walk))
-    worker.update_agent(Silent())
-    for scale in (0.0, 2.0):
-        worker.update_agent((scale,))
-        assert worker.runs_lanes
+    for given in (Mixing(0.0), (0.0,), (2.0,)):
+        worker.update_agent(given)
     assert len(probes) == 1
 
 
-def test_an_agent_may_keep_its_observations():
-    class Keeping(Network):
-        kept: list[Any] = []  # noqa: RUF012 - each test's own
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_agent_may_keep_its_observations_and_otherwise_finds_them_in_the_same_place(keeps):
+    kept: list[Any] = []
+    places = set()
 
-        def get_actions(self, observations, *, draws):
-            self.kept.append((observations, observations.copy()))
-            assert observations.ctypes.data % 64 == 0
-            return np.zeros((N_ENVS, 2)), {}
-
-    worker = worker_of(Keeping())
-    Keeping.kept.clear()
-    worker.rollout(Ticket(1, range(9)), seeds_of(range(9)))
-    assert len(Keeping.kept) > 5
-    assert all((kept == copy).all() for kept, copy in Keeping.kept)
-
-
-def test_an_agent_that_keeps_nothing_finds_its_observations_in_the_same_place():
     class Looking(Network):
-        places: set[int] = set()  # noqa: RUF012 - each test's own
-
         def get_actions(self, observations, *, draws):
-            self.places.add(observations.ctypes.data)
+            places.add(observations.ctypes.data)
+            kept.extend([(observations, observations.copy())] * keeps)
             return np.zeros((N_ENVS, 2)), {}
 
     worker = worker_of(Looking())
-    Looking.places.clear()
-    worker.rollout(Ticket(1, range(9)), seeds_of(range(9)))
-    assert len(Looking.places) == 1
+    kept.clear()
+    places.clear()
+    run(worker, range(9))
+    assert all((found == copy).all() for found, copy in kept)
+    assert len(kept) > 5 if keeps else len(places) == 1
+    assert all(place % 64 == 0 for place in places)
 
 
 def test_observations_and_actions_are_gathered_into_memory_from_which_they_are_sent():
@@ -523,7 +416,6 @@ def test_observations_and_actions_are_gathered_into_memory_from_which_they_are_s
         made.append(np.empty(shape, dtype))
         return made[-1]
 
-    rollouts = worker_of(allocate=allocate).rollout(Ticket(1, range(9)), seeds_of(range(9))).rollouts
-    assert rollouts is not None
-    assert any(rollouts.observations is array for array in made)
-    assert any(rollouts.actions is array for array in made)
+    rollouts = run(worker_of(Network(), allocate=allocate), range(9))
+    for gathered in (rollouts.observations, rollouts.actions):
+        assert any(gathered is array for array in made)

@@ -1,9 +1,8 @@
 """Vector environments: their streams cut into whole trajectories, in all autoreset modes."""
 
 import gc
-import re
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from streamsampler import EnvUpdate, LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import EnvUpdate, LocalSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
-from tests.scripted.agents import Balancing, NestedBatches, Remembering, Sampling, always_zero
+from tests.scripted.agents import Balancing, NestedBatches, Remembering, always_zero
 from tests.scripted.envs import Drawn, Nested, Steps
 from tests.scripted.vectors import Deaf, OneSeed, Vector
 
@@ -21,8 +20,8 @@ SEED = 11
 MODES = ["NEXT_STEP", "SAME_STEP", "DISABLED"]
 
 
-def native(agent, env, *, n_workers=1, block_size=6, **options):
-    args = {"n_envs": 3, "block_size": block_size}
+def native(agent, env, *, n_workers=1, n_envs=3, block_size=6, **options):
+    args = {"n_envs": n_envs, "block_size": block_size}
     return LocalSampler(agent, env, seed=SEED, n_workers=n_workers, worker_class=VecWorker, worker_args=args, **options)
 
 
@@ -31,7 +30,7 @@ def retold(seed, n):
     env, told = Drawn(), []
     for number in range(n):
         observation, info = env.reset(seed=seed if number == 0 else None)
-        steps = []
+        steps: list[Any] = []
         while not steps or not (steps[-1][2] or steps[-1][3]):
             before = observation
             observation, *rest = env.step(0)
@@ -42,25 +41,18 @@ def retold(seed, n):
 
 def assert_told(trajectory, told):
     steps, last, reset_info = told
-    assert trajectory.n_timesteps == len(steps)
     assert trajectory.observations.tolist() == [step[0].tolist() for step in steps]
     assert trajectory.rewards.tolist() == [step[1] for step in steps]
     assert [trajectory.terminated[0], trajectory.truncated[0]] == [steps[-1][2], steps[-1][3]]
     assert trajectory.last_observations[0].tolist() == last.tolist()
     assert trajectory.episode_infos["mark"].tolist() == [reset_info["mark"]]
-    assert trajectory.env_infos.keys() == {
-        key for key in ("t", "third", "last", "_last") if key in expected_keys(steps)
-    }
-    assert trajectory.env_infos["t"].tolist() == [step[4]["t"] for step in steps]
-    if "third" in trajectory.env_infos:
-        third = trajectory.env_infos["third"]
-        rows = third["of"] if "_of" not in third else third["of"][third["_of"]]
-        assert rows.tolist() == [step[4]["third"]["of"].tolist() for step in steps if "third" in step[4]]
-
-
-def expected_keys(steps):
+    infos = trajectory.env_infos
     keys = {key for step in steps for key in step[4]}
-    return keys | {"_last"} if "last" in keys and len(steps) > 1 else keys
+    assert infos.keys() == keys | ({"_last"} if len(steps) > 1 else set())
+    assert infos["t"].tolist() == [step[4]["t"] for step in steps]
+    if "third" in keys:
+        rows = infos["third"]["of"][infos["third"].get("_of", ...)]
+        assert rows.tolist() == [step[4]["third"]["of"].tolist() for step in steps if "third" in step[4]]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -69,79 +61,56 @@ def test_the_stream_is_cut_into_what_each_slot_tells(mode):
     with native(always_zero, Vector(mode, Drawn)) as sampler:
         batch = sampler.obtain_trajectories(14)
     trajectories = list(batch)
-    if mode == "DISABLED":
-        for trajectory, seed in zip(trajectories, batch.seeds, strict=True):
-            assert_told(trajectory, retold(seed, 1)[0])
-        return
     for first in range(0, 14, 6):
         block, seeds = trajectories[first : first + 6], batch.seeds[first : first + 6]
         slots = [iter(retold(seed, 6)) for seed in seeds[:3]]
         # Which slot ends when tells who runs what: replayed with lengths alone.
         free = [(0, slot) for slot in range(min(3, len(block)))]
-        for trajectory in block:
+        for trajectory, seed in zip(block, seeds, strict=True):
             step, slot = min(free)
             free.remove((step, slot))
-            told = next(slots[slot])
+            told = retold(seed, 1)[0] if mode == "DISABLED" else next(slots[slot])
             assert_told(trajectory, told)
             free.append((step + len(told[0]) + (mode == "NEXT_STEP"), slot))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_same_batches_for_any_number_of_workers(mode):
-    batches = []
-    for n_workers in (1, 2, 3):
-        with native(Sampling(), partial(cart_poles, mode), n_workers=n_workers) as sampler:
-            batches.append((sampler.obtain_samples(150), sampler.obtain_trajectories(13), sampler.obtain_samples(300)))
-    assert batches[0] == batches[1] == batches[2]
-
-
-def cart_poles(mode, n=3):
-    kwargs = {"autoreset_mode": AutoresetMode[mode]}
-    return gymnasium.make_vec("CartPole-v1", num_envs=n, vectorization_mode="sync", vector_kwargs=kwargs)
+def cart_poles():
+    kwargs = {"autoreset_mode": AutoresetMode.DISABLED}
+    return gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync", vector_kwargs=kwargs)
 
 
 def test_disabled_autoreset_gives_the_trajectories_of_the_default_worker():
-    env = Vector("DISABLED", Nested)
-    with native(NestedBatches(), env) as many, LocalSampler(NestedBatches(), Nested, seed=SEED) as one:
-        assert many.obtain_samples(150) == one.obtain_samples(150)
-    with (
-        native(Balancing(), partial(cart_poles, "DISABLED"), max_episode_length=30) as many,
-        LocalSampler(Balancing(), "CartPole-v1", seed=SEED, max_episode_length=30) as one,
-    ):
-        batch = many.obtain_trajectories(13)
-        assert batch == one.obtain_trajectories(13)
-        assert (batch.lengths == 30).any()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_nested_observations_and_agents_of_one_action(mode):
-    batches = []
-    for agent in (NestedBatches(), NestedBatches().get_action):
-        function = agent if isinstance(agent, NestedBatches) else OneByOne()
-        with native(function, Vector(mode, Nested)) as sampler:
-            batches.append(sampler.obtain_samples(150))
-    assert batches[0] == batches[1]
+    cases: list[Any] = [
+        (NestedBatches(), Vector("DISABLED", Nested), Nested, {}),
+        (Balancing(), cart_poles, "CartPole-v1", {"max_episode_length": 30}),
+    ]
+    for agent, env, single, options in cases:
+        with native(agent, env, **options) as many, LocalSampler(agent, single, seed=SEED, **options) as one:
+            batch = many.obtain_trajectories(13)
+            assert batch == one.obtain_trajectories(13)
+    assert (batch.lengths == 30).any()
 
 
 class OneByOne:
-    def get_action(self, observation):
-        return NestedBatches().get_action(observation)
+    get_action = NestedBatches.get_action
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_agents_of_one_action_see_what_those_of_many_see(mode):
+    with native(NestedBatches(), Vector(mode, Nested)) as many, native(OneByOne(), Vector(mode, Nested)) as one:
+        assert many.obtain_samples(100) == one.obtain_samples(100)
 
 
 def test_a_native_environment_of_gymnasium_itself():
     make = partial(gymnasium.make_vec, "CartPole-v1", num_envs=3)
+    assert not isinstance(make().unwrapped, SyncVectorEnv)
     with native(Balancing(), make) as sampler:
-        assert not isinstance(make().unwrapped, SyncVectorEnv)
         batch = sampler.obtain_trajectories(13)
-        assert batch.terminated.any()
-        again = native(Balancing(), make, n_workers=2)
-        assert again.obtain_trajectories(13) == batch
-        again.close()
+    assert batch.terminated.any()
     # Physics tells whether the pieces belong together: positions move by velocities.
-    for trajectory in batch:
-        following = np.concatenate([trajectory.observations[1:], trajectory.last_observations])
-        moved = trajectory.observations[:, 0] + 0.02 * trajectory.observations[:, 1]
-        np.testing.assert_allclose(following[:, 0], moved, atol=1e-5)
+    following = batch.next_observations
+    moved = batch.observations[:, 0] + 0.02 * batch.observations[:, 1]
+    np.testing.assert_allclose(following[:, 0], moved, atol=1e-5)
 
 
 def test_one_seed_for_all_slots():
@@ -156,16 +125,13 @@ def test_one_seed_for_all_slots():
         assert trajectory.agent_infos["memory"].tolist() == np.cumsum(np.arange(1, n + 1)).tolist()
 
 
-def test_in_processes_and_as_an_instance():
-    args = {"n_envs": 3, "block_size": 6}
-    with native(always_zero, Vector("SAME_STEP", Drawn)()) as local:
-        expected = local.obtain_samples(60)
-    with MultiprocessingSampler(
-        always_zero, Vector("SAME_STEP", Drawn), seed=SEED, n_workers=2, worker_class=VecWorker, worker_args=args
-    ) as sampler:
-        assert sampler.obtain_samples(60) == expected
+def test_an_instance_is_taken_and_updates_change_the_kind():
+    with native(always_zero, Vector("SAME_STEP", Drawn)()) as given, native(always_zero, Drawn) as sampler:
+        expected = given.obtain_samples(60)
         sampler.obtain_samples(60, env_update=Vector("DISABLED", Drawn))
         assert set(sampler.obtain_samples(60, env_update=Steps).lengths.tolist()) == {3}
+    with native(always_zero, Vector("SAME_STEP", Drawn)) as made:
+        assert made.obtain_samples(60) == expected
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([3, 4]), spaces.Discrete(4, start=2)])
@@ -203,7 +169,7 @@ class Wary:
 
 
 class Blank(Steps):
-    """Ends after its seed's number of steps, and shows NaN from the second trajectory on that it was not to run."""
+    """Shows NaN from the second trajectory on, which it was not to run."""
 
     def reset(self, *, seed=None, options=None):
         observation, info = super().reset(seed=seed)
@@ -225,33 +191,12 @@ def test_agents_are_not_asked_what_silent_slots_show(mode):
 def test_an_environment_that_ignores_the_seeds_of_resets_is_made_from_one_for_each_block():
     gc.collect()  # others' environments close themselves when they are collected
     batches, before = [], Deaf.living
-    for n_workers in (1, 2, 3):
+    for n_workers in (1, 2):
         with native(always_zero, lambda seed=0: Deaf(seed), n_workers=n_workers, check="error") as sampler:
-            batches.append((sampler.obtain_samples(150), sampler.obtain_trajectories(13)))
+            batches.append(sampler.obtain_trajectories(13))
         assert Deaf.living <= before
-    assert batches[0] == batches[1] == batches[2]
-    assert len(np.unique(batches[0][1].observations)) > 13
-
-
-@pytest.mark.parametrize(
-    "env", [Deaf, partial(Deaf, seed=3), lambda: Deaf(3), Deaf(3)], ids=["class", "bound", "fixed", "instance"]
-)
-def test_an_environment_that_ignores_seeds_is_refused_with_the_way_out(env):
-    options = {"env_kwargs": {"seed": 3}} if env is Deaf else {}
-    with (
-        native(always_zero, env, **options) as sampler,
-        pytest.raises(RolloutError, match=r"lambda seed=0: ") as caught,
-    ):
-        sampler.obtain_trajectories(6)
-    assert "Deaf began differently when it was reset twice with the same seeds" in str(caught.value)
-
-
-def test_an_environment_that_ignores_all_seeds_is_refused():
-    with (
-        native(always_zero, lambda seed=0: Deaf()) as sampler,
-        pytest.raises(RolloutError, match="made twice from the same seed"),
-    ):
-        sampler.obtain_trajectories(6)
+    assert batches[0] == batches[1]
+    assert len(np.unique(batches[0].observations)) > 13
 
 
 class Told(OneSeed):
@@ -283,61 +228,61 @@ def test_a_change_of_what_is_made_again_is_refused():
 # ---------------------------------------------------------------------- silence
 
 
-def hints(caplog):
-    return [record.getMessage() for record in caplog.records if "stand silent" in record.getMessage()]
+def test_a_hint_names_a_block_size_where_many_environments_stand_silent(caplog):
+    def hints():
+        return [record.getMessage() for record in caplog.records if "stand silent" in record.getMessage()]
 
-
-@pytest.mark.parametrize("n_workers", [1, 2])
-def test_a_hint_names_a_block_size_where_many_environments_stand_silent(caplog, n_workers):
-    with native(always_zero, OneSeed, block_size=3, n_workers=n_workers) as sampler:
+    with native(always_zero, OneSeed, block_size=12) as sampler:
+        for _ in range(20):  # fewer trajectories than a block: no other size would help
+            sampler.obtain_trajectories(2)
+    assert not hints()
+    with native(always_zero, OneSeed, block_size=3, n_workers=2) as sampler:
         sampler.obtain_trajectories(60)
         sampler.obtain_trajectories(60)
-    (hint,) = hints(caplog)
+    (hint,) = hints()
     assert "at the end of each block of 3 trajectories" in hint
     named = int(hint.partition('"block_size": ')[2].partition("}")[0])
     caplog.clear()
     with native(always_zero, OneSeed, block_size=named) as sampler:
         sampler.obtain_trajectories(10 * named)
-    assert not hints(caplog)
-
-
-def test_no_hint_where_a_batch_has_fewer_trajectories_than_a_block(caplog):
-    with native(always_zero, OneSeed, block_size=12) as sampler:
-        for _ in range(20):
-            sampler.obtain_trajectories(2)
-    assert not hints(caplog)
+    assert not hints()
 
 
 # ---------------------------------------------------------------------- errors
 
 
-def test_the_default_worker_names_the_one_that_can():
-    class Both(Deaf, gymnasium.Env):  # type: ignore[misc]
-        """As EnvPool's environments are."""
+class Both(Deaf, gymnasium.Env):  # type: ignore[misc]
+    """Is of both kinds, as EnvPool's environments are."""
 
-    for env in (Vector("NEXT_STEP", Drawn)(), Vector("NEXT_STEP", Drawn), Both):
-        with LocalSampler(always_zero, env) as sampler, pytest.raises(RolloutError, match="worker_class=VecWorker"):
-            sampler.obtain_trajectories(1)
+
+class Hooks:
+    def on_timestep(self, context): ...
+
+
+@pytest.mark.parametrize("env", [Vector("NEXT_STEP", Drawn)(), Vector("NEXT_STEP", Drawn), Both])
+def test_the_default_worker_names_the_one_that_can(env):
+    with LocalSampler(always_zero, env) as sampler, pytest.raises(RolloutError, match="worker_class=VecWorker"):
+        sampler.obtain_trajectories(1)
 
 
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
         (Vector("NEXT_STEP", n=4), {}, "n_envs is 3, but the vector environment has 4"),
+        (Vector("NEXT_STEP", n=4), {"n_envs": None, "block_size": 3}, r'pass worker_args=\{"n_envs": 4\}'),
         (Vector("SAME_STEP", Drawn), {"max_episode_length": 5}, "max_episode_length needs .*DISABLED"),
+        (Vector("SAME_STEP", Drawn), {"hooks": Hooks()}, "between the timesteps of one trajectory"),
+        (Vector("SAME_STEP", Drawn), {"drop_if": bool}, "between the timesteps of one trajectory"),
+        (Deaf, {"env_kwargs": {"seed": 3}}, r"Deaf began differently .* twice with the same seeds.*lambda seed=0: "),
+        (lambda: Deaf(3), {}, "lambda seed=0: "),
+        (Deaf(3), {}, "lambda seed=0: "),
+        (lambda seed=0: Deaf(), {}, "made twice from the same seed"),
     ],
 )
-def test_what_cannot_work(env, options, message):
+def test_what_cannot_work_says_the_way_out(env, options, message):
     with native(always_zero, env, **options) as sampler, pytest.raises(RolloutError, match=message) as caught:
-        sampler.obtain_trajectories(1)
+        sampler.obtain_trajectories(6)
     assert isinstance(caught.value.original, UsageError)
-
-
-def test_a_block_must_fill_the_environment():
-    make = Vector("NEXT_STEP", n=4)
-    sampler = LocalSampler(always_zero, make, worker_class=VecWorker, worker_args={"block_size": 3})
-    with sampler, pytest.raises(RolloutError, match=re.escape('pass worker_args={"n_envs": 4}')):
-        sampler.obtain_trajectories(1)
 
 
 class Broken(Drawn):
@@ -348,32 +293,14 @@ class Broken(Drawn):
         return super().step(action)
 
 
-def test_errors_name_what_was_running():
-    with native(always_zero, Vector("SAME_STEP", Broken)) as sampler, pytest.raises(RolloutError) as caught:
-        sampler.obtain_trajectories(8)
-    assert caught.value.phase == "stepping the environment"
-    assert caught.value.trajectory == 0
-    assert caught.value.__cause__.__notes__ == ["the vector environment was running trajectories 0, 1, 2"]
-
-
 class OddEnd(SyncVectorEnv):
-    """Its slot 1 ends with an observation of another shape."""
+    """Its slot 1 ends with an observation of another shape, and slot 0 falls silent in the same step."""
 
     def step(self, actions):
         *values, infos = super().step(actions)
         if "final_obs" in infos:
             infos["final_obs"][1] = np.zeros(5, np.float32)
         return *values, infos
-
-
-def test_an_odd_last_observation_is_the_trajectorys_that_ended_with_it():
-    """Where a slot before it fell silent in the same step."""
-    make = partial(OddEnd, [partial(Steps, 3)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
-    with native(always_zero, make) as sampler, pytest.raises(RolloutError) as caught:
-        sampler.obtain_trajectories(3)
-    assert caught.value.trajectory == 1
-    assert "timestep 3 of its trajectory" in str(caught.value)
-    assert caught.value.__cause__.__notes__ == ["the vector environment was running trajectories 0, 1, 2"]
 
 
 class OddBeginning(SyncVectorEnv):
@@ -384,9 +311,21 @@ class OddBeginning(SyncVectorEnv):
         return (observations if options is None else np.zeros((3, 5), np.float32)), infos
 
 
-def test_an_odd_first_observation_is_the_trajectorys_that_begins():
-    make = partial(OddBeginning, [partial(Steps, 3)] * 3, autoreset_mode=AutoresetMode.DISABLED)
-    with native(always_zero, make) as sampler, pytest.raises(RolloutError, match=r"\(3, 5\)") as caught:
+@pytest.mark.parametrize(
+    ("kind", "mode", "env", "trajectory", "words"),
+    [
+        (SyncVectorEnv, "SAME_STEP", Broken, 0, "while stepping the environment.*broken"),
+        (OddEnd, "SAME_STEP", Steps, 1, "timestep 3 of its trajectory"),
+        (OddBeginning, "DISABLED", Steps, 3, r"\(3, 5\)"),
+    ],
+)
+def test_errors_name_what_was_running(kind, mode, env, trajectory, words):
+    make = partial(kind, [env] * 3, autoreset_mode=AutoresetMode[mode])
+    with native(always_zero, make) as sampler, pytest.raises(RolloutError, match=f"(?s){words}") as caught:
         sampler.obtain_trajectories(6)
-    assert caught.value.trajectory == 3
-    assert "timestep" not in str(caught.value)
+    assert caught.value.trajectory == trajectory
+    if mode == "SAME_STEP":
+        notes = ["the vector environment was running trajectories 0, 1, 2"]
+        assert caught.value.__cause__.__notes__ == notes  # type: ignore[union-attr]
+    else:
+        assert "timestep" not in str(caught.value)
