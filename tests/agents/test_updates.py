@@ -24,24 +24,19 @@ class Minimal:
 
 
 class Learner(Minimal):
-    def __init__(self, values=None):
-        self.values = values
+    values: Any = None
 
     def set_param_values(self, values):
         self.values = values
 
 
-class Policy:
-    """A plain callable with the optional methods."""
+class Policy(Learner):
+    """A plain callable that takes parameters."""
 
-    def __init__(self):
-        self.values = None
+    get_action = None  # type: ignore[assignment]
 
     def __call__(self, observation):
         return observation + 1
-
-    def set_param_values(self, values):
-        self.values = values
 
 
 class ArrayLike:
@@ -77,11 +72,15 @@ class OtherNet(Net):
 
 
 class Adapter:
-    """Takes a network as an update: its own kind."""
+    """Takes a network as an update: its own kind. Refuses negative actions in workers."""
 
     def __init__(self, action=0, kind="net"):
-        self.action = action
-        self.kind = kind
+        self.action, self.kind = action, kind
+
+    def __setstate__(self, state):
+        if state["action"] < 0:
+            raise ValueError("not this one")
+        self.__dict__.update(state)
 
     def get_action(self, observation):
         return self.action, {}
@@ -91,6 +90,8 @@ class Adapter:
 
     def get_param_converter(self):
         kind = self.kind
+        if kind == "none":
+            return 3
 
         def convert(update):
             if isinstance(update, Net):
@@ -115,96 +116,62 @@ class Env(gymnasium.Env):
         return 0, 0.0, self.t == 2, False, {}
 
 
-class TestOne:
-    PARAMETERS = ((1, 2), {"w": 1}, np.zeros(3), np.float64(1), ArrayLike(), ())
-    AGENTS = (Minimal(), lambda x: x, CallableArray(), AgentInATuple(), [1], "no name", 3, np.ndarray, dict)
-
-    @pytest.mark.parametrize("update", PARAMETERS, ids=lambda u: type(u).__name__)
-    def test_parameters_go_to_set_param_values(self, update):
-        agent = Learner()
+@pytest.mark.parametrize("update", [(1, 2), {"w": 1}, np.zeros(3), np.float64(1), ArrayLike(), ()])
+def test_parameters_go_to_set_param_values(update):
+    for agent in (Learner(), as_agent(Policy())):
         assert is_parameters(update)
         assert apply_agent_update(agent, update) is agent
-        assert agent.values is update
-
-    @pytest.mark.parametrize("update", AGENTS, ids=lambda u: type(u).__name__)
-    def test_nothing_else_is_parameters(self, update):
-        assert not is_parameters(update)
-
-    def test_a_callable_may_take_parameters(self):
-        agent = as_agent(Policy())
-        assert apply_agent_update(agent, (1,)) is agent
-        assert agent.function.values == (1,)  # type: ignore[attr-defined]
-
-    def test_none_changes_nothing(self):
-        agent = Minimal()
+        assert getattr(agent, "function", agent).values is update
         assert apply_agent_update(agent, None) is agent
 
-    def test_an_agent_replaces(self):
-        new = Minimal()
-        assert apply_agent_update(Minimal(), new) is new
-        assert isinstance(apply_agent_update(Minimal(), AgentInATuple()), AgentInATuple)
 
-    @pytest.mark.parametrize("function", [lambda x: x + 1, functools.partial(lambda y, x: x + y, 1), (1).__add__])
-    def test_a_plain_function_replaces(self, function):
+@pytest.mark.parametrize("update", [Minimal(), len, CallableArray(), AgentInATuple(), [1], "no name", 3, np.ndarray])
+def test_nothing_else_is_parameters(update):
+    assert not is_parameters(update)
+
+
+def test_agents_and_functions_replace_and_a_network_one_of_its_class_that_acts():
+    new = Minimal()
+    assert apply_agent_update(Minimal(), new) is new
+    assert isinstance(apply_agent_update(Minimal(), AgentInATuple()), AgentInATuple)
+    for function in (lambda x: x + 1, functools.partial(lambda y, x: x + y, 1), (1).__add__):
         assert apply_agent_update(Minimal(), function).get_action(1) == (2, {})
+    assert apply_agent_update(as_agent(Net(1)), Net(2)).get_action(None) == (2, {})
 
-    @pytest.mark.parametrize(("agent", "name"), [(Minimal(), "Minimal"), (as_agent(len), "len")])
-    def test_an_agent_without_parameters(self, agent, name):
-        with pytest.raises(UsageError, match=rf"agent_update is a dict, .*set_param_values, but the agent \({name}\)"):
-            apply_agent_update(agent, {})
 
-    def test_an_update_that_is_nothing_of_the_kind(self):
-        with pytest.raises(
-            UsageError, match=r"agent_update is a list, neither parameters .a tuple, dict or array. nor"
-        ):
-            apply_agent_update(Learner(), [1.0])
+@pytest.mark.parametrize(
+    ("agent", "update", "words"),
+    [
+        (Minimal(), {}, r"agent_update is a dict, .*set_param_values, but the agent \(Minimal\)"),
+        (as_agent(len), {}, r"agent_update is a dict, .*set_param_values, but the agent \(len\)"),
+        (Learner(), [1.0], r"agent_update is a list, neither parameters .a tuple, dict or array. nor"),
+        (Learner(), Minimal, "class Minimal itself"),
+        (Learner(), Net(), r"agent_update is a Net, .* callable without get_action.*state_dict\(\)"),
+        *((as_agent(a), Net(), "agent_update is a Net, .* without get_action") for a in (Minimal(), len, OtherNet())),
+        (Adapter(), {}, "no parameters of mine"),
+        (Adapter(kind="list"), Net(7), r"get_param_converter .*Adapter.* should give a tuple, a dict or an array"),
+        (Adapter(kind="none"), Net(7), r"get_param_converter .* should give a function, and gave 3"),
+    ],
+)
+def test_what_is_refused_says_the_way_out(agent, update, words):
+    with pytest.raises(UsageError, match=words):
+        resolved_update(update, traits_of(agent))
 
-    def test_a_class_as_an_update(self):
-        with pytest.raises(UsageError, match="class Minimal itself"):
-            apply_agent_update(Learner(), Minimal)
 
-    @pytest.mark.parametrize("agent", [Minimal(), Learner(), lambda x: x, CallableAgent(len), OtherNet()])
-    def test_a_network_is_no_agent(self, agent):
-        with pytest.raises(UsageError, match=r"agent_update is a Net, .* callable without get_action"):
-            apply_agent_update(as_agent(agent), Net())
+def test_an_own_kind_becomes_parameters_and_traits_pickle_without_the_agent():
+    agent: Any = Adapter()
+    agent.ballast = np.zeros(100_000)
+    assert apply_agent_update(agent, Net(7)) is agent
+    assert agent.action == 7
+    assert resolved_update({"action": 3}, traits_of(agent)) == ("parameters", {"action": 3})
+    pickled = pickle.dumps(traits_of(agent))
+    assert len(pickled) < 10_000
+    assert resolved_update(Net(7), pickle.loads(pickled)) == ("parameters", {"action": 7})
 
-    def test_a_network_replaces_one_of_its_class_that_acts(self):
-        new = apply_agent_update(as_agent(Net(1)), Net(2))
-        assert new.get_action(None) == (2, {})
 
-    def test_of_a_module_the_error_says_what_to_pass(self):
-        with pytest.raises(UsageError, match=r"callable without get_action.*state_dict\(\)"):
-            apply_agent_update(Learner(), Net())
-
-    def test_an_own_kind_becomes_parameters(self):
-        agent = Adapter()
-        assert apply_agent_update(agent, Net(7)) is agent
-        assert agent.action == 7
-        assert resolved_update(Net(7), traits_of(agent)) == ("parameters", {"action": 7})
-        assert resolved_update({"action": 3}, traits_of(agent)) == ("parameters", {"action": 3})
-        with pytest.raises(UsageError, match="no parameters of mine"):
-            resolved_update({}, traits_of(agent))
-        with pytest.raises(
-            UsageError, match=r"get_param_converter .*Adapter.* should give a tuple, a dict or an array"
-        ):
-            resolved_update(Net(7), traits_of(Adapter(kind="list")))
-
-    def test_traits_pickle_without_the_agent(self):
-        big = Adapter()
-        big.ballast = np.zeros(100_000)  # type: ignore[attr-defined]
-        pickled = pickle.dumps(traits_of(big))
-        assert len(pickled) < 10_000
-        assert resolved_update(Net(7), pickle.loads(pickled)) == ("parameters", {"action": 7})
-
-    def test_a_converter_that_cannot_be_had(self):
-        agent = Adapter()
-        agent.get_param_converter = lambda: 3
-        with pytest.raises(UsageError, match=r"get_param_converter .* should give a function, and gave 3"):
-            traits_of(agent)
-
+# ---------------------------------------------------------------------- in samplers
 
 MAKERS: dict[str, Any] = {
-    "local": LocalSampler,
     "processes": MultiprocessingSampler,
     "vec": functools.partial(LocalSampler, worker_class=VecWorker, worker_args={"n_envs": 2}),
 }
@@ -221,20 +188,19 @@ def actions(batch):
 
 
 REFUSED = {
-    "a network, for an agent without parameters": (Minimal(), Net(3)),
     "a network, for parameters": (Learner(), Net(3)),
     "parameters, for an agent without": (Minimal(), (1,)),
     "a class": (Learner(), Learner),
     "a name": (Learner(), "no name"),
-    "a set": (Learner(), {1, 2}),
     "another callable": (CallableAgent(Net(1)), OtherNet(3)),
     "what the converter refuses": (Adapter(1), {}),
 }
 
 
 @pytest.mark.parametrize(("agent", "update"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_an_agent_is_refused_before_it_is_sent(sampler, agent, update):
-    before = sampler.obtain_trajectories(4, agent_update=agent)
+def test_what_cannot_be_an_agent_is_refused_before_it_is_sent_and_ends_no_stream(sampler, agent, update):
+    stream = sampler.stream(agent_update=agent)
+    before = next(stream)
     version = sampler.agent_version
     for obtain in (
         lambda update: sampler.obtain_trajectories(2, agent_update=update),
@@ -245,27 +211,17 @@ def test_what_cannot_be_an_agent_is_refused_before_it_is_sent(sampler, agent, up
             with pytest.raises(UsageError):
                 obtain(each)
     assert sampler.agent_version == version
+    assert actions(next(stream)) == actions(before)
+    stream.close()
     assert actions(sampler.obtain_trajectories(4)) == actions(before)
 
 
-def test_a_refused_update_ends_no_stream(sampler):
-    stream = sampler.stream(agent_update=Adapter(1))
-    next(stream)
-    with pytest.raises(UsageError):
-        sampler.obtain_trajectories(2, agent_update=OtherNet)
-    assert actions(next(stream)) == [1]
-    stream.close()
-
-
-def test_an_own_kind_is_taken_for_one_worker_or_for_all(sampler):
+def test_an_own_kind_is_taken_for_one_worker_or_for_all_also_after_pickling(sampler):
     sampler.obtain_trajectories(1, agent_update=Adapter(1))
     assert actions(sampler.obtain_trajectories(4, agent_update=Net(5))) == [5]
     assert actions(sampler.obtain_trajectories(16, agent_update=PerWorker([Net(6), None]))) == [5, 6]
     with pytest.raises(UsageError, match=re.escape("PerWorker([…])")):
         sampler.obtain_trajectories(4, agent_update=[Net(6), Net(7)])
-
-
-def test_what_an_agent_takes_is_known_by_worker_and_after_pickling(sampler):
     sampler.obtain_trajectories(2, agent_update=PerWorker([Adapter(1), Minimal()]))
     with pickle.loads(pickle.dumps(sampler)) as copy:
         for one in (sampler, copy):
@@ -273,25 +229,12 @@ def test_what_an_agent_takes_is_known_by_worker_and_after_pickling(sampler):
             with pytest.raises(UsageError, match="of worker 1"):
                 one.obtain_trajectories(4, agent_update=Net(4))
             assert actions(one.obtain_trajectories(16, agent_update=PerWorker([{"action": 8}, Adapter(9)]))) == [8, 9]
-            assert actions(one.obtain_trajectories(4, agent_update=Net(4))) == [4]
-
-
-class Refusing(Adapter):
-    """Cannot be used in a worker."""
-
-    def set_param_values(self, values):
-        raise ValueError("not these")
-
-    def __setstate__(self, state):
-        if state["action"] < 0:
-            raise ValueError("not this one")
-        self.__dict__.update(state)
 
 
 def test_what_a_worker_refused_is_forgotten_together_with_what_it_takes(sampler):
     sampler.obtain_trajectories(2, agent_update=Minimal())
     with pytest.raises(RolloutError, match="not this one"):
-        sampler.obtain_trajectories(2, agent_update=Refusing(-1))
+        sampler.obtain_trajectories(2, agent_update=Adapter(-1))
     with pytest.raises(UsageError, match=r"the agent \(Minimal\)"):
         sampler.obtain_trajectories(2, agent_update=Net(2))
     assert actions(sampler.obtain_trajectories(2)) == [1]
