@@ -116,17 +116,6 @@ class HalfState(Restorable):
     set_state = None  # type: ignore[assignment]
 
 
-class CountsRows:
-    """Counts the timesteps of each row's episode; has no `reset`, and cannot give the counts."""
-
-    def get_actions(self, observations: Any, *, starts: Any) -> Any:
-        self.seen = np.where(starts, 0, getattr(self, "seen", 0)) + 1
-        return (self.seen % 3 > 1).astype(np.int64), {}
-
-    def get_action(self, observation: Any) -> Any:
-        raise NotImplementedError
-
-
 class Counter:
     """Counts its actions, and is never reset; but its count can be given to another worker."""
 
@@ -143,25 +132,39 @@ class Counter:
         self.n = state
 
 
-class Drawn:
-    """Draws for each row from its episode's stream, and remembers how much it saw in each row."""
+class InRows:
+    """Acts for several rows only; its parameter is a weight."""
 
     row_independent = True
-
-    def __init__(self) -> None:
-        self.weight = 0.0
-        self.seen = np.zeros(())  # for any number of rows
-
-    def get_actions(self, observations: Any, *, starts: Any, draws: Any) -> Any:
-        self.seen = np.where(starts, 0.0, self.seen) + observations.mean(axis=1)
-        noise = draws.random() + draws.normal(2).sum(axis=1)
-        return (noise + self.weight * self.seen > 0.5).astype(np.int64), {"seen": self.seen.copy()}
+    weight = 0.0
 
     def get_action(self, observation: Any) -> Any:
         raise NotImplementedError
 
     def set_param_values(self, values: Any) -> None:
         self.weight = float(values[0])
+
+
+class CountsRows(InRows):
+    """Counts the timesteps of each row's episode; has no `reset`, and cannot give the counts."""
+
+    row_independent = False
+
+    def get_actions(self, observations: Any, *, starts: Any) -> Any:
+        self.seen = np.where(starts, 0, getattr(self, "seen", 0)) + 1
+        return (self.seen % 3 > 1).astype(np.int64), {}
+
+
+class Drawn(InRows):
+    """Draws for each row from its episode's stream, and remembers how much it saw in each row."""
+
+    def __init__(self) -> None:
+        self.seen = np.zeros(())  # for any number of rows
+
+    def get_actions(self, observations: Any, *, starts: Any, draws: Any) -> Any:
+        self.seen = np.where(starts, 0.0, self.seen) + observations.mean(axis=1)
+        noise = draws.random() + draws.normal(2).sum(axis=1)
+        return (noise + self.weight * self.seen > 0.5).astype(np.int64), {"seen": self.seen.copy()}
 
     def get_state(self) -> Any:
         return self.seen.copy()
@@ -170,23 +173,12 @@ class Drawn:
         self.seen = state.copy()
 
 
-class Fleeting:
+class Fleeting(InRows):
     """Draws for each row from its episode's stream, and remembers nothing: it may be asked for any rows at any time."""
-
-    row_independent = True
-
-    def __init__(self) -> None:
-        self.weight = 0.0
 
     def get_actions(self, observations: Any, *, draws: Any) -> Any:
         noise = draws.random() + draws.normal(2).sum(axis=1)
         return (noise + self.weight * observations.mean(axis=1) > 0.5).astype(np.int64), {"noise": noise}
-
-    def get_action(self, observation: Any) -> Any:
-        raise NotImplementedError
-
-    def set_param_values(self, values: Any) -> None:
-        self.weight = float(values[0])
 
 
 class Alone(Linear):
@@ -195,29 +187,17 @@ class Alone(Linear):
     row_independent = True
 
 
-class Following:
+class Following(InRows):
     """Acts by what it sees in numbers that the action space cannot hold, and remembers nothing."""
-
-    row_independent = True
 
     def get_actions(self, observations: Any) -> Any:
         return np.tanh(observations[:, :1] + 0.1).astype(np.float64), {}
 
-    def get_action(self, observation: Any) -> Any:
-        raise NotImplementedError
 
-
-class Mixing:
+class Mixing(InRows):
     """Lets rows depend on one another, and draws from one generator for all of them."""
 
-    def __init__(self) -> None:
-        self.weight = 0.0
-
-    def get_action(self, observation: Any) -> Any:
-        raise NotImplementedError
-
-    def set_param_values(self, values: Any) -> None:
-        self.weight = float(values[0])
+    row_independent = False
 
     def reset(self, seed: int) -> None:
         self.seen = np.zeros(3)
@@ -234,3 +214,15 @@ class Mixing:
         self.seen, generator = state
         self.rng = np.random.default_rng()
         self.rng.bit_generator.state = generator
+
+
+class Offset(Sticky):
+    """Adds to what is observed; changes its options, as environments may."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.offset = (options or {"offset": [0.0]})["offset"].pop()
+        observation, _ = super().reset(seed=seed)
+        return observation, {"offset": self.offset}
+
+    def observe(self) -> Any:
+        return super().observe() + np.float32(self.offset)

@@ -2,129 +2,80 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
+import threading
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 
 from streamsampler import (
     DefaultWorker,
     LocalSampler,
     MultiprocessingSampler,
     PerWorker,
+    RandomAgent,
     TrajectoryBatch,
     VecWorker,
     load,
 )
 from streamsampler.data.batch import StepType
-from streamsampler.errors import DataError, RolloutError, UsageError
-from tests.fragments.agents import Recurrent, Restorable, Sticky
-from tests.scripted.agents import Drawing, Rowwise, always_zero
-from tests.scripted.envs import GlobalNoise, Rough, Steps, Wide
+from streamsampler.errors import DataError, RolloutError, SerializationError, UsageError
+from tests.fragments.agents import Offset, Recurrent, Restorable, Sticky
+from tests.scripted.agents import Rowwise, always_zero
+from tests.scripted.envs import Rough, Steps
 
 SEED = 20_260_711
-N_TIMESTEPS, N_ENVS = 16, 5
-
-
-class WithoutFragments(DefaultWorker):
-    """A kind of worker that does not know of fragments."""
-
-    can_continue = False
-
-
-def ten_calls(sampler: Any) -> list[TrajectoryBatch]:
-    """Ten calls, with other parameters in each, another agent in one, and another number of timesteps in another."""
-    return [
-        sampler.obtain_fragments(
-            30 if call == 4 else N_TIMESTEPS,
-            N_ENVS,
-            agent_update=Recurrent((0.0, 0.1, 0.0, 0.1)) if call == 6 else np.array([0.0, 0.0, 0.3, 0.1 * call]),
-        )
-        for call in range(10)
-    ]
-
-
-def local(agent: Any = None, env: Any = Sticky, **options: Any) -> LocalSampler:
-    return LocalSampler(agent or Restorable(), env, seed=SEED, **options)
-
-
-@pytest.mark.parametrize("n_workers", [pytest.param(2, marks=pytest.mark.slow), 3, 7])
-@pytest.mark.parametrize("env", ["CartPole-v1", Sticky])
-def test_any_number_of_workers_gives_the_same(n_workers, env):
-    with local(Recurrent(), env) as one, local(Recurrent(), env, n_workers=n_workers) as several:
-        assert ten_calls(several) == ten_calls(one)
-
-
-def test_global_generators_go_on_in_each_environment():
-    with local(Drawing(), GlobalNoise) as one, local(Drawing(), GlobalNoise, n_workers=3) as several:
-        for _ in range(4):
-            assert several.obtain_fragments(7, 5) == one.obtain_fragments(7, 5)
-
-
-@pytest.mark.parametrize("n_workers", [1, 3])
-def test_processes_give_the_same(n_workers):
-    with (
-        local(Recurrent()) as reference,
-        MultiprocessingSampler(Recurrent(), Sticky, seed=SEED, n_workers=n_workers) as sampler,
-    ):
-        assert ten_calls(sampler) == ten_calls(reference)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["processes", "queues"])
-@pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
-def test_all_engines_of_processes_give_the_same(engine, n_workers):
-    with (
-        local(Recurrent(), "CartPole-v1") as reference,
-        MultiprocessingSampler(Recurrent(), "CartPole-v1", seed=SEED, n_workers=n_workers, engine=engine) as sampler,
-    ):
-        assert ten_calls(sampler) == ten_calls(reference)
-
-
-def test_short_fragments_are_long_ones_cut():
-    """What a call returns is where the one before ended, as if there had been one call."""
-    with local(Recurrent()) as sampler:
-        whole = sampler.obtain_fragments(60, 3)
-    with local(Recurrent()) as sampler:
-        pieces = [sampler.obtain_fragments(n, 3) for n in (1, 20, 9, 30)]
-    for name in ("observations", "actions", "rewards", "episode_starts", "next_observations"):
-        joined = np.concatenate([piece.as_grid(name) for piece in pieces])
-        assert joined.tobytes() == whole.as_grid(name).tobytes()
 
 
 def vec(n_envs: int) -> dict[str, Any]:
     return {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs}}
 
 
-@pytest.mark.parametrize("agent", [Restorable, Rowwise])
-@pytest.mark.parametrize("options", [{}, vec(3), *(pytest.param(vec(n), marks=pytest.mark.slow) for n in (1, 4))])
-@pytest.mark.parametrize("env", [Sticky, lambda: gymnasium.make("CartPole-v1")])
-def test_equals_the_vector_environment_of_gymnasium(env, options, agent):
+TWO = vec(2)
+
+
+def local(agent: Any = None, env: Any = Sticky, **options: Any) -> LocalSampler:
+    return LocalSampler(agent or Restorable(), env, seed=SEED, **options)
+
+
+# ---------------------------------------------------------------------- what there is in a batch
+
+
+def cart_pole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("env", "agent", "options"),
+    [(Sticky, Restorable, {}), (cart_pole, Rowwise, {}), (Sticky, Rowwise, vec(3)), (Sticky, Restorable, vec(1))],
+)
+def test_equals_the_vector_environment_of_gymnasium(env, agent, options):
     """Step for step, for the same actions, with each episode's seed."""
     n_envs, vector = 4, SyncVectorEnv([env] * 4, autoreset_mode=AutoresetMode.DISABLED)
     with local(agent(), env, n_workers=2, **options) as sampler:
         batches = [sampler.obtain_fragments(25, n_envs) for _ in range(6)]
-    episode = [0] * n_envs
-    seeds = {}
+    episode, seeds = [0] * n_envs, {}
     for batch in batches:
         for index, seed in zip(batch.indices.tolist(), batch.seeds, strict=True):
             seeds[index % n_envs, index // n_envs] = seed
     observations, _ = vector.reset(seed=[seeds[number, 0] for number in range(n_envs)])
     starts = np.ones(n_envs, bool)
+    names = "observations", "next_observations", "rewards", "actions", "step_types", "episode_starts"
     for batch in batches:
-        grid = {name: batch.as_grid(name) for name in ("observations", "next_observations", "rewards", "actions")}
-        step_types = batch.as_grid("step_types")
+        grid = {name: batch.as_grid(name) for name in names}
         for t in range(25):
-            assert (batch.as_grid("episode_starts")[t] == starts).all()
+            assert (grid["episode_starts"][t] == starts).all()
             assert grid["observations"][t].tobytes() == observations.tobytes()
             observations, rewards, terminated, truncated, _ = vector.step(grid["actions"][t])
             assert grid["next_observations"][t].tobytes() == observations.tobytes()
             assert grid["rewards"][t].tobytes() == rewards.tobytes()
-            assert ((step_types[t] == StepType.TERMINAL) == terminated).all()
-            assert ((step_types[t] == StepType.TIMEOUT) == (truncated & ~terminated)).all()
+            assert ((grid["step_types"][t] == StepType.TERMINAL) == terminated).all()
+            assert ((grid["step_types"][t] == StepType.TIMEOUT) == (truncated & ~terminated)).all()
             starts = terminated | truncated
             if starts.any():
                 reset_seeds: list[int | None] = []
@@ -136,13 +87,33 @@ def test_equals_the_vector_environment_of_gymnasium(env, options, agent):
     assert sum(episode) >= 20
 
 
+@pytest.mark.parametrize(
+    ("agent", "env", "options"),
+    [(Restorable, Sticky, {}), (RandomAgent, Sticky, {}), (Restorable, "CartPole-v1", {"max_episode_length": 7})],
+)
+def test_side_by_side_is_the_same_as_one_after_the_other(agent, env, options):
+    """Where the agent is asked row by row, or draws for each row from its episode's seed."""
+    with local(agent(), env, **vec(3), **options) as many, local(agent(), env, **options) as one:
+        for n_timesteps in (12, 5, 25):
+            assert many.obtain_fragments(n_timesteps, 8) == one.obtain_fragments(n_timesteps, 8)
+
+
+def test_short_fragments_are_long_ones_cut():
+    """What a call returns is where the one before ended, as if there had been one call."""
+    with local(Recurrent()) as sampler, local(Recurrent(), n_workers=3) as another:
+        whole = sampler.obtain_fragments(60, 3)
+        pieces = [another.obtain_fragments(n, 3) for n in (1, 20, 9, 30)]
+    for name in ("observations", "actions", "rewards", "episode_starts", "next_observations"):
+        joined = np.concatenate([piece.as_grid(name) for piece in pieces])
+        assert joined.tobytes() == whole.as_grid(name).tobytes()
+
+
 def test_what_a_batch_says():
     with local(always_zero, lambda: Steps(7)) as sampler:
         first, second = sampler.obtain_fragments(5, 2), sampler.obtain_fragments(11, 2)
     assert first.lengths.tolist() == [5, 5]
-    assert first.cut.tolist() == [True, True]
-    assert not first.terminated.any()
-    assert not first.truncated.any()
+    assert first.cut.all()
+    assert not (first.terminated | first.truncated).any()
     assert second.lengths.tolist() == [2, 7, 2] * 2
     assert second.continued.tolist() == [True, False, False] * 2
     assert second.cut.tolist() == [False, False, True] * 2
@@ -156,8 +127,7 @@ def test_what_a_batch_says():
     assert second.as_grid("rewards").shape == (11, 2)
     assert second.as_grid("rewards")[:, 1].tolist() == [6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2]
     assert second.step_types.tolist()[:3] == [StepType.MID, StepType.TERMINAL, StepType.FIRST]
-    assert second.stats.kept_timesteps == 22
-    assert second.stats.ran_timesteps == 22
+    assert second.stats.kept_timesteps == second.stats.ran_timesteps == 22
 
 
 def test_the_limit_truncates_over_calls():
@@ -166,43 +136,14 @@ def test_the_limit_truncates_over_calls():
     assert [batch.lengths.tolist() for batch in batches] == [[4], [2, 2], [4]]
     assert [batch.truncated.tolist() for batch in batches] == [[False], [True, False], [True]]
     assert [batch.cut.tolist() for batch in batches] == [[True], [False, True], [False]]
-
-
-def test_other_calls_begin_fresh_environments():
-    with local() as sampler, local() as whole:
-        sampler.obtain_fragments(4, 2)
-        whole.obtain_fragments(4, 2)
-        assert sampler.obtain_trajectories(3) == whole.obtain_trajectories(3)
-        after = sampler.obtain_fragments(4, 2)
-        assert not after.continued.any()
-        assert after.seeds[0] == sampler.seeds(3, [0])[0]
-        again = sampler.obtain_fragments(4, 2, env_update=Sticky)
-        assert not again.continued.any()
-        assert not sampler.obtain_fragments(4, 3).continued.any()
-
-
-def test_a_pickled_sampler_begins_fresh_environments():
-    with local() as sampler:
-        sampler.obtain_fragments(5, 2)
-        with pickle.loads(pickle.dumps(sampler)) as copied:
-            batch = copied.obtain_fragments(5)
-            assert batch.as_grid("rewards").shape == (5, 2)
-            assert not batch.continued.any()
-            assert batch.agent_version == 2
-
-
-def test_an_exception_names_the_worker_and_ends_the_episodes():
-    with local(always_zero, Rough) as sampler:
-        with pytest.raises(RolloutError, match="worker 0 failed while stepping"):
-            sampler.obtain_fragments(2000, 4)
-        assert not sampler.obtain_fragments(1, 4).continued.any()
+    assert [batch.episode_lengths.tolist() for batch in batches] == [[], [6], [6]]
+    assert batches[1].episode_returns.tolist() == [21.0]
 
 
 def test_files_and_parts_of_batches(tmp_path):
     with local() as sampler:
         sampler.obtain_fragments(6, 3)
-        batch = sampler.obtain_fragments(6, 3)
-        whole = sampler.obtain_trajectories(2)
+        batch, whole = sampler.obtain_fragments(6, 3), sampler.obtain_trajectories(2)
     assert load(batch.save(tmp_path / "batch.npz")) == batch
     assert TrajectoryBatch.concatenate(batch.split()) == batch
     assert batch[1:].cut.tolist() == batch.cut[1:].tolist()
@@ -214,57 +155,231 @@ def test_files_and_parts_of_batches(tmp_path):
         batch.as_grid("lengths")
 
 
+@pytest.mark.parametrize("options", [{}, TWO])
+def test_each_episode_has_the_reset_options_of_the_call_in_which_it_began(options):
+    with local(env=Offset, **options) as sampler:
+        batches = []
+        for call in range(4):
+            given = {"offset": [float(call)]} if call else None
+            batches.append(sampler.obtain_fragments(9, 5, reset_options=given))
+            assert given == ({"offset": [float(call)]} if call else None)
+    offsets: dict[int, float] = {}
+    for call, batch in enumerate(batches):
+        for index, continued, one in zip(batch.indices.tolist(), batch.continued.tolist(), batch, strict=True):
+            if not continued:
+                offsets[index] = float(call)
+                assert one.episode_infos["offset"].tolist() == [call]
+            assert (np.floor(one.observations) == offsets[index]).all()
+    assert len(set(offsets.values())) >= 3
+
+
+# ---------------------------------------------------------------------- which environments go on
+
+
+def test_other_calls_begin_fresh_environments():
+    with local() as sampler, local() as whole:
+        sampler.obtain_fragments(4, 2), whole.obtain_fragments(4, 2)
+        assert sampler.obtain_trajectories(3) == whole.obtain_trajectories(3)
+        after = sampler.obtain_fragments(4)
+        assert after.as_grid("rewards").shape == (4, 2), "as many as in the last call of fragments"
+        assert not after.continued.any()
+        assert after.seeds[0] == sampler.seeds(3, [0])[0]
+        assert sampler.obtain_fragments(4).continued.any()
+        assert not sampler.obtain_fragments(4, 2, env_update=Sticky).continued.any()
+        with pickle.loads(pickle.dumps(sampler)) as copied:
+            batch = copied.obtain_fragments(5)
+    assert batch.as_grid("rewards").shape == (5, 2)
+    assert (batch.continued.any(), batch.agent_version) == (False, 6)
+
+
+def test_another_number_of_environments_begins_afresh_and_warns(caplog):
+    with caplog.at_level(logging.WARNING, "streamsampler"), local("random", "CartPole-v1") as sampler:
+        sampler.obtain_fragments(3, 2)
+        sampler.obtain_fragments(3, 4, env_update="CartPole-v1")
+        sampler.obtain_trajectories(1)
+        sampler.obtain_fragments(3, 2)
+        assert "fresh environments begin" not in caplog.text, "only what the calls asked for"
+        assert not sampler.obtain_fragments(3, 5).continued.any()
+        assert caplog.text.count("of 5 environments, after 2 in the last call: the episodes that went on end") == 1
+
+
+@pytest.mark.parametrize(("options", "n_envs"), [({}, 8), ({"worker_class": VecWorker}, 8), (vec(3), 8), (vec(12), 12)])
+def test_without_n_envs_the_number_of_timesteps_does_not_depend_on_the_workers(options, n_envs):
+    batches = []
+    for n_workers in (1, 2, 11):
+        with local(n_workers=n_workers, **options) as sampler:
+            batches.append([sampler.obtain_fragments(6), sampler.obtain_fragments(6)])
+    assert batches[0] == batches[1] == batches[2]
+    assert batches[0][0].as_grid("rewards").shape == (6, n_envs)
+
+
+def test_with_the_agent_in_the_parent_there_are_as_many_as_the_workers_have():
+    given: dict[str, Any] = {"inference": "parent", "worker_args": {"n_envs": 3}}
+    with MultiprocessingSampler("random", "CartPole-v1", seed=SEED, n_workers=1, **given) as sampler:
+        assert sampler.obtain_fragments(5).as_grid("rewards").shape == (5, 3)
+
+
+the_only = Sticky()
+
+
+def only() -> Any:
+    return the_only
+
+
+def wrapped() -> Any:
+    return TimeLimit(the_only, 100)
+
+
+@pytest.mark.parametrize("env", [only, wrapped])
+@pytest.mark.parametrize("options", [{}, {"n_workers": 3}, vec(1), {**vec(1), "n_workers": 3}, TWO])
+def test_a_factory_that_returns_the_same_environment_again_is_refused_where_there_are_several(env, options):
+    with local(env=env, check=None, **options) as sampler:
+        for _ in range(2):
+            with pytest.raises(RolloutError, match=f"{env.__name__} must make a new environment each time") as caught:
+                sampler.obtain_fragments(10, 3)
+            assert isinstance(caught.value.original, UsageError)
+            assert caught.value.phase == "making the environment"
+        if options != TWO:
+            assert sampler.obtain_trajectories(2).n_trajectories == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"n_workers": 3}, vec(1)])
+def test_one_environment_alone_goes_on(options):
+    """One is enough for one environment of fragments, however often other ones begin, and for whole trajectories."""
+    with local(env=only, check=None, **options) as sampler, local() as reference:
+        for _ in range(2):
+            sampler.obtain_trajectories(4), reference.obtain_trajectories(4)
+            for _ in range(2):
+                assert sampler.obtain_fragments(7, 1) == reference.obtain_fragments(7, 1)
+            sampler.obtain_fragments(7, 1, env_update=only), reference.obtain_fragments(7, 1, env_update=Sticky)
+    # It is free again.
+    with local(env=only, check=None, **options) as sampler:
+        sampler.obtain_fragments(7, 1)
+
+
+@pytest.mark.parametrize("options", [{"n_workers": 2}, TWO])
+def test_an_environment_that_a_function_brings_along_is_copied(options):
+    env = cart_pole()
+    with local(env=lambda: TimeLimit(env, 500), **options) as sampler, local(env="CartPole-v1", **options) as reference:
+        assert sampler.obtain_fragments(9, 4) == reference.obtain_fragments(9, 4)
+
+
+class Closing(Steps):
+    """Counts those that are open."""
+
+    n_open = 0
+
+    def __init__(self) -> None:
+        super().__init__(5)
+        Closing.n_open += 1
+
+    def close(self) -> None:
+        Closing.n_open -= 1
+
+
+@pytest.mark.parametrize(("options", "n_made"), [({}, 5), ({"n_workers": 2}, 5), (TWO, 6)])
+def test_all_environments_are_closed(options, n_made):
+    """Of those that a worker makes itself some may have nothing to do."""
+    with local("random", Closing, check=None, **options) as sampler:
+        sampler.obtain_fragments(3, 5)
+        assert Closing.n_open in (5, n_made)
+        sampler.obtain_fragments(3, 2)
+        sampler.obtain_trajectories(1)
+    assert Closing.n_open == 0
+
+
+# ---------------------------------------------------------------------- errors and interrupts
+
+
+class WithoutFragments(DefaultWorker):
+    """A kind of worker that does not know of fragments."""
+
+    can_continue = False
+
+
+ONE_OF_EACH = "one agent and one environment"
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "arguments", "message"),
     [
-        ({"order": "arrival"}, 'order="index"'),
-        ({"on_failure": "drop"}, 'on_failure="raise"'),
-        ({"worker_class": WithoutFragments}, "WithoutFragments runs no fragments"),
-        ({"agents": [Restorable(), Restorable()], "n_workers": 2}, "one agent and one environment"),
+        ({"order": "arrival"}, {}, 'order="index"'),
+        ({"on_failure": "drop"}, {}, 'on_failure="raise"'),
+        ({"worker_class": WithoutFragments}, {}, "WithoutFragments runs no fragments"),
+        ({"agents": [Restorable(), Restorable()]}, {}, ONE_OF_EACH),
+        ({}, {"agent_update": PerWorker([np.zeros(4), np.ones(4)])}, ONE_OF_EACH),
+        ({}, {"env_update": PerWorker([Sticky, Sticky])}, ONE_OF_EACH),
+        ({}, {"reset_options": [{}]}, "reset_options must be a dict"),
+        ({}, {"restore_limit": -1}, "restore_limit must be"),
+        ({}, {"n_timesteps": 0}, "n_timesteps must be"),
+        ({}, {"n_timesteps": 2.5}, "n_timesteps must be"),
+        ({}, {"n_envs": 0}, "n_envs must be"),
+        ({}, {"agent_update": 0.5}, r"obtain_fragments\(5, 2, 0.5\): the arguments are .*a number cannot"),
+        ({}, {"agent_update": np.int64(5)}, "The third one updates the agent, which a number cannot"),
     ],
 )
-def test_what_fragments_do_not_go_with(options, message):
-    options = {"agents": Restorable(), **options}
-    with LocalSampler(envs=Sticky, seed=SEED, **options) as sampler, pytest.raises(UsageError, match=message):
-        sampler.obtain_fragments(5, 2)
+def test_what_fragments_do_not_go_with(options, arguments, message):
+    given = {"agents": Restorable(), "n_workers": 2, **options}
+    with LocalSampler(envs=Sticky, seed=SEED, **given) as sampler, pytest.raises(UsageError, match=f"(?s){message}"):
+        sampler.obtain_fragments(**{"n_timesteps": 5, "n_envs": 2, **arguments})
 
 
-def test_bad_numbers_and_updates():
-    with local(n_workers=2) as sampler:
-        for arguments in ((0, 2), (-3, 2), (5, 0), (2.5, 2)):
-            with pytest.raises(UsageError):
-                sampler.obtain_fragments(*arguments)
-        with pytest.raises(UsageError, match="one agent and one environment"):
-            sampler.obtain_fragments(5, 2, agent_update=PerWorker([np.zeros(4), np.ones(4)]))
-        with pytest.raises(UsageError, match="one agent and one environment"):
-            sampler.obtain_fragments(5, 2, env_update=PerWorker([Sticky, Sticky]))
-        for number in (5, np.int64(5), 0.5):
-            with pytest.raises(UsageError, match=r"The third one updates the agent, which a number cannot") as it:
-                sampler.obtain_fragments(5, 2, number)
-            assert str(it.value).startswith(
-                f"obtain_fragments(5, 2, {number!r}): the arguments are (n_timesteps, n_envs="
-            )
-        sampler.obtain_fragments(5, 2)
-        with pytest.raises(UsageError, match="replayed from what was recorded"):
-            sampler.replay(1, 0)
+@pytest.mark.parametrize("options", [{}, vec(3)])
+def test_an_exception_names_the_worker_and_ends_the_episodes(options):
+    with local(always_zero, Rough, **options) as sampler:
+        with pytest.raises(RolloutError, match="worker 0 failed while stepping"):
+            sampler.obtain_fragments(2000, 4)
+        assert not sampler.obtain_fragments(1, 4).continued.any()
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
-def test_large_rows_are_copied_as_they_arrive(n_workers):
+def test_a_vector_environment_is_refused():
+    refused = pytest.raises(RolloutError, match="a vector environment runs no fragments")
+    with local(always_zero, SyncVectorEnv([Sticky] * 3), **vec(3)) as sampler, refused:
+        sampler.obtain_fragments(5, 3)
+
+
+@pytest.mark.parametrize("options", [{}, TWO])
+def test_a_call_that_is_refused_ends_no_episodes(options):
+    lock = {"a lock": threading.Lock()}
+    with local(**options) as reference, local(**options) as sampler:
+        for _ in range(2):
+            expected = reference.obtain_fragments(5, 3)
+            assert sampler.obtain_fragments(5, 3) == expected
+            version = sampler.agent_version
+            for refused in (
+                lambda: sampler.obtain_trajectories(2, reset_options=lock),
+                lambda: sampler.obtain_trajectories(2, tasks=[threading.Lock()]),
+                lambda: sampler.obtain_fragments(5, 3, reset_options=lock),
+                lambda: sampler.obtain_fragments(5, 4, env_update=Sticky, reset_options=lock),
+            ):
+                with pytest.raises(SerializationError):
+                    refused()
+            assert sampler.agent_version == version
+        assert expected.continued.any()
+
+
+class Interrupting(Sticky):
+    """Interrupts once, in the middle of an episode."""
+
+    left = 0
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        Interrupting.left -= 1
+        if Interrupting.left == 0:
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+@pytest.mark.parametrize("options", [{}, TWO])
+def test_after_an_interrupt_new_episodes_begin_the_same_for_any_number_of_workers(options):
     with (
-        local(always_zero, Wide) as reference,
-        MultiprocessingSampler(always_zero, Wide, seed=SEED, n_workers=n_workers) as sampler,
+        local(env=Interrupting, check=None, **options) as sampler,
+        local(n_workers=2, check=None, **options) as reference,
     ):
-        for n_timesteps in (7, 40, 1):
-            batch = sampler.obtain_fragments(n_timesteps, 4)
-            assert batch == reference.obtain_fragments(n_timesteps, 4)
-            assert batch.stats.kept_trajectories == batch.n_trajectories
-
-
-def test_progress_counts_timesteps():
-    seen: list[Any] = []
-    with local() as sampler:
-        sampler.obtain_fragments(10, 3, progress=seen.append)
-    assert seen[-1].target == 30
-    assert seen[-1].unit == "timesteps"
-    assert seen[-1].timesteps == 30
+        sampler.obtain_fragments(9, 3), reference.obtain_fragments(9, 3)
+        Interrupting.left = 11
+        with pytest.raises(KeyboardInterrupt):
+            sampler.obtain_fragments(9, 3)
+        reference.obtain_trajectories(1)  # uses up a version, and ends the episodes
+        for _ in range(2):
+            assert sampler.obtain_fragments(9, 3) == reference.obtain_fragments(9, 3)

@@ -11,8 +11,7 @@ import pytest
 from streamsampler import LocalSampler, TrajectoryBatch, VecWorker, replay
 from streamsampler.errors import UsageError
 from streamsampler.filters import RunningNorm
-from tests.fragments.agents import Recurrent, Sticky
-from tests.fragments.test_options import Offset
+from tests.fragments.agents import Offset, Recurrent, Sticky
 
 SEED = 3
 TWO: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
@@ -22,23 +21,21 @@ def three_calls(sampler: Any) -> list[Any]:
     return [sampler.obtain_fragments(9, 4, agent_update=np.array([0.0, 0.1, 0.3, 0.2 * call])) for call in range(3)]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, TWO, pytest.param({"observation_filter": RunningNorm()}, marks=pytest.mark.slow)]
-)
-@pytest.mark.slow
+@pytest.mark.parametrize("options", [TWO, {"observation_filter": RunningNorm()}])
 def test_recorded_actions_lead_to_the_end_of_each_part(options):
     with LocalSampler(Recurrent(), Sticky, seed=SEED, **options) as sampler:
         batches = three_calls(sampler)
-        everything = TrajectoryBatch.concatenate(batches)
-        lengths = {}
-        for batch in batches:
-            for one in batch:
-                index, version = int(one.indices[0]), int(one.agent_versions[0])
-                found = sampler.replay(version, index, recorded=everything, actions=True)
-                assert found.same, str(found)
-                lengths[index] = lengths.get(index, 0) + one.n_timesteps
-                assert len(found.recorded.rewards) == lengths[index]
-                assert replay(everything, index, version=version, env=Sticky, actions=True).same
+        everything, lengths = TrajectoryBatch.concatenate(batches), dict[int, int]()
+        for one in (one for batch in batches for one in batch):
+            index, version = int(one.indices[0]), int(one.agent_versions[0])
+            found = sampler.replay(version, index, recorded=everything, actions=True)
+            assert found.same, str(found)
+            lengths[index] = lengths.get(index, 0) + one.n_timesteps
+            assert len(found.recorded.rewards) == lengths[index]
+            for whole in () if one.cut[0] else (found.trajectory, found.recorded):
+                assert whole.episode_lengths.tolist() == one.episode_lengths.tolist() == [lengths[index]]
+                assert whole.episode_returns.tolist() == pytest.approx(one.episode_returns.tolist())
+            assert replay(everything, index, version=version, env=Sticky, actions=True).same
     assert batches[2].continued.any()
     assert batches[2].cut.any()
 
@@ -65,21 +62,14 @@ def test_parts_that_began_in_a_call_are_run_again_with_the_agent():
         assert any(one.cut[0] for one in began)
         assert any(one.terminated[0] or one.truncated[0] for one in began)
         for one in began:
-            found = sampler.replay(2, int(one.indices[0]), recorded=batch)
-            assert found.same, str(found)
+            index = int(one.indices[0])
+            assert sampler.replay(2, index, recorded=batch).same
+            given: dict[str, Any] = {"max_episode_length": 20, "reset_options": {"offset": [2.0]}}
+            assert replay(batch, index, agent=Recurrent(), env=Offset, **given).same
         some = batch.cut & ~batch.continued
         first = sampler.replay(2, int(batch.indices[some][0]), recorded=batch, agent=Recurrent((-50.0,) * 4))
         assert first.difference is not None
         assert "another agent" in str(first)
-
-
-def test_batches_alone_say_enough_for_an_agent():
-    with LocalSampler(Recurrent(), Sticky, seed=SEED) as sampler:
-        batch = sampler.obtain_fragments(9, 4)
-    for one in batch:
-        if not one.continued[0]:
-            found = replay(batch, int(one.indices[0]), agent=Recurrent(), env=Sticky)
-            assert found.same, str(found)
 
 
 def test_what_cannot_be_replayed_says_what_is_missing():
@@ -88,10 +78,12 @@ def test_what_cannot_be_replayed_says_what_is_missing():
         index = int(batches[2].indices[batches[2].continued][0])
         with pytest.raises(UsageError, match="pass recorded=batch"):
             sampler.replay(3, index)
-        with pytest.raises(UsageError, match="began in an earlier call, with other parameters: pass actions=True"):
-            sampler.replay(3, index, recorded=batches[2])
-        with pytest.raises(UsageError, match="began in an earlier call, with other parameters: pass actions=True"):
-            replay(batches[2], index, agent=Recurrent(), env=Sticky)
+        for again in (
+            lambda: sampler.replay(3, index, recorded=batches[2]),
+            lambda: replay(batches[2], index, agent=Recurrent(), env=Sticky),
+        ):
+            with pytest.raises(UsageError, match="began in an earlier call, with other parameters: pass actions=True"):
+                again()
         with pytest.raises(UsageError, match="not all parts are in the batch: it has those of agent versions 3"):
             sampler.replay(3, index, recorded=batches[2], actions=True)
     with LocalSampler(Recurrent(), Sticky, seed=SEED, **TWO) as sampler:
