@@ -373,16 +373,6 @@ def test_seams_give_the_same_to_the_last_bit(seeds, limit, fails_at, drops):
     assert fast == slow
 
 
-def test_the_property_is_about_a_loop_with_and_without_seams(monkeypatch):
-    has_seams = []
-    monkeypatch.setattr(
-        DefaultWorker, "_run", lambda *_, seams: has_seams.append(seams is not None) or (-1, (0.0, 0.0, 0.0))
-    )
-    for kind in KINDS:
-        run(worker_of(ScriptedEnv(), kind=kind)[0], 1)
-    assert has_seams == [False, True]
-
-
 def test_each_seam_changes_what_it_says():
     calls: list[Any] = []
 
@@ -419,37 +409,6 @@ def test_each_seam_changes_what_it_says():
     assert calls == [
         ("begin", 2, 11, 1), ("end", 2, 3, False, True), ("begin", 3, 12, 1), ("end", 3, 3, False, True),
     ]  # fmt: skip
-
-
-class TrialWorker(DefaultWorker):
-    """Runs a trial of several episodes, as in RL², as one trajectory: the agent remembers across them."""
-
-    n_episodes = 3
-
-    def after_step(self, context: Any, result: Any) -> Any:
-        observation, reward, terminated, truncated, info = result
-        if not (terminated or truncated):
-            return result
-        ended = context.memory["ended"] = context.memory.get("ended", 0) + 1
-        if ended == self.n_episodes:
-            return result
-        first, _ = context.reset(seed=context.seed + ended)
-        return first, reward, False, False, {**info, "episode_end": True, "final_observation": observation}
-
-    def end_trajectory(self, context: Any) -> None:
-        context.metrics["episodes"] = context.memory["ended"]
-
-
-def test_trials_of_several_episodes_are_trajectories():
-    batches = []
-    for n_workers in (1, 3):
-        given: dict[str, Any] = {"worker_class": TrialWorker, "n_workers": n_workers, "seed": 5, "check": "error"}
-        with LocalSampler(ScriptedAgent(), ScriptedEnv((2, 9)), **given) as sampler:
-            batches.append(sampler.obtain_trajectories(6))
-    assert batches[0] == batches[1]
-    assert batches[0].env_infos["episode_end"].sum() == 2 * 6
-    assert batches[0].terminated.all()
-    assert batches[0].episode_infos["episodes"].tolist() == [3] * 6
 
 
 class SideBySide(VecWorker):

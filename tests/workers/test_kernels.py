@@ -15,27 +15,21 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     CONFIG: Any = np.show_config(mode="dicts")
 
-CODE = """
-import sys, time
-{first}
-from streamsampler.workers.kernels import fingerprint
-found = fingerprint()
-print(found.bits)
-"""
-
 
 def probed(first="", **variables):
     """Return the digests in a process with these environment variables."""
+    code = f"{first}\nfrom streamsampler.workers.kernels import fingerprint\nprint(fingerprint().bits)"
     environ = {**os.environ, **variables}
-    code = CODE.format(first=first)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=True)
     return dict(part.split("=") for part in run.stdout.split())
 
 
-def test_each_process_finds_the_same():
+def test_kernels_of_numpy_itself_are_told_apart_and_each_process_finds_the_same():
     own = dict(part.split("=") for part in kernels.fingerprint().bits.split())
-    assert probed()["numpy"] == own["numpy"]
-    assert kernels.fingerprint() is kernels.fingerprint()
+    found = probed()
+    assert found["numpy"] == own["numpy"]
+    if newest := CONFIG.get("SIMD Extensions", {}).get("found", ()):
+        assert probed(NPY_DISABLE_CPU_FEATURES=",".join(newest)) != found
 
 
 @pytest.mark.slow
@@ -45,34 +39,20 @@ def test_the_kernels_of_openblas_are_told_apart():
     assert len(digests) >= 2, "a processor without them chooses others"
 
 
-def test_the_kernels_of_numpy_itself_are_told_apart():
-    newest = CONFIG.get("SIMD Extensions", {}).get("found", ())
-    if not newest:
-        pytest.skip("NumPy uses no kernels for newer processors here")
-    assert probed(NPY_DISABLE_CPU_FEATURES=",".join(newest)) != probed()
-
-
 @pytest.mark.extras
 def test_the_kernels_of_torch_are_told_apart():
-    found = [
-        probed("import torch"),
-        probed("import torch", ATEN_CPU_CAPABILITY="default"),
-        probed("import torch", MKL_CBWR="COMPATIBLE"),
-    ]
+    others: list[dict[str, str]] = [{}, {"ATEN_CPU_CAPABILITY": "default"}, {"MKL_CBWR": "COMPATIBLE"}]
+    found = [probed("import torch", **variables) for variables in others]
     assert len({bits["numpy"] for bits in found}) == 1
     assert len({bits["torch"] for bits in found}) == 3
 
 
-def test_the_probe_disturbs_nothing():
-    """It draws nothing, and what the user says of floating-point errors does not matter."""
+def test_the_probe_draws_nothing_and_takes_no_half_of_a_torch(monkeypatch):
+    """What the user says of floating-point errors does not matter; another thread may be importing torch."""
     state = np.random.get_state(legacy=False)
     kernels._fingerprint.cache_clear()
     with np.errstate(all="raise"):
-        kernels.fingerprint()
+        assert kernels.fingerprint() is kernels.fingerprint()
     np.testing.assert_equal(np.random.get_state(legacy=False), state)
-
-
-def test_half_a_torch_is_none(monkeypatch):
-    """Another thread is importing it, or it is no torch at all."""
     monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
     assert "torch" not in kernels.fingerprint().bits

@@ -40,80 +40,57 @@ class Lives(gymnasium.Env):
         return np.full(1, self.t, np.float32), 1.0, self.lives() == 0, False, {}
 
 
-def episodic_life():
-    return pytest.importorskip("stable_baselines3.common.atari_wrappers").EpisodicLifeEnv(Lives())
+def cart_pole():
+    return gymnasium.make(CARTPOLE)
 
 
 def minigrid(name, *arguments):
-    pytest.importorskip("minigrid")
-    import minigrid.wrappers
+    minigrid_wrappers = pytest.importorskip("minigrid.wrappers")
+    env = getattr(minigrid_wrappers, name)(gymnasium.make("MiniGrid-Empty-Random-6x6-v0"), *arguments)
+    return minigrid_wrappers.ImgObsWrapper(env)
 
-    env = getattr(minigrid.wrappers, name)(gymnasium.make("MiniGrid-Empty-Random-6x6-v0"), *arguments)
-    return minigrid.wrappers.ImgObsWrapper(env)
+
+def frozen(wrapper):
+    env = wrapper(cart_pole())
+    env.update_running_mean = False
+    return env
 
 
 STATEFUL = {
-    "observations": lambda: wrappers.NormalizeObservation(gymnasium.make(CARTPOLE)),
-    "rewards": lambda: wrappers.TimeAwareObservation(wrappers.NormalizeReward(gymnasium.make(CARTPOLE))),
-    "lives": episodic_life,
+    "observations": lambda: wrappers.NormalizeObservation(cart_pole()),
+    "rewards": lambda: wrappers.TimeAwareObservation(wrappers.NormalizeReward(cart_pole())),
+    "lives": lambda: pytest.importorskip("stable_baselines3.common.atari_wrappers").EpisodicLifeEnv(Lives()),
     "actions": lambda: minigrid("ActionBonus"),
     "positions": lambda: minigrid("PositionBonus"),
     "seeds": lambda: minigrid("ReseedWrapper", (1, 2, 3, 4, 5)),
 }
+FINE = {
+    "frames": lambda: wrappers.FrameStackObservation(cart_pole(), 4),
+    "delay": lambda: wrappers.DelayObservation(cart_pole(), 2),
+    "time": lambda: wrappers.TimeAwareObservation(cart_pole()),
+    "sticky": lambda: wrappers.StickyAction(cart_pole(), 0.5, (1, 3)),
+    "statistics": lambda: wrappers.RecordEpisodeStatistics(cart_pole()),
+    "maximum": lambda: wrappers.MaxAndSkipObservation(cart_pole(), 3),
+    "one seed": lambda: minigrid("ReseedWrapper", (1,)),
+    "frozen observations": lambda: frozen(wrappers.NormalizeObservation),
+    "frozen rewards": lambda: frozen(wrappers.NormalizeReward),
+}
 
 
-def check(make_env, monkeypatch):
-    """Run the check itself, without looking for known wrappers."""
+@pytest.mark.filterwarnings("ignore:.*ReseedWrapper")
+@pytest.mark.parametrize("name", [*STATEFUL, *FINE])
+def test_wrappers_that_carry_something_are_known_as_the_check_finds_it(name, monkeypatch):
+    make = {**STATEFUL, **FINE}[name]
+    words = stateful_wrapper(make())
+    assert (" is wrapped by " in words and ". Instead, " in words) if name in STATEFUL else words == ""
     monkeypatch.setattr(purity, "stateful_wrapper", lambda env: "")
     worker = DefaultWorker(context_of(check="error"))
-    worker.update_env(as_env_update(make_env))
+    worker.update_env(as_env_update(make))
     space = worker.spaces[1]
     worker.update_agent(lambda _: space.sample() if isinstance(space, spaces.Box) else np.random.randint(space.n))  # type: ignore[attr-defined]
     space.seed(0)
-    return purity.check_purity(worker, 1, TrajectorySeeds(0, 1).of, purity.PurityCheck())
-
-
-@pytest.mark.filterwarnings("ignore:.*ReseedWrapper")
-@pytest.mark.parametrize("name", STATEFUL)
-def test_wrappers_that_carry_something_are_known_and_the_check_finds_it(name, monkeypatch):
-    env = STATEFUL[name]()
-    assert " is wrapped by " in stateful_wrapper(env)
-    assert ". Instead, " in stateful_wrapper(env)
-    assert "came out differently" in check(STATEFUL[name], monkeypatch).finding
-
-
-FINE = {
-    "frames": lambda: wrappers.FrameStackObservation(gymnasium.make(CARTPOLE), 4),
-    "delay": lambda: wrappers.DelayObservation(gymnasium.make(CARTPOLE), 2),
-    "time": lambda: wrappers.TimeAwareObservation(gymnasium.make(CARTPOLE)),
-    "sticky": lambda: wrappers.StickyAction(gymnasium.make(CARTPOLE), 0.5, (1, 3)),
-    "statistics": lambda: wrappers.RecordEpisodeStatistics(gymnasium.make(CARTPOLE)),
-    "maximum": lambda: wrappers.MaxAndSkipObservation(gymnasium.make(CARTPOLE), 3),
-    "one seed": lambda: minigrid("ReseedWrapper", (1,)),
-}
-if hasattr(wrappers, "RepeatAction"):  # not in the lowest version of Gymnasium
-    FINE["repeat"] = lambda: wrappers.RepeatAction(gymnasium.make(CARTPOLE), 3)
-
-
-def frozen(wrapper):
-    def make():
-        env = wrapper(gymnasium.make(CARTPOLE))
-        env.update_running_mean = False
-        return env
-
-    return make
-
-
-FINE["frozen observations"] = frozen(wrappers.NormalizeObservation)
-FINE["frozen rewards"] = frozen(wrappers.NormalizeReward)
-
-
-@pytest.mark.filterwarnings("ignore:.*ReseedWrapper")
-@pytest.mark.parametrize("name", FINE)
-def test_wrappers_that_begin_again_are_let_be(name, monkeypatch):
-    assert stateful_wrapper(FINE[name]()) == ""
-    checked = check(FINE[name], monkeypatch)
-    assert checked.finding == ""
+    checked = purity.check_purity(worker, 1, TrajectorySeeds(0, 1).of, purity.PurityCheck())
+    assert ("came out differently" in checked.finding) == (name in STATEFUL)
     assert checked.timesteps > 0
 
 
@@ -122,23 +99,27 @@ def test_wrappers_of_vector_environments_and_inside_them():
     inside = gymnasium.make_vec(
         CARTPOLE, num_envs=2, vectorization_mode="sync", wrappers=[wrappers.NormalizeObservation]
     )
-    assert stateful_wrapper(plain) == ""
     for env in (vector.NormalizeObservation(plain), vector.NormalizeReward(plain), inside):
         assert f"{CARTPOLE} is wrapped by Normalize" in stateful_wrapper(env)
     settled = vector.NormalizeReward(plain)
     settled.update_running_mean = False
-    assert stateful_wrapper(settled) == ""
+    assert stateful_wrapper(settled) == stateful_wrapper(plain) == ""
 
 
-def test_another_class_of_the_same_name_is_not_taken_for_it():
+def test_what_is_not_known():
     class NormalizeObservation(gymnasium.Wrapper):
-        """Divides by a constant."""
+        """Divides by a constant: another class of the same name."""
 
-    assert stateful_wrapper(NormalizeObservation(gymnasium.make(CARTPOLE))) == ""
+    class Bare:
+        unwrapped = object()
+
+    assert stateful_wrapper(NormalizeObservation(cart_pole())) == ""
+    assert (stateful_wrapper(Bare()), files_of([Bare()]), name_of_env(Bare())) == ("", (), "object")
+    assert list(known_wrappers.chain_of(None)) == []
 
 
 def test_a_kind_is_the_classes_and_the_id():
-    one, same = gymnasium.make(CARTPOLE), gymnasium.make(CARTPOLE, render_mode="rgb_array")
+    one, same = cart_pole(), gymnasium.make(CARTPOLE, render_mode="rgb_array")
     assert kind_of(one) == kind_of(same) != kind_of(gymnasium.make("Acrobot-v1"))
     assert kind_of(one) != kind_of(wrappers.TimeAwareObservation(one))
     assert kind_of(Lives()) != kind_of(one)
@@ -147,15 +128,7 @@ def test_a_kind_is_the_classes_and_the_id():
 
 def test_where_a_monitor_writes(tmp_path):
     monitor = pytest.importorskip("stable_baselines3.common.monitor").Monitor
-    env = monitor(gymnasium.make(CARTPOLE), str(tmp_path / "log"))
-    assert files_of([env, gymnasium.make(CARTPOLE)]) == (str(tmp_path / "log.monitor.csv"),)
+    env = monitor(cart_pole(), str(tmp_path / "log"))
+    assert files_of([env, cart_pole()]) == (str(tmp_path / "log.monitor.csv"),)
     env.close()
-    assert files_of([monitor(gymnasium.make(CARTPOLE))]) == ()
-
-
-def test_an_environment_that_tells_nothing_of_itself():
-    class Bare:
-        unwrapped = object()
-
-    assert (stateful_wrapper(Bare()), files_of([Bare()]), name_of_env(Bare())) == ("", (), "object")
-    assert list(known_wrappers.chain_of(None)) == []
+    assert files_of([monitor(cart_pole())]) == ()

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import LocalSampler, VecWorker
 from streamsampler.errors import DataError, RolloutError
 from streamsampler.filters import RunningNorm
 
@@ -32,13 +32,6 @@ class Remembering:
         self.memory, self.random.bit_generator.state = state
 
 
-class Batched(Remembering):
-    """The same, for rows."""
-
-    def get_actions(self, observations: Any, *, starts: Any) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(len(observations), np.int64), {"value": observations[:, 0] + starts}
-
-
 class Hooks:
     """Nothing but a reason to call hooks."""
 
@@ -52,50 +45,39 @@ def expected(batch: Any) -> Any:
     return np.where(batch.terminated, 0.0, memory + batch.last_observations[:, 0])
 
 
-@pytest.mark.parametrize(
-    ("n_workers", "norm", "hooks"),
-    [(0, None, None), (0, RunningNorm(), None), (0, None, Hooks()), (0, RunningNorm(), Hooks()), (3, None, None)],
-)
-def test_whole_trajectories(n_workers: int, norm: RunningNorm | None, hooks: Hooks | None) -> None:
-    options: dict[str, Any] = {"seed": 1, "max_episode_length": 12, "hooks": hooks, "observation_filter": norm}
-    if n_workers:
-        options["n_workers"] = n_workers
-    with (MultiprocessingSampler if n_workers else LocalSampler)(Remembering(), "CartPole-v1", **options) as sampler:
-        for _ in range(2):
-            batch = sampler.obtain_trajectories(30)
-            assert 0 < batch.terminated.sum() < 30
-            np.testing.assert_allclose(batch.last_values, expected(batch), rtol=1e-5)
-
-
-@pytest.mark.parametrize("norm", [None, RunningNorm()], ids=["raw", "filtered"])
-def test_fragments_and_what_is_remembered_from_one_to_the_next(norm: RunningNorm | None) -> None:
-    options: dict[str, Any] = {"seed": 1, "max_episode_length": 12, "observation_filter": norm}
-    with LocalSampler(Remembering(), "CartPole-v1", **options) as sampler:
-        batches = [sampler.obtain_fragments(25, 3) for _ in range(3)]
-    for batch in batches:
-        assert batch.cut.any()
-        assert batch.truncated.any()
+@pytest.mark.parametrize("options", [{}, {"observation_filter": RunningNorm()}, {"hooks": Hooks()}])
+def test_values_follow_what_is_remembered_also_from_one_fragment_to_the_next(options):
+    with LocalSampler(Remembering(), "CartPole-v1", seed=1, max_episode_length=12, **options) as sampler:
+        whole = [sampler.obtain_trajectories(30) for _ in range(2)]
+        fragments = [] if "hooks" in options else [sampler.obtain_fragments(25, 3) for _ in range(2)]
+    for batch in (*whole, *fragments):
         np.testing.assert_allclose(batch.last_values, expected(batch), rtol=1e-5)
-    first, second = batches[:2]
-    before = expected(first)[first.cut] - first.last_observations[first.cut, 0]
-    np.testing.assert_allclose(second.agent_infos["memory"][second.starts[second.continued]], before, rtol=1e-5)
+    assert 0 < whole[0].terminated.sum() < 30
+    if fragments:
+        first, second = fragments
+        before = expected(first)[first.cut] - first.last_observations[first.cut, 0]
+        np.testing.assert_allclose(second.agent_infos["memory"][second.starts[second.continued]], before, rtol=1e-5)
 
 
-@pytest.mark.parametrize("agent", [Remembering(), Batched()])
-def test_vec_worker_asks_no_agent_that_may_remember(agent: Any) -> None:
-    with LocalSampler(
-        agent, "CartPole-v1", seed=1, max_episode_length=5, worker_class=VecWorker, worker_args={"n_envs": 2}
-    ) as sampler:
+VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
+
+
+def test_vec_worker_asks_no_agent_that_may_remember():
+    with LocalSampler(Remembering(), "CartPole-v1", seed=1, max_episode_length=5, **VEC) as sampler:
         batch = sampler.obtain_trajectories(4)
     with pytest.raises(DataError, match=r"of agents with a memory, only .* DefaultWorker"):
         batch.last_values  # noqa: B018
+
+
+def pendulum() -> Any:
+    return gymnasium.make("Pendulum-v1", max_episode_steps=5)
 
 
 class Named(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Has an info of the name under which the agent's values come back."""
 
     def __init__(self) -> None:
-        super().__init__(gymnasium.make("Pendulum-v1", max_episode_steps=5))
+        super().__init__(pendulum())
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         return super().reset(**options)[0], {"last_value": -3.0}
@@ -124,31 +106,30 @@ class Valuing:
         return self.value
 
 
-def pendulum() -> Any:
-    return gymnasium.make("Pendulum-v1", max_episode_steps=5)
+TAKEN = "an info of the environment's reset, or a metric of a hook, has that name"
+NO_NUMBER = r"get_value\(observation\) must return one number.* returned "
 
 
-@pytest.mark.parametrize("worker_class", [VecWorker, DefaultWorker])
-@pytest.mark.parametrize(("env", "hooks"), [(Named, None), (pendulum, NamedMetric())], ids=["info", "metric"])
-def test_nothing_else_takes_their_place(worker_class: Any, env: Any, hooks: Any) -> None:
+@pytest.mark.parametrize("options", [{}, VEC], ids=["default", "vec"])
+@pytest.mark.parametrize(
+    ("value", "env", "hooks", "words"),
+    [
+        (5.0, Named, None, TAKEN),
+        (5.0, pendulum, NamedMetric(), TAKEN),
+        (np.ones(2), pendulum, None, rf"{NO_NUMBER}the shape \(2,\)"),
+        (None, pendulum, None, f"{NO_NUMBER}None"),
+        ("x", pendulum, None, f"{NO_NUMBER}'x'"),
+    ],
+)
+def test_a_value_is_one_number_and_nothing_else_takes_its_place(value, env, hooks, words, options):
     with (
-        LocalSampler(Valuing(), env, seed=1, worker_class=worker_class, hooks=hooks) as sampler,
-        pytest.raises(RolloutError, match=r"an info of the environment's reset, or a metric of a hook, has that name"),
+        LocalSampler(Valuing(value), env, seed=1, hooks=hooks, **options) as sampler,
+        pytest.raises(RolloutError, match=words),
     ):
         sampler.obtain_trajectories(3)
 
 
-@pytest.mark.parametrize("worker_class", [VecWorker, DefaultWorker])
-def test_infos_of_that_name_are_infos_where_the_agent_has_no_values(worker_class: Any) -> None:
-    with LocalSampler("random", Named, seed=1, worker_class=worker_class) as sampler:
+@pytest.mark.parametrize("options", [{}, VEC], ids=["default", "vec"])
+def test_infos_of_that_name_are_infos_where_the_agent_has_no_values(options):
+    with LocalSampler("random", Named, seed=1, **options) as sampler:
         assert sampler.obtain_trajectories(3).episode_infos["last_value"].tolist() == [-3.0] * 3
-
-
-@pytest.mark.parametrize("worker_class", [VecWorker, DefaultWorker])
-@pytest.mark.parametrize(("value", "shown"), [(np.ones(2), r"the shape \(2,\)"), (None, "None"), ("x", "'x'")])
-def test_a_value_is_one_number(worker_class: Any, value: Any, shown: str) -> None:
-    with (
-        LocalSampler(Valuing(value), pendulum, seed=1, worker_class=worker_class) as sampler,
-        pytest.raises(RolloutError, match=rf"get_value\(observation\) must return one number.* returned {shown}"),
-    ):
-        sampler.obtain_trajectories(3)

@@ -1,5 +1,7 @@
 """A worker's loop, told by hand."""
 
+from typing import Any, ClassVar
+
 import pytest
 
 from streamsampler.agents.base import CallableAgent
@@ -14,9 +16,9 @@ from tests.workers.contexts import context_of, new_board
 class Channel:
     interruptible = True
 
-    def __init__(self, messages=()):
+    def __init__(self, *messages):
         self.messages = list(messages)
-        self.answers = []
+        self.answers: list[Any] = []
 
     def receive(self, *, wait):
         assert self.messages or not wait, "it would wait for ever"
@@ -29,11 +31,11 @@ class Channel:
         self.answers.append((answer, contents))
 
 
+UPDATES: dict[str, Any] = {"agent": CallableAgent(lambda _: 1), "env": as_env_update(Env)}
+
+
 def start(version, *tickets, **updates):
-    return Start(version, tuple(Ticket(version, indices) for indices in tickets), **updates)
-
-
-UPDATES = {"agent": CallableAgent(lambda _: 1), "env": as_env_update(Env)}
+    return Start(version, tuple(Ticket(version, indices) for indices in tickets), **{**UPDATES, **updates})
 
 
 @pytest.fixture
@@ -42,10 +44,11 @@ def board():
 
 
 def live(channel, board):
-    """Let a worker live until it has nothing to do; return the function that lets it go on."""
+    """Let a worker live until it has nothing to do; return the function that lets it go on with a message."""
     loop = WorkerLoop(channel, DefaultWorker, context_of(board))
 
-    def go_on():
+    def go_on(*messages):
+        channel.messages += messages
         for _ in range(20):  # more turns than any of these tests has messages and tickets
             if not loop.turn(wait=False):
                 break
@@ -54,56 +57,43 @@ def live(channel, board):
     return go_on
 
 
-def test_each_ticket_gets_one_answer(board):
-    channel = Channel([start(1, range(2), range(2, 3), **UPDATES)])
-    go_on = live(channel, board)
-    channel.messages.append(Continue((Ticket(1, range(3, 7)),)))
-    go_on()
-    assert [answer.ticket.indices for answer, _ in channel.answers] == [range(2), range(2, 3), range(3, 7)]
-    assert [contents[0].n_trajectories for _, contents in channel.answers] == [2, 1, 4]
+def given_up(version, indices):
+    return Report(Ticket(version, indices), given_up=True)
 
 
-def test_the_spaces_are_told_once_a_version(board):
+def test_each_ticket_gets_one_answer_and_the_spaces_are_told_once_a_version(board):
     """Not once for good: the report that carried them may have been stale, and was never looked at."""
-    channel = Channel([start(1, range(1), range(1, 2), **UPDATES)])
+    channel = Channel(start(1, range(2), range(2, 3)))
     go_on = live(channel, board)
-    channel.messages.append(start(2, range(1)))
-    go_on()
+    go_on(Continue((Ticket(1, range(3, 7)),)))
+    go_on(start(2, range(1)))
+    assert [answer.ticket.indices for answer, _ in channel.answers] == [range(2), range(2, 3), range(3, 7), range(1)]
+    assert [contents[0].n_trajectories for _, contents in channel.answers] == [2, 1, 4, 1]
     spaces = (Env.observation_space, Env.action_space)
-    assert [contents[1] for _, contents in channel.answers] == [spaces, None, spaces]
+    assert [contents[1] for _, contents in channel.answers] == [spaces, None, None, spaces]
 
 
-def test_what_nobody_wants_is_given_up_unrun(board):
-    board.abandon_older(2)
-    channel = Channel([start(1, range(2), range(2, 4), **UPDATES)])
+@pytest.mark.parametrize("abandoned", [True, False])
+def test_what_nobody_wants_is_given_up_unrun(board, abandoned):
+    if abandoned:
+        board.abandon_older(2)
+    channel = Channel(start(1, range(2), range(2, 4)), *[Stop()] * (not abandoned))
     live(channel, board)
-    assert [answer for answer, _ in channel.answers] == [
-        Report(Ticket(1, range(2)), given_up=True),
-        Report(Ticket(1, range(2, 4)), given_up=True),
-    ]
+    assert [answer for answer, _ in channel.answers] == [given_up(1, range(2)), given_up(1, range(2, 4))]
 
 
 def test_a_failing_update_fails_the_first_ticket_and_gives_up_the_rest(board):
-    channel = Channel([start(1, range(2), range(2, 4), agent=CallableAgent(len), env=as_env_update(lambda: 3))])
+    channel = Channel(start(1, range(2), range(2, 4), env=as_env_update(lambda: 3)))
     go_on = live(channel, board)
-    failure, given_up = (answer for answer, _ in channel.answers)
+    go_on(Continue((Ticket(1, range(4, 5)),)))
+    failure, *rest = (answer for answer, _ in channel.answers)
     assert isinstance(failure, Failure)
     assert (failure.ticket.indices, failure.phase) == (range(2), Phase.ENV_CONSTRUCTION)
-    assert given_up == Report(Ticket(1, range(2, 4)), given_up=True)
-    channel.messages.append(Continue((Ticket(1, range(4, 5)),)))
-    go_on()
-    assert channel.answers[-1][0] == Report(Ticket(1, range(4, 5)), given_up=True)
-
-
-def test_stop_gives_up_what_is_left(board):
-    channel = Channel([start(1, range(1), range(1, 2), **UPDATES), Stop()])
-    live(channel, board)
-    assert all(answer.given_up for answer, _ in channel.answers)
-    assert len(channel.answers) == 2
+    assert rest == [given_up(1, range(2, 4)), given_up(1, range(4, 5))]
 
 
 def test_exit_closes_the_environment(board):
-    channel = Channel([start(1, range(1), **UPDATES | {"env": as_env_update(lambda: Env("close"))}), Exit()])
+    channel = Channel(start(1, range(1), env=as_env_update(lambda: Env("close"))), Exit())
     run_worker(channel, DefaultWorker, context_of(board))
     ((failure, error),) = channel.answers
     assert (failure.ticket, failure.phase, str(error)) == (None, Phase.CLOSE, "in close")
@@ -113,7 +103,7 @@ def test_a_long_message_is_cut_in_the_summary(board):
     def complain(_):
         raise ValueError("x" * 10_000)
 
-    channel = Channel([start(1, range(1), agent=CallableAgent(complain), env=as_env_update(Env))])
+    channel = Channel(start(1, range(1), agent=CallableAgent(complain)))
     live(channel, board)
     ((failure, _),) = channel.answers
     assert len(failure.summary) < 3_000
@@ -124,19 +114,22 @@ def test_what_may_take_long_outside_trajectories_is_shown_before_it_begins(board
     """Such as a worker's constructor, which imports what its class needs, and the pickling of what was recorded."""
     shown = []
 
+    def show():
+        shown.append(board.progress(0).phase)
+
     class Slow(DefaultWorker):
         def __init__(self, context):
-            shown.append(board.progress(0).phase)
+            show()
             super().__init__(context)
 
         def finished(self, finish, indices, env=None):
-            return super().finished(lambda: (shown.append(board.progress(0).phase), finish())[1], indices, env)
+            return super().finished(lambda: (show(), finish())[1], indices, env)
 
     class Sending(Channel):
         def answer(self, answer, contents=None):
-            shown.append(board.progress(0).phase)
+            show()
 
-    loop = WorkerLoop(Sending([start(1, range(1), **UPDATES)]), Slow, context_of(board))
+    loop = WorkerLoop(Sending(start(1, range(1))), Slow, context_of(board))
     assert all(loop.turn(wait=False) for _ in range(2))
     assert shown == [Phase.AGENT_CONSTRUCTION, Phase.RECORDING, Phase.SENDING]
 
@@ -144,12 +137,12 @@ def test_what_may_take_long_outside_trajectories_is_shown_before_it_begins(board
 class Ahead(DefaultWorker):
     """Looks ahead in each rollout, and says that seven timesteps of later tickets ran."""
 
-    seen: list
+    seen: ClassVar[list[Any]] = []
 
     def rollout(self, ticket, seeds):
         found = [self.look_ahead(number) for number in (1, 2, 3)]
-        self.seen.append([None if each is None else each[0].indices for each in found])
         assert all(each is None or len(each[1]) == len(each[0].indices) for each in found)
+        self.seen.append([None if each is None else each[0].indices for each in found])
         outcome = super().rollout(ticket, seeds)
         self.running_timesteps = 7
         return outcome
@@ -161,23 +154,11 @@ class Ahead(DefaultWorker):
 
 
 def test_a_worker_that_looks_ahead_takes_in_tickets_and_nothing_else(board):
-    Ahead.seen = []
-    more = [Continue((Ticket(1, range(2, 4)),)), Continue((Ticket(1, range(4, 5)),)), Stop(), Exit()]
-    channel = Channel([start(1, range(2), **UPDATES)])
+    channel = Channel(start(1, range(2)))
     loop = WorkerLoop(channel, Ahead, context_of(board))
     assert loop.turn(wait=False)
-    running = iter([None])
-    receive = channel.receive
-
-    def receive_later(*, wait):
-        """Have them come while the first ticket runs."""
-        for nothing in running:
-            return nothing
-        channel.messages += more
-        more.clear()
-        return receive(wait=wait)
-
-    channel.receive = receive_later
+    # The others come while the first ticket runs: after the first look, which finds nothing.
+    channel.messages += [None, Continue((Ticket(1, range(2, 4)),)), Continue((Ticket(1, range(4, 5)),)), Stop(), Exit()]
     assert loop.turn(wait=False)
     assert Ahead.seen == [[range(2, 4), range(4, 5), None]]
     assert board.ran_timesteps(0) == channel.answers[0][0].n_timesteps + 7

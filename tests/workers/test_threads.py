@@ -17,7 +17,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import worker_main as worker_process
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.workers.threads import VARIABLES, ThreadLimit, set_unset
+from streamsampler.workers.threads import VARIABLES, set_unset
 
 
 def openblas() -> Any:
@@ -159,17 +159,6 @@ def test_torch_that_is_loaded_with_the_agent(number, clean):
 def test_bad_numbers(number):
     with pytest.raises(UsageError, match="worker_threads must be"):
         LocalSampler(Summing(), Env, worker_threads=number)
-
-
-def test_a_limit_is_looked_for_only_when_something_was_loaded(threads, clean):
-    limit = ThreadLimit(1, {})
-    with limit.held():
-        assert threads() == 1
-        clean.setattr("threadpoolctl.ThreadpoolController", None)
-        limit.hold()
-    with limit.held():
-        assert threads() == 1
-    assert threads() == 2
 
 
 def test_a_fork_server_is_started_with_the_variables(clean):

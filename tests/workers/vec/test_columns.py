@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given
-from hypothesis import strategies as st
 
 from streamsampler.data.copying import make_recorder
 from streamsampler.data.trees import same
@@ -16,15 +14,9 @@ from streamsampler.workers.vec.columns import Column, Columns
 BOX = spaces.Box(-9, 9, (2,), np.float32)
 NESTED = spaces.Dict(box=BOX, pair=spaces.Tuple((spaces.Discrete(3), spaces.Text(5))), none=spaces.Tuple(()))
 EVERY = [
-    BOX, spaces.Box(-9, 9, (), np.float64), spaces.Box(0, 255, (0,), np.uint8), spaces.Discrete(5, start=-2),
-    spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(3), spaces.Text(5), spaces.Sequence(BOX), NESTED,
-    spaces.Tuple((NESTED, BOX)),
+    spaces.Box(-9, 9, (), np.float64), spaces.Box(0, 255, (0,), np.uint8), spaces.Discrete(5, start=-2),
+    spaces.MultiBinary(3), spaces.Sequence(BOX), spaces.Tuple((NESTED, BOX)),
 ]  # fmt: skip
-
-
-def sampled(space, n):
-    space.seed(3)
-    return [space.sample() for _ in range(n)]
 
 
 def recorded(space, values):
@@ -47,7 +39,8 @@ def batched(space, values):
 @pytest.mark.parametrize("space", EVERY, ids=str)
 def test_they_gather_what_was_written_in_any_order(space, form):
     n_steps, n_rows = 40, 3
-    values = sampled(space, n_steps * n_rows)
+    space.seed(3)
+    values = [space.sample() for _ in range(n_steps * n_rows)]
     columns = Columns(space, n_rows, "value")
     for step in range(n_steps):
         rows = values[step * n_rows : (step + 1) * n_rows]
@@ -60,36 +53,37 @@ def test_they_gather_what_was_written_in_any_order(space, form):
             assert same(columns.row_batch(step), recorded(space, rows))
     order = np.random.default_rng(1).permutation(len(values))[:50]
     assert same(columns.gather(order), recorded(space, [values[number] for number in order]))
-    columns.clear()
-    assert columns.n_steps == 0
 
 
-@given(forgotten=st.integers(0, 30), more=st.integers(0, 40))
+@pytest.mark.parametrize(("forgotten", "more"), [(0, 5), (7, 0), (12, 40), (30, 3), (30, 0)])
 def test_forgetting_renumbers_what_is_left(forgotten, more):
     columns, column = Columns(BOX, 2, "value"), Column(2, np.dtype(np.int64))
-    for step in range(30):
-        columns.append(np.full((2, 2), step % 9, np.float32))
-        column.at(step)[:] = step
+
+    def write(steps, shift):
+        for step in steps:
+            columns.append(np.full((2, 2), (step + shift) % 9, np.float32))
+            column.at(step)[:] = step + shift
+
+    write(range(30), 0)
     columns.forget_before(forgotten)
     column.forget_before(forgotten, 30)
-    left = 30 - forgotten
-    for step in range(left, left + more):
-        columns.append(np.full((2, 2), (step + forgotten) % 9, np.float32))
-        column.at(step)[:] = step + forgotten
-    numbers = np.arange(2 * (left + more))
+    n_steps = 30 - forgotten + more
+    write(range(30 - forgotten, n_steps), forgotten)
+    numbers = np.arange(2 * n_steps)
     expected = numbers // 2 + forgotten
-    assert columns.n_steps == left + more
+    assert columns.n_steps == n_steps
     assert column.gather(numbers).tolist() == expected.tolist()
     values: Any = columns.gather(numbers)
     assert values[:, 1].tolist() == (expected % 9).tolist()
+    columns.clear()
+    assert columns.n_steps == 0
 
 
 def test_what_was_written_is_a_copy():
     columns, batch = Columns(BOX, 2, "value"), np.zeros((2, 2), np.float32)
     columns.append(batch)
     batch[:] = 7
-    lists = Columns(spaces.Sequence(BOX), 1, "value")
-    value = [np.zeros(2, np.float32)]
+    lists, value = Columns(spaces.Sequence(BOX), 1, "value"), [np.zeros(2, np.float32)]
     lists.append([value])
     value[0][:] = 7
     kept: tuple[Any, Any] = columns.gather(np.arange(2)), lists.gather(np.arange(1))
@@ -104,7 +98,6 @@ LOST = np.array([[0, 0], [0, 123456789.0]])
     ("space", "batch", "words", "row"),
     [
         (BOX, np.zeros((2, 3)), r"a batch of 2 has the shape \(2, 3\), and should have \(2, 2\)", None),
-        (BOX, np.zeros((3, 2)), r"a batch of 2 has the shape \(3, 2\), and should have \(2, 2\)", None),
         (BOX, [[1, 2], [3]], "is no array", None),
         (BOX, LOST, "holds 123456789.0 as float64", 1),
         (BOX, LOST.astype(np.int64), "holds 123456789 as int64", 1),

@@ -407,15 +407,3 @@ def test_an_agent_may_keep_its_observations_and_otherwise_finds_them_in_the_same
     assert all((found == copy).all() for found, copy in kept)
     assert len(kept) > 5 if keeps else len(places) == 1
     assert all(place % 64 == 0 for place in places)
-
-
-def test_observations_and_actions_are_gathered_into_memory_from_which_they_are_sent():
-    made = []
-
-    def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        made.append(np.empty(shape, dtype))
-        return made[-1]
-
-    rollouts = run(worker_of(Network(), allocate=allocate), range(9))
-    for gathered in (rollouts.observations, rollouts.actions):
-        assert any(gathered is array for array in made)
