@@ -115,43 +115,6 @@ def bits_of(each):
     return [(one.n, one.mean.shape, one.mean.tobytes(), one.squares.tobytes()) for one in each]
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
-def test_moments_are_merged_in_order_whatever_comes_together(shape):
-    rng = np.random.default_rng(5)
-    each = [Moments.of(rng.normal(size=(n, *shape)) * 10.0**n) for n in (1, 2, 5, 9, 1)]
-    expected = each[0]
-    for other in each[1:]:
-        n, difference = expected.n + other.n, other.mean - expected.mean
-        squares = expected.squares + other.squares + difference * difference * (expected.n * other.n / n)
-        expected = Moments(n, np.asarray(expected.mean + difference * (other.n / n)), np.asarray(squares))
-    before = pickle.dumps(each)
-    for split in range(1, len(each)):
-        assert bits_of([each[0].plus_each(each[1:split]).plus_each(each[split:])]) == bits_of([expected])
-    assert pickle.dumps(each) == before  # none was changed
-    assert bits_of([pickle.loads(pickle.dumps(expected))]) == bits_of([expected])
-
-
-@pytest.mark.parametrize(("shape", "dtype"), [((), np.float64), ((4,), np.float32), ((3, 5), np.float64)])
-def test_moments_of_several_trajectories_are_those_of_each_alone(shape, dtype):
-    rng = np.random.default_rng(8)
-    lengths = rng.integers(1, 90, 40)
-    rows = (100 * rng.normal(size=(lengths.sum(), *shape))).astype(dtype)
-    parts = np.split(rows, np.cumsum(lengths)[:-1])
-    together = Moments.of_each(rows, lengths)
-    assert together is not None
-    assert bits_of(together) == bits_of([Moments.of(np.array(part)) for part in parts])
-    assert bits_of(pickle.loads(pickle.dumps(together))) == bits_of(together)
-    for part, found in zip(parts, together, strict=True):
-        np.testing.assert_allclose(found.variance, part.var(0, dtype=np.float64), rtol=1e-12)
-
-
-def test_what_is_not_summed_together_has_the_moments_of_each_alone():
-    rows, lengths = np.random.default_rng(8).normal(size=(2000, 70)).astype(np.float32), np.array([1500, 500])
-    for data in (rows, np.arange(2000)):
-        assert Moments.of_each(data, lengths) is None
-    np.testing.assert_allclose(Moments.of(rows).variance, rows.var(0, dtype=np.float64), rtol=1e-12)
-
-
 class Clipped(RunningNorm):
     """Has a summary of its own."""
 

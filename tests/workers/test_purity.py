@@ -63,15 +63,6 @@ class Wide(Carrying):
         return np.full(1000, number)
 
 
-class Structured(Carrying):
-    """Has nested observations with words in them."""
-
-    observation_space = spaces.Dict(a=spaces.Tuple((spaces.Discrete(9), spaces.Text(9))), b=Carrying.observation_space)
-
-    def shown(self, number):
-        return {"a": (1, "word"), "b": np.array([number])}
-
-
 class Counting:
     """Chooses its 8th action otherwise, counted over all trajectories; or tells its calls in an info."""
 
@@ -138,7 +129,7 @@ INTO = {
     "reset info": "its info 'nested.number' of the reset was 1 and then 3",
     "step info": "its info 'nested.number' after timestep 2 was 1 and then 3",
 }
-DIGESTED = [(env_class, into) for env_class in (Wide, Structured) for into in ("first observation", "observation")]
+DIGESTED = [(Wide, "first observation"), (Wide, "observation")]
 
 
 @pytest.mark.parametrize("n_envs", [None, 3])
@@ -164,9 +155,7 @@ class Odd(Carrying):
 
 
 @pytest.mark.parametrize("n_envs", [None, 3])
-@pytest.mark.parametrize(
-    "env", [Carrying, Wide, Structured, Odd, lambda: gymnasium.wrappers.RecordEpisodeStatistics(Carrying())]
-)
+@pytest.mark.parametrize("env", [Carrying, Wide, Odd, lambda: gymnasium.wrappers.RecordEpisodeStatistics(Carrying())])
 def test_nothing_is_found_where_nothing_is_carried(make_worker, env, n_envs):
     outcome = check(make_worker(env, lambda: RandomAgent(spaces.Discrete(2)), n_envs=n_envs))
     assert (outcome.finding, outcome.unstable, outcome.complete, outcome.spoiled) == ("", "", True, False)

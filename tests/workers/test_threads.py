@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
-import types
 from typing import Any
 
 import gymnasium
@@ -15,7 +13,6 @@ from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.launch import start as launch
-from streamsampler.engines.processes import worker_main as worker_process
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.workers.threads import VARIABLES, set_unset
 
@@ -127,52 +124,7 @@ def test_the_local_sampler_puts_the_number_back(threads, clean):
     assert not any(name in os.environ for name in VARIABLES)
 
 
-class Late(Summing):
-    """Brings along a library called torch, as unpickling an agent may do."""
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        torch: Any = types.ModuleType("torch")
-        torch.number = 7
-        torch.get_num_threads = lambda: torch.number
-        torch.set_num_threads = lambda number: setattr(torch, "number", number)
-        sys.modules["torch"] = torch
-
-    def set_param_values(self, values):
-        self.at_update = sys.modules["torch"].number
-
-    def get_action(self, observation):
-        return 0.0, {"torch": sys.modules["torch"].number, "at_update": self.at_update}
-
-
-@pytest.mark.parametrize("number", [1, None])
-def test_torch_that_is_loaded_with_the_agent(number, clean):
-    clean.setitem(sys.modules, "torch", None)  # so that what is there afterwards is what was there before
-    del sys.modules["torch"]
-    with LocalSampler(Late(), Env, n_workers=1, worker_threads=number) as sampler:
-        infos = sampler.obtain_trajectories(2, agent_update=()).agent_infos
-    assert {*infos["torch"].tolist(), *infos["at_update"].tolist()} == {7 if number is None else number}
-    assert sys.modules["torch"].number == 7
-
-
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2", True])
 def test_bad_numbers(number):
     with pytest.raises(UsageError, match="worker_threads must be"):
         LocalSampler(Summing(), Env, worker_threads=number)
-
-
-def test_a_fork_server_is_started_with_the_variables(clean):
-    environs = []
-
-    class Started(Exception):
-        pass
-
-    def start(*_, env, **__):
-        environs.append(env)
-        raise Started
-
-    clean.setattr("subprocess.Popen", start)
-    with pytest.raises(Started):
-        launch.launch(worker_process.main, 0, [], threads=97)
-    assert [[environ[name] for name in VARIABLES] for environ in environs] == [["97"] * len(VARIABLES)]
-    assert (97, worker_process.main) not in launch._servers

@@ -14,7 +14,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from streamsampler import VecWorker
 from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.environments.updates import NewEnvUpdate, as_env_update
-from streamsampler.errors import ActionError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.generators import preserved_generators, seed_generators
@@ -29,7 +28,7 @@ class Calling(gymnasium.Env[Any, Any]):
     """Lasts as long as its seed says, or as the trajectory before; calls a function first, in resets and steps."""
 
     observation_space = spaces.Box(-99, 99, (1,), np.float32)
-    action_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
 
     def __init__(self, tell: Any = None) -> None:
         self.tell = tell or (lambda what: None)
@@ -48,31 +47,23 @@ class Calling(gymnasium.Env[Any, Any]):
 
 
 class OneByOne:
-    """Acts with 7 where an observation shows the length `odd`, and with 0.5 otherwise."""
-
-    def __init__(self, tell: Any = None, odd: int = -1) -> None:
+    def __init__(self, tell: Any = None) -> None:
         self.tell = tell or (lambda what: None)
-        self.odd = odd
+        self.begun: list[tuple[int, float]] = []
 
     def get_action(self, observation: Any) -> Any:
         self.tell("action")
-        return np.full(2, 7.0 if observation[0] == self.odd else 0.5, np.float32), {}
+        return 0, {}
 
 
 class Batched(OneByOne):
-    def __init__(self, tell: Any = None, odd: int = -1) -> None:
-        super().__init__(tell, odd)
-        self.seeds: list[int] = []
-        self.drawn: list[float] = []
-
     def reset(self, seed: int) -> None:
-        self.seeds.append(seed)
-        self.drawn.append(random.random())
+        self.begun.append((seed, random.random()))
 
     def get_actions(self, observations: Any) -> tuple[Any, dict[str, Any]]:
         self.tell("actions")
-        actions = np.where(observations == self.odd, 7.0, 0.5).astype(np.float32)
-        return np.repeat(actions, 2, axis=1), {"rows": np.full(len(actions), len(actions))}
+        n = len(observations)
+        return np.zeros(n, np.int64), {"rows": np.full(n, n)}
 
 
 def worker_of(agent: Any, tell: Any = None, kind: str = "slots", board: StatusBoard | None = None) -> VecWorker:
@@ -110,10 +101,11 @@ def test_a_block_is_seeded_from_its_first_trajectory(kind):
     agent = Batched()
     with preserved_generators():
         run(worker_of(agent, kind=kind), [4, 5, 6, 7, 8, 9, 3, 4, 5, 6, 7, 8])
-        assert agent.seeds == [derived_seed(seed, Stream.AGENT) for seed in (4, 3)]
-        for seed, drawn in zip((4, 3), agent.drawn, strict=True):
+        expected = []
+        for seed in (4, 3):
             seed_generators(seed)
-            assert random.random() == drawn
+            expected.append((derived_seed(seed, Stream.AGENT), random.random()))
+    assert agent.begun == expected
 
 
 def test_a_row_that_is_free_takes_the_next_trajectory_of_its_block():
@@ -124,15 +116,6 @@ def test_a_row_that_is_free_takes_the_next_trajectory_of_its_block():
     assert len(steps) == 9
     (rows,) = rollouts.agent_infos.columns.values()
     assert rows.values.tolist() == [N_ENVS] * 21
-
-
-@pytest.mark.parametrize("odd", range(6))
-def test_the_trajectory_that_cannot_be_recorded_is_named(odd):
-    lengths = [4, 9, 5, 8, 6, 7]
-    worker = worker_of(Batched(odd=lengths[odd]))
-    with pytest.raises(ActionError):
-        run(worker, lengths, block=3)
-    assert worker.trajectory == odd
 
 
 @pytest.mark.parametrize("agent_class", [OneByOne, Batched])

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, VecWorker, replay
+from streamsampler import LocalSampler, VecWorker
 from streamsampler.errors import RolloutError
 from streamsampler.testing.scripted import ScriptedEnv
 from tests.contracts.test_hooks import Env, Metrics, Stuck, crashed
@@ -114,14 +114,6 @@ def test_they_see_and_give_what_they_do_in_the_default_worker(agent, form):
         assert sum(stats.worker_timesteps) == sum(parts)
 
 
-def test_a_call_ends_where_all_trajectories_are_left_out():
-    with (
-        LocalSampler(Apart(), Env(3), seed=SEED, drop_if=lambda _info: True, **VEC) as sampler,
-        pytest.raises(RolloutError, match=r"too many to leave out.*drop_if is true for the reset's info"),
-    ):
-        sampler.obtain_trajectories(5)
-
-
 @pytest.mark.parametrize("hook", ["on_trajectory_start", "on_timestep", "on_trajectory_end"])
 def test_an_error_names_the_hook_and_the_trajectory(hook):
     class Bad:
@@ -177,21 +169,6 @@ def test_the_hook_of_lost_trajectories_sees_what_was_left_out_and_what_raised(ba
     ((index, timestep, kind),), trajectory = losses(Refusing(), Env(30), 8, "too large")
     assert (index, kind) == (trajectory, "ValueError")
     assert timestep > 0
-
-
-@pytest.mark.parametrize(("agent", "form"), [(Apart, VEC), (InBlocks, VEC)])
-def test_replays_have_the_metrics(agent, form):
-    options = {"hooks": Watching(), "drop_if": crashed, "max_episode_length": 6, **form}
-    with LocalSampler(agent(), Env((2, 9)), seed=SEED, n_workers=1, **options) as sampler:
-        batch = sampler.obtain_trajectories(13)
-        index = int(batch.indices[-1])
-        for found in (
-            sampler.replay(1, index, recorded=batch),
-            replay(batch, index, agent=agent(), env=Env((2, 9)), **options),
-        ):
-            assert found.same
-            for name in ("steps", "begun", "ends", "largest"):
-                assert found.trajectory.episode_infos[name].tolist() == batch[-1].episode_infos[name].tolist()
 
 
 def test_rows_have_hooks_of_their_own():

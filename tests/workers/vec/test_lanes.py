@@ -389,21 +389,16 @@ def test_an_agent_whose_rows_depend_on_each_other_is_refused_as_soon_as_it_shows
     assert len(probes) == 1
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_an_agent_may_keep_its_observations_and_otherwise_finds_them_in_the_same_place(keeps):
+def test_an_agent_may_keep_its_observations():
     kept: list[Any] = []
-    places = set()
 
-    class Looking(Network):
+    class Keeping(Network):
         def get_actions(self, observations, *, draws):
-            places.add(observations.ctypes.data)
-            kept.extend([(observations, observations.copy())] * keeps)
+            kept.append((observations, observations.copy()))
             return np.zeros((N_ENVS, 2)), {}
 
-    worker = worker_of(Looking())
+    worker = worker_of(Keeping())
     kept.clear()
-    places.clear()
     run(worker, range(9))
+    assert len(kept) > 5
     assert all((found == copy).all() for found, copy in kept)
-    assert len(kept) > 5 if keeps else len(places) == 1
-    assert all(place % 64 == 0 for place in places)

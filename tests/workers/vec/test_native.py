@@ -113,9 +113,18 @@ def test_a_native_environment_of_gymnasium_itself():
     np.testing.assert_allclose(following[:, 0], moved, atol=1e-5)
 
 
+class Told(OneSeed):
+    seeds: ClassVar = []
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.seeds.append(seed)
+
+
 def test_one_seed_for_all_slots():
-    with native(Remembering(), OneSeed) as sampler:
+    with native(Remembering(), Told) as sampler:
         batch = sampler.obtain_trajectories(20)
+    assert Told.seeds == [0], "it heeds its seeds"
     for trajectory in batch:
         n = trajectory.n_timesteps
         assert trajectory.observations[:, 0].tolist() == list(range(n))
@@ -197,20 +206,6 @@ def test_an_environment_that_ignores_the_seeds_of_resets_is_made_from_one_for_ea
         assert Deaf.living <= before
     assert batches[0] == batches[1]
     assert len(np.unique(batches[0].observations)) > 13
-
-
-class Told(OneSeed):
-    seeds: ClassVar = []
-
-    def __init__(self, seed=0):
-        super().__init__()
-        self.seeds.append(seed)
-
-
-def test_an_environment_that_heeds_its_seeds_is_made_once():
-    with native(Remembering(), Told) as sampler, native(Remembering(), OneSeed) as plain:
-        assert sampler.obtain_trajectories(20) == plain.obtain_trajectories(20)
-    assert Told.seeds == [0]
 
 
 class Tasks(EnvUpdate):

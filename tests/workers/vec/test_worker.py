@@ -3,11 +3,10 @@
 import logging
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 
 from streamsampler import (
     ExistingEnvUpdate,
@@ -23,6 +22,7 @@ from tests.scripted.agents import Attentive, Balancing, Linear, NestedBatches, S
 from tests.scripted.agents import Remembering as BySlot
 from tests.scripted.agents import RememberingAlone as Alone
 from tests.scripted.envs import Drawn, Echo, Nested, Steps, TwoOrFifty
+from tests.scripted.vectors import Vector
 
 SEED = 7
 
@@ -32,41 +32,25 @@ def vec(agent, env, *, n_workers=1, n_envs=3, block_size=6, **options):
     return LocalSampler(agent, env, seed=SEED, n_workers=n_workers, worker_class=VecWorker, worker_args=args, **options)
 
 
-class Pixels(gymnasium.Env):
-    """Shows the same large array in all environments."""
+class Shared(Drawn):
+    """Shows the same array in all environments."""
 
-    observation_space = spaces.Box(0, 255, (3, 50, 50), np.uint8)
-    action_space = spaces.Box(-1, 1, (2,), np.float32)
-    screen = np.zeros((3, 50, 50), np.uint8)
+    shown = np.zeros(1, np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.length = 0, int(self.np_random.integers(1, 6))
-        self.screen[:] = seed % 200
-        return self.screen, {}
+    def reset(self, **options):
+        self.shown[:], info = super().reset(**options)
+        return self.shown, info
 
     def step(self, action):
-        self.t += 1
-        self.screen[:] = self.t + int(10 * action[0])
-        return self.screen, np.float64(action.sum()), False, self.t == self.length, {}
-
-
-class Dimming:
-    def get_action(self, observation):
-        return np.full(2, observation[0, 0, 0] / 255), {}
-
-    def get_actions(self, observations):
-        means = observations[:, 0, 0, :1].repeat(2, axis=1) / 255
-        observations[:] = 0
-        return means, {}
+        self.shown[:], *rest = super().step(action)
+        return self.shown, *rest
 
 
 CASES: dict[str, Any] = {
     "flat": (Balancing(), "CartPole-v1", {}),
     "nested": (NestedBatches(), Nested, {}),
     "no get_actions, with a generator": (Attentive(), Nested, {}),
-    "infos, and a limit": (always_zero, Drawn, {"max_episode_length": 4}),
-    "large rows": (Dimming(), Pixels, {}),
+    "infos, one array, and a limit": (always_zero, Shared, {"max_episode_length": 4}),
 }
 
 
@@ -80,6 +64,9 @@ def test_the_same_trajectories_as_one_at_a_time(name):
         assert many.obtain_samples(100) == one.obtain_samples(100)
         assert many.obtain_trajectories(17) == one.obtain_trajectories(17)
         assert many.obtain_exact_trajectories(5) == one.obtain_exact_trajectories(5)
+
+
+VECTOR = Vector("NEXT_STEP", TwoOrFifty)
 
 
 class Drawing:
@@ -96,11 +83,7 @@ class Drawing:
         return self.rng.integers(0, 2, n), {"drawn": self.rng.random(n), "rows": np.full(n, n)}
 
 
-def vector_env() -> SyncVectorEnv:
-    return SyncVectorEnv([TwoOrFifty] * 3, autoreset_mode=AutoresetMode.NEXT_STEP)
-
-
-@pytest.mark.parametrize(("agent", "env"), [(Drawing, TwoOrFifty), (BySlot, TwoOrFifty), (Drawing, vector_env)])
+@pytest.mark.parametrize(("agent", "env"), [(Drawing, TwoOrFifty), (BySlot, TwoOrFifty), (Drawing, VECTOR)])
 def test_any_request_gives_the_prefix_of_blocks_that_were_run_whole(agent, env):
     with vec(agent(), env, n_workers=2, block_size=4) as sampler, vec(agent(), env, block_size=4) as whole:
         for n in (40, 300, 1):
@@ -143,25 +126,8 @@ def test_slots_and_starts_are_for_agents_with_a_memory():
     assert [set(t.agent_infos["rows"].tolist()) for t in batch] == [{3}] * 8
 
 
-class Lengths(gymnasium.Env):
-    """Trajectories of 1 to 6 timesteps; observations count on from a number that is the trajectory's own."""
-
-    observation_space = spaces.Box(0, 1e6, (1,), np.float64)
-    action_space = spaces.Box(-np.inf, np.inf, (), np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left, self.value = self.np_random.integers(1, 7), float(self.np_random.integers(1, 1000))
-        return np.array([self.value]), {}
-
-    def step(self, action):
-        self.left -= 1
-        self.value += 1.0
-        return np.array([self.value]), 0.0, bool(self.left == 0), False, {}
-
-
 class Summing:
-    """Acts with the sum of what it has seen of a trajectory: a memory by rows, which `reset(do_resets)` clears.
+    """Tells the sum of what it has seen of a trajectory: a memory by rows, which `reset(do_resets)` clears.
 
     Rows that are not told to be reset keep their memory; the number of rows is that of the first mask, as in garage.
     """
@@ -180,12 +146,11 @@ class Summing:
 
     def get_action(self, observation):
         self.memory[0] += observation[0]
-        return self.memory[0], {}
+        return 0, {"sum": self.memory[0], "twice": 2 * self.memory[0]}
 
     def get_actions(self, observations):
-        assert len(observations) == len(self.memory), "always all rows"
-        self.memory += observations[:, 0]
-        return self.memory.copy(), {"sum": self.memory.copy(), "twice": list(2 * self.memory)}
+        self.memory = self.memory + observations[:, 0]  # always all rows
+        return [0] * len(observations), {"sum": self.memory, "twice": list(2 * self.memory)}
 
 
 class Rllab(Summing):
@@ -203,43 +168,32 @@ class Seeded(Summing):
         assert seed is not None
 
 
-class WithSlots(Summing):
-    """Wants the slots besides."""
-
-    def get_actions(self, observations, slots):  # type: ignore[override]
-        assert slots.tolist() == list(range(len(self.memory)))
-        return super().get_actions(observations)
-
-
 class ResetWithoutAnything(Summing):
     def reset(self):  # type: ignore[override]
-        super().reset()
-
-    def get_actions(self, observations):
-        return observations[:, 0].copy(), {}
+        self.memory = 0.0
 
 
 @pytest.mark.parametrize(
     ("agent", "env", "block_size"),
     [
-        *((agent, Lengths, 8) for agent in (Summing, Rllab, Seeded, WithSlots)),
-        *((Summing, lambda mode=mode: SyncVectorEnv([Lengths] * 3, autoreset_mode=mode), 8) for mode in AutoresetMode),
-        (Seeded, Lengths, None),
+        *((agent, Drawn, 8) for agent in (Summing, Rllab, Seeded)),
+        *((Summing, Vector(mode.name, Drawn), 8) for mode in AutoresetMode),
+        (Seeded, Drawn, None),
     ],
 )
 def test_a_memory_is_cleared_for_the_slots_that_begin(agent, env, block_size):
-    with vec(agent(), env, block_size=block_size) as sampler, LocalSampler(agent(), Lengths, seed=SEED) as one:
-        batches = [sampler.obtain_trajectories(n) for n in (16, 2, 11)]
-        assert all(infos.keys() == {"sum", "twice"} for infos in (batch.agent_infos for batch in batches))
-        for trajectory in (*batches[0], *batches[1], *batches[2], *one.obtain_trajectories(8)):
-            np.testing.assert_array_equal(trajectory.actions, np.cumsum(trajectory.observations[:, 0]))
-        np.testing.assert_array_equal(batches[0].agent_infos["twice"], 2 * batches[0].actions)
+    with vec(agent(), env, block_size=block_size) as sampler, LocalSampler(agent(), Drawn, seed=SEED) as one:
+        batches = [*(sampler.obtain_trajectories(n) for n in (16, 2, 11)), one.obtain_trajectories(8)]
+    for trajectory in (trajectory for batch in batches for trajectory in batch):
+        expected = np.cumsum(trajectory.observations[:, 0], dtype=np.float64)
+        np.testing.assert_array_equal(trajectory.agent_infos["sum"], expected)
+        np.testing.assert_array_equal(trajectory.agent_infos["twice"], 2 * expected)
 
 
 def test_what_a_reset_raises_names_its_trajectory():
     agent = Summing()
     agent.refuses = True
-    with vec(agent, Lengths) as sampler, pytest.raises(Exception, match=r"resetting the agent.*not this slot"):
+    with vec(agent, Drawn) as sampler, pytest.raises(Exception, match=r"resetting the agent.*not this slot"):
         sampler.obtain_trajectories(16)
 
 
@@ -247,7 +201,7 @@ def test_what_a_reset_raises_names_its_trajectory():
     ("agent", "env", "words"),
     [
         (Linear(), "CartPole-v1", ["the agent (Linear) has no get_actions(observations)", "asked once for all"]),
-        (ResetWithoutAnything(), Lengths, ["ResetWithoutAnything", "reset()", "slots", "starts", "do_resets"]),
+        (ResetWithoutAnything(), Drawn, ["ResetWithoutAnything", "reset()", "slots", "starts", "do_resets"]),
     ],
 )
 def test_an_agent_gets_a_hint_once(agent, env, words, caplog):
@@ -283,33 +237,28 @@ def test_every_kind_of_update_reaches_every_slot():
 
 
 class Breaking(Drawn):
-    """Does something wrong in the trajectory of one seed."""
+    """Does something wrong at timestep 2 of some trajectories, or in their resets."""
 
-    def __init__(self, bad_seed, where):
+    def __init__(self, where):
         super().__init__()
-        self.bad_seed, self.where = bad_seed, where
+        self.where = where
 
     def reset(self, *, seed=None, options=None):
-        self.bad = seed == self.bad_seed
+        result = super().reset(seed=seed)
+        self.bad, self.length = self.mark % 5 == 0, 4
         if self.bad and self.where == "reset":
             raise OSError("broken")
-        result = super().reset(seed=seed)
-        self.length = 5
         return result
 
     def step(self, action):
         observation, reward, *rest = super().step(action)
-        if self.bad and self.t == 2:
-            match self.where:
-                case "step":
-                    raise OSError("broken")
-                case "observation":
-                    observation = np.zeros((2, 3), np.float32)
-                case "reward":
-                    reward = "much"  # type: ignore[assignment]
-                case "four values":
-                    return observation, reward, False, False
-        return observation, reward, *rest
+        if not self.bad or self.t != 2:
+            return observation, reward, *rest
+        if self.where == "step":
+            raise OSError("broken")
+        if self.where == "four values":
+            return observation, reward, False, False
+        return (np.zeros((2, 3)), reward, *rest) if self.where == "shape" else (observation, "much", *rest)
 
 
 @pytest.mark.parametrize(
@@ -317,19 +266,20 @@ class Breaking(Drawn):
     [
         ("reset", "resetting the environment", "OSError: broken"),
         ("step", "stepping the environment", "OSError: broken"),
-        ("observation", "recording the trajectory", r"Breaking: .*\(2, 3\).*\(1,\), at timestep 2 of its"),
+        ("shape", "recording the trajectory", r"Breaking: .*\(2, 3\).*\(1,\), at timestep 2 of its"),
         ("reward", "recording the trajectory", "Breaking: the reward .* 'much', at timestep 1 of its trajectory"),
         ("four values", "stepping the environment", "step must return"),
     ],
 )
-def test_errors_of_environments_name_the_trajectory(where, phase, message):
-    with vec(always_zero, Drawn) as sampler:
-        bad = sampler.obtain_trajectories(8).seeds[4]
-    with vec(always_zero, lambda: Breaking(bad, where)) as sampler:
-        with pytest.raises(RolloutError, match=message) as caught:
-            sampler.obtain_trajectories(8)
-        assert (caught.value.worker_number, caught.value.phase, caught.value.trajectory) == (0, phase, 4)
-        assert len(sampler.obtain_trajectories(8, env_update=Drawn)) == 8
+def test_errors_of_environments_name_the_trajectory_as_with_the_default_worker(where, phase, message):
+    found = []
+    for sampler in (vec(always_zero, Breaking(where)), LocalSampler(always_zero, Breaking(where), seed=SEED)):
+        with sampler:
+            with pytest.raises(RolloutError, match=message) as caught:
+                sampler.obtain_trajectories(20)
+            found.append((caught.value.worker_number, caught.value.phase, caught.value.trajectory))
+            assert len(sampler.obtain_trajectories(8, env_update=Drawn)) == 8
+    assert found[0] == found[1] == (0, phase, found[1][2])
 
 
 class Wrong(Balancing):
@@ -352,6 +302,7 @@ CHOOSING, RECORDING = "choosing an action", "recording the trajectory"
         (lambda n: (np.zeros(n - 1, np.int64), {}), CHOOSING, r"\(2,\), and should have \(3,\)"),
         (lambda n: (np.full(n, 0.5), {}), CHOOSING, "float64"),
         (lambda n: (np.full(n, 7), {}), CHOOSING, "7"),
+        (lambda n: (["left"] * n, {}), CHOOSING, "ActionError"),
         (lambda n: (np.zeros(n, np.int64), {"x": np.zeros(n + 1)}), RECORDING, r"\(4,\).*3 environments"),
     ],
 )
