@@ -7,7 +7,6 @@ import pickle
 from typing import Any
 
 import cloudpickle
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -16,6 +15,7 @@ from streamsampler import LocalSampler, PerWorker, RandomAgent, SetTaskUpdate, V
 from streamsampler.agents.base import Agent, CallableAgent, as_agent, is_row_independent, reset_agent_function
 from streamsampler.errors import UsageError
 from streamsampler.testing import Faults
+from tests.scripted.envs import Echo
 
 
 class Minimal:
@@ -87,7 +87,7 @@ def test_row_independence_is_said_by_true_or_false():
     def saying(said: Any) -> Any:
         return type("Odd", (Policy,), {"row_independent": said})()
 
-    assert not is_row_independent(Policy())  # type: ignore[arg-type]
+    assert not is_row_independent(Policy())
     assert is_row_independent(saying(True))
     assert is_row_independent(CallableAgent(saying(np.True_)))
     for said in (None, "no", lambda _: False):  # a method would be true whatever it returns
@@ -156,26 +156,15 @@ SPACES = {
 VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 8}}
 
 
-class Of(gymnasium.Env):
-    """Has an action space of choice, and trajectories of 1 to 6 timesteps."""
+class Of(Echo):
+    """Has an action space of choice."""
 
-    observation_space = spaces.Discrete(2)
-
-    def __init__(self, action_space):
-        self.action_space = action_space
-
-    def set_task(self, action_space):
-        self.action_space = action_space
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = int(self.np_random.integers(1, 7))
-        return 0, {}
+    def set_task(self, space):
+        self.observation_space = self.action_space = space
 
     def step(self, action):
         assert self.action_space.contains(action)
-        self.left -= 1
-        return 0, 0.0, self.left == 0, False, {}
+        return super().step(action)
 
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
@@ -252,7 +241,7 @@ class Shown:
         pass
 
     def get_action(self, observation):
-        assert self.told[-1][0] == Of.observation_space
+        assert self.told[-1][0].n == self.told[-1][1]
         return self.told[-1][1] - 1, {"times": len(self.told), "drawn": self.drawn}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -94,37 +93,3 @@ def test_what_is_drawn_is_the_callers():
     draws.normal(2)[:] = 7.0
     np.testing.assert_array_equal(draws.random(), [_alone(1, 2)[1], _alone(2, 2)[1]])
     np.testing.assert_array_equal(draws.normal(2)[1], _alone(2, 2, 2)[1])
-
-
-def _excess(numbers: NDArray[np.float64], axis: int, n_bins: int = 16) -> float:
-    """Return by how many standard deviations the sum of chi-squares along an axis is from what uniform numbers give."""
-    rows = np.moveaxis(numbers, axis, 1)
-    counts = np.stack([np.bincount(row, minlength=n_bins) for row in (rows * n_bins).astype(np.int64)])
-    expected = rows.shape[1] / n_bins
-    freedom = len(rows) * (n_bins - 1)
-    return float((((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))
-
-
-def test_numbers_are_random_along_a_trajectory_and_over_trajectories():
-    """At fixed seeds: it cannot fail by chance."""
-    draws = Draws.of(range(1_000))
-    uniform, normal = np.stack([draws.random() for _ in range(200)], axis=1), draws.normal(200)
-    for axis in (0, 1):
-        assert abs(_excess(uniform, axis)) < 4
-        assert abs(_excess(np.vectorize(NormalDist().cdf)(normal), axis)) < 4
-    assert 0.0 <= uniform.min() < uniform.max() < 1.0
-    assert len(np.unique(uniform)) == uniform.size
-    for moment, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
-        assert abs((normal**moment).mean() - expected) < 4 * math.sqrt(variance / normal.size)
-    for numbers in (uniform - 0.5, normal):
-        scaled = numbers / numbers.std()
-        for lag in (1, 2, 3, 32):
-            for other, mine in ((scaled[:, lag:], scaled[:, :-lag]), (scaled[lag:], scaled[:-lag])):
-                assert abs((other * mine).mean()) < 4 / math.sqrt(mine.size)
-                assert abs((other**2 * mine**2).mean() - 1) < 4 * 3 / math.sqrt(mine.size)
-    places = (uniform[:, 0::2] * 32).astype(np.int64) * 32 + (uniform[:, 1::2] * 32).astype(np.int64)
-    assert abs(_excess(places.reshape(1, -1) / 1024, 1, 1024)) < 4
-    words = (uniform.ravel() * 2**53).astype(np.uint64)
-    for bit in range(53):
-        ones = int((words >> np.uint64(bit) & np.uint64(1)).sum())
-        assert abs(ones - words.size / 2) < 4.5 * math.sqrt(words.size) / 2

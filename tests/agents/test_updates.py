@@ -7,15 +7,14 @@ import pickle
 import re
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, VecWorker
 from streamsampler.agents.base import CallableAgent, as_agent
 from streamsampler.agents.updates import apply_agent_update, is_parameters, resolved_update, traits_of
 from streamsampler.errors import RolloutError, UsageError
+from tests.scripted.envs import Steps
 
 
 class Minimal:
@@ -103,19 +102,6 @@ class Adapter:
         return convert
 
 
-class Env(gymnasium.Env):
-    observation_space = spaces.Discrete(3)
-    action_space = spaces.Discrete(1000)
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return 0, {}
-
-    def step(self, action):
-        self.t += 1
-        return 0, 0.0, self.t == 2, False, {}
-
-
 @pytest.mark.parametrize("update", [(1, 2), {"w": 1}, np.zeros(3), np.float64(1), ArrayLike(), ()])
 def test_parameters_go_to_set_param_values(update):
     for agent in (Learner(), as_agent(Policy())):
@@ -162,7 +148,7 @@ def test_an_own_kind_becomes_parameters_and_traits_pickle_without_the_agent():
     agent: Any = Adapter()
     agent.ballast = np.zeros(100_000)
     assert apply_agent_update(agent, Net(7)) is agent
-    assert agent.action == 7
+    assert agent.get_action(None) == (7, {})
     assert resolved_update({"action": 3}, traits_of(agent)) == ("parameters", {"action": 3})
     pickled = pickle.dumps(traits_of(agent))
     assert len(pickled) < 10_000
@@ -179,7 +165,7 @@ MAKERS: dict[str, Any] = {
 
 @pytest.fixture(scope="module", params=MAKERS)
 def sampler(request):
-    with MAKERS[request.param](Adapter(1), Env, n_workers=2, seed=0) as sampler:
+    with MAKERS[request.param](Adapter(1), Steps, n_workers=2, seed=0) as sampler:
         yield sampler
 
 
@@ -205,7 +191,7 @@ def test_what_cannot_be_an_agent_is_refused_before_it_is_sent_and_ends_no_stream
     for obtain in (
         lambda update: sampler.obtain_trajectories(2, agent_update=update),
         lambda update: sampler.stream(agent_update=update),
-        lambda update: sampler.obtain_samples(2, agent_update=update, env_update=Env),
+        lambda update: sampler.obtain_samples(2, agent_update=update, env_update=Steps),
     ):
         for each in (update, PerWorker([None, update])):
             with pytest.raises(UsageError):

@@ -16,7 +16,6 @@ from gymnasium.wrappers import TimeLimit
 from streamsampler import (
     DefaultWorker,
     LocalSampler,
-    MultiprocessingSampler,
     PerWorker,
     RandomAgent,
     TrajectoryBatch,
@@ -211,12 +210,6 @@ def test_without_n_envs_the_number_of_timesteps_does_not_depend_on_the_workers(o
             batches.append([sampler.obtain_fragments(6), sampler.obtain_fragments(6)])
     assert batches[0] == batches[1] == batches[2]
     assert batches[0][0].as_grid("rewards").shape == (6, n_envs)
-
-
-def test_with_the_agent_in_the_parent_there_are_as_many_as_the_workers_have():
-    given: dict[str, Any] = {"inference": "parent", "worker_args": {"n_envs": 3}}
-    with MultiprocessingSampler("random", "CartPole-v1", seed=SEED, n_workers=1, **given) as sampler:
-        assert sampler.obtain_fragments(5).as_grid("rewards").shape == (5, 3)
 
 
 the_only = Sticky()

@@ -16,43 +16,32 @@ OF_TORCH = derived_seed(5, Stream.TORCH)
 
 
 class FakeTorch(types.ModuleType):
-    """As much of torch as the seeding touches, with a device that may be in use or not."""
+    """As much of torch as the seeding touches, with a device that may be in use or not.
 
-    def __init__(self, *, cuda_in_use=False):
+    From 2.6 on, torch tells what kind of device it can use; then `generator` has what seeded its own generator.
+    """
+
+    def __init__(self, *, built_for="unknown", in_use=False):
         super().__init__("torch")
-        self.cpu = ["user's cpu", 11]
-        self.devices = ["user's cuda"]
-        self.noted = None
+        self.cpu, self.devices, self.noted, self.generator = ["user's cpu", 11], ["user's cuda"], None, []
         self.cuda = types.SimpleNamespace(
-            is_initialized=lambda: cuda_in_use,
+            is_initialized=lambda: in_use,
             get_rng_state_all=lambda: list(self.devices),
-            set_rng_state_all=lambda states: self.devices.__setitem__(slice(None), states),
+            set_rng_state_all=lambda states: setattr(self, "devices", states),
             manual_seed_all=lambda seed: setattr(self, "noted", seed),
         )
-
-    def build_for(self, kind):
-        """Be a torch of 2.6 or later, which tells what kind of device it can use; returns what seeds its generator."""
-        seeds = []
-        device = kind and types.SimpleNamespace(type=kind)
-        self.accelerator = types.SimpleNamespace(current_accelerator=lambda: device)
-        self.default_generator = types.SimpleNamespace(manual_seed=seeds.append)
-        self.version = types.SimpleNamespace(hip=None)
-        return seeds
+        self.get_rng_state = lambda: list(self.cpu)
+        self.set_rng_state = lambda state: setattr(self, "cpu", list(state))
+        self.seed = lambda: setattr(self, "cpu", ["entropy", None])
+        self.initial_seed = lambda: self.cpu[1]
+        if built_for != "unknown":
+            device = built_for and types.SimpleNamespace(type=built_for)
+            self.accelerator = types.SimpleNamespace(current_accelerator=lambda: device)
+            self.default_generator = types.SimpleNamespace(manual_seed=self.generator.append)
+            self.version = types.SimpleNamespace(hip=None)
 
     def manual_seed(self, seed):
         self.cpu, self.devices, self.noted = ["seeded", seed], [seed], seed
-
-    def seed(self):
-        self.cpu = ["entropy", None]
-
-    def get_rng_state(self):
-        return list(self.cpu)
-
-    def set_rng_state(self, state):
-        self.cpu = list(state)
-
-    def initial_seed(self):
-        return self.cpu[1]
 
 
 @pytest.fixture
@@ -105,7 +94,7 @@ def test_the_users_generators_are_as_they_were(load_torch):
 
 @pytest.mark.parametrize("in_use", [False, True])
 def test_torch_is_seeded_where_it_is_loaded_and_restored_with_its_devices_in_use(load_torch, in_use):
-    torch = load_torch(FakeTorch(cuda_in_use=in_use))
+    torch = load_torch(FakeTorch(in_use=in_use))
     with preserved_generators():
         seed_generators(5)
         assert (torch.cpu, torch.devices) == (["seeded", OF_TORCH], [OF_TORCH])
@@ -124,29 +113,28 @@ def test_torch_loaded_in_between_is_left_unpredictable_and_half_of_one_alone(loa
 
 
 @pytest.mark.parametrize(
-    ("built_for", "in_use", "driver", "visible", "expected"),
+    ("built_for", "in_use", "driver", "visible", "seeded"),
     [
-        (None, False, False, "0", ([OF_TORCH], ["user's cpu", 11], None)),
-        ("mps", False, False, "0", ([], ["seeded", OF_TORCH], OF_TORCH)),
-        ("cuda", False, False, "0", ([OF_TORCH], ["user's cpu", 11], None)),
-        ("cuda", True, False, "0", ([OF_TORCH], ["user's cpu", 11], OF_TORCH)),
-        ("cuda", False, True, "0", ([OF_TORCH], ["user's cpu", 11], OF_TORCH)),
-        *(("cuda", False, True, hidden, ([OF_TORCH], ["user's cpu", 11], None)) for hidden in ("", " ", "-1", "-1,0")),
+        (None, False, False, "0", False),
+        ("mps", False, False, "0", True),
+        ("cuda", False, False, "0", False),
+        ("cuda", True, False, "0", True),
+        ("cuda", False, True, "0", True),
+        *(("cuda", False, True, hidden, False) for hidden in ("", " ", "-1,0")),
     ],
 )
-def test_torch_is_seeded_for_the_devices_that_there_may_be(
-    load_torch, monkeypatch, built_for, in_use, driver, visible, expected
+def test_torch_is_seeded_for_the_devices_there_may_be(
+    load_torch, monkeypatch, built_for, in_use, driver, visible, seeded
 ):
-    torch = load_torch(FakeTorch(cuda_in_use=in_use))
-    generator = torch.build_for(built_for)
+    torch = load_torch(FakeTorch(built_for=built_for, in_use=in_use))
     monkeypatch.setattr(generators, "_has_driver", lambda *, hip: driver)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     seed_generators(5)
-    assert (generator, torch.cpu, torch.noted) == expected
-    if visible != "0":  # devices may become visible
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-        seed_generators(5)
-        assert torch.noted == OF_TORCH
+    assert torch.noted == (OF_TORCH if seeded else None)
+    assert (torch.generator == [OF_TORCH]) == (built_for != "mps")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # devices may become visible
+    seed_generators(5)
+    assert (torch.noted is not None) == (seeded or driver)
 
 
 DRAWS: dict[str, Any] = {

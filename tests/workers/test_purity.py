@@ -14,7 +14,6 @@ from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import NEVER_AGAIN
 from streamsampler.workers import purity
-from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.purity import PurityCheck, check_purity
 from streamsampler.workers.vec.worker import VecWorker
@@ -265,19 +264,6 @@ def test_what_raises_is_no_verdict(make_worker, n_envs, place):
         acting = CallableAgent(fail if place == "action" else act)
         outcome = check(make_worker(Raising, lambda acting=acting: acting, n_envs=n_envs, check=mode))
         assert (outcome.finding, outcome.complete, outcome.spoiled) == ("", True, True)
-
-
-def test_a_worker_of_another_kind_is_not_checked(board):
-    class Mine(Worker):
-        spaces: Any = None
-
-        def update_agent(self, agent_update): ...
-        def update_env(self, env_update): ...
-        def rollout(self, ticket, seeds): ...
-        def shutdown(self): ...
-
-    outcome = check(Mine(context_of(board)))
-    assert (outcome.complete, outcome.finding) == (True, "")
 
 
 class ReadsAClock(Carrying):

@@ -6,7 +6,6 @@ import os
 import pickle
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -15,6 +14,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.launch import start as launch
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.workers.threads import VARIABLES, set_unset
+from tests.scripted.envs import Echo
 
 
 def openblas() -> Any:
@@ -25,6 +25,10 @@ def openblas() -> Any:
         return None
     found = threadpoolctl.ThreadpoolController().lib_controllers
     return next((each for each in found if each.internal_api == "openblas"), None)
+
+
+def env() -> Echo:
+    return Echo(spaces.Box(-np.inf, np.inf, (), np.float64), 1)
 
 
 class Summing:
@@ -38,17 +42,6 @@ class Summing:
         threads = -1 if library is None else library.get_num_threads()
         variables = np.array([int(os.environ.get(name, 0)) for name in VARIABLES])
         return float(self.numbers @ self.numbers), {"threads": threads, "variables": variables}
-
-
-class Env(gymnasium.Env):
-    observation_space = spaces.Discrete(2)
-    action_space = spaces.Box(-np.inf, np.inf, (), np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        return 0, {}
-
-    def step(self, action):
-        return 0, 0.0, True, False, {}
 
 
 @pytest.fixture
@@ -73,14 +66,14 @@ def clean(monkeypatch):
 @pytest.mark.slow
 def test_the_same_number_and_the_same_bits_everywhere(threads, clean):
     """One is the default, None leaves all as it is, and a pickled sampler has its number."""
-    with LocalSampler(Summing(), Env, seed=1) as sampler:
+    with LocalSampler(Summing(), env, seed=1) as sampler:
         expected = sampler.obtain_trajectories(2)
     assert (expected.agent_infos["threads"] == 1).all()
-    with LocalSampler(Summing(), Env, seed=1, worker_threads=None) as sampler:
+    with LocalSampler(Summing(), env, seed=1, worker_threads=None) as sampler:
         assert (sampler.obtain_trajectories(1).agent_infos["threads"] == 2).all()
     for number, method in ((1, "forkserver"), (1, "fork"), (2, "forkserver"), (None, "forkserver")):
         options: dict[str, Any] = {"worker_threads": number, "start_method": method}
-        with MultiprocessingSampler(Summing(), Env, seed=1, n_workers=1, **options) as sampler:
+        with MultiprocessingSampler(Summing(), env, seed=1, n_workers=1, **options) as sampler:
             batch = sampler.obtain_trajectories(2)
             with pickle.loads(pickle.dumps(sampler)) as copy:
                 infos = copy.obtain_trajectories(1).agent_infos
@@ -94,7 +87,7 @@ def test_the_same_number_and_the_same_bits_everywhere(threads, clean):
 
 def test_what_the_user_has_set_counts(threads, clean):
     clean.setenv("OPENBLAS_NUM_THREADS", "2")
-    with LocalSampler(Summing(), Env, worker_threads=1) as local:
+    with LocalSampler(Summing(), env, worker_threads=1) as local:
         assert (local.obtain_trajectories(1).agent_infos["threads"] == 2).all()
     environ = {"OMP_NUM_THREADS": "4"}
     set_unset(environ, None)
@@ -110,7 +103,7 @@ class Failing(Summing):
 
 def test_the_local_sampler_puts_the_number_back(threads, clean):
     seen = []
-    with LocalSampler(Summing(), Env, seed=1) as sampler:
+    with LocalSampler(Summing(), env, seed=1) as sampler:
         sampler.obtain_samples(3, progress=lambda _: seen.append(threads()))
         assert threads() == 2
         for trajectory in sampler.stream():
@@ -127,4 +120,4 @@ def test_the_local_sampler_puts_the_number_back(threads, clean):
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2", True])
 def test_bad_numbers(number):
     with pytest.raises(UsageError, match="worker_threads must be"):
-        LocalSampler(Summing(), Env, worker_threads=number)
+        LocalSampler(Summing(), env, worker_threads=number)

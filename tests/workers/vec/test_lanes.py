@@ -94,18 +94,6 @@ class Network:
         return means + noise, infos
 
 
-class Remembering(Network):
-    """Keeps a sum for each row."""
-
-    def get_actions(self, observations, *, starts, seeds, draws):  # type: ignore[override]
-        if not hasattr(self, "sums"):
-            self.sums = np.zeros((N_ENVS, 2))
-        self.sums[starts] = seeds[starts, None] % 7
-        actions, infos = super().get_actions(observations, draws=draws)
-        self.sums += actions
-        return self.sums.copy(), infos
-
-
 class Single:
     """Has no get_actions, and a memory."""
 
@@ -202,7 +190,7 @@ def _always_look(monkeypatch):
 
 @pytest.mark.parametrize(
     ("agent", "env", "limit"),
-    [(Network, Nested, None), (Network, Walk, 4), (Remembering, Walk, None), (Single, Walk, 4)],
+    [(Network, Nested, None), (Network, Walk, 4), (Single, Walk, 4)],
 )
 def test_a_trajectory_does_not_depend_on_others(agent, env, limit):
     expected = alone(26, agent, env, max_episode_length=limit)
