@@ -147,10 +147,14 @@ def test_no_reset_and_a_reset_with_other_needs():
 DISCRETE = spaces.Discrete(7, start=3)
 SPACES = {
     "Discrete": DISCRETE,
-    "Box": spaces.Box(-2, 2, (2,), dtype=np.float32),
     "unbounded": spaces.Box(-np.inf, np.inf, (3,), dtype=np.float64),
-    "MultiDiscrete": spaces.MultiDiscrete([3, 4]),
-    "Dict": spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.MultiBinary(4), spaces.Box(0, 1)])}),
+    "Dict": spaces.Dict(
+        {
+            "a": spaces.Discrete(3),
+            "b": spaces.Tuple([spaces.MultiBinary(4), spaces.Box(0, 1)]),
+            "c": spaces.MultiDiscrete([3, 4]),
+        }
+    ),
     "Tuple": spaces.Tuple([spaces.Discrete(3), spaces.Text(5)]),
 }
 VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 8}}

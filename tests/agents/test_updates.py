@@ -184,8 +184,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("agent", "update"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_an_agent_is_refused_before_it_is_sent_and_ends_no_stream(sampler, agent, update):
-    stream = sampler.stream(agent_update=agent)
+def test_what_cannot_be_an_agent_is_refused_before_it_is_sent_and_ends_no_stream(agent, update):
+    sampler: Any = LocalSampler(agent, Steps, n_workers=2, seed=0)
+    stream = sampler.stream()
     before = next(stream)
     version = sampler.agent_version
     for obtain in (
@@ -200,6 +201,7 @@ def test_what_cannot_be_an_agent_is_refused_before_it_is_sent_and_ends_no_stream
     assert actions(next(stream)) == actions(before)
     stream.close()
     assert actions(sampler.obtain_trajectories(4)) == actions(before)
+    sampler.close()
 
 
 def test_an_own_kind_is_taken_for_one_worker_or_for_all_also_after_pickling(sampler):
