@@ -272,13 +272,6 @@ def test_a_batched_call_that_raises_names_the_trajectory_that_raises_alone():
         run(worker, range(8))
     assert worker.trajectory == 6
     assert caught.value.__notes__[0].startswith("get_actions had the observations of trajectories ")
-    # Run ahead, it is found at its turn.
-    tickets = Tickets(worker_of(Refusing(), Odd), [range(4), range(4, 6), range(6, 8)], random.Random(2))
-    running = tickets.run()
-    assert [next(running)[0].indices for _ in range(2)] == [range(4), range(4, 6)]
-    with pytest.raises(Stuck):
-        next(running)
-    assert tickets.worker.trajectory == 6
 
 
 def test_what_runs_ahead_is_abandoned_with_the_version():

@@ -285,6 +285,23 @@ def test_errors_of_batched_agents(answer, phase, message):
         assert caught.value.__cause__.__notes__ == notes
 
 
+BOX = spaces.Box(-1e9, 1e9, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "words"),
+    [
+        (BOX, np.array([[0, 0], [0, 123456789.0], [0, 0]]), "holds 123456789.0 as float64"),
+        (spaces.Dict(a=BOX), {"b": np.zeros((3, 2))}, r"has the keys \['b'\]"),
+        (spaces.Dict(a=BOX), [{"a": [0, 0]}, {"a": [0]}, {"a": [0, 0]}], r"\['a'\] has the shape \(1,\)"),
+        (spaces.Tuple((BOX,)), (np.zeros((3, 2)), np.zeros((3, 2))), "has 2 parts"),
+    ],
+)
+def test_batched_actions_that_their_space_cannot_hold_are_refused(space, actions, words):
+    with vec(Wrong(lambda n: (actions, {})), Echo(space)) as sampler, pytest.raises(RolloutError, match=words):
+        sampler.obtain_trajectories(3)
+
+
 class Growing:
     """Leaves the action space in its last row, at timestep 2."""
 
