@@ -10,7 +10,6 @@ import multiprocessing.spawn
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -19,9 +18,7 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.engines import queues as queue_link
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
-from tests.contracts.conftest import open_files
-from tests.faults.conftest import kill_only_hung
-from tests.faults.test_ends import gone
+from tests.contracts.conftest import descendants, open_files
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.patience import PATIENCE
 
@@ -34,23 +31,24 @@ def make(envs=ScriptedEnv, n_workers=1, start_method="fork", **options):
     )
 
 
-def test_what_it_cannot_do_it_says_at_construction():
-    with pytest.raises(UsageError, match='engine="queues" takes no max_worker_memory: not every system tells'):
-        make(max_worker_memory=1 << 30)
-    with pytest.raises(UsageError, match=r'start_method="spawn" takes no max_worker_memory: .* one of the two out'):
-        MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, start_method="spawn", max_worker_memory=1 << 30)
-    with pytest.raises(UsageError, match="engine must be one of processes, queues, got 'queue'"):
-        MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, engine="queue")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "queues", "max_worker_memory": 1 << 30}, "takes no max_worker_memory: not every system tells"),
+        ({"start_method": "spawn", "max_worker_memory": 1 << 30}, r'start_method="spawn" takes no .* two out'),
+        ({"engine": "queue"}, "engine must be one of processes, queues, got 'queue'"),
+        ({"engine": "processes", "start_method": "fork"}, "leave start_method='fork' to engine=\"queues\""),
+        ({"inference": "parent", "start_method": "fork"}, r'"parent" takes no start_method: .* fork server\. Leave'),
+    ],
+)
+def test_what_it_cannot_do_it_says_at_construction(options, words):
+    with pytest.raises(UsageError, match=words):
+        MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, **options)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_start_methods_that_only_it_has_choose_it(method):
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method=method) as sampler:
+def test_start_methods_that_only_it_has_choose_it():
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method="fork") as sampler:
         assert isinstance(sampler._session.engine, queue_link.QueueEngine)
-    with pytest.raises(UsageError, match=f"by a fork server: leave start_method='{method}' to engine=\"queues\""):
-        MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, engine="processes", start_method=method)
-    with pytest.raises(UsageError, match=r'inference="parent" takes no start_method: .* fork server\. Leave'):
-        MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, inference="parent", start_method=method)
 
 
 def in_a_daemonic_process():
@@ -65,44 +63,26 @@ def test_a_daemonic_process_is_told_why_it_cannot():
     assert process.exitcode == 0
 
 
-def in_the_middle(sampler, what, seen):
-    """Send a worker a signal once it has written a part of its next answer, but not all of it; return whom, by then."""
-    link = sampler._session.engine._links[0]
-    get, signalled = link._answers.get, []
-
-    def interrupted():
-        link._answers.get = get
-        os.kill(link.process.pid, what)
-        signalled.append(link.process.pid)
-        os.waitid(os.P_PID, link.process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
-        try:
-            return get()
-        except (EOFError, OSError):  # of the message, or of what comes after its length
-            seen.append("half a message")
-            raise
-
-    link._answers.get = interrupted
-    return signalled
-
-
 def test_a_worker_that_is_killed_in_the_middle_of_an_answer():
     seen: list[str] = []
     with make(functools.partial(ScriptedEnv, shape=LARGE)) as sampler:
-        in_the_middle(sampler, signal.SIGKILL, seen)
+        link = sampler._session.engine._links[0]  # type: ignore[attr-defined]
+        get = link._answers.get
+
+        def interrupted():
+            """Kill the worker once it has written a part of its next answer, but not all of it."""
+            link._answers.get = get
+            os.kill(link.process.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, link.process.pid, os.WEXITED | os.WNOWAIT)
+            try:
+                return get()
+            except (EOFError, OSError):  # of the message, or of what comes after its length
+                seen.append("half a message")
+                raise
+
+        link._answers.get = interrupted
         assert calls(sampler) == undisturbed(shape=LARGE)
         assert sampler.stats.restarts == 1
-    assert seen == ["half a message"]
-
-
-@pytest.mark.slow
-def test_a_worker_that_stops_in_the_middle_of_an_answer_is_noticed():
-    """As one does whose code holds the interpreter's lock: the rest of the answer never comes."""
-    seen: list[str] = []
-    with make(functools.partial(ScriptedEnv, shape=LARGE), step_timeout=0.4, construction_timeout=0.4) as sampler:
-        stopped = in_the_middle(sampler, signal.SIGSTOP, seen)
-        kill_only_hung(sampler, lambda: stopped)
-        assert calls(sampler) == undisturbed(shape=LARGE)
-        assert sampler.stats.hangs == sampler.stats.restarts == 1
     assert seen == ["half a message"]
 
 
@@ -129,7 +109,7 @@ def test_a_copy_of_a_dead_worker_does_not_hide_its_death(tmp_path, method):
     with make(functools.partial(Forks, tmp_path / "forked"), start_method=method) as sampler:
         assert calls(sampler) == undisturbed()
         assert sampler.stats.restarts == 1
-    assert gone([int((tmp_path / "forked").read_text())])
+    assert int((tmp_path / "forked").read_text()) not in descendants()
 
 
 class LogsAtTheEnd(ScriptedEnv):
@@ -148,7 +128,6 @@ def test_what_is_sent_last_arrives(caplog):
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.slow
 def test_close_while_a_worker_is_being_started(monkeypatch):
     """The call of another thread starts it; a start that takes long is not waited for."""
     monkeypatch.setattr("streamsampler.samplers.lifecycle._CANCEL_SECONDS", 0.05)
@@ -157,7 +136,7 @@ def test_close_while_a_worker_is_being_started(monkeypatch):
     gc.collect()
     files, children = open_files(), set(multiprocessing.active_children())
     sampler = make(n_workers=2)
-    engine = sampler._session.engine
+    engine: Any = sampler._session.engine
     new_link, links = engine._new_link, []
 
     def new_link_slowly(number):
@@ -219,9 +198,8 @@ def test_only_the_threads_own_processes_are_started_without_the_main_module():
 
 @pytest.mark.slow
 def test_a_stopped_worker_does_not_hold_up_the_end():
+    """It would never end; the test has a limit."""
     sampler = make(functools.partial(ScriptedEnv, shape=LARGE), n_workers=2)
     assert calls(sampler) == undisturbed(shape=LARGE)
     os.kill(sampler.worker_pids()[0], signal.SIGSTOP)
-    begin = time.monotonic()
     sampler.close()
-    assert time.monotonic() - begin < 60, "it would never end"
