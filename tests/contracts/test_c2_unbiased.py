@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, TrajectoryBatch
-from tests.contracts.conftest import ENGINES, PROCESSES, Maker, core_on_ray
+from tests.contracts.conftest import ENGINES, RAY, Maker, on, slow
+from tests.contracts.scenarios import SIDE_BY_SIDE, Lanes, World
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import AnyLength, TwoOrFifty
 
 SEED = 3
-CALLS = 100
 
 
 def share_of_short_ones(batches: list[TrajectoryBatch]) -> float:
@@ -22,25 +22,22 @@ def share_of_short_ones(batches: list[TrajectoryBatch]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+@on("processes", "queues fork")
 def test_the_share_of_short_trajectories(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
     """Steps take real time here, so that with eight workers the short trajectories come in first."""
-    slow = partial(TwoOrFifty, pause=0.0002)
+    slow_env = partial(TwoOrFifty, pause=0.0002)
     alone = make_local(always_zero, TwoOrFifty, seed=SEED)
-    together = make_sampler(always_zero, slow, n_workers=8, seed=SEED)
-    by_arrival = make_sampler(always_zero, slow, n_workers=8, seed=SEED, order="arrival")
-
-    reference = [alone.obtain_samples(60) for _ in range(CALLS)]
-    batches = [together.obtain_samples(60) for _ in range(CALLS)]
-    arrived = [by_arrival.obtain_samples(60) for _ in range(CALLS)]
-
+    together = make_sampler(always_zero, slow_env, n_workers=8, seed=SEED)
+    by_arrival = make_sampler(always_zero, slow_env, n_workers=8, seed=SEED, order="arrival")
+    reference, batches, arrived = (
+        [sampler.obtain_samples(60) for _ in range(100)] for sampler in (alone, together, by_arrival)
+    )
     assert batches == reference
-    assert share_of_short_ones(batches) == share_of_short_ones(reference)
     assert share_of_short_ones(reference) == pytest.approx(0.5, abs=0.05)
     assert share_of_short_ones(arrived) > share_of_short_ones(reference) + 0.05
 
 
-@core_on_ray(ENGINES)
+@on(*ENGINES, RAY)
 def test_obtain_samples_returns_the_shortest_prefix(
     make_sampler: Maker, make_local: Callable[..., LocalSampler]
 ) -> None:
@@ -53,6 +50,7 @@ def test_obtain_samples_returns_the_shortest_prefix(
         assert batch == twin.obtain_trajectories(len(batch))
 
 
+@on("local", "processes", *slow("queues fork", "lanes processes"))
 def test_what_arrives_is_what_its_index_says(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
     """In order of arrival, too, each trajectory is a function of its index."""
     sampler = make_sampler(always_zero, partial(TwoOrFifty, pause=0.0002), n_workers=4, seed=SEED, order="arrival")
@@ -62,5 +60,14 @@ def test_what_arrives_is_what_its_index_says(make_sampler: Maker, make_local: Ca
         every = twin.obtain_trajectories(int(batch.indices.max()) + 1)
         assert batch.n_timesteps - batch.lengths[-1] < num_samples <= batch.n_timesteps
         assert len(set(batch.indices.tolist())) == len(batch)
-        for trajectory in batch:
-            assert trajectory == every[int(trajectory.indices[0])]
+        assert all(trajectory == every[int(trajectory.indices[0])] for trajectory in batch)
+
+
+def test_in_lanes_a_batch_begins_like_a_shorter_one(make_local: Callable[..., LocalSampler]) -> None:
+    """No trajectory depends on how many others there are, nor on which ones run beside it."""
+    make = partial(make_local, Lanes(), partial(World, noise=False), n_workers=2, seed=SEED, **SIDE_BY_SIDE)
+    whole = make().obtain_trajectories(20)
+    for n in (1, 2, 3, 4, 11):
+        assert list(make().obtain_trajectories(n)) == [whole[index] for index in range(n)]
+    arrived = make(order="arrival").obtain_trajectories(20)
+    assert all(one == whole[int(one.indices[0])] for one in arrived if one.indices[0] < 20)

@@ -1,31 +1,33 @@
-"""C4: waiting costs no CPU, and a consumer that stalls costs bounded memory and loses nothing."""
+"""C4: waiting costs no CPU, and neither a consumer that stalls nor many calls cost more and more memory."""
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, RaySampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
-from streamsampler.samplers.base import Sampler
 from streamsampler.testing.fail_points import Records
-from tests.contracts.conftest import PARENT, PROCESSES, Maker, core_on_ray, slow_on
+from tests.contracts.conftest import PARENT, PROCESSES, RAY, SIDE_BY_SIDE, SLOW_QUEUES, Maker, on, slow
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, SlowOne, Steps, Wide, counted, jittery
 
 SEED = 23
-SLOW_PARENT = pytest.param(PARENT, marks=pytest.mark.slow)
 
 
 @pytest.mark.slow  # as all that is measured
-@core_on_ray([*PROCESSES, SLOW_PARENT])
+@on("processes", "queues fork", PARENT, RAY)
 def test_the_parent_sleeps_while_workers_do(make_sampler: Maker) -> None:
     sampler = make_sampler(always_zero, partial(Steps, 2), n_workers=2, seed=SEED)
     sampler.obtain_trajectories(4)
@@ -37,7 +39,7 @@ def test_the_parent_sleeps_while_workers_do(make_sampler: Maker) -> None:
     assert cpu < 0.02 * wall
 
 
-@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+@on(*PROCESSES)
 def test_the_parent_waits_without_a_limit(make_sampler: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing has a deadline nothing wakes it but a worker. Here each worker has its own indices: none copies."""
     sampler = make_sampler(2 * [always_zero], Steps, n_workers=2, seed=SEED)
@@ -53,20 +55,7 @@ def test_the_parent_waits_without_a_limit(make_sampler: Maker, monkeypatch: pyte
     assert set(limits) == {None}
 
 
-def cpu_ticks(sampler: Any) -> int:
-    """CPU time of the workers' processes, in user and in kernel mode.
-
-    In an actor the main thread is Ray's, which also works where there is nothing to do; it runs no worker.
-    """
-    ticks = 0
-    for pid in sampler.worker_pids():
-        threads = {entry.name: entry for entry in Path(f"/proc/{pid}/task").iterdir()}
-        if isinstance(sampler, RaySampler):
-            del threads[str(pid)]
-        for entry in threads.values():
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks
+# ---------------------------------------------------------------------- memory
 
 
 def memory_files() -> dict[int, int]:
@@ -82,8 +71,21 @@ def memory_files() -> dict[int, int]:
     return found
 
 
+def cpu_ticks(sampler: Any) -> int:
+    """CPU time of the workers' processes; of an actor but for the main thread, which is Ray's and runs no worker."""
+    ticks = 0
+    for pid in sampler.worker_pids():
+        threads = {entry.name: entry for entry in Path(f"/proc/{pid}/task").iterdir()}
+        if isinstance(sampler, RaySampler):
+            del threads[str(pid)]
+        for entry in threads.values():
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [*PROCESSES, SLOW_PARENT], indirect=True)
+@on("processes", "queues fork", PARENT)
 def test_a_stalled_consumer(make_sampler: Maker, make_local: Callable[..., LocalSampler], tmp_path: Path) -> None:
     records = Records(tmp_path)
     make_env = counted(partial(AnyLength, pause=0.0005), tmp_path)
@@ -107,37 +109,26 @@ def test_a_stalled_consumer(make_sampler: Maker, make_local: Callable[..., Local
 
     trajectories += [next(stream) for _ in range(300)]
     stream.close()
-    assert [int(trajectory.indices[0]) for trajectory in trajectories] == list(range(330))
     twin = make_local(always_zero, AnyLength, seed=SEED)
     assert TrajectoryBatch.concatenate(trajectories) == twin.obtain_trajectories(330)
 
 
-def samples(sampler: Sampler) -> None:
-    sampler.obtain_samples(200)
-
-
-def trajectories(sampler: Sampler) -> None:
-    sampler.obtain_trajectories(40)
-
-
-def stream_left(sampler: Sampler) -> None:
+def stream_left(sampler: Any) -> None:
     stream = sampler.stream()
     for _ in range(20):
         next(stream)
     stream.close()
 
 
-def stream_overtaken(sampler: Sampler) -> None:
-    stream = sampler.stream()
-    for _ in range(20):
-        next(stream)
+def stream_overtaken(sampler: Any) -> None:
+    next(sampler.stream())
     sampler.obtain_trajectories(3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["forkserver"], indirect=True)
-@pytest.mark.parametrize("call", [samples, trajectories, stream_left, stream_overtaken])
-def test_memory_does_not_grow_from_call_to_call(make_sampler: Maker, call: Callable[[Sampler], None]) -> None:
+@on("processes")
+@pytest.mark.parametrize("call", [stream_left, stream_overtaken])
+def test_memory_does_not_grow_from_stream_to_stream(make_sampler: Maker, call: Callable[[Any], None]) -> None:
     others = memory_files().keys()
     sampler = make_sampler(Stamping(), jittery(Wide, 0.0005), n_workers=3, seed=SEED)
     taken = []
@@ -150,50 +141,101 @@ def test_memory_does_not_grow_from_call_to_call(make_sampler: Maker, call: Calla
     assert sum(now > max(taken[:call]) for call, now in enumerate(taken) if call >= 20) < 20
 
 
-@pytest.mark.parametrize("engine", slow_on("forkserver", engines=[*PROCESSES, SLOW_PARENT]), indirect=True)
+class Holding:
+    """Has parameters, as many as it is given."""
+
+    def __init__(self, n_parameters: int) -> None:
+        self.parameters = np.zeros(n_parameters)
+
+    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:
+        return int(self.parameters[0]) % 2, {"noted": self.parameters[:3]}
+
+    def set_param_values(self, values: dict[str, Any]) -> None:
+        self.parameters = np.array(values["parameters"])
+
+
+@dataclass
+class Footprint:
+    """What the sampler's process and its workers hold: bytes for themselves and together, descriptors and threads."""
+
+    resident: int = 0
+    shared: int = 0
+    files: int = 0
+    threads: int = 0
+
+    @classmethod
+    def of(cls, pids: list[int]) -> Footprint:
+        found, shared = cls(), {}
+        for process in (Path(f"/proc/{pid}") for pid in pids):
+            _, all_pages, shared_pages, *_ = map(int, (process / "statm").read_text().split())
+            found.resident += (all_pages - shared_pages) * os.sysconf("SC_PAGE_SIZE")
+            found.threads += len(os.listdir(process / "task"))
+            for entry in (process / "fd").iterdir():
+                try:
+                    target, status = str(entry.readlink()), entry.stat()
+                except OSError:  # the one that lists the folder
+                    continue
+                found.files += 1
+                if "memfd:" in target:
+                    shared[status.st_ino] = status.st_blocks * 512
+        found.shared = sum(shared.values())
+        return found
+
+
+@pytest.mark.slow
+@on("processes", "queues fork")
+@pytest.mark.parametrize(
+    ("n_parameters", "env", "options"),
+    [(40_000, Wide, {}), (8, AnyLength, SIDE_BY_SIDE)],
+    ids=["large", "small and several"],
+)
+def test_a_thousand_calls_leave_nothing(make_sampler: Maker, n_parameters: int, env: Any, options: Any) -> None:
+    """No stream: how far workers run ahead in one depends on how fast they are, and what they took at most is kept."""
+    sampler = make_sampler(Holding(n_parameters), env, n_workers=2, seed=SEED, **options)
+    seen = []
+    for number in range(1, 1_001):
+        update = {"parameters": np.full(n_parameters, number)}
+        if number % 4 == 2:
+            sampler.obtain_trajectories(3, agent_update=update)
+        else:
+            sampler.obtain_samples(20 + number % 7, agent_update=update)
+        if number % 20 == 0 and number >= 300:  # until then pools and caches get what they need
+            gc.collect()
+            seen.append(Footprint.of([os.getpid(), *sampler.worker_pids()]))
+    early, late = seen[: len(seen) // 3], seen[-len(seen) // 3 :]
+    for name, tolerance in (("files", 0), ("threads", 0), ("shared", 1 << 19), ("resident", 1 << 20)):
+        before, after = (median(getattr(one, name) for one in part) for part in (early, late))
+        assert after <= before + tolerance, f"{name}: {before:,} before, {after:,} after"
+    assert sampler.stats.restarts == 0
+
+
+# ---------------------------------------------------------------------- streams
+
+
+@on("processes", *SLOW_QUEUES, *slow(PARENT))
 def test_a_slow_trajectory_at_the_head_of_a_stream(
     make_sampler: Maker, make_local: Callable[..., LocalSampler]
 ) -> None:
     """The workers run ahead as far as they may, and go on when the slow one is in."""
-    twin = make_local(always_zero, AnyLength, seed=SEED)
-    expected = twin.obtain_trajectories(200)
+    expected = make_local(always_zero, AnyLength, seed=SEED).obtain_trajectories(200)
     sampler = make_sampler(always_zero, partial(SlowOne, expected.seeds[0], 0.1), n_workers=3, seed=SEED)
     stream = sampler.stream()
     assert TrajectoryBatch.concatenate([next(stream) for _ in range(200)]) == expected
     stream.close()
 
 
-def test_a_stream_that_was_overtaken_yields_no_more(make_sampler: Maker) -> None:
+@on("local", "processes", *slow("vec", PARENT))
+def test_a_stream_that_was_overtaken_or_closed_yields_no_more(
+    make_sampler: Maker, make_local: Callable[..., LocalSampler]
+) -> None:
     """What it had in store was made by an older version: here many trajectories come in one report."""
     sampler = make_sampler(Stamping(), AnyLength, n_workers=2, seed=SEED)
-    stream = sampler.stream()
-    for _ in range(300):
-        next(stream)
-    sampler.obtain_trajectories(1)
-    with pytest.raises(SamplerError, match="later call"):
-        next(stream)
-
-
-def test_a_stream_of_a_closed_sampler_yields_no_more(make_sampler: Maker) -> None:
-    sampler = make_sampler(Stamping(), AnyLength, n_workers=2, seed=SEED)
-    stream = sampler.stream()
-    for _ in range(300):
-        next(stream)
-    sampler.close()
-    with pytest.raises(ClosedError):
-        next(stream)
-
-
-@pytest.mark.parametrize("engine", slow_on("local"), indirect=True)
-def test_a_stream_is_the_prefix_of_a_batch(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
-    sampler = make_sampler(always_zero, AnyLength, n_workers=3, seed=SEED)
-    twin = make_local(always_zero, AnyLength, seed=SEED)
-    for length in (1, 5, 2_000):
-        trajectories = []
-        for trajectory in sampler.stream():
-            trajectories.append(trajectory)
-            if len(trajectories) == length:
-                break
-        assert all(len(trajectory) == 1 for trajectory in trajectories)
-        assert TrajectoryBatch.concatenate(trajectories) == twin.obtain_trajectories(length)
-    assert sampler.obtain_samples(50) == twin.obtain_samples(50)
+    twin = make_local(Stamping(), AnyLength, seed=SEED)
+    for error, end in ((SamplerError, lambda: sampler.obtain_trajectories(1)), (ClosedError, sampler.close)):
+        stream = sampler.stream()
+        trajectories = [next(stream) for _ in range(300)]
+        assert TrajectoryBatch.concatenate(trajectories) == twin.obtain_trajectories(300)
+        end()
+        twin.obtain_trajectories(1)
+        with pytest.raises(error):
+            next(stream)

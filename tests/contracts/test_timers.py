@@ -1,11 +1,14 @@
-"""What environments and agents time is in the accounts, on every engine and in every kind of worker."""
+"""What environments and agents time is in the accounts."""
+
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
 import streamsampler
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import VecWorker
+from tests.contracts.conftest import on, slow
 
 
 class Timed(gymnasium.Wrapper):
@@ -32,21 +35,15 @@ class Agent:
             return (observations[:, 2] > 0).astype(np.int64), {}
 
 
-MAKERS = {
-    "local": lambda **options: LocalSampler(Agent(), Timed, n_workers=2, **options),
-    "processes": lambda **options: MultiprocessingSampler(Agent(), Timed, n_workers=2, **options),
-    "queues": lambda **options: MultiprocessingSampler(Agent(), Timed, n_workers=2, start_method="fork", **options),
-}
-
-
 def counts(tree):
     return {"/".join(path): timer.count for path, timer in tree.walk() if timer.count}
 
 
-@pytest.mark.parametrize("engine", ["local", "processes", pytest.param("queues", marks=pytest.mark.slow)])
-def test_each_timestep_is_timed_once_in_its_phase(engine):
-    with MAKERS[engine](seed=1) as sampler:
-        batches = [sampler.obtain_samples(300) for _ in range(2)]
+@on("local", "processes", *slow("queues fork"))
+def test_each_timestep_is_timed_once_in_its_phase(make_sampler):
+    sampler = make_sampler(Agent(), Timed, n_workers=2, seed=1)
+    batches = [sampler.obtain_samples(300) for _ in range(2)]
+    sampler.close()
     stats = sampler.stats
     found = counts(stats.timers())
     assert set(found) == {"reset/load", "step/physics", "step/physics/contacts", "agent/net"}
@@ -55,34 +52,24 @@ def test_each_timestep_is_timed_once_in_its_phase(engine):
     assert found["reset/load"] >= sum(map(len, batches))
     for worker in range(2):
         own = stats.timers(worker)
-        for name in ("reset", "step", "agent"):
-            phase = own.children[name]
+        for phase in (own.children[name] for name in ("reset", "step", "agent")):
             assert sum(child.seconds for child in phase.children.values()) <= phase.seconds * 1.01
     assert sum(stats.timers(worker).seconds for worker in range(2)) == pytest.approx(stats.timers().seconds)
 
 
-def test_environments_side_by_side_are_timed_too():
-    with LocalSampler(Agent(), Timed, seed=1, worker_class=VecWorker, worker_args={"n_envs": 3}) as sampler:
-        batch = sampler.obtain_trajectories(9)
+def test_side_by_side_and_in_numbers_for_a_tracker(make_local):
+    side_by_side: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
+    sampler = make_local(Agent(), Timed, seed=1, **side_by_side)
+    batch = sampler.obtain_trajectories(9)
     found = counts(sampler.stats.timers())
-    assert set(found) == {"reset/load", "step/physics", "step/physics/contacts", "agent/net"}
     assert found["step/physics"] == batch.n_timesteps
     assert found["agent/net"] < batch.n_timesteps, "once for all environments"
-
-
-def test_numbers_for_a_tracker():
-    with LocalSampler(Agent(), Timed, seed=1) as sampler:
-        batch = sampler.obtain_trajectories(5)
-        assert sampler.stats.take_infos(batch, {"angle": "mean", "nothing": "sum"}) == {
-            "angle": pytest.approx(batch.env_infos["angle"].mean())
-        }
-        flat = sampler.stats.flat()
+    angle = pytest.approx(batch.env_infos["angle"].mean())
+    assert sampler.stats.take_infos(batch, {"angle": "mean", "nothing": "sum"}) == {"angle": angle}
+    flat = sampler.stats.flat()
     assert flat["infos/angle"] == flat["recent/infos/angle"] > 0
     assert flat["kept_timesteps"] == batch.n_timesteps
     assert flat["ms/step"] >= flat["ms/step/physics"] >= flat["ms/step/physics/contacts"] > 0
-
-
-def test_nothing_is_sent_where_nothing_is_timed():
-    with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
-        sampler.obtain_trajectories(5)
+    sampler = make_local("random", "CartPole-v1", seed=1)
+    sampler.obtain_trajectories(5)
     assert counts(sampler.stats.timers()) == {}

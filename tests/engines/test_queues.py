@@ -66,7 +66,7 @@ def test_a_daemonic_process_is_told_why_it_cannot():
 def test_a_worker_that_is_killed_in_the_middle_of_an_answer():
     seen: list[str] = []
     with make(functools.partial(ScriptedEnv, shape=LARGE)) as sampler:
-        link = sampler._session.engine._links[0]  # type: ignore[attr-defined]
+        link = sampler._session.engine._links[0]
         get = link._answers.get
 
         def interrupted():

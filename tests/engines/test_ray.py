@@ -119,8 +119,7 @@ def test_large_rows_are_not_written_over_until_ray_has_taken_them(make, options)
             assert sampler.obtain_trajectories(60) == local.obtain_trajectories(60)
         large = Batched(2)
         large.ballast = bytes(40_000_000)  # type: ignore[attr-defined]
-        updates = {"agent_update": large}
-        assert sampler.obtain_trajectories(9, **updates) == local.obtain_trajectories(9, **updates)
+        assert sampler.obtain_trajectories(9, large) == local.obtain_trajectories(9, large)
 
 
 # ---------------------------------------------------------------------- what a cluster lacks

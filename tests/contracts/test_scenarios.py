@@ -1,0 +1,87 @@
+"""C1: the same is seen of a sampler on any engine, with any number of workers, and whoever is killed."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamsampler import LocalSampler
+from streamsampler.testing import Faults
+from tests.contracts.conftest import ALL_BY_ALL, Maker
+from tests.contracts.scenarios import LIVES, SEED, with_faults
+
+SLOW = pytest.mark.slow
+# Engine, number of workers, and whether workers are killed.
+CELLS = [
+    pytest.param("local", 3, False, id="in this process", marks=SLOW),
+    pytest.param("processes", 2, False, id="processes"),
+    pytest.param("processes", 3, True, id="killed"),
+    pytest.param("processes", 1, False, id="one process", marks=SLOW),
+    pytest.param("processes", 7, True, id="killed of seven", marks=SLOW),
+    pytest.param("shared memory", 2, False, id="all through shared memory", marks=SLOW),
+    pytest.param("pipes", 2, False, id="all through pipes", marks=SLOW),
+    pytest.param("queues fork", 2, False, id="queues fork", marks=SLOW),
+    pytest.param("queues forkserver", 3, True, id="queues killed", marks=SLOW),
+    pytest.param("queues spawn", 2, False, id="queues spawn", marks=SLOW),
+    pytest.param("ray", 2, False, id="ray", marks=[pytest.mark.ray, pytest.mark.extras]),
+    *(
+        pytest.param(f"queues {method}", 7, killed, id=f"queues {method} {killed}", marks=SLOW)
+        for method in ("fork", "spawn", "forkserver")
+        for killed in (False, True)
+        if ALL_BY_ALL
+    ),
+]
+
+
+@cache
+def expected(name: str) -> dict[str, Any]:
+    """What is seen with one worker in this process, or with as many as it takes."""
+    life = LIVES[name]
+    options = {"n_workers": life.n_workers or 1, "seed": SEED, "check": None, **life.options}
+    with LocalSampler(life.agents, life.envs, **options) as sampler:
+        return life.see(sampler)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SLOW) if life.variant else name for name, life in LIVES.items()]
+)
+@pytest.mark.parametrize(("engine", "n_workers", "killed"), CELLS, indirect=["engine"])
+def test_the_same_is_seen(make_sampler: Maker, name: str, n_workers: int, killed: bool, tmp_path: Path) -> None:
+    life = LIVES[name]
+    options: dict[str, Any] = {"seed": SEED, "check": None, **life.options}
+    if life.in_parent:
+        if make_sampler.engine != "processes":
+            pytest.skip("the agent is in the parent of processes alone")
+        options |= {"inference": "parent", "worker_args": {"n_envs": 7}}
+        del options["worker_class"]
+    if killed:
+        options |= {"max_restarts": None, "max_lifetime_restarts": None}
+    faults = Faults(tmp_path, *(life.kills if killed else ()), seed=SEED)
+
+    def wrap(env: Any) -> Any:
+        return with_faults(faults, env)
+
+    agents = deepcopy(life.agents)  # a sampler with the agent in this process has the very agent, and changes it
+    sampler = make_sampler(agents, wrap(life.envs), n_workers=life.n_workers or n_workers, **options)
+    for capability, seen in life.see(sampler, wrap).items():
+        assert seen == expected(name)[capability], capability
+    assert faults.fired() == len(faults.faults), "or this shows nothing"
+
+
+def test_what_is_compared_is_not_trivial() -> None:
+    """Trajectories and calls differ, updates change them, and something was left out where something may be."""
+    seen = expected("one by one")
+    returns = [tuple(batch.returns.tolist()) for batch in seen.values() if not isinstance(batch, list)]
+    assert len(set(returns)) == len(returns)
+    assert all(len(set(values)) > 1 for values in returns)
+    going = expected("fragments")
+    whole, afresh = going["whole trajectories between fragments"], going["fragments begin afresh"]
+    assert not (whole.continued | whole.cut).any()
+    assert not afresh.continued.any()
+    assert going["fragments go on"].continued.any()
+    assert going["fragments go on"].cut.any()
+    assert not set(afresh.seeds) & set(going["fragments go on"].seeds)
