@@ -29,7 +29,7 @@ def test_timing_changes_nothing(make_sampler: Maker, make_local: Callable[..., L
     """Steps that take now more and now less time: trajectories come in in another order in each run."""
     sampler = make_sampler(Stamping(), jittery(AnyLength, 0.003), n_workers=5, seed=SEED)
     twin = make_local(Stamping(), AnyLength, seed=SEED)
-    for call in range(8):
+    for call in range(5):
         assert sampler.obtain_samples(30 + call) == twin.obtain_samples(30 + call)
 
 
@@ -39,10 +39,10 @@ def test_large_observations(make_sampler: Maker, make_local: Callable[..., Local
     batches = []
     for make in (make_sampler, make_local):
         sampler = make(Stamping(), 3 * [Wide], n_workers=3, seed=SEED)
-        batches.append([sampler.obtain_samples(1500), *(sampler.obtain_trajectories(n) for n in (100, 30))])
+        batches.append([sampler.obtain_samples(600), *(sampler.obtain_trajectories(n) for n in (40, 10))])
         # Memory of batches that are gone is used again, of those that are there it is not.
-        sampler.obtain_samples(1500)
-        batches[-1].append(sampler.obtain_samples(1500))
+        sampler.obtain_samples(600)
+        batches[-1].append(sampler.obtain_samples(600))
     assert batches[0] == batches[1]
     assert len({batch.observations.__array_interface__["data"][0] for batch in batches[0]}) == len(batches[0])
 
@@ -170,7 +170,7 @@ def test_a_streamed_trajectory_is_what_it_is_alone(make_sampler: Maker) -> None:
     """Also when it comes in a large ticket with others: the second time their lengths are known."""
     sampler = make_sampler(always_zero, Moody(KINDS), n_workers=2, seed=SEED)
     for version in (1, 2):
-        for index, trajectory in zip(range(15), sampler.stream(), strict=False):
+        for index, trajectory in zip(range(8), sampler.stream(), strict=False):
             with LocalSampler(always_zero, Moody(KINDS), seed=SEED) as alone:
                 alone._session.version = version - 1
                 assert trajectory == next(alone.stream(first_trajectory=index))

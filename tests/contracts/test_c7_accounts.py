@@ -66,7 +66,7 @@ def test_versions_and_timesteps(make_sampler: Maker) -> None:
 def test_every_step_is_accounted_for(make_sampler: Maker, env: Any, steps: Records) -> None:
     """In calls that leave a lot of surplus behind: kept, surplus, stale and abandoned timesteps are all there were."""
     sampler = make_sampler(always_zero, env, n_workers=3, seed=SEED)
-    for call in range(12):
+    for call in range(6):
         sampler.obtain_samples(60 + call)
         sampler.obtain_trajectories(1 + call % 5)
     with sampler.stream() as stream:  # until more was run than is returned, however fast the workers are
@@ -131,7 +131,7 @@ class Interrupting:
 
 
 def returns(sampler: Any) -> None:
-    for _ in range(3):
+    for _ in range(2):
         sampler.obtain_samples(60)
     sampler.obtain_trajectories(2)
 
@@ -139,11 +139,11 @@ def returns(sampler: Any) -> None:
 def raises(sampler: Any) -> None:
     for _ in range(2):
         with pytest.raises(RolloutError, match="stumbled"):
-            sampler.obtain_trajectories(30)
+            sampler.obtain_trajectories(12)
 
 
 def leaves_out(sampler: Any) -> None:
-    sampler.obtain_trajectories(40)
+    sampler.obtain_trajectories(12)
     assert sampler.stats.lost_timesteps >= 2 * sampler.stats.dropped_trajectories > 0
 
 
@@ -159,7 +159,7 @@ def is_interrupted(sampler: Any) -> None:
 
 
 def streams(sampler: Any) -> None:
-    for n in (1, 20):
+    for n in (1, 8):
         stream = sampler.stream()
         list(itertools.islice(stream, n))
         stream.close()
@@ -170,7 +170,7 @@ def streams(sampler: Any) -> None:
 
 def fails_in_a_stream(sampler: Any) -> None:
     with pytest.raises(RolloutError, match="stumbled"):
-        list(itertools.islice(sampler.stream(), 30))
+        list(itertools.islice(sampler.stream(), 20))
 
 
 # The share of trajectories that raise, and options.

@@ -5,7 +5,6 @@ With tasks there are n of each all the same.
 
 from __future__ import annotations
 
-import random
 from functools import cache, partial
 from itertools import chain
 from typing import Any
@@ -13,15 +12,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, TrajectoryBatch, VecWorker
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.protocol.gathering import Gathering
-from streamsampler.protocol.messages import Dropped
-from streamsampler.protocol.plans import AtLeast, Exactly
 from tests.contracts.conftest import Maker, on, slow
 from tests.contracts.told import Tasked, bad, first_rewards, is_bad, told
 from tests.scripted.agents import Independent, above_half, always_zero
@@ -214,47 +208,3 @@ def test_other_ways_to_leave_trajectories_of_tasks_out() -> None:
         with pytest.raises(RolloutError, match="too many to leave out"):
             sampler.obtain_trajectories(1, tasks=TASKS)
         assert len(sampler.obtain_trajectories(2, tasks=TASKS[:2])) == 4
-
-
-# ---------------------------------------------------------------------- pure
-
-
-def arrive(gathering: Gathering, worker: int, indices: range, lengths: list[int]) -> None:
-    if kept := [length for length in lengths if length]:  # of what was left out nothing is known
-        gathering.throughput.add(kept, 0.01, worker, 8)
-    dropped = [Dropped(position, "", "") for position, length in enumerate(lengths) if not length]
-    gathering.add(worker, indices, kept, worker, dropped=dropped)
-
-
-@given(
-    lengths=st.lists(st.integers(0, 5), max_size=30),
-    n_workers=st.integers(1, 3),
-    plan=st.one_of(st.integers(1, 40).map(AtLeast), st.integers(1, 20).map(Exactly)),
-    own_queues=st.booleans(),
-    events=st.integers(0, 10**6).map(random.Random),
-)
-def test_any_course_of_events_gives_the_same_prefix(
-    lengths: list[int], n_workers: int, plan: AtLeast | Exactly, own_queues: bool, events: random.Random
-) -> None:
-    lengths = lengths + [2] * 400
-    gathering = Gathering(plan, n_workers=n_workers, own_queues=own_queues, dropping=True)
-    held: dict[int, range] = {}
-    while not gathering.result.complete:
-        for worker in range(n_workers):
-            if worker not in held and (assignment := gathering.take(worker)):
-                held[worker] = assignment.indices
-        worker = events.choice(sorted(held))
-        indices = held.pop(worker)
-        if events.random() < 0.1:
-            gathering.put_back(worker, indices)
-        else:
-            arrive(gathering, worker, indices, [lengths[index] for index in indices])
-    expected, total = [], 0
-    for index, length in enumerate(lengths):
-        if (total >= plan.timesteps) if plan.timesteps is not None else (len(expected) == plan.limit):
-            break
-        if length:
-            expected.append(index)
-            total += length
-    assert [index for segment in gathering.result.segments() for index in segment.indices] == expected
-    assert gathering.result.n_trajectories == len(expected)

@@ -4,7 +4,6 @@ import pickle
 import threading
 from functools import partial
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -177,13 +176,3 @@ def test_a_vector_environment_that_takes_one_seed_cannot_be_given_some():
             with pytest.raises(RolloutError, match="OneSeed takes one for all"):
                 sampler.obtain_trajectories(seeds=SEEDS)
             assert len(sampler.obtain_trajectories(5)) == 5
-
-
-def test_gymnasiums_own_environments_take_options(make_local):
-    options = [{"low": 0.01 * k, "high": 0.01 * (k + 1)} for k in range(3)]
-    batch = make_local(always_zero, "CartPole-v1", n_workers=2, seed=1).obtain_trajectories(
-        seeds=[3, 4, 5], reset_options=options
-    )
-    env = gymnasium.make("CartPole-v1")
-    for k, seed in enumerate((3, 4, 5)):
-        assert np.array_equal(batch[k].observations[0], env.reset(seed=seed, options=options[k])[0])

@@ -15,11 +15,12 @@ from tests.contracts.conftest import ALL_BY_ALL, Maker
 from tests.contracts.scenarios import LIVES, SEED, with_faults
 
 SLOW = pytest.mark.slow
-# Engine, number of workers, and whether workers are killed.
+# Engine, number of workers, and whether workers are killed. Each time what is seen with one worker in this process is
+# compared with processes of which some are killed, and others work on.
 CELLS = [
     pytest.param("local", 3, False, id="in this process", marks=SLOW),
-    pytest.param("processes", 2, False, id="processes"),
     pytest.param("processes", 3, True, id="killed"),
+    pytest.param("processes", 2, False, id="processes", marks=SLOW),
     pytest.param("processes", 1, False, id="one process", marks=SLOW),
     pytest.param("processes", 7, True, id="killed of seven", marks=SLOW),
     pytest.param("shared memory", 2, False, id="all through shared memory", marks=SLOW),

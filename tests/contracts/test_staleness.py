@@ -287,14 +287,14 @@ def test_what_was_begun_otherwise_is_not_used(make_sampler: Maker, env: Any, end
 def test_all_workers_die_between_two_calls(make_sampler: Maker, env: Any, ends: Records) -> None:
     sampler = make_sampler(Stamping(), env, n_workers=2, **LAGGING)
     batches = []
-    for number in (1, 2, 3, 4):
+    for number in (1, 2, 3):
         batches.append(sampler.obtain_trajectories(8, agent_update=(number,)))
-        if number in (1, 3):
+        if number == 2:
             ends.wait(8 * number + 1, PATIENCE)
             for pid in sampler.worker_pids():
                 with contextlib.suppress(ProcessLookupError):  # killed before, and not needed since
                     os.kill(pid, signal.SIGKILL)
-    assert batches == twins([8] * 4)
+    assert batches == twins([8] * 3)
     assert sampler.stats.restarts >= 1  # as many as there was work for
 
 
