@@ -1,9 +1,10 @@
-"""Every test of the calls runs against every manager; where all environments share one process, in the slow tier.
+"""Tests of the calls run against both managers. No process is given up because it is slow: a machine may be busy."""
 
-No process of a test is given up because it is slow: a busy machine may stop any of them for seconds.
-"""
-
+import contextlib
 import functools
+import os
+import select
+import signal
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from tests.patience import PATIENCE
 
 MANAGERS: dict[str, Any] = {
     "serial": SerialEnvManager,
-    "one process": functools.partial(EnvManager, n_workers=1, close_timeout=PATIENCE),
     "processes": functools.partial(EnvManager, n_workers=2, close_timeout=PATIENCE),
 }
+MODES = ["next_step", "same_step", "disabled"]
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +24,24 @@ def patient(patient):
     """Of all tests of managers: a worker that ends slowly would count as hung, or its times would be missing."""
 
 
-@pytest.fixture(params=["serial", "processes", pytest.param("one process", marks=pytest.mark.slow)])
+@pytest.fixture(params=MANAGERS)
 def new_manager(request):
     """Makes a manager, which is closed at the end."""
-    made = []
+    with contextlib.ExitStack() as made:
+        yield lambda *args, **options: made.enter_context(MANAGERS[request.param](*args, **options))
 
-    def make(*arguments, **options):
-        manager = MANAGERS[request.param](*arguments, **options)
-        made.append(manager)
-        return manager
 
-    yield make
-    for manager in made:
-        manager.close()
+def kill(manager, *workers):
+    """Kill workers of a manager or a sampler, all if none is named, and wait until they have ended."""
+    pids = manager.worker_pids()
+    for pid in [pids[number % len(pids)] for number in workers] or pids:
+        with contextlib.suppress(ProcessLookupError):  # it was killed before
+            await_end(pid, lambda pid: os.kill(pid, signal.SIGKILL))
+
+
+def await_end(pid, before=lambda _: None):
+    """Wait until a process ends."""
+    ended = os.pidfd_open(pid)
+    before(pid)
+    assert select.select([ended], [], [], PATIENCE)[0], "it is left"
+    os.close(ended)

@@ -1,6 +1,7 @@
 """Environments whose data show what was lost, repeated or mixed up."""
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -10,15 +11,21 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from streamsampler.environments.updates import apply_env_update, as_env_update
+from streamsampler.stepping.episodes import EpisodeSeeds
+
 
 class Counting(gymnasium.Env):
-    """Shows its seed and its timestep in a buffer that it uses again; ends after `length` timesteps."""
+    """Shows its seed and its timestep in a buffer that it uses again; ends after `length` timesteps.
+
+    At the action 9 it raises, at 7 it kills its process, at 8 it hangs.
+    """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = spaces.Discrete(10)
 
-    def __init__(self, length=3, raises_at=None, info_at=None, key="note"):
-        self.length, self.raises_at, self.info_at, self.key = length, raises_at, info_at, key
+    def __init__(self, length=3, info_at=None, key="note"):
+        self.length, self.info_at, self.key = length, info_at, key
         self.level = 0
         self.options = None
         self._buffer = np.zeros(2)
@@ -33,8 +40,12 @@ class Counting(gymnasium.Env):
 
     def step(self, action):
         self._t += 1
-        if action == 9 or self._t == self.raises_at:
+        if action == 9:
             raise RuntimeError("the gearbox is stuck")
+        if action == 8:
+            threading.Event().wait()
+        if action == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
         self._buffer[1] = self._t
         info = {self.key: self._t} if self._t == self.info_at else {}
         return self._buffer, float(action), self._t == self.length, False, info
@@ -88,17 +99,6 @@ class Graded(gymnasium.Env):
         return np.full(1, float(action)), 0.0, False, False, {}
 
 
-class Doomed(Counting):
-    """Kills its process, or hangs, at an action."""
-
-    def step(self, action):
-        if action == 7:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if action == 8:
-            threading.Event().wait()
-        return super().step(action)
-
-
 class Varied(gymnasium.Env):
     """Draws data of many kinds from its own generator; its infos come and go, and so do their keys."""
 
@@ -109,6 +109,7 @@ class Varied(gymnasium.Env):
         image=spaces.Box(0, 255, (2, 2), np.uint8),
     )
     action_space: Any = spaces.Dict(choice=spaces.Discrete(5), force=spaces.Box(-1, 1, (2,), np.float32))
+    options: Any = None
 
     def __init__(self, render_mode=None):
         self.render_mode = render_mode
@@ -116,6 +117,7 @@ class Varied(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        self.options = options
         self._t = 0
         return self._observation(np.zeros(2)), self._info()
 
@@ -152,20 +154,12 @@ class Strolling(gymnasium.Env):
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
-    class Agent:
-        """Acts by numbers that the action space's dtype cannot hold."""
-
-        row_independent = True
-
-        def get_action(self, observation):
-            return np.tanh(observation + 0.1), {}
-
-        def get_actions(self, observations):
-            return np.tanh(observations + 0.1), {"kind": np.ones(len(observations))}
+    def __init__(self, length=None):
+        self.length = length
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.left = int(self.np_random.integers(1, 12))
+        self.left = self.length or int(self.np_random.integers(1, 12))
         self.place = self.np_random.random(2)
         return self.place, {"left": self.left} if self.left % 2 else {}
 
@@ -175,36 +169,29 @@ class Strolling(gymnasium.Env):
         return self.place, float(action[0]), self.left == 0, False, {"x": self.left} if self.left % 3 == 0 else {}
 
 
-class Perishing(Strolling):
-    """Loses its process in a step, the third or a later one of those that its process takes, so many times in all.
+class FollowsSeeds(gymnasium.Wrapper):
+    """Gives an episode that is begun without a seed the one that a manager would give it.
 
-    Args:
-        folder: Where each time leaves a file.
-        times: How many times.
-        how: "kill", "hang", or "forget" to be killed and to have been another one after that.
+    The vector environments of other libraries reset an environment without a seed when its episode has ended.
     """
 
-    def __init__(self, folder, times=1, how="kill"):
-        self.folder, self.times, self.how = folder, times, how
-        self.n_steps = 0
+    def __init__(self, env, env_id, n_envs):
+        super().__init__(env)
+        self._env_id = env_id
+        self._seeds = EpisodeSeeds(0, n_envs)
 
     def reset(self, *, seed=None, options=None):
-        is_other = self.how == "forget" and len(os.listdir(self.folder)) > 0
-        return super().reset(seed=seed + is_other, options=options)
+        if seed is None:
+            seed = self._seeds.next(self._env_id)
+        else:
+            self._seeds.restart([self._env_id], [seed])
+        return self.env.reset(seed=seed, options=options)
 
-    def step(self, action):
-        self.n_steps += 1
-        if self.n_steps > 2 and self.left > 1 and self.dies():
-            if self.how == "hang":
-                threading.Event().wait()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
 
-    def dies(self):
-        for time in range(self.times):
-            try:
-                os.close(os.open(os.path.join(self.folder, str(time)), os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue
-            return True
-        return False
+def following(env, n_envs):
+    """Return a function that makes each environment, for managers whose seed is 0 and for their peers."""
+    update = as_env_update(env)
+    return [
+        functools.partial(lambda env_id: FollowsSeeds(apply_env_update(update, None), env_id, n_envs), env_id)
+        for env_id in range(n_envs)
+    ]

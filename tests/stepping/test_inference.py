@@ -1,12 +1,10 @@
-"""An agent in the sampler's process: the batches of `VecWorker`, whatever the number of processes, and their losses."""
+"""An agent in the sampler's process: the batches and errors of `VecWorker`, whatever happens to the environments."""
 
-import functools
 import itertools
-import logging
 import os
 import pickle
 import random
-import re
+import signal
 import threading
 from typing import Any
 
@@ -14,331 +12,407 @@ import gymnasium
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, VecWorker
-from streamsampler.data.trees import same
+from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, RandomAgent, VecWorker
 from streamsampler.errors import RolloutError, SamplerError, UsageError, WorkerDiedError
 from streamsampler.filters import RunningNorm
+from streamsampler.stepping.inference.asking import RowGroups
+from streamsampler.stepping.inference.stepper import EnvironmentRaisedError
+from streamsampler.testing import Fault, Faults
+from tests.fragments.agents import Alone, Drawn, Fleeting, Restorable, Sticky
 from tests.scripted.agents import Attentive, Balancing, Independent, RememberingAlone, Rowwise, Sampling
 from tests.scripted.envs import GlobalNoise, Nested
-from tests.stepping.environments import Graded, Perishing, Strolling
+from tests.stepping.conftest import kill
+from tests.stepping.environments import Graded, Strolling
 
 SHORTER = NewEnvUpdate(gymnasium.make, {"id": "CartPole-v1", "max_episode_steps": 12})
-N_ENVS = 7
 
 
-def in_parent(agents, envs, n_workers, **options):
-    options = {"seed": 71, "worker_args": {"n_envs": N_ENVS}, **options}
-    return MultiprocessingSampler(agents, envs, n_workers=n_workers, inference="parent", **options)
+class Walker:
+    """Acts by numbers that the action space's dtype cannot hold."""
+
+    row_independent = True
+
+    def get_action(self, observation):
+        return np.tanh(observation + 0.1), {}
+
+    def get_actions(self, observations):
+        return np.tanh(observations + 0.1), {"kind": np.ones(len(observations))}
 
 
-def reference(agents, envs, **options):
-    options = {"seed": 71, "worker_args": {"n_envs": N_ENVS}, "worker_class": VecWorker, **options}
-    return LocalSampler(agents, envs, **options)
+class Exact(Walker):
+    """Acts by numbers that it can hold."""
+
+    def get_actions(self, observations):
+        return np.tanh(observations + 0.1).astype(np.float32), {}
 
 
-def calls_of_all_kinds(sampler):
-    return [
-        sampler.obtain_samples(150),
-        sampler.obtain_trajectories(9, agent_update=np.array([0.1, 0.5, 3.0, 2.0])),
-        sampler.obtain_samples(100, agent_update=Rowwise((0.0, 0.0, -1.0, 0.0)), env_update=SHORTER),
-        *itertools.islice(sampler.stream(), 8),
-        sampler.obtain_trajectories(seeds=[5, 3, 5, 8], reset_options={"low": -0.01, "high": 0.01}),
-        sampler.obtain_samples(1),
-    ]
-
-
-@functools.cache
-def expected_calls():
-    with reference(Rowwise(), "CartPole-v1") as sampler:
-        return calls_of_all_kinds(sampler)
-
-
-@pytest.mark.parametrize("n_workers", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 7))])
-def test_batches_are_those_of_vec_worker_for_any_number_of_processes(n_workers):
-    with in_parent(Rowwise(), "CartPole-v1", n_workers) as sampler:
-        assert calls_of_all_kinds(sampler) == expected_calls()
-
-
-KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "blocks": (Balancing(), "CartPole-v1", {}),
-    "longer blocks": (Rowwise(), "CartPole-v1", {"worker_args": {"n_envs": 3, "block_size": 5}}),
-    "draws in blocks": (Sampling(), "CartPole-v1", {}),
-    "one by one, nested": (Attentive(), Nested, {}),
-    "one by one in lanes": (Independent(Attentive()), Nested, {"max_episode_length": 4}),
-    "a memory": (RememberingAlone(), "CartPole-v1", {}),
-    "a filter": (Rowwise(), "CartPole-v1", {"observation_filter": RunningNorm(), "max_episode_length": 9}),
-    "actions of another dtype": (Strolling.Agent(), Strolling, {}),
-}
-
-
-@pytest.mark.parametrize(
-    "kind", ["actions of another dtype", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*KINDS][:-1])]
-)
-def test_all_kinds_of_agents_and_environments(kind):
-    agent, env, options = KINDS[kind]
-    batches = []
-    for make in (reference, functools.partial(in_parent, n_workers=2)):
-        with make(agent, env, **options) as sampler:
-            batches.append([sampler.obtain_trajectories(9), sampler.obtain_samples(40)])
-    assert batches[0] == batches[1]
-
-
-class Dragging(Strolling):
-    """Takes its time for each step of half of the trajectories."""
-
-    def reset(self, *, seed=None, options=None):
-        self.drags = seed % 2
-        return super().reset(seed=seed)
-
-    def step(self, action):
-        if self.drags:
-            threading.Event().wait(0.02)
-        return super().step(action)
-
-
-@pytest.mark.slow
-def test_what_was_given_up_does_not_take_the_results_of_what_comes_next():
-    """Environments that are busy with a stream that was left are waited for while others begin the next call."""
-    batches = []
-    for make in (reference, functools.partial(in_parent, n_workers=4)):
-        with make(Strolling.Agent(), Dragging, check=None) as sampler:
-            for _ in range(3):
-                next(iter(sampler.stream()))
-                batches.append(sampler.obtain_trajectories(9))
-    assert batches[:3] == batches[3:]
-
-
-# ---------------------------------------------------------------------- losses
-
-
-@functools.cache
-def expected_strolls():
-    with reference(Strolling.Agent(), Strolling) as sampler:
-        return [sampler.obtain_trajectories(20), sampler.obtain_samples(60)]
-
-
-@pytest.mark.parametrize("how", ["kill", pytest.param("hang", marks=pytest.mark.slow)])
-def test_losses_change_nothing(tmp_path, how, caplog):
-    limits = {"step_timeout": 2.0} if how == "hang" else {}
-    kwargs = {"folder": tmp_path, "times": 3, "how": how}
-    with in_parent(Strolling.Agent(), Perishing, 2, env_kwargs=kwargs, check=None, **limits) as sampler:
-        assert [sampler.obtain_trajectories(20), sampler.obtain_samples(60)] == expected_strolls()
-        assert len(list(tmp_path.iterdir())) == 3
-        assert (restarts := sampler.stats.restarts) >= 1
-        assert restarts <= 3 or how == "hang"  # to lose others as well, which were slow, changes nothing
-        assert sampler.stats.lost_timesteps > 0
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * restarts
-    assert "a new one takes its place" in caplog.text
-
-
-@pytest.mark.slow
-def test_losses_beyond_the_quota_are_one_error_that_lists_them(tmp_path):
-    kwargs = {"folder": tmp_path, "times": 9}
-    with in_parent(Strolling.Agent(), Perishing, 2, env_kwargs=kwargs, check=None, max_restarts=2) as sampler:
-        with pytest.raises(WorkerDiedError, match="SIGKILL") as caught:
-            sampler.obtain_trajectories(20)
-        assert len(caught.value.incidents) == 3
-        assert "max_restarts is 2" in str(caught.value)
-        for number in range(9):
-            (tmp_path / str(number)).touch()
-        assert sampler.obtain_trajectories(20).n_trajectories == 20
-
-
-class StrollingInBlocks(Strolling.Agent):
+class InBlocks(Exact):
     row_independent = False
 
 
-@pytest.mark.parametrize("agent", [Strolling.Agent, StrollingInBlocks])
-def test_trajectories_that_cannot_be_restored_are_run_again_from_their_seeds(tmp_path, caplog, agent):
-    kwargs = {"folder": tmp_path, "how": "forget"}
-    with in_parent(agent(), Perishing, 2, env_kwargs=kwargs, check=None) as sampler:
-        batch = sampler.obtain_trajectories(20)
-        stats = sampler.stats
-        assert (stats.restarts, len(batch)) == (1, 20)
-        assert sum(stats.worker_timesteps) == stats.kept_timesteps + stats.lost_timesteps + stats.abandoned_timesteps
-        assert stats.lost_timesteps > 0
-    with reference(agent(), Strolling) as sampler:
-        first, other = (sampler.obtain_trajectories(seeds=[seed + k for seed in batch.seeds]) for k in (0, 1))
-    as_first, as_other = (
-        [same(part.observations, whole.observations) for part, whole in zip(batch, wholes, strict=True)]
-        for wholes in (first, other)
+def in_parent(agents, envs, n_workers=2, n_envs=4, **options):
+    args = {"n_envs": n_envs, **options.pop("worker_args", {})}
+    options = {"seed": 71, "check": None, "worker_args": args, "n_workers": n_workers, **options}
+    return MultiprocessingSampler(agents, envs, inference="parent", **options)
+
+
+def reference(agents, envs, n_envs=4, **options):
+    args = {"n_envs": n_envs, **options.pop("worker_args", {})}
+    return LocalSampler(
+        agents, envs, worker_class=VecWorker, **{"seed": 71, "check": None, "worker_args": args} | options
     )
-    assert all(np.logical_or(as_first, as_other)), "each is a whole trajectory of one environment"
-    assert any(as_other), "some ran in what took the environment's place"
-    loss, again = [record.message for record in caplog.records]
-    assert "a new one takes its place" in loss
-    assert re.search("environment . was lost .*did something else.*Trajectories under way are run again", again)
 
 
-# ---------------------------------------------------------------------- what raises
+# ---------------------------------------------------------------------- the same batches
 
 
-class Refusing(Strolling):
+def whole_trajectories(sampler):
+    yield sampler.obtain_trajectories(9)
+    yield sampler.obtain_samples(60)
+
+
+def all_kinds_of_calls(sampler):
+    yield sampler.obtain_samples(150)
+    yield sampler.obtain_trajectories(9, agent_update=np.array([0.1, 0.5, 3.0, 2.0]))
+    yield sampler.obtain_samples(100, agent_update=Rowwise((0.0, 0.0, -1.0, 0.0)), env_update=SHORTER)
+    yield from itertools.islice(sampler.stream(), 8)
+    yield sampler.obtain_trajectories(seeds=[5, 3, 5, 8], reset_options={"low": -0.01, "high": 0.01})
+    yield sampler.obtain_samples(1)
+
+
+def dropped_and_counted(sampler):
+    batch = sampler.obtain_trajectories(13)
+    yield batch
+    yield [(each.index, each.phase) for each in batch.stats.dropped]
+    yield batch.stats.metrics
+
+
+def fragments_of(*agents):
+    """Return calls in which agents replace one another, and episodes end with other calls."""
+
+    def calls(sampler):
+        for call, n_envs in enumerate((4, 4, 2, 4, 1, 4)):
+            update = agents[call % len(agents)]() if len(agents) > 1 else None
+            yield sampler.obtain_fragments(13, n_envs, agent_update=update)
+        yield sampler.obtain_trajectories(5)
+        yield sampler.obtain_fragments(9, 4, reset_options={"level": 3})
+
+    return calls
+
+
+class Keeping:
+    """Keeps what it is shown, and looks at it at the end."""
+
+    def on_trajectory_start(self, context):
+        self.seen = [context.observation]
+        context.metrics["begun"] = float(len(context.reset_info))
+
+    def on_timestep(self, context):
+        self.seen.append(context.observation)
+
+    def on_trajectory_end(self, context):
+        context.metrics["sum"] = float(sum(each.sum() for each in self.seen))
+        context.metrics["total"] = float(context.rewards.sum())
+
+
+def is_bad(info):
+    return info.get("x") == 6 or info.get("left") == 9
+
+
+HOOKS: dict[str, Any] = {"hooks": Keeping(), "drop_if": is_bad, "max_episode_length": 8}
+SCENARIOS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    "lanes": (Rowwise, "CartPole-v1", all_kinds_of_calls, {}),
+    "blocks": (Balancing, "CartPole-v1", whole_trajectories, {"worker_args": {"block_size": 5}}),
+    "draws in blocks": (Sampling, "CartPole-v1", whole_trajectories, {}),
+    "nested": (lambda: Independent(Attentive()), Nested, whole_trajectories, {"max_episode_length": 4}),
+    "a memory": (RememberingAlone, "CartPole-v1", whole_trajectories, {"worker_args": {"groups": 2}}),
+    "a filter": (Rowwise, "CartPole-v1", whole_trajectories, {"observation_filter": RunningNorm()}),
+    "actions of another dtype": (Walker, Strolling, whole_trajectories, {}),
+    "actions of this dtype, in groups": (Exact, Strolling, whole_trajectories, {"worker_args": {"groups": 2}}),
+    "hooks": (Walker, Strolling, dropped_and_counted, HOOKS),
+    "hooks in blocks": (InBlocks, Strolling, dropped_and_counted, HOOKS),
+    "fragments": (Fleeting, Sticky, fragments_of(Fleeting), {"observation_filter": RunningNorm(clip=10.0)}),
+    "fragments in groups": (Fleeting, Sticky, fragments_of(Fleeting, Drawn), {"worker_args": {"groups": 2}}),
+    "fragments and a limit": (
+        Alone,
+        Sticky,
+        fragments_of(Alone, Restorable, Drawn),
+        {"max_episode_length": 7},
+    ),
+    "fragments of one agent": (Restorable, Sticky, fragments_of(Restorable), {}),
+    "fragments of rounded actions": (
+        Walker,
+        Strolling,
+        fragments_of(Walker, Exact),
+        {"max_episode_length": 9},
+    ),
+    "fragments at random": (RandomAgent, Nested, fragments_of(RandomAgent), {}),
+}
+QUICK = {"lanes", "actions of another dtype", "hooks in blocks", "fragments in groups", "fragments and a limit"}
+
+
+@pytest.mark.parametrize("name", [it if it in QUICK else pytest.param(it, marks=pytest.mark.slow) for it in SCENARIOS])
+def test_batches_are_those_of_vec_worker_whatever_is_killed(name, tmp_path):
+    agent, env, calls, options = SCENARIOS[name]
+    with reference(agent(), env, **dict(options)) as sampler:
+        expected = [*calls(sampler)]
+    steps = [Fault("kill", "step", step=step) for step in (1, 3, 7)]
+    faults = Faults(tmp_path, Fault("kill", "construct"), Fault("kill", "reset"), *steps)
+    limits: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+    with in_parent(agent(), faults.env(env), 3, **options, **limits) as sampler:
+        for number, batch in enumerate(calls(sampler)):
+            assert batch == expected[number]
+            kill(sampler, number % 3)
+        assert faults.fired() >= 3
+        assert sampler.stats.restarts > 0
+        assert sampler.stats.lost_timesteps > 0
+        assert sampler.stats.failed_trajectories == 0
+
+
+def test_environments_go_on_without_slow_ones(tmp_path):
+    """Environment 0 ends its first step when environment 1 has taken five."""
+    os.mkfifo(tmp_path / "pipe")
+    with in_parent(Fleeting(), Waiting, n_envs=2, env_kwargs={"pipe": tmp_path / "pipe"}) as sampler:
+        assert sampler.obtain_fragments(10).n_timesteps == 20
+
+
+class Waiting(Sticky):
+    def __init__(self, pipe, worker_number=0):
+        self.pipe, self.worker_number = pipe, worker_number
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed)
+        self.length = 1000
+        return result
+
     def step(self, action):
-        if self.left == 9:
-            raise ZeroDivisionError("the bearings are worn")
+        if self.t == 0 and self.worker_number == 0:
+            self.pipe.read_text()
+        if self.t == 4 and self.worker_number == 1:
+            self.pipe.write_text("!")
         return super().step(action)
 
 
-class Faulty(Strolling.Agent):
+def test_groups_of_rows_are_asked_for_in_turn():
+    groups = RowGroups(6, 2)
+    live = np.ones(6, np.bool_)
+    live[4] = False
+    ready = live.copy()
+
+    def found():
+        rows, is_whole = groups.next(live, ready)
+        return (None if rows is None else np.flatnonzero(rows).tolist()), is_whole
+
+    for rows in ([0, 2], [1, 3, 5], [0, 2]):
+        assert found() == (rows, True)
+        asked, _ = groups.next(live, ready)
+        assert asked is not None
+        groups.note(asked)
+    for waits, rows, is_whole in ((3, [0, 2], True), (0, [1, 5], False)):
+        ready[waits] = False
+        assert found() == (rows, is_whole)
+    ready[[1, 2]] = False
+    assert found() == (None, False)
+    live[:] = ready[:] = False
+    assert found() == (None, True)
+
+
+# ---------------------------------------------------------------------- the same errors
+
+
+class LocalError(Exception):
+    pass
+
+
+class Failing(Strolling):
+    """Fails in one way where it is made, in a reset, or late in a trajectory of some seeds."""
+
+    def __init__(self, where, how):
+        self.where, self.how = where, how
+        super().__init__()
+        self.outcome("construction", None)
+
+    def reset(self, *, seed=None, options=None):
+        self.fails = seed % 5 == 0
+        return self.outcome("reset", super().reset(seed=seed))
+
+    def step(self, action):
+        return self.outcome("step", super().step(action))
+
+    def outcome(self, where, result):
+        if where != self.where or (where != "construction" and not self.fails) or (where == "step" and self.left > 4):
+            return result
+        if isinstance(self.how, BaseException):
+            raise self.how
+        return self.how if isinstance(self.how, int) else self.how(*result)
+
+
+class Mistaken(Exact):
+    """Returns something wrong, or raises, where it sees what is far out."""
+
+    def __init__(self, how, far_out=-9.0):
+        self.how, self.far_out = how, far_out
+
     def get_actions(self, observations):
-        if (observations > 2).any():
-            raise OverflowError("too far out")
+        actions, infos = super().get_actions(observations)
+        return self.how(actions) if (observations > self.far_out).any() else (actions, infos)
+
+
+class Rash(Mistaken):
+    """Is asked for all rows together."""
+
+    def get_actions(self, observations, *, starts):
         return super().get_actions(observations)
 
 
-def last_cause_of(error):
-    return error if error.__cause__ is None else last_cause_of(error.__cause__)
+def raises(error):
+    def raise_it(*_):
+        raise error
+
+    return raise_it
 
 
-@pytest.mark.parametrize(("agent", "env"), [(Strolling.Agent(), Refusing), (Faulty(), Strolling)])
-@pytest.mark.slow
-def test_what_raises_is_the_error_of_vec_worker(agent, env):
+ENVS: list[tuple[str, Any]] = [
+    ("reset", KeyError("boom")), ("step", KeyError("boom")), ("step", SystemExit(3)), ("construction", SystemExit(3)),
+    ("reset", 3), ("step", 3),
+    ("reset", lambda observation, info: (observation[:1], info)), ("reset", lambda observation, _: (observation, [1])),
+    ("step", lambda observation, *rest: (observation[:1], *rest)), ("step", lambda *result: (*result[:4], [1])),
+]  # fmt: skip
+MISTAKES: list[Any] = [
+    raises(OverflowError("too far out")), lambda actions: (actions, {"x": np.zeros(len(actions) + 5)}),
+    lambda actions: (actions, {"x": {"y": [1] * (len(actions) - 1)}}), lambda actions: (actions, [1]),
+    lambda actions: (actions[:, :1], {}), lambda actions: (actions[1:], {}), lambda actions: (actions * np.nan, {}),
+    lambda actions: (actions * 9, {}),
+]  # fmt: skip
+ERRORS: list[tuple[Any, Any]] = [
+    *((Exact, lambda where=where, how=how: Failing(where, how)) for where, how in ENVS),
+    *((InBlocks, lambda where=where, how=how: Failing(where, how)) for where, how in ENVS[:2]),
+    *((lambda how=how: Mistaken(how), Strolling) for how in MISTAKES),
+]
+QUICK_ERRORS = (0, 2, 7, 8, 10, 12, 13)
+
+
+@pytest.mark.parametrize(
+    "number", [n if n in QUICK_ERRORS else pytest.param(n, marks=pytest.mark.slow) for n in range(len(ERRORS))]
+)
+def test_what_goes_wrong_is_the_error_of_vec_worker(number):
+    agent, env = ERRORS[number]
     errors = []
-    for make in (reference, functools.partial(in_parent, n_workers=2)):
-        with make(agent, env, check=None) as sampler:
+    for make in (reference, in_parent):
+        with make(agent(), env) as sampler:
             with pytest.raises(RolloutError) as caught:
                 sampler.obtain_trajectories(20)
             errors.append(caught.value)
-            with pytest.raises(RolloutError):
-                sampler.obtain_trajectories(20)
-            assert (
-                sampler.obtain_trajectories(5, agent_update=Strolling.Agent(), env_update=Strolling).n_trajectories == 5
-            )
+            updates = {"agent_update": Exact(), "env_update": NewEnvUpdate(Strolling)}
+            assert len(sampler.obtain_trajectories(5, **updates)) == 5
     expected, error = errors
-    # Which other trajectories the agent saw in that call depends on timing.
     assert str(error).splitlines()[0] == str(expected).splitlines()[0]
     assert (error.phase, error.trajectory) == (expected.phase, expected.trajectory)
     assert type(error.original) is type(expected.original)
     assert error.original.args == expected.original.args
-    assert env is Strolling or 'raise ZeroDivisionError("the bearings are worn")' in str(last_cause_of(error))
 
 
-def test_processes_whose_spaces_differ_are_an_error():
-    with (
-        in_parent(Rowwise(), lambda worker_number=0: Graded(2 + worker_number), 2, check=None) as sampler,
-        pytest.raises(SamplerError, match=r"observation space of environment 4 .*must have the same observation space"),
-    ):
-        sampler.obtain_trajectories(1)
+@pytest.mark.parametrize("make", [KeyboardInterrupt, lambda: LocalError(threading.Lock())])
+@pytest.mark.slow
+def test_what_cannot_come_from_another_process_is_named(make):
+    match = "KeyboardInterrupt|LocalError"
+    with in_parent(Exact(), lambda: Failing("step", make())) as sampler, pytest.raises(RolloutError, match=match) as it:
+        sampler.obtain_trajectories(20)
+    assert isinstance(it.value.original, EnvironmentRaisedError)
 
 
-class Gated(gymnasium.Env):
-    """Is far out at its end, where the environments of process 0 wait for the agent.
-
-    Those of process 1 begin when the agent was asked for the first actions of both others.
-
-    Args:
-        folder: Where three pipes are.
-        worker_number: Of the process.
-    """
-
-    observation_space = gymnasium.spaces.Box(-10.0, 10.0, (1,), np.float64)
-    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float64)
-    n_begun = n_waiting = 0  # how many environments of this process were reset, and have stepped
-
-    def __init__(self, folder, worker_number=0):
-        self.folder, self.worker_number = folder, worker_number
-
-    def reset(self, *, seed=None, options=None):
-        Gated.n_begun += 1
-        if self.worker_number == 0:
-            return np.full(1, 1.0), {}
-        if Gated.n_begun == 1:
-            with (self.folder / "begun").open("rb") as pipe:
-                pipe.read(1)
-        return np.zeros(1), {}
-
-    def step(self, action):
-        if self.worker_number == 0:
-            Gated.n_waiting += 1
-            if Gated.n_waiting == 1:
-                (self.folder / "asked").read_text()
-            elif Gated.n_waiting == 2:  # so the first one's observation is in the parent's memory
-                (self.folder / "stepped").write_text("!")
-        return np.full(1, 5.0), 0.0, self.worker_number == 0, False, {}
+@pytest.mark.parametrize(("agent", "far_out"), [(Mistaken, 1.5), (Rash, 7.0)])
+def test_what_an_agent_raises_for_some_rows_names_one_that_it_was_shown(agent, far_out):
+    """Which others it was shown in that call depends on timing; or not, if it is to be asked for all together."""
+    with in_parent(agent(raises(OverflowError("too far out")), far_out), lambda: Strolling(20)) as sampler:
+        match = r"choosing an action in trajectory .*OverflowError: too far out"
+        with pytest.raises(RolloutError, match=match) as caught:
+            sampler.obtain_fragments(20)
+        (seed,) = sampler.seeds(1, [caught.value.trajectory])
+        assert not sampler.obtain_fragments(1, agent_update=Exact()).continued.any()
+    with reference(Exact(), lambda: Strolling(20)) as sampler:
+        seen = sampler.obtain_trajectories(seeds=[seed]).observations
+    assert seen.max() > 1.5
 
 
-class FarOut(Strolling.Agent):
-    """Raises on what is far out, once both environments of process 0 have stepped."""
-
-    def __init__(self, folder):
-        self.folder, self.is_asked_again = folder, False
-        self.pipe = os.open(folder / "begun", os.O_RDWR)  # so that a write never waits for a reader
+class Wrong(Walker):
+    """Says that its rows are independent, and adds the first one to all."""
 
     def get_actions(self, observations):
-        if (observations == 1).all():  # those of process 0 alone, which are half of all, and so no fewer than both
-            os.write(self.pipe, b"!")
-        if (observations > 4).any():
-            if not self.is_asked_again:
-                self.is_asked_again = True
-                (self.folder / "asked").write_text("!")
-                (self.folder / "stepped").read_text()
-            raise OverflowError("too far out")
-        return np.zeros((len(observations), 1)), {}
+        return np.tanh(observations + observations[:1]).astype(np.float32), {}
 
 
-def test_the_trajectory_that_is_named_is_one_that_the_agent_was_shown(tmp_path):
-    for name in ("begun", "asked", "stepped"):
-        os.mkfifo(tmp_path / name)
-    agent = FarOut(tmp_path)
-    with in_parent(agent, Gated, 2, env_kwargs={"folder": tmp_path}, check=None, worker_args={"n_envs": 4}) as sampler:
-        with pytest.raises(RolloutError, match="choosing an action in trajectory 2 ") as caught:
-            sampler.obtain_trajectories(4)
-        assert caught.value.original.__notes__ == ["get_actions had the observations of trajectories 2, 3"]
-    os.close(agent.pipe)
+class Careless(Fleeting):
+    def get_actions(self, observations, *, draws):
+        np.random.random()
+        return super().get_actions(observations, draws=draws)
 
 
-def test_an_environment_that_draws_from_global_generators_is_an_error():
-    with (
-        in_parent(Attentive(), GlobalNoise, 2, check=None) as sampler,
-        pytest.raises(RolloutError, match="drew from a global generator"),
-    ):
-        sampler.obtain_trajectories(9)
+def test_agents_and_environments_that_are_refused():
+    refused: list[tuple[Any, Any, Any, type[Exception], str]] = [
+        (Attentive(), GlobalNoise, lambda it: it.obtain_trajectories(9), RolloutError, "drew from a global generator"),
+        (Careless(), Sticky, lambda it: it.obtain_fragments(5), RolloutError, "drew from a global generator"),
+        (Wrong(), Strolling, lambda it: it.obtain_trajectories(1), RolloutError, "row_independent"),
+        (
+            Rowwise(), lambda worker_number=0: Graded(2 + worker_number), lambda it: it.obtain_trajectories(1),
+            SamplerError, "observation space of environment 2 .*must have the same observation space",
+        ),
+    ]  # fmt: skip
+    for agent, env, call, error, match in refused:
+        with in_parent(agent, env) as sampler, pytest.raises(error, match=match):
+            call(sampler)
+    block: dict[str, Any] = {"worker_args": {"block_size": 4}}  # without lanes
+    with in_parent(Careless(), Sticky, **block) as sampler:
+        assert sampler.obtain_fragments(5).n_timesteps == 20
+    with reference(Wrong(), Strolling, **block) as one, in_parent(Wrong(), Strolling, **block) as sampler:
+        assert sampler.obtain_trajectories(9) == one.obtain_trajectories(9)
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"inference": "here"}, '"worker" or "parent", got \'here\''),
-        ({"engine": "queues"}, "takes no engine='queues'"),
-        ({"max_worker_memory": 1 << 30}, "takes no max_worker_memory"),
-        ({"n_workers": 9}, "only 8 environments"),
-        ({"worker_class": type("Own", (VecWorker,), {})}, "takes no worker_class=Own"),
-        ({"agents": [Rowwise(), Rowwise()]}, "one agent"),
-        ({"envs": ["CartPole-v1", "CartPole-v1"]}, "one environment"),
-        ({"on_failure": "drop"}, "cannot leave out"),
-        ({"staleness": 1}, "takes no staleness: .*Leave one of the two out"),
-        ({"order": "arrival"}, "takes no order: .*Leave one of the two out"),
-    ],
-)
+ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"inference": "here"}, '"worker" or "parent", got \'here\''),
+    ({"engine": "queues"}, "takes no engine='queues'"),
+    ({"max_worker_memory": 1 << 30}, "takes no max_worker_memory"),
+    ({"n_workers": 9}, "only 8 environments"),
+    ({"worker_class": type("Own", (VecWorker,), {})}, "takes no worker_class=Own"),
+    ({"agents": [Rowwise(), Rowwise()]}, "one agent"),
+    ({"envs": ["CartPole-v1", "CartPole-v1"]}, "one environment"),
+    ({"on_failure": "drop"}, "cannot leave out"),
+    ({"staleness": 1}, "takes no staleness: .*Leave one of the two out"),
+    ({"order": "arrival"}, "takes no order: .*Leave one of the two out"),
+    *(({"worker_args": {"groups": n}}, match) for n, match in ((0, "at least 1"), ("2", "an integer"), (9, "only 8"))),
+]
+
+
+@pytest.mark.parametrize(("options", "match"), ARGUMENTS)
 def test_arguments_that_cannot_work_are_errors(options, match):
     given = {"agents": Rowwise(), "envs": "CartPole-v1", "n_workers": 2, "inference": "parent", **options}
     with pytest.raises(UsageError, match=match):
         MultiprocessingSampler(given.pop("agents"), given.pop("envs"), **given)
 
 
+CALLS: list[tuple[Any, type[Exception], str]] = [
+    (lambda it: it.obtain_fragments(5, 9), UsageError, r'of 9 environments: with inference="parent" there are 4; pass'),
+    (lambda it: it.obtain_samples(1, agent_update=[Rowwise()] * 2), UsageError, r'one agent, .*inference="worker"'),
+    (lambda it: it.obtain_samples(1, agent_update=[0.1, 0.2]), UsageError, r"pass tuple\(…\) of the list"),
+    (lambda it: it.obtain_samples(1, env_update=vectorized), RolloutError, "vector environment"),
+]
+
+
+def vectorized():
+    return gymnasium.make_vec("CartPole-v1", num_envs=2)
+
+
 def test_calls_that_cannot_work_are_errors():
-    with in_parent(Rowwise(), "CartPole-v1", 2) as sampler:
-        with pytest.raises(UsageError, match="of 9 environments"):
-            sampler.obtain_fragments(5, 9)
-        with pytest.raises(UsageError, match=r'one agent, .*inference="worker"'):
-            sampler.obtain_samples(1, agent_update=[Rowwise(), Rowwise()])
-        with pytest.raises(UsageError, match=r"pass tuple\(…\) of the list"):
-            sampler.obtain_samples(1, agent_update=[0.1, 0.2, 0.3, 0.4])
-        with pytest.raises(RolloutError, match="vector environment"):
-            sampler.obtain_samples(1, env_update=lambda: gymnasium.make_vec("CartPole-v1", num_envs=2))
+    with in_parent(Rowwise(), "CartPole-v1") as sampler:
+        for call, error, match in CALLS:
+            with pytest.raises(error, match=match):
+                call(sampler)
 
 
-@pytest.mark.slow
-def test_a_sampler_pickles_and_says_which_processes_it_has():
-    with in_parent(Rowwise(), "CartPole-v1", 2) as sampler:
-        sampler.obtain_samples(30)
-        assert len(set(sampler.worker_pids()) | {os.getpid()}) == 3
-        with pickle.loads(pickle.dumps(sampler)) as twin:
-            assert twin.obtain_trajectories(3) == sampler.obtain_trajectories(3)
+# ---------------------------------------------------------------------- the agent is here, and environments are not
 
 
-class Service(Strolling.Agent):
+class Service(Exact):
     """Cannot be pickled, and acts by what its owner sets."""
 
     def __init__(self):
@@ -347,81 +421,134 @@ class Service(Strolling.Agent):
 
     def get_actions(self, observations):
         with self.lock:
+            threading.Event().wait(0.001)
             actions, infos = super().get_actions(observations)
             return (self.factor * actions).astype(np.float32), infos
 
 
 def test_the_agent_is_the_one_that_was_passed_and_no_copy():
-    service = Service()
-    with in_parent(service, Strolling, 2, check=None) as sampler:
+    service, other = Service(), Service()
+    with in_parent(service, Strolling) as sampler:
+        random.seed(3)
         before = sampler.obtain_trajectories(5)
+        assert random.random() == random.Random(3).random(), "the program's own generators are left alone"
+        times = sampler.stats.workers[0]
+        assert times.agent > 0.001 * before.lengths.max()
+        assert times.step > 0.0
         service.factor = 0.5
         after = sampler.obtain_trajectories(5)
         np.testing.assert_array_equal(after.actions[:1], 0.5 * np.tanh(after.observations[:1] + 0.1).astype(np.float32))
-        assert not np.array_equal(before.actions, after.actions[: len(before.actions)])
-        other = Service()
         sampler.obtain_trajectories(5, agent_update=other)
         other.factor = 0.0
         assert not sampler.obtain_trajectories(5).actions.any()
+        assert len(set(sampler.worker_pids()) | {os.getpid()}) == 3
+
+
+def test_a_sampler_pickles():
+    with in_parent(Rowwise(), "CartPole-v1") as sampler, pickle.loads(pickle.dumps(sampler)) as twin:
+        assert twin.obtain_trajectories(3) == sampler.obtain_trajectories(3)
+
+
+USES: dict[str, Any] = {
+    "on_trajectory_start": lambda context: context.env.unwrapped,
+    "on_timestep": lambda context: context.reset(seed=3),
+    "on_trajectory_end": lambda context: setattr(context.env, "level", 3),
+}
+
+
+class Reaching:
+    """Uses what is in another process."""
+
+    def __init__(self, hook):
+        setattr(self, hook, USES[hook])
+
+
+class Losing:
+    """Raises late in a trajectory, and notes what was lost."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_timestep(self, context):
+        if context.timestep == 2:
+            raise ArithmeticError("no more")
+
+    def on_trajectory_lost(self, context, error):
+        (self.folder / f"{context.index} {type(error).__name__}").touch()
+
+
+@pytest.mark.parametrize("hook", USES)
+def test_hooks_that_use_the_environment_are_an_error(hook):
+    match = rf"{hook}.*hooks have no context.env and no context.reset"
+    with in_parent(Exact(), Strolling, 1, hooks=Reaching(hook)) as sampler:
+        with pytest.raises(RolloutError, match=match) as caught:
+            sampler.obtain_trajectories(2)
+        assert isinstance(caught.value.original, UsageError)
+
+
+def test_what_a_hook_or_drop_if_raises_is_an_error(tmp_path):
+    errors: list[tuple[dict[str, Any], str]] = [
+        ({"hooks": Losing(tmp_path)}, r"on_timestep.*in trajectory 0.*no more"),
+        ({"drop_if": lambda _: True}, r"too many to leave out.*drop_if is true for the reset's info"),
+        ({"drop_if": lambda info: info["no"]}, r"calling drop_if in trajectory 0.*KeyError"),
+    ]
+    for options, match in errors:
+        with in_parent(Exact(), lambda: Strolling(9), 1, **options) as sampler:
+            with pytest.raises(RolloutError, match=match):
+                sampler.obtain_trajectories(5)
+            with pytest.raises(UsageError, match="fragments take no hooks, no drop_if"):
+                sampler.obtain_fragments(2)
+    assert [file.name for file in tmp_path.iterdir()] == ["0 ArithmeticError"]
+
+
+# ---------------------------------------------------------------------- losses, hangs and Ctrl-C
+
+
+def test_losses_beyond_the_quota_are_one_error_that_lists_them(tmp_path):
+    """Also while environments are made, where the error names no trajectory."""
+    for where, match in (("step", r"environment \d ran trajectory \d"), ("construct", "max_restarts is 2")):
+        faults = Faults(tmp_path / where, Fault("kill", where, times=None))  # type: ignore[arg-type]
+        with in_parent(Exact(), faults.env(Strolling), max_restarts=2) as sampler:
+            with pytest.raises(WorkerDiedError, match=match) as caught:
+                sampler.obtain_trajectories(20)
+            assert len(caught.value.incidents) == 3
+            assert (caught.value.trajectory is None) == (where == "construct")
+            assert len(sampler.obtain_trajectories(20, env_update=NewEnvUpdate(Strolling))) == 20
 
 
 @pytest.mark.slow
-def test_the_programs_own_generators_are_left_alone():
-    with in_parent(Sampling(), "CartPole-v1", 2) as sampler:
-        random.seed(3)
-        expected = random.random()
-        random.seed(3)
-        sampler.obtain_samples(30)
-        assert random.random() == expected
+def test_environments_that_hang_once(tmp_path):
+    faults = Faults(tmp_path, Fault("hang", "step"), Fault("hang", "construct"))
+    limits: dict[str, Any] = {"step_timeout": 2.0, "construction_timeout": 3.0, "max_restarts": None}
+    with reference(Exact(), Strolling) as one, in_parent(Exact(), faults.env(Strolling), **limits) as sampler:
+        assert sampler.obtain_trajectories(20) == one.obtain_trajectories(20)
+        assert sampler.stats.hangs > 0  # to lose others as well, which were slow, changes nothing
 
 
-class Mixing(Strolling.Agent):
-    """Says that its rows are independent, and adds the first one to all."""
+class Interrupting(Strolling):
+    """Sends Ctrl-C to a process once, and then hangs until it is let go on."""
 
-    def get_actions(self, observations):
-        return np.tanh(observations + observations[:1]).astype(np.float32), {}
+    def __init__(self, pid, folder):
+        super().__init__(30)
+        self.pid, self.folder = pid, folder
 
-
-def test_an_agent_that_fails_the_probe_is_refused_without_a_block_size():
-    worker_args = {"n_envs": 4, "block_size": 4}
-    with reference(Mixing(), Strolling, check=None, worker_args=worker_args) as sampler:
-        expected = [sampler.obtain_trajectories(9), sampler.obtain_samples(40)]
-    with in_parent(Mixing(), Strolling, 2, check=None, worker_args=worker_args) as sampler:
-        assert [sampler.obtain_trajectories(9), sampler.obtain_samples(40)] == expected
-    with in_parent(Mixing(), Strolling, 2, check=None) as sampler, pytest.raises(RolloutError, match="row_independent"):
-        sampler.obtain_trajectories(1)
+    def step(self, action):
+        if not (file := self.folder / "interrupted").exists():
+            file.touch()
+            os.kill(self.pid, signal.SIGINT)
+            threading.Event().wait()
+        return super().step(action)
 
 
-class Weights:
-    """Parameters that no pickle may have."""
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def __reduce__(self):
-        raise AssertionError("parameters are pickled")
-
-
-class Unsent(Service):
-    """Has parameters that stay in this process."""
-
-    def __init__(self):
-        super().__init__()
-        self.weights = Weights(1.0)
-
-    def get_actions(self, observations):
-        threading.Event().wait(0.001)
-        actions, infos = super().get_actions(observations)
-        return (self.weights.factor * actions).astype(np.float32), infos
-
-
-def test_parameters_do_not_travel_and_the_agents_time_is_of_this_process():
-    agent = Unsent()
-    with in_parent(agent, Strolling, 2, check=None) as sampler:
-        sampler.obtain_trajectories(5)
-        agent.weights = Weights(0.0)
-        batch = sampler.obtain_trajectories(5)
-        assert not batch.actions.any()
-        times = sampler.stats.workers[0]
-        assert times.agent > 0.001 * batch.lengths.max()
-        assert times.step > 0.0
+@pytest.mark.slow  # where it interrupts the call depends on timing
+@pytest.mark.parametrize("agent", [Exact, InBlocks])
+@pytest.mark.parametrize("call", ["obtain_trajectories", "obtain_fragments"])
+def test_ctrl_c_ends_a_call_whose_environments_hang(agent, call, tmp_path, monkeypatch):
+    """And they hold up neither the next call nor the end, however long they may take to close."""
+    for module in ("environments", "env_processes"):
+        monkeypatch.setattr(f"streamsampler.stepping.inference.{module}.STUCK_SECONDS", 1.0)
+    kwargs = {"pid": os.getpid(), "folder": tmp_path}
+    with in_parent(agent(), Interrupting, 1, n_envs=1, env_kwargs=kwargs, close_timeout=600.0) as sampler:
+        with pytest.raises(KeyboardInterrupt):
+            getattr(sampler, call)(5)
+        assert getattr(sampler, call)(5).n_timesteps > 0

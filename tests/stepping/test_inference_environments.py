@@ -19,6 +19,7 @@ from streamsampler.stepping.transport import Broken, Done, Event
 SPACE = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 DEATH = WorkerDiedError("worker 0 died", exitcode=-9, worker_number=0, phase=Phase.STEP, trajectory=None)
 LOST = Broken([0, 1], DEATH, 0, is_new=True)
+RAISED = [Broken([0], ValueError("no licence"), 0, is_new=False), Done([1])]
 
 
 class Script:
@@ -65,6 +66,13 @@ def environments(script: Script) -> Environments:
     return made
 
 
+def lose(script: Script, environments: Environments) -> None:
+    """Lose the process, after environment 0 has written its result, which arrives with the loss."""
+    script.write(0, 5.0, 2.0)
+    script.events.append([Done([0]), LOST])
+    assert environments.take_arrived(0.0) == [], "its row is written again"
+
+
 def restore(script: Script, environments: Environments, value: float = 5.0, done: Sequence[int] = (0,)) -> list[int]:
     """Let both be reset, and environment 0 take its step again; return what arrives."""
     for env_id in (0, 1):
@@ -77,9 +85,7 @@ def restore(script: Script, environments: Environments, value: float = 5.0, done
 
 
 def test_a_result_that_arrives_with_the_loss_is_handed_out_when_its_row_is_what_it_was(script, environments):
-    script.write(0, 5.0, 2.0)
-    script.events.append([Done([0]), LOST])
-    assert environments.take_arrived(0.0) == [], "its row is written again"
+    lose(script, environments)
     assert environments.restoring == {0, 1}
     assert restore(script, environments) == [0]
     assert (environments.observation(0), script.rows.rewards[0]) == ([5.0], 2.0)
@@ -87,46 +93,42 @@ def test_a_result_that_arrives_with_the_loss_is_handed_out_when_its_row_is_what_
 
 
 def test_one_that_does_something_else_is_told_of_when_all_is_taken_in(script, environments):
-    script.write(0, 5.0, 2.0)
-    script.events.append([Done([0]), LOST])
-    environments.take_arrived(0.0)
+    lose(script, environments)
     with pytest.raises(NotReproducibleError, match="environment 0 was lost with its process, and did something else"):
         restore(script, environments, value=6.0, done=(0, 1))
     assert environments.restoring == set()
     assert environments.take_arrived(0.0) == [0, 1]
 
 
-def test_what_is_kept_elsewhere_is_asked_for_again(script, environments):
+@pytest.mark.parametrize(
+    ("rewards", "first", "is_same"),
+    [(None, 0, True), ((2.0,), 0, True), ((3.0,), 0, False), ((8.0,), 1, True)],
+)
+def test_what_is_kept_elsewhere_is_asked_for_again(script, environments, rewards, first, is_same):
+    """The last reward that was taken is compared while a step is open, of which something may be written already.
+
+    The last of what is given may be of a later step.
+    """
     script.write(0, 5.0, 2.0)
     script.events.append([Done([0])])
     assert environments.take_arrived(None) == [0]
     environments.forget_actions(0)
-    environments.history_of = lambda env_id, n: History([np.array([0.5])][:n] if env_id == 0 else [])
+    kept = History([np.array([0.5])], rewards or (), first)
+    environments.history_of = lambda env_id, n: kept._replace(actions=kept.actions[:n]) if env_id == 0 else History([])
+    if rewards is not None:
+        environments.step([0], [np.array([0.75])])
+        script.rows.rewards[0] = 9.0
     script.events.append([LOST])
     environments.take_arrived(0.0)
-    assert restore(script, environments) == []
-    assert np.asarray(script.rows.actions)[0] == 0.5
-    assert environments.current(0) == [5.0]
-
-
-@pytest.mark.parametrize(("rewards", "first", "is_same"), [((2.0,), 0, True), ((3.0,), 0, False), ((8.0,), 1, True)])
-def test_the_last_reward_that_was_taken_is_compared_while_a_step_is_open(script, environments, rewards, first, is_same):
-    """Of the open step something may be written already. The last of what is given may be of a later one."""
-    script.write(0, 5.0, 2.0)
-    script.events.append([Done([0])])
-    assert environments.take_arrived(None) == [0]
-    environments.forget_actions(0)
-    environments.history_of = lambda env_id, n: History([np.array([0.5])], rewards if env_id == 0 else (), first)
-    environments.step([0], [np.array([0.75])])
-    script.rows.rewards[0] = 9.0
-    script.events.append([LOST])
-    environments.take_arrived(0.0)
-    if is_same:
-        assert restore(script, environments) == []
-        assert script.asked[-2:] == [("step", [1]), ("step", [0])]
-    else:
+    if not is_same:
         with pytest.raises(NotReproducibleError):
             restore(script, environments)
+        return
+    assert restore(script, environments) == []
+    if rewards is None:
+        assert (np.asarray(script.rows.actions)[0], environments.current(0)) == (0.5, [5.0])
+    else:
+        assert script.asked[-2:] == [("step", [1]), ("step", [0])]
 
 
 def test_actions_are_kept_while_they_are_applied_again(script, environments):
@@ -144,13 +146,12 @@ def test_what_is_not_kept_any_more_is_no_error_before_all_is_taken_in(script, en
     assert script.asked[-1] == ("reset", [1]), "the other one is restored all the same"
 
 
-def test_what_is_not_wanted_any_more_may_raise_when_it_is_restored(script, environments):
+@pytest.mark.parametrize("events", [RAISED, [Done([0, 1])]], ids=["raises", "is reset"])
+def test_nobody_waits_for_what_is_not_wanted_any_more_which_may_raise(script, environments, events):
     """As an error would in the middle of that: it must not take the place of what the caller is told."""
-    script.write(0, 5.0, 2.0)
-    script.events.append([Done([0]), LOST])
-    environments.take_arrived(0.0)
+    lose(script, environments)
     environments.forget()
-    script.events.append([Broken([0], ValueError("no licence"), 0, is_new=False), Done([1])])
+    script.events.append(list(events))  # of their resets: their steps are not asked for
     environments.settle([0, 1])
     assert environments.restoring == set()
     assert environments.n_open_steps == 0
@@ -158,22 +159,10 @@ def test_what_is_not_wanted_any_more_may_raise_when_it_is_restored(script, envir
 
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_what_raises_when_it_is_restored_is_told_of_if_it_is_wanted(script, environments, is_wanted):
-    script.write(0, 5.0, 2.0)
-    script.events.append([Done([0]), LOST])
-    environments.take_arrived(0.0)
-    script.events.append([Broken([0], ValueError("no licence"), 0, is_new=False), Done([1])])
+    lose(script, environments)
+    script.events.append(list(RAISED))
     if is_wanted:
         with pytest.raises(NotReproducibleError, match="raised when its actions were applied again"):
             environments.take_arrived(0.0)
     else:
         environments.settle([0, 1])  # without its being forgotten before
-
-
-def test_nobody_waits_for_what_is_not_wanted_any_more(script, environments):
-    script.write(0, 5.0, 2.0)
-    script.events.append([Done([0]), LOST])
-    environments.take_arrived(0.0)
-    environments.forget()
-    script.events.append([Done([0, 1])])  # of their resets: their steps are not asked for
-    environments.settle([0, 1])
-    assert environments.n_open_steps == 0

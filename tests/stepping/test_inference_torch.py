@@ -1,7 +1,5 @@
 """A `TorchAgent` in the sampler's process: its module is evaluated as in workers, and trained between calls."""
 
-import os
-import signal
 from typing import Any
 
 import gymnasium
@@ -9,6 +7,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.filters import RunningNorm, RunningReturnNorm
+from tests.stepping.conftest import kill
 
 torch = pytest.importorskip("torch")
 
@@ -32,9 +31,10 @@ def agent(scale=1.0):
 
 
 def test_a_module_in_training_mode_is_evaluated_in_calls_and_trained_between_them():
+    """Also that of an agent that comes later."""
     with LocalSampler(agent(), "CartPole-v1", worker_class=VecWorker, **OPTIONS) as sampler:
         expected = [sampler.obtain_trajectories(10), sampler.obtain_samples(50, agent_update=agent(9.0))]
-    held = agent()
+    held, second = agent(), agent(9.0)
     held.module[3].eval()  # its owner has switched it off
     before = {name: value.clone() for name, value in held.module.state_dict().items()}
     with MultiprocessingSampler(held, "CartPole-v1", n_workers=2, inference="parent", **OPTIONS) as sampler:
@@ -46,31 +46,20 @@ def test_a_module_in_training_mode_is_evaluated_in_calls_and_trained_between_the
         with torch.no_grad():
             held.module[-1].weight *= 9.0
         assert sampler.obtain_samples(50) == expected[1]
-
-
-def test_an_agent_that_comes_later_is_evaluated_as_well():
-    with LocalSampler(agent(9.0), "CartPole-v1", worker_class=VecWorker, **OPTIONS) as sampler:
-        expected = sampler.obtain_trajectories(10)
-    first, second = agent(), agent(9.0)
-    with MultiprocessingSampler(first, "CartPole-v1", n_workers=2, inference="parent", **OPTIONS) as sampler:
-        assert sampler.obtain_trajectories(10, agent_update=second) == expected
-        assert first.module.training
+        later = sampler.obtain_trajectories(10, agent_update=second)
+        assert held.module.training
         assert second.module.training
+    with LocalSampler(agent(9.0), "CartPole-v1", worker_class=VecWorker, **OPTIONS) as sampler:
+        assert [each.observations.tolist() for each in sampler.obtain_trajectories(seeds=list(later.seeds))] == [
+            each.observations.tolist() for each in later
+        ]
 
 
-@pytest.fixture
-def one_thread():
-    """Let torch use one thread: more cost much for a small network where other processes run."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("filtered", [False, True])
 def test_ppo_on_fragments_learns_the_same_as_with_vec_worker(filtered):
     """The module that it trains is the one that is asked; meanwhile processes are killed."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more cost much for a small network where other processes run
     trained = []
     options: dict[str, Any] = {"seed": 3, "worker_args": {"n_envs": 8}}
     if filtered:
@@ -89,9 +78,10 @@ def test_ppo_on_fragments_learns_the_same_as_with_vec_worker(filtered):
                 batches.append(sampler.obtain_fragments(100, 8, agent_update=update))
                 ratios.append(improve(policy, adam, batches[-1], iteration, Settings(minibatch=200)))
                 if where == "parent":
-                    os.kill(sampler.worker_pids()[iteration % 2], signal.SIGKILL)
+                    kill(sampler, iteration % 2)
         assert max(ratios) < 1e-5
         trained.append((batches, [value.tolist() for value in policy.state_dict().values()]))
+    torch.set_num_threads(n_threads)
     assert trained[0][0] == trained[1][0]
     assert trained[0][1] == trained[1][1]
     assert trained[1][0][-1].continued.any()

@@ -13,8 +13,8 @@ from streamsampler.samplers.processes import LocalSampler
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from streamsampler.stepping.recorder import TimestepRecorder
 from streamsampler.workers.vec.rows import row_of
+from tests.stepping.conftest import MODES, kill
 from tests.stepping.environments import Counting, Strolling, Varied
-from tests.stepping.test_restores import kill
 
 FIELDS = (
     "observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths", "env_infos",
@@ -29,21 +29,17 @@ class Agent:
         return {"choice": light % 5, "force": np.clip(observation["position"], -1, 1)}, {"light": light}
 
 
-@functools.cache
-def sampled(seeds):
-    with LocalSampler(Agent(), Varied) as sampler:
-        return sampler.obtain_trajectories(seeds=list(seeds))
-
-
 def assert_same(batch):
-    expected = sampled(batch.seeds)
+    with LocalSampler(Agent(), Varied) as sampler:
+        expected = sampler.obtain_trajectories(seeds=list(batch.seeds))
     for field in FIELDS:
         assert same(getattr(batch, field), getattr(expected, field)), field
 
 
-def recorded(manager, recorder, n, min_envs=None, before=lambda number: None):
-    """Step a manager until n trajectories can be taken."""
-    agent, lights = Agent(), [0] * manager.n_envs
+def record(manager, recorder, n, min_envs, before):
+    """Step a manager until n trajectories can be taken; infos and what the agent says are overwritten when they are."""
+    agent, said = Agent(), np.zeros(manager.n_envs, np.int64)
+    lights = [0] * manager.n_envs
     steps, to_send = manager.reset(), list(range(manager.n_envs))
     recorder.add(steps)
     for number in itertools.count():
@@ -56,7 +52,10 @@ def recorded(manager, recorder, n, min_envs=None, before=lambda number: None):
             lights[env_id] = info["light"]
         manager.send(actions, to_send)
         steps = manager.recv(min_envs)
-        recorder.add(steps, {"light": [lights[env_id] for env_id in steps.env_ids.tolist()]})
+        said[: len(steps)] = [lights[env_id] for env_id in steps.env_ids.tolist()]
+        recorder.add(steps, {"light": said[: len(steps)]})
+        for info in steps.info_by_row.values():
+            info.clear()
         if len(recorder) >= n:
             return
         ended = steps.env_ids[steps.ended].tolist() if manager.autoreset == "disabled" else []
@@ -64,20 +63,22 @@ def recorded(manager, recorder, n, min_envs=None, before=lambda number: None):
         to_send = [env_id for env_id in steps.env_ids.tolist() if env_id not in ended]
 
 
-CASES = [
-    pytest.param(*case, marks=[] if case[1:] in ((0, N_ENVS), (2, 1)) and case[0] != "disabled" else pytest.mark.slow)
-    for case in itertools.product(("next_step", "same_step", "disabled"), (0, 1, 2, 7), (1, N_ENVS))
-]
-
-
-@pytest.mark.parametrize(("autoreset", "n_workers", "min_envs"), CASES)
-def test_batches_are_those_of_a_sampler(autoreset, n_workers, min_envs):
-    options: dict[str, Any] = {"n_envs": N_ENVS, "seed": 3, "autoreset": autoreset}
+@pytest.mark.parametrize(
+    ("autoreset", "n_workers", "min_envs", "copy"),
+    [
+        ("next_step", 0, N_ENVS, True), ("same_step", 0, N_ENVS, False), ("disabled", 0, 1, True),
+        ("next_step", 2, 1, False), ("same_step", 2, 1, True),
+    ],
+)  # fmt: skip
+def test_batches_are_those_of_a_sampler(autoreset, n_workers, min_envs, copy):
+    """Also where workers are killed."""
     kind: Any = functools.partial(EnvManager, n_workers=n_workers) if n_workers else SerialEnvManager
-    with kind(Varied, **options) as manager:
+    with kind(Varied, n_envs=N_ENVS, seed=3, autoreset=autoreset, copy=copy) as manager:
+        lose = lambda number: kill(manager, number % 2) if n_workers and number in (3, 7, 8) else None  # noqa: E731
         recorder = manager.recorder()
-        recorded(manager, recorder, 24, min_envs)
+        record(manager, recorder, 24, min_envs, lose)
         first, rest = recorder.take(17), recorder.take()
+        assert bool(manager.stats.restored) == bool(n_workers)
     assert first.indices.tolist() == list(range(17))
     assert rest.indices.tolist()[:7] == list(range(17, 24))
     assert len(recorder) == 0
@@ -86,41 +87,9 @@ def test_batches_are_those_of_a_sampler(autoreset, n_workers, min_envs):
         assert batch.seed == 3
 
 
-@pytest.mark.parametrize("kind", [SerialEnvManager, functools.partial(EnvManager, n_workers=2)])
-def test_views_are_copied(kind):
-    with kind(Varied, n_envs=N_ENVS, seed=3, copy=False) as manager:
-        recorder = manager.recorder()
-        recorded(manager, recorder, 24)
-        assert_same(recorder.take(24))
-
-
-def test_infos_are_copied():
-    with SerialEnvManager(Varied, n_envs=1, seed=3, autoreset="same_step") as manager:
-        recorder = manager.recorder()
-        agent, steps, light = Agent(), manager.reset(), np.zeros(1, np.int64)
-        recorder.add(steps)
-        while not len(recorder):
-            action, said = agent.get_action(row_of(steps.observations, 0))
-            steps = manager.step([action])
-            light[:] = said["light"]
-            recorder.add(steps, {"light": light})
-            for info in steps.info_by_row.values():
-                info.clear()
-        assert_same(recorder.take(1))
-
-
-def test_deaths_do_not_show():
-    with EnvManager(Varied, n_envs=N_ENVS, n_workers=2, seed=3) as manager:
-        recorder = manager.recorder()
-        recorded(manager, recorder, 12, None, lambda number: kill(manager, number % 2) if number in (3, 7, 8) else None)
-        batch = recorder.take(12)
-        assert manager.stats.restored
-    assert batch.indices.tolist() == list(range(12))
-    assert_same(batch)
-
-
-def lengths(*each):
-    return [functools.partial(Counting, length) for length in each]
+def serial(*lengths, **options):
+    envs = [functools.partial(Counting, length) for length in lengths]
+    return SerialEnvManager(envs, n_envs=len(lengths), seed=0, **options)
 
 
 def step_all(manager, recorder, n, actions=None):
@@ -130,8 +99,9 @@ def step_all(manager, recorder, n, actions=None):
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 def test_a_prefix_is_taken_and_what_it_waits_for_is_named(autoreset):
-    with SerialEnvManager(lengths(1, 4), n_envs=2, seed=0, autoreset=autoreset) as manager:
+    with serial(1, 4, autoreset=autoreset) as manager:
         recorder = manager.recorder()
+        assert recorder.take().n_trajectories == 0
         recorder.add(manager.reset())
         assert (len(recorder), recorder.missing) == (0, [0, 1])
         step_all(manager, recorder, 3)
@@ -145,12 +115,14 @@ def test_a_prefix_is_taken_and_what_it_waits_for_is_named(autoreset):
         assert batch.lengths.tolist()[:2] == [4, 1]
 
 
-def test_nothing_is_taken_of_nothing():
-    with SerialEnvManager(Counting, n_envs=1, seed=0) as manager:
-        recorder = manager.recorder()
-        empty = recorder.take()
-        assert (empty.n_trajectories, len(recorder)) == (0, 0)
-        wrong_numbers: list[Any] = [0, -1, 1.5, "2"]
+def test_an_environment_may_be_so_far_ahead():
+    with serial(1, 100, autoreset="same_step") as manager:
+        recorder = manager.recorder(max_held=3)
+        recorder.add(manager.reset())
+        step_all(manager, recorder, 3)
+        with pytest.raises(UsageError, match=r"4 episodes ahead of environments \[1\]"):
+            step_all(manager, recorder, 1)
+        wrong_numbers: list[Any] = [0, 1.5, "2"]
         for wrong in wrong_numbers:
             with pytest.raises(UsageError, match="n_trajectories must be"):
                 recorder.take(wrong)
@@ -158,18 +130,9 @@ def test_nothing_is_taken_of_nothing():
                 manager.recorder(max_held=wrong)
 
 
-def test_an_environment_may_be_so_far_ahead():
-    with SerialEnvManager(lengths(1, 100), n_envs=2, seed=0, autoreset="same_step") as manager:
-        recorder = manager.recorder(max_held=3)
-        recorder.add(manager.reset())
-        step_all(manager, recorder, 3)
-        with pytest.raises(UsageError, match=r"4 episodes ahead of environments \[1\]"):
-            step_all(manager, recorder, 1)
-
-
-@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("autoreset", MODES)
 def test_episodes_that_a_reset_cuts_short_are_left_out(autoreset):
-    with SerialEnvManager(lengths(3, 3), n_envs=2, seed=0, autoreset=autoreset) as manager:
+    with serial(3, 3, autoreset=autoreset) as manager:
         recorder = manager.recorder()
         recorder.add(manager.reset())
         step_all(manager, recorder, 2)
@@ -187,54 +150,56 @@ def test_episodes_that_a_reset_cuts_short_are_left_out(autoreset):
             recorder.add(manager.step([1], [1]))
         batch = recorder.take()
         assert batch.indices.tolist() == [1, 3, 4]
-        assert recorder.n_left_out == 2
         assert batch.lengths.tolist() == [3, 3, 3]
+        assert recorder.n_left_out == 2
 
 
-@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-def test_episodes_that_failed_are_left_out(autoreset, caplog):
-    with SerialEnvManager(lengths(3, 3), n_envs=2, seed=0, autoreset=autoreset, on_failure="reset") as manager:
+@pytest.mark.parametrize("autoreset", MODES)
+def test_episodes_that_failed_are_left_out(autoreset):
+    with serial(3, 3, autoreset=autoreset, on_failure="reset") as manager:
         recorder = manager.recorder()
         recorder.add(manager.reset())
-        recorder.add(manager.step([1, 1]))
-        recorder.add(manager.step([9, 1]))
-        recorder.add(manager.step({1: 1}))
+        for actions in ([1, 1], [9, 1], {1: 1}):
+            recorder.add(manager.step(actions))
         if autoreset == "disabled":
             recorder.add(manager.reset([0]))
         for _ in range(3 + (autoreset == "next_step")):
             recorder.add(manager.step({0: 1}))
-        assert recorder.n_left_out == 1
         batch = recorder.take()
-        assert batch.indices.tolist() == [1, 2]
+        assert (recorder.n_left_out, batch.indices.tolist()) == (1, [1, 2])
         assert same(batch.observations[:, 1], np.tile([0.0, 1.0, 2.0], 2))
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 def test_a_recorder_begins_with_the_next_episodes(autoreset):
-    with SerialEnvManager(lengths(2, 3), n_envs=2, seed=0, autoreset=autoreset) as manager:
-        manager.reset()
+    with serial(2, 3, autoreset=autoreset) as manager:
+        manager.reset(seed=[7, 8])
         manager.step([1, 1])
         recorder = manager.recorder()
-        step_all(manager, recorder, 9)
+        for _ in range(9):
+            steps = manager.step([1, 1])
+            seen = steps.last_observations if autoreset == "same_step" else steps.observations
+            assert steps.seeds.tolist() == seen[:, 0].tolist(), "rows have the seeds of their episodes"
+            recorder.add(steps)
         batch = recorder.take(2)
-        assert batch.indices.tolist() == [2, 3]
-        assert batch.lengths.tolist() == [2, 3]
+        assert (batch.indices.tolist(), batch.lengths.tolist()) == ([2, 3], [2, 3])
         assert [part.observations[0, 0] for part in batch] == list(batch.seeds)
 
 
-def test_steps_that_are_missing_or_come_twice_are_errors():
-    with SerialEnvManager(Counting, n_envs=1, seed=0) as manager:
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_results_that_are_missing_or_come_twice_are_errors(autoreset):
+    """Not even an episode's last one may be left out."""
+    with serial(1, 3, autoreset=autoreset) as manager:
         recorder = manager.recorder()
         recorder.add(manager.reset())
-        first = manager.step([1])
-        second = manager.step([1])
-        with pytest.raises(UsageError, match="timestep 2 of episode 0 of environment 0 is not its next result"):
+        first, second = manager.step([1, 1]).by_env(), manager.step([1, 1])
+        recorder.add(first[1])
+        with pytest.raises(UsageError, match="environment 0 is not its next result: it is number 2, and number 1"):
             recorder.add(second)
-        recorder.add(first)
         with pytest.raises(UsageError, match=r"timestep 1 .* it is number 1, and number 2 comes next"):
-            recorder.add(first)
+            recorder.add(first[1])
+        recorder.add(first[0])
         recorder.add(second)
-        recorder.add(manager.step([1]))
         assert len(recorder) == 1
         manager.close()
         manager.launch()
@@ -246,7 +211,7 @@ def test_a_call_that_is_broken_off_is_not_repeated(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    with SerialEnvManager(Counting, n_envs=1, seed=0) as manager:
+    with serial(3) as manager:
         recorder = manager.recorder()
         recorder.add(manager.reset())
         steps = manager.step([1])
@@ -258,34 +223,19 @@ def test_a_call_that_is_broken_off_is_not_repeated(monkeypatch):
                 call()
 
 
-@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
-def test_no_result_may_be_left_out_not_even_an_episodes_last(autoreset):
-    with SerialEnvManager(lengths(1, 2), n_envs=2, seed=0, autoreset=autoreset) as manager:
-        recorder = manager.recorder()
-        recorder.add(manager.reset())
-        by_env = manager.step([1, 1]).by_env()
-        recorder.add(by_env[1])
-        with pytest.raises(UsageError, match="environment 0 is not its next result: it is number 2, and number 1"):
-            recorder.add(manager.step([1, 1]))
-        recorder.add(by_env[0])
-        assert len(recorder) == 1
-
-
-@pytest.mark.parametrize(
-    ("infos", "match"),
-    [
+def test_infos_of_agents_that_cannot_be():
+    wrong: list[tuple[Any, str]] = [
         ([{}], "agent_infos must be a dict of arrays with one row for each step, got list"),
         ({"value": [1.0]}, "should have one row for each of 2"),
         ({3: [1.0, 2.0]}, "3"),
-    ],
-)
-def test_infos_of_agents_that_cannot_be(infos, match):
-    with SerialEnvManager(Counting, n_envs=2, seed=0) as manager:
+    ]
+    with serial(3, 3) as manager:
         recorder = manager.recorder()
         recorder.add(manager.reset())
         steps = manager.step([1, 1])
-        with pytest.raises(DataError, match=match):
-            recorder.add(steps, infos)
+        for infos, match in wrong:
+            with pytest.raises(DataError, match=match):
+                recorder.add(steps, infos)
         recorder.add(steps, {"value": [1.0, 2.0]})
 
 
@@ -300,20 +250,3 @@ def test_actions_outside_their_space_that_an_environment_took():
         assert recorder.n_left_out == 1
         step_all(manager, recorder, 12, [[1, 0], [0, 0]])
         assert recorder.take(3).indices.tolist() == [1, 2, 3]
-
-
-def test_spaces_that_differ_are_an_error():
-    with (
-        SerialEnvManager(["CartPole-v1", "MountainCar-v0"], n_envs=2) as manager,
-        pytest.raises(UsageError, match="all environments must have the same observation space"),
-    ):
-        manager.recorder()
-
-
-@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
-def test_what_rows_say_of_seeds(new_manager, autoreset):
-    manager = new_manager(Counting, n_envs=2, seed=0, autoreset=autoreset)
-    rows = [manager.reset(seed=[7, 8]), *(manager.step(np.ones(2, np.int64)) for _ in range(9))]
-    for steps in rows:
-        seen = steps.last_observations if autoreset == "same_step" else steps.observations
-        assert steps.seeds.tolist() == seen[:, 0].tolist()

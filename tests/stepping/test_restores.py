@@ -1,311 +1,157 @@
 """Environments that are lost come back as they were, or are reported."""
 
-import contextlib
 import functools
 import itertools
 import os
 import random
-import signal
 import threading
+import types
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from streamsampler.engines.processes import stacks
-from streamsampler.errors import RolloutError, WorkerDiedError, WorkerHungError
+from streamsampler import LocalSampler
+from streamsampler.errors import RolloutError, WorkerDiedError
+from streamsampler.stepping import recovery
 from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
+from streamsampler.testing import Fault, Faults
 from tests.patience import PATIENCE
-from tests.stepping.conftest import MANAGERS
-from tests.stepping.environments import Counting, Doomed
+from tests.stepping.conftest import MANAGERS, kill
+from tests.stepping.environments import Counting, Strolling
+from tests.stepping.test_spaces import ENVS as SHAPES
+
+FOREVER = 10 * PATIENCE
+ONES = np.array([1, 1])
 
 
-class Walk(Counting):
-    """Its observations depend on its seed, on chance and on all actions so far; fails as long as a file is there."""
-
-    def __init__(self, mark, length=50, how="raise"):
-        super().__init__(length)
-        self.mark, self.how = mark, how
-
-    def reset(self, *, seed=None, options=None):
-        observation, info = super().reset(seed=seed, options=options)
-        observation[1] = self.np_random.random()
-        return observation, {} if options is None else info
-
-    def step(self, action):
-        before = self._buffer[1]
-        if action == 7 and self._fails():
-            if self.how == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise RuntimeError("the gearbox is stuck")
-        result = super().step(action)
-        self._buffer[1] = 0.5 * before + self.np_random.random() + action
-        return result
-
-    def _fails(self):
-        if self.how not in ("raise", "die"):
-            return self.mark.exists()
-        try:
-            self.mark.unlink()  # whoever does it, of the processes that try at the same time
-        except FileNotFoundError:
-            return False
-        return True
-
-
-class Hidden(Walk):
-    """Draws from the system's randomness."""
-
-    def step(self, action):
-        result = super().step(action)
-        if self._t == 3:
-            self._buffer[1] += int.from_bytes(os.urandom(4), "little")
-        return result
-
-
-def stream_of(manager, actions, at_step=None):
-    """Return all that steps hand out under actions."""
+def stream_of(manager, n_steps=14, at_step=lambda manager, number: None):
+    """Return all that steps hand out under random actions."""
     with manager:
         manager.reset()
         seen = []
-        for number, action in enumerate(actions):
-            if at_step is not None:
-                at_step(manager, number)
-            steps = manager.step(np.full(manager.n_envs, action))
-            seen.append([
-                value.tolist() for value in (
-                    steps.observations, steps.rewards, steps.terminated, steps.truncated, steps.last_observations,
-                    steps.episodes, steps.timesteps, steps.actions, steps.previous_observations, steps.failed,
-                )
-            ])  # fmt: skip
+        for number in range(n_steps):
+            at_step(manager, number)
+            actions = manager.random_actions()
+            steps = manager.step(list(actions) if actions.dtype == object else actions)
+            seen.append(repr([
+                steps.observations.tolist(), steps.rewards.tolist(), steps.ended.tolist(), steps.failed.tolist(),
+                steps.last_observations.tolist(), steps.episodes.tolist(), steps.timesteps.tolist(),
+                steps.actions.tolist(), steps.info_by_row,
+                steps.previous_observations[steps.timesteps > 0].tolist(),
+            ]))  # fmt: skip
     return seen
 
 
-def kill(manager, worker):
-    pid = manager.worker_pids()[worker]
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
-
-
-ACTIONS = [1, 2, 7, 3, 4, 5, 7, 1, 2]
+RAISES = [Fault("raise", "step", step=3), Fault("raise", "reset")]
+KILLS = [Fault("kill", "step", step=3), Fault("kill", "step", step=2), Fault("kill", "reset")]
+HANGS = [Fault("hang", "step", step=3), Fault("hang", "reset")]
 
 
 @pytest.mark.parametrize(
-    ("how", "kind"),
-    [("raise", "serial"), pytest.param("raise", "processes", marks=pytest.mark.slow), ("die", "processes")],
+    ("kind", "envs", "faults", "options"),
+    [
+        ("serial", Strolling, RAISES, {"verify": "steps"}),
+        ("serial", Strolling, RAISES, {"autoreset": "same_step", "restart_wait": 0.02}),
+        ("serial", SHAPES, RAISES, {"autoreset": "same_step"}),
+        ("processes", Strolling, [*RAISES, *KILLS], {"verify": "steps"}),
+        ("processes", Strolling, KILLS, {"autoreset": "same_step", "restart_wait": 0.05}),
+        ("processes", SHAPES, KILLS, {"verify": "steps"}),
+        pytest.param("processes", Strolling, HANGS, {"step_timeout": 3.0}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
-def test_a_failure_leaves_no_trace(tmp_path, how, kind, caplog):
-    mark = tmp_path / "mark"
-    envs = functools.partial(Walk, mark, length=6, how=how)
-    options: dict[str, Any] = {"n_envs": 3, "seed": 4}
-    expected = stream_of(SerialEnvManager(envs, **options), ACTIONS)
-    mark.touch()
-    manager = MANAGERS[kind](envs, **options)
-    assert stream_of(manager, ACTIONS) == expected
-    assert not mark.exists()
-    assert manager.failures == 1
+def test_losses_leave_no_trace(tmp_path, kind, envs, faults, options, caplog):
+    of_all = envs if isinstance(envs, list) else [envs] * 4
+    given = {"n_envs": 4, "seed": 4, "autoreset": options.get("autoreset", "next_step")}
+    expected = stream_of(SerialEnvManager(of_all, **given))
+    failing = Faults(tmp_path, *faults)
+    manager = MANAGERS[kind]([failing.env(env) for env in of_all], **{**given, **options, "max_restarts": None})
+    assert stream_of(manager) == expected
+    assert failing.fired() == len(faults)
+    assert manager.failures >= (2 if kind == "processes" else len(faults))  # workers may die at the same time
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(
-    ("autoreset", "killed_before"),
-    [
-        ("next_step", [24]),
-        *(pytest.param(mode, [0, 12, 24, 36, 48], marks=pytest.mark.slow) for mode in ("next_step", "same_step")),
-    ],
-)
-def test_killed_workers_leave_no_trace(autoreset, killed_before):
-    options: dict[str, Any] = {"n_envs": 4, "seed": 4, "autoreset": autoreset}
-    envs = functools.partial(gymnasium.make, "CartPole-v1")
-    actions = list(itertools.islice(itertools.cycle([0, 1, 1]), 60))
-    expected = stream_of(SerialEnvManager(envs, **options), actions)
-    manager = EnvManager(envs, n_workers=2, **options)
-    assert stream_of(manager, actions, lambda it, number: number in killed_before and kill(it, number % 2)) == expected
-    assert manager.failures == len(killed_before)
+class Hidden(Counting):
+    """Draws from the system's randomness, in its third step."""
 
-
-@pytest.mark.slow
-def test_five_hundred_kills_leave_no_trace():
-    """Before a step, or while environments step; each worker in turn, and now and then both."""
-    draw = random.Random(6)
-    options: dict[str, Any] = {"n_envs": 6, "seed": 4}
-    actions = [draw.randrange(2) for _ in range(450)]
-    plan = [draw.choice([(), (number % 2,), (0, 1), (0, 1)]) for number in range(len(actions))]
-    n_kills = sum(map(len, plan))
-
-    def kill_some(manager, number):
-        for worker in plan[number]:
-            kill(manager, worker)
-
-    expected = stream_of(SerialEnvManager("CartPole-v1", **options), actions)
-    manager = EnvManager("CartPole-v1", n_workers=2, max_restarts=None, **options)
-    assert stream_of(manager, actions, kill_some) == expected
-    assert n_kills >= 500
-    assert manager.stats.restored >= n_kills == manager.failures
+    def step(self, action):
+        observation, *rest = super().step(action)
+        if self._t == 3:
+            self._buffer[1] += int.from_bytes(os.urandom(4), "little")
+        elif self._t > 3:
+            self._buffer[1] = action  # what it was does not show
+        return observation, *rest
 
 
 @pytest.mark.parametrize(
-    ("verify", "reason"),
+    ("verify", "n", "reason"),
     [
-        ("last", "its last observation, of timestep 4, is another one"),
-        ("steps", "its observation of timestep 3 is another"),
+        ("last", 3, "its last observation, of timestep 3, is another one"),
+        ("steps", 4, "its observation of timestep 3 is another"),
     ],
 )
 @pytest.mark.parametrize(
     ("kind", "autoreset"),
-    [
-        ("serial", "next_step"),
-        ("serial", "same_step"),
-        ("serial", "disabled"),
-        ("processes", "next_step"),
-        pytest.param("processes", "same_step", marks=pytest.mark.slow),
-        pytest.param("processes", "disabled", marks=pytest.mark.slow),
-    ],
+    [("serial", "same_step"), ("serial", "disabled"), ("processes", "next_step")],
 )
-def test_hidden_randomness_is_found_out(tmp_path, verify, reason, kind, autoreset, caplog):
-    mark = tmp_path / "mark"
-    mark.touch()
-    envs = [functools.partial(Hidden, mark), functools.partial(Walk, mark)]
+def test_hidden_randomness_is_found_out(tmp_path, verify, n, reason, kind, autoreset, caplog):
+    faults = Faults(tmp_path, Fault("kill" if kind == "processes" else "raise", "step", step=n + 1))
+    envs = [faults.env(lambda: Hidden(99)), functools.partial(Counting, 99)]
     with MANAGERS[kind](envs, n_envs=2, seed=0, verify=verify, autoreset=autoreset) as manager:
-        seen = [manager.reset()]
-        seen += [manager.step(np.array([action, 0])) for action in [1, 2, 3, 4]]
-        steps = manager.step(np.array([7, 0]))
-        assert steps.failed.tolist() == [True, False]
-        assert steps.truncated.tolist() == [True, False]
-        assert steps.last_observations[0].tolist() == seen[-1].observations[0].tolist()
-        assert steps.previous_observations[0].tolist() == seen[-1].observations[0].tolist()
+        seen = [manager.reset(), *(manager.step(ONES) for _ in range(n))][-1].observations[0].tolist()
+        steps = manager.step(ONES)
+        assert steps.failed.tolist() == steps.truncated.tolist() == [True, False]
+        assert steps.last_observations[0].tolist() == seen == steps.previous_observations[0].tolist()
         (record,) = caplog.records
         assert f"environment 0 could not be restored: {reason}" in record.message
         if autoreset == "disabled":
             manager.reset([0])
         elif autoreset == "next_step":
             manager.step(np.array([1]), [0])
-        steps = manager.step(np.array([1, 1]))
-        assert steps.episodes.tolist() == [1, 0]
-        assert steps.timesteps[0] == 1
+        steps = manager.step(ONES)
+        assert (steps.episodes.tolist(), steps.timesteps[0]) == ([1, 0], 1)
+        assert manager.stats.not_restored == 1
 
 
-def test_an_environment_that_was_lost_while_it_waited_and_cannot_be_restored(tmp_path, caplog):
+def test_an_environment_that_was_lost_while_it_waited_and_cannot_be_restored(caplog):
     """Its action was on its way before that was known: the environment that is not what it was must not take it."""
-    with EnvManager(functools.partial(Hidden, tmp_path / "mark"), n_envs=2, n_workers=1, seed=0) as manager:
+    with EnvManager(lambda: Hidden(99), n_envs=2, n_workers=1, seed=0) as manager:
         manager.reset()
-        for _ in range(4):
-            manager.step(np.array([1, 1]))
-        kill(manager, 0)
-        steps = manager.step(np.array([1, 1]))
-        assert steps.failed.all()
-        assert manager.step(np.array([1, 1])).timesteps.tolist() == [0, 0]
-        assert manager.step(np.array([1, 1])).timesteps.tolist() == [1, 1]
+        for _ in range(3):
+            manager.step(ONES)
+        kill(manager)
+        assert manager.step(ONES).failed.all()
+        for timestep in (0, 1):
+            assert manager.step(ONES).timesteps.tolist() == [timestep] * 2
         assert len(caplog.records) == 2
 
 
-@pytest.mark.parametrize("kind", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
-def test_what_fails_whenever_it_is_tried_is_an_error(tmp_path, kind, caplog):
-    """The other environments go on, and it begins its next episode when it is reset."""
-    mark = tmp_path / "mark"
-    mark.touch()
-    envs = [functools.partial(Walk, mark, how="always"), functools.partial(Walk, mark)]
-    with MANAGERS[kind](envs, n_envs=2, seed=0) as manager:
+def test_what_fails_whenever_it_is_tried_spends_the_quota():
+    with SerialEnvManager(Counting, n_envs=2, seed=0) as manager:
         manager.reset()
-        assert manager.step(np.array([1, 1])).failed.tolist() == [False, False]
         for episode in range(5):
             with pytest.raises(RolloutError, match=r"environment 0 raised in step.*the gearbox is stuck"):
-                manager.step(np.array([7, 0]))
+                manager.step(np.array([9, 0]))
             assert manager.failures == 2 * (episode + 1)
-            assert manager.states == (EnvState.FAILED, EnvState.STEPPING)
-            steps = manager.recv()
-            assert (steps.env_ids.tolist(), steps.failed.tolist()) == ([1], [False])
+            manager.recv()
             assert manager.reset([0]).episodes.tolist() == [episode + 1]
         with pytest.raises(RolloutError, match="that is 11 losses within 60 s, and max_restarts is 10"):
-            manager.step(np.array([7, 0]))
-        assert caplog.records == []
+            manager.step(np.array([9, 0]))
 
 
-@pytest.mark.parametrize("on_failure", ["restore", "raise"])
-def test_after_several_failures_in_one_step_all_are_reset(new_manager, on_failure):
-    """Each failure is recorded, also those after the first, which is raised: no reset waits for ever."""
-    manager = new_manager(Counting, n_envs=3, seed=0, on_failure=on_failure)
-    manager.reset()
-    with pytest.raises(RolloutError, match="the gearbox is stuck"):
-        manager.step(np.array([9, 1, 9]))
-    assert manager.reset().timesteps.tolist() == [0, 0, 0]
-    assert manager.step(np.array([1, 1, 1])).rewards.tolist() == [1, 1, 1]
-
-
-def test_after_several_deaths_in_one_step_all_are_reset():
-    with EnvManager(Doomed, n_envs=2, n_workers=2, seed=0, on_failure="raise") as manager:
+def test_actions_are_kept_for_so_many_timesteps(tmp_path, caplog):
+    faults = Faults(tmp_path, Fault("raise", step=4), Fault("raise", step=6))
+    envs = [faults.env(functools.partial(Counting, 9)), functools.partial(Counting, 9)]
+    with SerialEnvManager(envs, n_envs=2, seed=0, restore_limit=3) as manager:
         manager.reset()
-        with pytest.raises(WorkerDiedError):
-            manager.step(np.array([7, 7]))
-        assert manager.reset().timesteps.tolist() == [0, 0]
-        assert manager.step(np.array([1, 1])).rewards.tolist() == [1, 1]
-        assert manager.failures == 2
-
-
-class NeverReset(Counting):
-    def reset(self, *, seed=None, options=None):
-        raise OSError("no display")
-
-
-@pytest.mark.parametrize("kind", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("on_failure", ["restore", "reset"])
-def test_a_reset_that_always_fails_is_an_error(kind, on_failure):
-    with MANAGERS[kind]([Counting, NeverReset], n_envs=2, seed=0, on_failure=on_failure, max_restarts=None) as manager:
-        with pytest.raises(RolloutError, match=r"environment 1 raised in reset.*no display"):
-            manager.reset()
-        assert manager.failures == 2
-
-
-@pytest.mark.parametrize("kind", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
-def test_actions_are_kept_for_so_many_timesteps(tmp_path, kind, caplog):
-    mark = tmp_path / "mark"
-    envs = [functools.partial(Walk, mark), Counting]
-    with MANAGERS[kind](envs, n_envs=2, seed=0, restore_limit=3) as manager:
-        manager.reset()
-        for number, action in enumerate([1, 1, 1, 7, 1, 7]):
-            if action == 7:
-                mark.touch()
-            assert manager.step(np.array([action, 0])).failed.tolist() == [number == 5, False]
+        for timestep in range(1, 7):
+            assert manager.step(np.array([1, 0])).failed.tolist() == [timestep == 6, False]
         assert "its episode has 5 timesteps, and restore_limit is 3: give a larger one" in caplog.records[0].message
-
-
-@pytest.mark.slow
-def test_a_worker_that_hangs_once(tmp_path, caplog):
-    mark = tmp_path / "mark"
-    mark.touch()
-    with EnvManager(functools.partial(HangsOnce, mark), n_envs=2, n_workers=1, seed=0, step_timeout=5) as manager:
-        manager.reset()
-        assert manager.step(np.array([1, 7])).timesteps.tolist() == [1, 1]
-        assert manager.failures == 1
-        assert caplog.records == []
-
-
-@pytest.mark.slow
-def test_a_worker_that_always_hangs_is_an_error_with_its_stack(caplog, monkeypatch):
-    monkeypatch.setattr(stacks, "_FIRST_SECONDS", PATIENCE)
-    with EnvManager(Doomed, n_envs=2, n_workers=1, seed=0, step_timeout=5) as manager:
-        manager.reset()
-        with pytest.raises(WorkerHungError) as caught:
-            manager.step(np.array([1, 8]))
-        assert "environments.py" in caught.value.stack
-        assert manager.failures == 2
-        steps = manager.recv()
-        assert (steps.env_ids.tolist(), steps.timesteps.tolist()) == ([0], [1])
-        assert manager.reset([1]).episodes.tolist() == [1]
-        assert caplog.records == []
-
-
-class HangsOnce(Counting):
-    def __init__(self, mark):
-        super().__init__()
-        self.mark = mark
-
-    def step(self, action):
-        if action == 7 and self.mark.exists():
-            self.mark.unlink()
-            threading.Event().wait()
-        return super().step(action)
 
 
 class Shifted(Counting):
@@ -313,12 +159,10 @@ class Shifted(Counting):
 
     def step(self, action):
         observation, *others = super().step(action)
-        shift = 0 if self.options is None else self.options["shift"]
-        return observation + shift, *others
+        return observation + (0 if self.options is None else self.options["shift"]), *others
 
 
 @pytest.mark.parametrize("face", ["vector_env", pytest.param("sb3_env", marks=pytest.mark.extras)])
-@pytest.mark.slow
 def test_an_episode_is_restored_with_options_that_are_forgotten(face, caplog):
     """Those of the faces hold for one reset: of the episode that began with them, and of none after it."""
     with EnvManager(Shifted, n_envs=2, n_workers=1, seed=0, autoreset="same_step") as manager:
@@ -331,73 +175,139 @@ def test_an_episode_is_restored_with_options_that_are_forgotten(face, caplog):
         seen = []
         for number in range(8):
             if number in (1, 4):
-                kill(manager, 0)
-            seen.append(env.step(np.ones(2, np.int64))[0][0, 1])
+                kill(manager)
+            seen.append(env.step(ONES)[0][0, 1])
         assert seen == [11, 12, 0, 1, 2, 0, 1, 2]
         assert manager.failures == 2
     assert caplog.records == []
 
 
-class Lessons(Counting):
-    """Its rewards depend on what was set and called, and when."""
+# ---------------------------------------------------------------------- while some wait for their next try
 
-    level = 0
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_others_go_on_while_one_waits(tmp_path, how):
+    envs = [Faults(tmp_path, Fault(how)).env(Counting), functools.partial(Counting, 10**6)]
+    with MANAGERS["processes"](envs, n_envs=2, seed=0, restart_wait=FOREVER) as manager:
+        manager.reset()
+        manager.send([1], [0])
+        while not manager.failures:  # until it is known
+            assert manager.step([1], [1]).env_ids.tolist() == [1]
+        assert manager.step([1], [1]).env_ids.tolist() == [1]
+        assert manager.states == (EnvState.STEPPING, EnvState.READY)
+
+
+def test_a_worker_that_dies_while_an_environment_waits_in_it(tmp_path):
+    """The environment is restored with the new worker, and not once more when it has waited."""
+    envs = [Faults(tmp_path, Fault("raise")).env(functools.partial(Counting, 9)), functools.partial(Counting, 10**6)]
+    with EnvManager(envs, n_envs=2, n_workers=1, seed=0, restart_wait=0.3) as manager:
+        manager.reset()
+        manager.send([6], [0])
+        while not manager.failures:
+            manager.step([1], [1])
+        kill(manager)
+        assert manager.get_attr("level", [1]) == [0], "a call to a worker that waits for its start"
+        assert manager.recv_from([0]).rewards.tolist() == [6]
+        assert [manager.step([action], [0]).rewards.tolist() for action in (1, 2, 3, 4)] == [[1], [2], [3], [4]]
+        assert manager.stats.not_restored == 0
+
+
+def test_an_interrupt_while_a_worker_waits_for_its_start():
+    """What the worker was to be told is told once: by what is asked for after the interrupt."""
+    with EnvManager(functools.partial(Counting, 9), n_envs=2, n_workers=1, seed=0, restart_wait=0.3) as manager:
+        manager.reset()
+        kill(manager)
+        manager.send(ONES)
+        while not manager.failures:
+            manager.recv(timeout=0.01)
+        manager._transport.in_hand = True  # type: ignore[union-attr]  # as if it had come in the middle of a call
+        assert manager.recv_from().timesteps.tolist() == [1, 1]
+        for timestep in (2, 3):
+            assert manager.step(ONES).timesteps.tolist() == [timestep] * 2
+
+
+def test_what_has_failed_for_good_is_made_anew_before_its_reset(monkeypatch):
+    """Its caller may reset it at once: to make it anew after the time that passes between two tries would undo that."""
+    looks = itertools.count(step=1e-4)  # at the clock, of which a step takes one or two
+    monkeypatch.setattr(recovery, "time", types.SimpleNamespace(monotonic=looks.__next__))
+    with SerialEnvManager(functools.partial(Counting, 50), n_envs=1, seed=0, restart_wait=1e-3) as manager:
+        manager.reset()
+        with pytest.raises(RolloutError, match="the gearbox is stuck"):
+            manager.step([9])
+        ((seed, _),) = manager.reset().observations.tolist()
+        for timestep in range(1, 20):
+            assert manager.step([1]).observations.tolist() == [[seed, timestep]]
+
+
+# ---------------------------------------------------------------------- what was called and set
+
+
+class Lesson(Counting):
+    """Its rewards tell its level, and what was called when."""
+
     log: tuple[str, ...] = ()
+
+    def __init__(self, length=20, is_bad=False, folder=None):
+        super().__init__(length)
+        self.is_bad, self.folder = is_bad, folder
 
     def note(self, word):
         self.log = (*self.log, f"{word} at {self._t}")
         return len(self.log)
+
+    def where(self):
+        self.log = (*self.log, f"somewhere at {self._t}")
+        return [self._t]
+
+    def learn(self, how):
+        self.level += 1
+        if self.folder is not None:
+            Faults(self.folder, Fault("kill", "action")).maybe("action")
+        if how == "raise" and self.is_bad:
+            raise ValueError("no lesson here")
+        return threading.Lock() if how == "lock" else self.level
 
     def step(self, action):
         observation, reward, *rest = super().step(action)
         return observation, reward + 100 * self.level + 1000 * len(self.log), *rest
 
 
-def lessons(manager, disturb):
-    with manager:
-        manager.set_attr("level", [1, 2])
-        manager.call("note", "before")
-        rows = [manager.reset().rewards.tolist()]
-        for number in range(6):
-            if number == 2:
-                manager.call("note", "within", env_ids=[1])
-            if number == 3:
-                disturb(manager)
-                manager.set_attr("level", 5, [1])
-            rows.append(manager.step(np.array([1, 1])).rewards.tolist())
-        return rows, manager.get_attr("log"), manager.get_attr("level"), manager.failures
+def test_calls_and_attributes_are_repeated_with_environments_that_are_made_anew(caplog):
+    def lessons(manager, disturb):
+        with manager:
+            manager.set_attr("level", [1, 2])
+            manager.call("note", "before")
+            rows = [manager.reset().rewards.tolist()]
+            for number in range(6):
+                if number == 2:
+                    manager.call("note", "within", env_ids=[1])
+                if number == 3:
+                    disturb(manager)
+                    manager.set_attr("level", 5, [1])
+                rows.append(manager.step(ONES).rewards.tolist())
+            return rows, manager.get_attr("log"), manager.get_attr("level")
 
-
-@pytest.mark.parametrize("kind", ["serial", "processes"])
-@pytest.mark.slow
-def test_calls_and_attributes_are_repeated_with_environments_that_are_made_anew(kind):
     def fail(manager):
-        if kind == "serial":
-            with pytest.raises(RolloutError):  # it raises when it is tried again, too
-                manager.step(np.array([9]), [1])
-            manager.reset([1])
-        else:
-            kill(manager, 0)
-            kill(manager, 1)
+        with pytest.raises(RolloutError):  # it raises when it is tried again, too
+            manager.step(np.array([9]), [1])
+        manager.reset([1])
 
-    envs = functools.partial(Lessons, length=20)
     options: dict[str, Any] = {"n_envs": 2, "seed": 0}
-    *expected, _ = lessons(SerialEnvManager(envs, **options), lambda _: None)
+    expected = lessons(SerialEnvManager(Lesson, **options), lambda _: None)
     assert expected[1] == [("before at 0",), ("before at 0", "within at 2")]
-    *found, failures = lessons(MANAGERS[kind](envs, **options), fail)
-    assert failures == 2
-    if kind == "processes":
-        assert found == expected
-    else:  # its episode has ended, and what was called within it was called before the next one
-        assert found[1:] == [[("before at 0",), ("before at 0", "within at 0")], [1, 5]]
+    assert lessons(MANAGERS["processes"](Lesson, **options), kill) == expected
+    # Where its episode has ended, what was called within it was called before the next one.
+    found = lessons(SerialEnvManager(Lesson, **options), fail)
+    assert found[1:] == ([("before at 0",), ("before at 0", "within at 0")], [1, 5])
+    assert caplog.records == []
 
 
-@pytest.mark.parametrize("on_failure", ["raise", pytest.param("reset", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("on_failure", ["raise", "reset"])
 def test_they_are_repeated_also_where_episodes_are_not_restored(on_failure):
-    with EnvManager(Lessons, n_envs=2, n_workers=1, seed=0, on_failure=on_failure) as manager:
+    with EnvManager(Lesson, n_envs=2, n_workers=1, seed=0, on_failure=on_failure) as manager:
         manager.set_attr("level", [1, 2])
         manager.reset()
-        kill(manager, 0)
+        kill(manager)
         if on_failure == "raise":
             with pytest.raises(WorkerDiedError):
                 manager.step(np.array([0, 0]))
@@ -407,61 +317,177 @@ def test_they_are_repeated_also_where_episodes_are_not_restored(on_failure):
         assert manager.step(np.array([0, 0])).rewards.tolist() == [100, 200]
 
 
-def test_too_many_calls_are_reported(caplog):
-    with SerialEnvManager(Lessons, n_envs=1, seed=0) as manager:
+@pytest.mark.parametrize("how", ["raise", pytest.param("lock", marks=pytest.mark.slow)])
+def test_a_call_that_raises_in_one_environment_is_repeated_where_it_was_carried_out(how, caplog):
+    envs: list[Any] = [Lesson, lambda: Lesson(is_bad=True), Lesson]
+    with EnvManager(envs, n_envs=3, n_workers=3, seed=0) as manager:
         manager.reset()
-        for level in range(1001):
-            manager.set_attr("level", level)
-        assert manager.step(np.array([9])).failed.all()
-        assert "more than 1,000 times its methods were called" in caplog.records[0].message
-
-
-class DiesInACall(Lessons):
-    def __init__(self, mark):
-        super().__init__()
-        self.mark = mark
-
-    def learn(self):
-        with contextlib.suppress(FileNotFoundError):  # the other worker looks at the same time
-            self.mark.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.level += 1
-        return self.level
+        with pytest.raises(Exception, match=r"no lesson here|cannot be pickled"):
+            manager.call("learn", how)
+        expected = manager.step(np.array([0, 0, 0])).rewards.tolist()
+        kill(manager)
+        steps = manager.step(np.array([0, 0, 0]))
+        assert (steps.rewards.tolist(), steps.failed.any()) == (expected, False)
+        assert expected[:2] == [100, 100]
+    assert caplog.records == []
 
 
 def test_a_call_whose_worker_is_lost_is_carried_out_in_the_restored_environments(tmp_path):
-    mark = tmp_path / "mark"
-    with EnvManager(functools.partial(DiesInACall, mark), n_envs=4, n_workers=2, seed=0) as manager:
+    with EnvManager(lambda: Lesson(folder=tmp_path), n_envs=4, n_workers=2, seed=0) as manager:
         manager.reset()
-        assert manager.call("learn") == [1] * 4
-        mark.touch()
-        assert manager.call("learn") == [2] * 4
+        assert manager.call("learn", "") == [1] * 4
         assert manager.failures == 1
-        assert manager.step(np.ones(4, np.int64)).rewards.tolist() == [201] * 4
+        assert manager.step(np.ones(4, np.int64)).rewards.tolist() == [101] * 4
 
 
-class Noisy(Counting):
-    """Draws from NumPy's global generator, which a fork server gives all its workers in the same state."""
+@pytest.mark.parametrize(
+    ("on_failure", "goes_on"), [("restore", True), ("reset", True), ("restore", False), ("raise", False)]
+)
+def test_a_call_of_an_earlier_episode_whose_result_depended_on_it_is_reported(on_failure, goes_on, caplog):
+    options: dict[str, Any] = {"seed": 0, "autoreset": "disabled", "on_failure": on_failure}
+    with EnvManager(lambda: Lesson(2), n_envs=1, n_workers=1, **options) as manager:
+        for name in ("note", "where"):  # the result of the first one is the same again
+            manager.reset()
+            manager.step(np.array([1]))
+            assert manager.call(name, *["x"] * (name == "note")) in ([1], [[1]])
+        manager.step(np.array([1]))
+        if goes_on:
+            manager.reset()
+        kill(manager)
+        if on_failure == "raise":
+            with pytest.raises(WorkerDiedError):
+                manager.get_attr("level")
+        elif goes_on:
+            assert manager.step(np.array([1])).failed.all()
+        else:
+            manager.wait(0)
+        assert manager.reset().timesteps.tolist() == [0]
+        assert manager.step(np.array([1])).timesteps.tolist() == [1]
+    assert (
+        "where was called in an earlier episode, and its result depends on what was then" in caplog.records[0].message
+    )
+
+
+def test_so_many_calls_are_repeated_and_attributes_that_were_set_to_something_else_since_are_not(caplog):
+    with SerialEnvManager(Lesson, n_envs=1, seed=0) as manager:
+        for level in range(1100):
+            manager.set_attr("level", level)
+            if level % 100 == 0:
+                manager.reset()
+        with pytest.raises(RolloutError):
+            manager.step(np.array([9]))
+        manager.reset()
+        assert manager.step(np.array([0])).rewards.tolist() == [109900]
+        assert caplog.records == []
+        for _ in range(1010):
+            manager.call("set_level", 1)
+        (record,) = caplog.records
+        assert "environment 0 cannot be restored from now on: more than 1,000 times its methods" in record.message
+        assert manager.step(np.array([9])).failed.all()
+
+
+# ---------------------------------------------------------------------- the process's global generators
+
+
+class Drawing(gymnasium.Env):
+    """Draws from global generators in its reset, in its steps, or in neither; ends after four timesteps."""
+
+    observation_space = spaces.Box(0, 1, (2,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, in_reset=True, in_steps=True):
+        self.in_reset, self.in_steps = in_reset, in_steps
+
+    def _draw(self, draws):
+        return np.array([random.random(), np.random.random()]) if draws else np.zeros(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n = 0
+        return self._draw(self.in_reset), {}
 
     def step(self, action):
-        observation, *rest = super().step(action)
-        observation[1] += np.random.random()
-        return observation, *rest
+        self.n += 1
+        return self._draw(self.in_steps), 0.0, self.n == 4, False, {}
 
 
-def test_draws_from_a_global_generator_are_found_out():
-    with EnvManager(functools.partial(Noisy, 20), n_envs=2, n_workers=1, seed=0) as manager:
+NEITHER, IN_STEPS = functools.partial(Drawing, False, False), functools.partial(Drawing, in_reset=False)
+
+
+def messages(caplog):
+    found = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("envs", "options", "warns"),
+    [
+        (Drawing, {}, True),  # it is found out in its reset, before another environment could draw
+        (Drawing, {"autoreset": "same_step"}, True),
+        (IN_STEPS, {"own_generators": True}, False),
+    ],
+)
+def test_draws_from_global_generators_are_the_same_everywhere(envs, options, warns, caplog):
+    """Also where workers are killed; the caller's own states are preserved."""
+
+    def kill_some(manager, number):
+        if number in (2, 9):
+            kill(manager, 0)
+
+    given: dict[str, Any] = {"n_envs": 4, "seed": 3, **options}
+    random.seed(5)
+    np.random.seed(5)
+    states = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    alone = stream_of(SerialEnvManager(envs, **given))
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states  # type: ignore[index]
+    assert stream_of(EnvManager(envs, n_workers=2, **given), at_step=kill_some) == alone
+    warnings = messages(caplog)
+    assert len(warnings) == 2 * warns  # one for each manager, and nothing that was not restored
+    assert all("(Drawing) draws from a global generator" in it and "own_generators=True" in it for it in warnings)
+
+
+def test_they_are_those_of_a_sampler():
+    with LocalSampler("random", Drawing, seed=3) as sampler:
+        batch = sampler.obtain_trajectories(4)
+    with SerialEnvManager(Drawing, n_envs=4, seed=0, own_generators=True) as manager:
+        seen = [manager.reset(seed=list(batch.seeds)), *(manager.step(np.zeros(4, np.int64)) for _ in range(4))]
+    for index in range(4):
+        observed = [steps.observations[index].tolist() for steps in seen]
+        assert observed[:-1] == batch[index].observations.tolist()
+        assert observed[-1] == batch[index].last_observations[0].tolist()
+
+
+@pytest.mark.parametrize("kind", MANAGERS)
+def test_what_draws_in_its_steps_alone_is_found_out(kind, caplog):
+    """At the end of its first episode it is known that something drew, at that of the second one what it was."""
+    envs = [NEITHER, IN_STEPS, NEITHER, IN_STEPS]
+    stream = stream_of(MANAGERS[kind](envs, n_envs=4, seed=3), n_steps=24)
+    (message,) = messages(caplog)
+    assert "environment 1 (Drawing)" in message or "environment 3 (Drawing)" in message
+    own = stream_of(MANAGERS[kind](envs, n_envs=4, seed=3, own_generators=True), n_steps=24)
+    assert stream[-4:] == own[-4:]
+
+
+def test_a_caller_that_draws_is_not_taken_for_an_environment(caplog):
+    with SerialEnvManager(Counting, n_envs=2, seed=3) as manager:
         manager.reset()
-        for _ in range(4):
-            manager.step(np.array([1, 1]))
-        kill(manager, 0)
-        assert manager.step(np.array([1, 1])).failed.all()
+        for _ in range(9):
+            random.random()
+            manager.step(ONES)
+            np.random.random()
+            manager.get_attr("level")
+    assert messages(caplog) == []
 
 
-def test_a_result_that_was_written_and_not_sent_is_not_handed_out():
-    """The first environment's result lies in its row when the second one kills their worker."""
-    with EnvManager([Counting, Doomed], n_envs=2, n_workers=1, seed=0, on_failure="reset") as manager:
+@pytest.mark.parametrize(("where", "steps", "draws"), [("reset", [1], False), ("step", [1, 3], True)])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_another_that_raises_makes_nobody_seem_to_draw(where, steps, draws, autoreset, tmp_path, caplog):
+    faults = Faults(tmp_path, *(Fault("raise", where, step=step) for step in steps))
+    envs = [faults.env(functools.partial(Drawing, draws, draws)), NEITHER]
+    with SerialEnvManager(envs, n_envs=2, seed=0, autoreset=autoreset) as manager:
         manager.reset()
-        steps = manager.step(np.array([1, 7]))
-        assert steps.failed[1]
-        assert steps.observations[0, 1] == (0 if steps.failed[0] else 1)
+        for _ in range(12):
+            manager.step(np.zeros(2, np.int64))
+        assert manager.failures == len(steps)
+    assert ["environment 1" in message for message in messages(caplog)] == [False] * draws

@@ -12,9 +12,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import vector
 
-from streamsampler.stepping.managers import EnvManager
-from tests.stepping.environments import Varied
-from tests.stepping.following import following
+from streamsampler.stepping.managers import SerialEnvManager
+from tests.stepping.environments import Varied, following
 
 CARTPOLE = functools.partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array")
 CAR = functools.partial(gymnasium.make, "MountainCarContinuous-v0")
@@ -39,29 +38,21 @@ class TakesAny(gymnasium.ActionWrapper):
         return int(action)
 
 
-def slow(n):
+def every_third(n):
     return n % 3 == 0
 
 
 TWICE = spaces.Box(-np.inf, np.inf, (4,), np.float64)
 RANGE = {"min_action": np.zeros(1, np.float32), "max_action": np.full(1, 2, np.float32)}
-DOUBLED = {"single_observation_space": TWICE, "func": lambda observation: 2.0 * observation}
+OBSERVATIONS = {"wrapper": gymnasium.wrappers.TransformObservation, "func": np.tanh, "observation_space": TWICE}
 
 # What each wrapper is tried with: an environment, arguments, and modules that it needs.
 WRAPPERS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
-    "VectorizeTransformObservation": (
-        CARTPOLE,
-        {"wrapper": gymnasium.wrappers.TransformObservation, "func": np.tanh, "observation_space": TWICE},
-        [],
-    ),
-    "VectorizeTransformAction": (
-        CAR,
-        {"wrapper": gymnasium.wrappers.RescaleAction, **RANGE},
-        [],
-    ),
+    "VectorizeTransformObservation": (CARTPOLE, OBSERVATIONS, []),
+    "VectorizeTransformAction": (CAR, {"wrapper": gymnasium.wrappers.RescaleAction, **RANGE}, []),
     "VectorizeTransformReward": (CAR, {"wrapper": gymnasium.wrappers.TransformReward, "func": np.sin}, []),
     "DictInfoToList": (Varied, {}, []),
-    "TransformObservation": (CARTPOLE, DOUBLED, []),
+    "TransformObservation": (CARTPOLE, {"single_observation_space": TWICE, "func": lambda it: 2.0 * it}, []),
     "FilterObservation": (Varied, {"filter_keys": ["position", "image"]}, []),
     "FlattenObservation": (Varied, {}, []),
     "GrayscaleObservation": (Pictures, {}, []),
@@ -77,15 +68,15 @@ WRAPPERS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "ClipReward": (Varied, {"min_reward": 1.0, "max_reward": 3.0}, []),
     "NormalizeReward": (Varied, {}, []),
     "RecordEpisodeStatistics": (CARTPOLE, {}, []),
-    "RecordVideo": (CARTPOLE, {"video_folder": "videos", "episode_trigger": slow}, ["moviepy"]),
+    "RecordVideo": (CARTPOLE, {"video_folder": "videos", "episode_trigger": every_third}, ["moviepy"]),
     "HumanRendering": (CARTPOLE, {}, ["pygame", "cv2"]),
     "ArrayConversion": (CARTPOLE, {"env_xp": "numpy", "target_xp": "torch"}, ["torch", "array_api_compat"]),
     "JaxToNumpy": (TakesAny, {}, ["jax", "array_api_compat"]),
     "JaxToTorch": (TakesAny, {}, ["jax", "torch", "array_api_compat"]),
     "NumpyToTorch": (CARTPOLE, {}, ["torch", "array_api_compat"]),
 }
-CONVERSIONS = {"ArrayConversion", "JaxToNumpy", "JaxToTorch", "NumpyToTorch"}
-WITH_EXTRAS = {*CONVERSIONS, "ResizeObservation", "RecordVideo", "HumanRendering"}
+TAKE_TENSORS = {"ArrayConversion", "JaxToTorch", "NumpyToTorch"}
+WITH_EXTRAS = {*TAKE_TENSORS, "JaxToNumpy", "ResizeObservation", "RecordVideo", "HumanRendering"}
 
 
 @pytest.mark.slow  # Gymnasium's next release may have more of them
@@ -103,36 +94,26 @@ def test_a_wrapper(monkeypatch, tmp_path, name):
         pytest.importorskip(module)
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     monkeypatch.chdir(tmp_path)
-    wrapper = getattr(vector, name)
-    arguments = {key: namespace(value) if key.endswith("_xp") else value for key, value in arguments.items()}
-    run = functools.partial(results, wrapper, arguments, tmp_path)
-    mine = run(EnvManager(env, n_envs=2, n_workers=1, seed=0).vector_env(), "mine")
-    assert_same(mine, run(SyncVectorEnv(following(env, 2)), "gymnasiums"))
+    of_xp = {key: importlib.import_module(value) for key, value in arguments.items() if key.endswith("_xp")}
+    made = {"mine": SerialEnvManager(env, n_envs=2, seed=0).vector_env(), "theirs": SyncVectorEnv(following(env, 2))}
+    mine, theirs = (
+        results(getattr(vector, name)(envs, **{**arguments, **of_xp, **folder}), name, tmp_path / whose)
+        for whose, envs in made.items()
+        for folder in [{"video_folder": str(tmp_path / whose)} if "video_folder" in arguments else {}]
+    )
+    for one, other in zip(mine, theirs, strict=True):
+        assert data_equivalence(one, other, exact=True), f"{one}\n\nis not\n\n{other}"
 
 
-def namespace(name):
-    return importlib.import_module(name)
-
-
-def results(wrapper, arguments, tmp_path, env, name):
+def results(wrapped, name, folder):
     """Return all that an environment returned, and the names of the files that it wrote."""
-    if "video_folder" in arguments:
-        arguments = {**arguments, "video_folder": str(tmp_path / name)}
-    wrapped = wrapper(env, **arguments)
-    convert = as_arguments_of(wrapper.__name__)
+    convert: Any = importlib.import_module("torch").from_numpy if name in TAKE_TENSORS else lambda actions: actions
     wrapped.action_space.seed(4)
     found = [wrapped.reset(seed=5)]
     found += [wrapped.step(convert(wrapped.action_space.sample())) for _ in range(30)]
     found.append(wrapped.reset())
     wrapped.close()
-    return [plain(result) for result in found], sorted(path.name for path in tmp_path.glob(f"{name}/*"))
-
-
-def as_arguments_of(name):
-    """Return what makes actions for a wrapper, which may take those of another library."""
-    if name in CONVERSIONS - {"JaxToNumpy"}:
-        return importlib.import_module("torch").from_numpy
-    return lambda actions: actions
+    return [*(plain(result) for result in found), sorted(path.name for path in folder.glob("*"))]
 
 
 def plain(value):
@@ -142,9 +123,3 @@ def plain(value):
     if isinstance(value, tuple | list):
         return type(value)(map(plain, value))
     return np.asarray(value) if type(value).__module__.split(".")[0] in ("torch", "jaxlib") else value
-
-
-def assert_same(one, other):
-    assert len(one) == len(other)
-    for mine, gymnasiums in zip(one, other, strict=True):
-        assert data_equivalence(mine, gymnasiums, exact=True), f"{mine}\n\nis not\n\n{gymnasiums}"
