@@ -58,9 +58,9 @@ def in_parent(agents, envs, n_workers=2, n_envs=4, **options):
 
 def reference(agents, envs, n_envs=4, **options):
     args = {"n_envs": n_envs, **options.pop("worker_args", {})}
-    return LocalSampler(
-        agents, envs, worker_class=VecWorker, **{"seed": 71, "check": None, "worker_args": args} | options
-    )
+    args.pop("groups", None)  # which it has not
+    options = {"seed": 71, "check": None, "worker_args": args, **options}
+    return LocalSampler(agents, envs, worker_class=VecWorker, **options)
 
 
 # ---------------------------------------------------------------------- the same batches
@@ -261,7 +261,7 @@ class Mistaken(Exact):
 class Rash(Mistaken):
     """Is asked for all rows together."""
 
-    def get_actions(self, observations, *, starts):
+    def get_actions(self, observations, *, starts):  # type: ignore[override]
         return super().get_actions(observations)
 
 

@@ -42,7 +42,7 @@ def test_all_is_gymnasiums(new_manager, autoreset, masked):
     """Step for step, over many episodes; also where a mask resets some, and the others go on."""
     mode = AutoresetMode[autoreset.upper()]
     ours = new_manager(Varied, n_envs=3, seed=0, autoreset=mode if masked else autoreset).vector_env()
-    theirs = SyncVectorEnv(following(Varied, 3), autoreset_mode=mode)
+    theirs: Any = SyncVectorEnv(following(Varied, 3), autoreset_mode=mode)
     assert isinstance(ours, VectorEnv)
     for name in (
         "num_envs", "observation_space", "action_space", "single_observation_space", "single_action_space", "metadata",
@@ -92,16 +92,18 @@ def test_seeds_and_masks():
         env.reset(options={"reset_mask": np.array([True, False, False])})
     with pytest.raises(UsageError, match=r"VOID: call reset\(\) first"):
         env.step(np.zeros(3, np.int64))
-    for seed, seeds in ((42, [42, 43, 44]), (np.array([1, 2, 3]), [1, 2, 3]), ([1, None, 3], [1, None, 3])):
+    given_seeds: list[Any] = [(42, [42, 43, 44]), (np.array([1, 2, 3]), [1, 2, 3]), ([1, None, 3], [1, None, 3])]
+    for seed, seeds in given_seeds:
         found = env.reset(seed=seed)[0][:, 0].tolist()
         assert all(given in (None, each) for given, each in zip(seeds, found, strict=True))
     assert len(set(env.reset()[0][:, 0].tolist())) == 3
-    for seed, match in (
+    wrong: list[tuple[Any, str]] = [
         ([1, 2], "seed has 2 items, but there are 3"),
         (-1, "seed must be at least 0"),
         ("abc", "seed must be an integer, got 'abc'"),
         ([1, 2, "x"], "seed of environment 2 must be an integer, got 'x'"),
-    ):
+    ]
+    for seed, match in wrong:
         with pytest.raises(UsageError, match=re.escape(match)):
             env.reset(seed=seed)
     masks: list[Any] = [[True, False, True], np.array([True]), np.zeros(3, bool), np.ones(3), np.arange(3)]
