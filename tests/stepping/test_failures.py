@@ -259,9 +259,9 @@ def test_a_function_of_the_user_says_what_is_abnormal(new_manager):
     manager.send(np.array([8, 7]))
     for _ in range(2):  # what it raises changes nothing
         with pytest.raises(KeyError, match="health"):
-            manager.recv(min_envs=2)
+            manager.recv_from()
     raises.clear()
-    steps = manager.recv(min_envs=2)
+    steps = manager.recv_from()
     assert (steps.timesteps.tolist(), steps.failed.tolist()) == ([1, 1], [False, True])
     assert manager.failures == 0
 
