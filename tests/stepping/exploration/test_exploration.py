@@ -269,7 +269,7 @@ def quiet(monkeypatch):
 SYSTEMS: list[Any] = [[[0], [1]], [[0, 1]], [[0, 1], [2]]]
 
 
-@pytest.mark.parametrize("n", [12, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [12, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("autoreset", MODES)
 @pytest.mark.parametrize("on_failure", ["restore", "reset", "raise"])
 def test_every_walk_goes_on(on_failure, autoreset, n):
