@@ -43,7 +43,7 @@ def test_all_is_gymnasiums(new_manager, autoreset, masked):
     mode = AutoresetMode[autoreset.upper()]
     ours = new_manager(Varied, n_envs=3, seed=0, autoreset=mode if masked else autoreset).vector_env()
     theirs: Any = SyncVectorEnv(following(Varied, 3), autoreset_mode=mode)
-    assert isinstance(ours, VectorEnv)
+    assert isinstance(ours.unwrapped, VectorEnv)
     for name in (
         "num_envs", "observation_space", "action_space", "single_observation_space", "single_action_space", "metadata",
         "render_mode",
