@@ -57,15 +57,17 @@ def two_calls(sampler: Any, folder: Any, changed: int, how: str) -> Any:
     return batch
 
 
+OTHER, RAISES = "the same actions did not lead to the same", "its environment raised OSError: no licence is left"
+UNKNOWN = "its agent may remember something, and has no get_state"
+FOUND_OUT: list[Any] = [
+    (Fleeting, "ends elsewhere", OTHER), (Drawn, "ends elsewhere", OTHER), (Alone, "ends elsewhere", UNKNOWN),
+    (Fleeting, "raises", RAISES), (Drawn, "raises", RAISES),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("agent", "how", "reason"),
-    [
-        (Fleeting, "ends elsewhere", "the same actions did not lead to the same"),
-        (Drawn, "ends elsewhere", "the same actions did not lead to the same"),
-        (Alone, "ends elsewhere", "its agent may remember something, and has no get_state"),
-        (Fleeting, "raises", "its environment raised OSError: no licence is left"),
-        (Drawn, "raises", "its environment raised OSError: no licence is left"),
-    ],
+    [FOUND_OUT[0], *(pytest.param(*it, marks=pytest.mark.slow) for it in FOUND_OUT[1:])],
 )
 def test_the_one_that_does_something_else_is_found_out_and_the_others_go_on(agent, how, reason, tmp_path, caplog):
     with three(agent(), tmp_path) as sampler:

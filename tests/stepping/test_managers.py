@@ -28,8 +28,8 @@ ONES = np.array([1, 1])
 
 
 @pytest.mark.parametrize("autoreset", MODES)
-def test_what_follows_the_end_of_an_episode(new_manager, autoreset):
-    manager = new_manager(functools.partial(Counting, info_at=3), n_envs=2, seed=0, autoreset=autoreset)
+def test_what_follows_the_end_of_an_episode(autoreset):
+    manager: Any = SerialEnvManager(functools.partial(Counting, info_at=3), n_envs=2, seed=0, autoreset=autoreset)
     manager.reset()
     seen = [manager.step(np.array([1, 2])) for _ in range(3)]
     third = seen[-1]
@@ -303,11 +303,11 @@ class Closable(Counting):
         return super().step(action)
 
 
-def test_each_environment_is_one_of_its_own(new_manager):
+def test_each_environment_is_one_of_its_own():
     """Also after `close` and `launch`, of one that was passed."""
     shapes: list[Any] = [lambda env: env, lambda env: [env] * 3, lambda env: [Closable(5), env, env]]
     for shape in shapes:
-        manager = new_manager(shape(Closable(5)), n_envs=3, seed=3)
+        manager = SerialEnvManager(shape(Closable(5)), n_envs=3, seed=3)
         first = manager.reset().observations.tolist()
         manager.set_attr("level", 3)
         seen = [manager.step(np.ones(3, np.int64)).observations[:, 1].tolist() for _ in range(2)]

@@ -316,6 +316,7 @@ manager.close()
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_leaves_the_environments_alone():
     run = run_script(FORKING)
     assert (run.stdout, run.stderr) == ("[0, 0, 0, 0, 0]\n0 [1, 1] 0 True\n", "")

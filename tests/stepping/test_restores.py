@@ -302,7 +302,7 @@ def test_calls_and_attributes_are_repeated_with_environments_that_are_made_anew(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("on_failure", ["raise", "reset"])
+@pytest.mark.parametrize("on_failure", ["raise", pytest.param("reset", marks=pytest.mark.slow)])
 def test_they_are_repeated_also_where_episodes_are_not_restored(on_failure):
     with EnvManager(Lesson, n_envs=2, n_workers=1, seed=0, on_failure=on_failure) as manager:
         manager.set_attr("level", [1, 2])
@@ -342,7 +342,8 @@ def test_a_call_whose_worker_is_lost_is_carried_out_in_the_restored_environments
 
 
 @pytest.mark.parametrize(
-    ("on_failure", "goes_on"), [("restore", True), ("reset", True), ("restore", False), ("raise", False)]
+    ("on_failure", "goes_on"),
+    [("restore", True), pytest.param("reset", True, marks=pytest.mark.slow), ("restore", False), ("raise", False)],
 )
 def test_a_call_of_an_earlier_episode_whose_result_depended_on_it_is_reported(on_failure, goes_on, caplog):
     options: dict[str, Any] = {"seed": 0, "autoreset": "disabled", "on_failure": on_failure}
@@ -425,7 +426,7 @@ def messages(caplog):
     ("envs", "options", "warns"),
     [
         (Drawing, {}, True),  # it is found out in its reset, before another environment could draw
-        (Drawing, {"autoreset": "same_step"}, True),
+        pytest.param(Drawing, {"autoreset": "same_step"}, True, marks=pytest.mark.slow),
         (IN_STEPS, {"own_generators": True}, False),
     ],
 )

@@ -37,7 +37,7 @@ def reset_both(ours, theirs, seed, mask=None):
 
 
 @pytest.mark.parametrize("autoreset", MODES)
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_all_is_gymnasiums(new_manager, autoreset, masked):
     """Step for step, over many episodes; also where a mask resets some, and the others go on."""
     mode = AutoresetMode[autoreset.upper()]
@@ -186,7 +186,7 @@ def test_an_episode_that_fails_is_truncated_and_marked(autoreset):
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
-@pytest.mark.parametrize("on_failure", ["raise", "restore"])
+@pytest.mark.parametrize("on_failure", [pytest.param("raise", marks=pytest.mark.slow), "restore"])
 def test_after_an_error_all_environments_can_be_stepped_and_reset(new_manager, on_failure, autoreset, caplog):
     """The next step resets those that failed, of which the first is in the error and the others in the log."""
     env = new_manager(Counting, n_envs=3, seed=0, on_failure=on_failure, autoreset=autoreset).vector_env()
