@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from streamsampler.engines.base import Died
 from streamsampler.environments.updates import as_env_update
+from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Stillness
 from streamsampler.samplers.setbacks import Hang
 from streamsampler.stepping.links import EnvLink, Said
@@ -27,22 +28,23 @@ from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.wire import IDS, ids_in
 from streamsampler.stepping.worker_main import EnvWorker
-from streamsampler.workers.board import StatusBoard, board_bytes
+from streamsampler.workers.board import Progress
 from streamsampler.workers.logs import Levels
 
 LENGTH = 2
 HOWS = ("raise", "die", "die after", "hang")
 _HEADER = struct.Struct("<QB")
+_PHASES = tuple(Phase)
 
 
 class Clock:
     """Stands for the module `time`: shows the time of the world that is at hand."""
 
-    now = 0
+    world: Any = None
 
     @classmethod
     def monotonic(cls):
-        return cls.now
+        return cls.world.now
 
 
 class GoneError(BaseException):
@@ -61,31 +63,36 @@ class Faults:
         self.worker_of, self.board = worker_of, board
         self.armed: Any = None
         self.gone: dict[int, bool] = {}
-        self._shown: dict[int, bytes] = {}
+        self._shown: dict[int, list[int]] = {}
 
-    def during(self, method, env_id, change):
-        """Carry out a method of an environment; it may fail before it changes something, or after that."""
+    def before(self, method, env_id):
         worker = self.worker_of[env_id]
         if worker in self.gone:
             raise GoneError
-        how = self.armed[2] if self.armed is not None and self.armed[:2] == (env_id, method) else None
-        self.armed = None if how else self.armed
-        if how == "raise":
+        if self.armed == (env_id, method, "raise"):
+            self.armed = None
             raise RuntimeError("the gearbox is stuck")
-        if how in (None, "die after"):
-            change()
-        if how is not None:
-            self.end(worker, hangs=how == "hang")
-            raise GoneError
+        for how in ("die", "hang"):
+            if self.armed == (env_id, method, how):
+                self._fail(worker, how)
+
+    def after(self, method, env_id):
+        if self.armed == (env_id, method, "die after"):
+            self._fail(self.worker_of[env_id], "die")
+
+    def _fail(self, worker, how):
+        self.armed = None
+        self.end(worker, hangs=how == "hang")
+        raise GoneError
 
     def end(self, worker, *, hangs=False):
         """Let a worker end; or hang."""
         self.gone[worker] = hangs
-        self._shown[worker] = self.board.row_bytes(worker)
+        self._shown[worker] = list(self.board.rows[worker].words)
 
     def show_again(self, worker):
         """Let the board be what it was when a worker ended: what ran of its code since then would not have run."""
-        self.board.show(worker, self._shown[worker])
+        self.board.rows[worker].words[:] = self._shown[worker]
 
 
 class Counter(gymnasium.Env):
@@ -93,27 +100,55 @@ class Counter(gymnasium.Env):
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = spaces.Discrete(10)
-    seen = (0, 0)
-    pokes = 0
 
     def __init__(self, env_id, faults):
         self.env_id, self.faults = env_id, faults
-        self._set("make")
+        self.seen = (0, 0)
+        self.pokes = 0
+        self.fails("make")
 
-    def _set(self, method, **values):
-        self.faults.during(method, self.env_id, lambda: vars(self).update(values))
+    def fails(self, method, change=None):
+        self.faults.before(method, self.env_id)
+        if change is not None:
+            change()
+        self.faults.after(method, self.env_id)
 
     def reset(self, *, seed=None, options=None):
-        self._set("reset", seen=(seed, 0))
+        self.fails("reset", lambda: setattr(self, "seen", (seed, 0)))
         return np.array(self.seen, np.float64), {}
 
     def step(self, action):
-        self._set("step", seen=(self.seen[0], self.seen[1] + 1))
+        self.fails("step", lambda: setattr(self, "seen", (self.seen[0], self.seen[1] + 1)))
         return np.array(self.seen, np.float64), float(action), self.seen[1] == LENGTH, False, {"t": self.seen[1]}
 
     def poke(self):
-        self._set("call", pokes=self.pokes + 1)
+        self.fails("call", lambda: setattr(self, "pokes", self.pokes + 1))
         return self.env_id
+
+
+class Row:
+    """A worker's row of the board, in memory that can be copied."""
+
+    timesteps_word, trajectory_word, phase_word = range(3)
+
+    def __init__(self):
+        self.words = [0, 0, 0]
+
+
+class Board:
+    def __init__(self, n):
+        self.rows = [Row() for _ in range(n)]
+
+    def clear(self, worker):
+        self.rows[worker].words[:] = [0, 0, 0]
+
+    def progress(self, worker):
+        timesteps, trajectory, phase = self.rows[worker].words
+        return Progress(0, timesteps, trajectory - 1 if trajectory else None, _PHASES[phase])
+
+
+def _nothing(*_):
+    return b""
 
 
 class Process(EnvWorker):
@@ -126,14 +161,14 @@ class Process(EnvWorker):
     """
 
     def __init__(self, world, number):
-        updates = {e: as_env_update(functools.partial(Counter, e, world.faults)) for e in world.envs_of[number]}
-        self.stepper = Stepper(updates, number, world.board.row(number), world.autoreset)
-        self.stepper.fresh = updates.__getitem__
-        nothing = lambda *_: b""  # noqa: E731
-        silent = types.SimpleNamespace(set_levels=nothing, take=nothing, apply=nothing, hold=nothing)
+        envs = world.envs_of[number]
+        updates = {env_id: as_env_update(functools.partial(Counter, env_id, world.faults)) for env_id in envs}
+        stepper = Stepper(updates, number, world.board.rows[number], world.autoreset)
+        stepper.fresh = updates.__getitem__
+        silent = types.SimpleNamespace(set_levels=_nothing, take=_nothing, apply=_nothing, hold=_nothing)
         begun: Any = types.SimpleNamespace(commands_fd=-1, answers_fd=-1, others=[-1], keeper=silent, threads=silent)
-        super().__init__(self.stepper, begun)
-        self.number, self.rows, self.faults, self.envs = number, world.rows, world.faults, list(updates)
+        super().__init__(stepper, begun)
+        self.number, self.rows, self.faults = number, world.rows, world.faults
         self.inbox: list[bytes] = []
         self.said: list[Said] = []
         self.is_made = False
@@ -148,20 +183,32 @@ class Process(EnvWorker):
         self.said.append(Said(self.number, kind, bytes(data[_HEADER.size : _HEADER.size + size])))
 
     @property
+    def stepper(self):
+        return self._stepper
+
+    @property
     def can_work(self):
         return self.number not in self.faults.gone and bool(self.inbox or not self.is_made)
 
     def next_methods(self):
         """Which methods of which environments the next message may call."""
+        envs = list(self.stepper._updates)
         if not self.is_made:
-            return [(env_id, "make") for env_id in self.envs]
+            return [(env_id, "make") for env_id in envs]
         kind, data = self._split(self.inbox[0])
         if kind == IDS:
-            return [(env_id, method) for env_id in ids_in(data) for method in ("step", "reset")]
+            return [(env_id, method) for env_id in ids_in(data) for method in self._methods_of_step(env_id)]
         what, *arguments = pickle.loads(data)
         methods = {"reset": ("reset",), "restore": ("make", "reset", "step", "call"), "request": ("call",)}
-        named = arguments[0] if what in ("reset", "request") else self.envs
+        named = arguments[0] if what in ("reset", "request") else envs
         return [(env_id, method) for env_id in named for method in methods.get(what, ())]
+
+    def _methods_of_step(self, env_id):
+        if self.stepper._is_over[env_id]:
+            return ["reset"]
+        env: Any = self.stepper.envs[env_id]
+        resets = self.stepper._autoreset == "same_step" and env.seen[1] == LENGTH - 1
+        return ["step", "reset"] if resets else ["step"]
 
     @staticmethod
     def _split(frame):
@@ -201,8 +248,6 @@ class Link(EnvLink):
 class Pool:
     """All links; what has happened is told at the next look."""
 
-    is_ours = True
-
     def __init__(self, world):
         self.world, self.board = world, world.board
         self.links = [Link(Process(world, number)) for number in range(len(world.envs_of))]
@@ -212,6 +257,8 @@ class Pool:
 
     def __iter__(self):
         return iter(self.links)
+
+    is_ours = True
 
     def sleep(self, timeout):
         """Return what has happened; where nothing has, and it is waited for, let all go on until something does."""
@@ -223,7 +270,7 @@ class Pool:
             for process in able:
                 process.work()
             if not able and timeout is not None:
-                Clock.now += timeout
+                self.world.now += timeout
                 timeout = 0
             elif not able:
                 self.world.time_out(hanging[0])
@@ -233,12 +280,13 @@ class Pool:
     def _happened(self):
         events: list[Any] = []
         for link in self.links:
-            if not link.ended:
-                events += link.process.said
-                link.process.said = []
-                if self.world.faults.gone.get(link.number) is False:
-                    link.ended = True
-                    events.append(Died(link.number, -9))
+            if link.ended:
+                continue
+            events += link.process.said
+            link.process.said = []
+            if self.world.faults.gone.get(link.number) is False:
+                link.ended = True
+                events.append(Died(link.number, -9))
         return events
 
     def take(self, events):
@@ -258,56 +306,64 @@ class Modelled(ProcessTransport):
     """Carries requests to processes that are modelled."""
 
     def __init__(self, world, policy):
+        updates: Any = dict.fromkeys(range(world.n_envs))
         no_stepper: Any = None
-        super().__init__(
-            dict.fromkeys(range(world.n_envs)), len(world.envs_of), no_stepper, policy, None, 1, world.wait
-        )
+        super().__init__(updates, len(world.envs_of), no_stepper, policy, None, 1, world.wait)
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
         self.setbacks._envs_of = world.envs_of
         self._levels = Levels()
         self.world = world
 
     def start(self):
+        pair = Counter.observation_space, Counter.action_space
         self._pool: Any = Pool(self.world)
-        self.spaces, self.rows = self.world.spaces, self.world.rows
+        self.spaces = EnvSpaces([pair] * self.world.n_envs)
+        self.rows = self.world.rows
         for link in self._pool:
             self._begin(link)
 
     def _send_levels(self):
         pass
 
-    def hang(self, number):
-        """Find out that a worker hangs."""
-        self._hangs[number] = Hang(self.world.board.progress(number), 1.0, "")
-
 
 class ModelManager(BaseEnvManager):
-    """Steps environments in processes that are modelled.
-
-    Args:
-        envs_of: The environments of each worker.
-        on_failure: See `EnvManager`.
-        autoreset: See `EnvManager`.
-        wait: How much time passes between two tries.
-    """
-
-    def __init__(self, envs_of, on_failure, autoreset, wait):
-        self.envs_of, self.wait, n_envs = envs_of, wait, sum(map(len, envs_of))
-        self.board = StatusBoard(memoryview(bytearray(board_bytes(len(envs_of)))))
-        self.spaces = EnvSpaces([(Counter.observation_space, Counter.action_space)] * n_envs)
-        self.rows = Rows(self.spaces, np.zeros)
-        self.faults = Faults([number for number, envs in enumerate(envs_of) for _ in envs], self.board)
-        options = ManagerOptions(n_envs, autoreset, None, 1, None, on_failure, is_abnormal, restart_wait=wait)
-        super().__init__({}, options, 0, len(envs_of))
+    def __init__(self, world, on_failure):
+        options = ManagerOptions(
+            world.n_envs, world.autoreset, None, 1, None, on_failure, is_abnormal, restart_wait=world.wait
+        )
+        self.world = world
+        super().__init__({}, options, 0, len(world.envs_of))
 
     def _new_transport(self):
-        self.model = Modelled(self, self._options.policy(max_restarts=None))
-        return self.model
+        return Modelled(self.world, self._options.policy(max_restarts=None))
 
     def _send_parameters(self, transport, env_ids):
         pass
 
-    def time_out(self, number):
-        """Let it be found out that a worker hangs; it is killed then."""
-        self.model.hang(number)
-        self.faults.gone[number] = False
+
+def new_rows(n_envs):
+    return Rows(EnvSpaces([(Counter.observation_space, Counter.action_space)] * n_envs), np.zeros)
+
+
+_ARRAYS = ("observations", "last_observations", "actions", "rewards", "seeds", "terminated", "truncated", "slots",
+           "parameters")  # fmt: skip
+
+
+def arrays_of(rows):
+    return [getattr(rows, name) for name in _ARRAYS]
+
+
+def _rows_with(n_envs, contents):
+    rows = new_rows(n_envs)
+    for array, content in zip(arrays_of(rows), contents, strict=True):
+        array[...] = content
+    return rows
+
+
+def reduce_rows(rows):
+    """Let rows be pickled: some of their arrays are views of others."""
+    return _rows_with, (len(rows.seeds), [array.copy() for array in arrays_of(rows)])
+
+
+def hang_of(world, number):
+    return Hang(world.board.progress(number), 1.0, "")
