@@ -17,8 +17,6 @@ from streamsampler.protocol.plans import Layout
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.generators import seed_generators
 
-Step = tuple[Any, Any, Any, float, Any]
-
 
 class PairWorker(Worker):
     """Runs two trajectories in turn, timestep by timestep, with one agent: what it remembers of one shows in the other.
@@ -63,8 +61,8 @@ class PairWorker(Worker):
                 self.ran_timesteps += sum(len(trajectory.steps) for trajectory in pair)
             if not going_on:
                 abandoned = sum(len(trajectory.steps) for trajectory in pair)
-                n_trajectories, n_timesteps = self._recorder.n_trajectories, self._recorder.n_timesteps
-                return Outcome(None, n_trajectories, n_timesteps, len(pair), abandoned)
+                recorder = self._recorder
+                return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, len(pair), abandoned)
             for trajectory in pair:
                 trajectory.record(self._recorder)
         rollouts = self.finished(self._recorder.finish, ticket.indices, self._envs[0])
@@ -78,7 +76,7 @@ class PairWorker(Worker):
             reset_agent(derived_seed(pair[0].seed, Stream.AGENT))
         for trajectory in pair:
             self._enter(trajectory, Phase.RESET)
-            trajectory.reset()
+            trajectory.observation, trajectory.info = deepcopy(trajectory.env.reset(seed=trajectory.seed))
         while running := [trajectory for trajectory in pair if not trajectory.ended]:
             for trajectory in running:
                 if not self.row.may_run(version):
@@ -103,17 +101,17 @@ class PairWorker(Worker):
 class Trajectory:
     """A trajectory as it is run, until it is recorded."""
 
+    observation: Any
+    info: Any
+
     def __init__(self, env: Any, index: int, seed: int) -> None:
         self.env, self.index, self.seed = env, index, seed
-        self.steps: list[Step] = []
-        self.terminated = self.truncated = False
+        self.steps: list[tuple[Any, Any, Any, float, Any]] = []
+        self.ends = False, False
 
     @property
     def ended(self) -> bool:
-        return self.terminated or self.truncated
-
-    def reset(self) -> None:
-        self.observation, self.info = deepcopy(self.env.reset(seed=self.seed))
+        return any(self.ends)
 
     def step(self, action: Any, agent_info: Any, repeat: int, limit: int | None) -> None:
         before, total = self.observation, 0.0
@@ -124,14 +122,15 @@ class Trajectory:
                 break
         self.observation = deepcopy(observation)
         self.steps.append((before, deepcopy(action), deepcopy(agent_info), total, deepcopy(info)))
-        self.terminated, self.truncated = bool(terminated), bool(truncated) or len(self.steps) == limit
+        self.ends = bool(terminated), bool(truncated) or len(self.steps) == limit
 
     def record(self, recorder: RolloutRecorder) -> None:
-        first = recorder.begin(self.info)
-        for number, (observation, action, agent_info, reward, env_info) in enumerate(self.steps, first):
+        for number, (observation, action, agent_info, reward, env_info) in enumerate(
+            self.steps, recorder.begin(self.info)
+        ):
             recorder.record_observation(observation)
             recorder.record_action(action)
             recorder.record_reward(reward)
             recorder.record_agent_info(number, agent_info)
             recorder.record_env_info(number, env_info)
-        recorder.end(self.observation, self.terminated, self.truncated)
+        recorder.end(self.observation, *self.ends)

@@ -23,11 +23,6 @@ CLOSE_SECONDS = 5.0
 FORK = multiprocessing.get_context("fork")
 
 
-def sendable(contents: Any, what: str) -> Payload:
-    payload = dumps(contents, what)
-    return Payload(payload.data, tuple(map(bytes, payload.buffers)))
-
-
 class PipeChannel:
     """A worker's end of its pipe."""
 
@@ -47,9 +42,8 @@ class PipeChannel:
         return loads(payload)
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
-        if isinstance(contents, BaseException):
-            contents = None
-        self._pipe.send((answer, sendable(contents, "what the rollout recorded")))
+        payload = dumps(None if isinstance(contents, BaseException) else contents, "what the rollout recorded")
+        self._pipe.send((answer, Payload(payload.data, tuple(map(bytes, payload.buffers)))))
 
 
 def live(pipe: Connection, others: list[Connection], board: StatusBoard, setup: WorkerSetup, number: int) -> None:
@@ -74,8 +68,7 @@ class PipeEngine(Engine):
 
     def restart(self, worker: int) -> None:
         self.board.clear(worker)
-        ours, theirs = FORK.Pipe()
-        self._pipes[worker] = ours
+        self._pipes[worker], theirs = FORK.Pipe()
         arguments = theirs, list(self._pipes.values()), self.board, self._setup, worker
         if worker in self._processes:
             self._processes[worker].close()  # its descriptors would wait for the garbage collector
@@ -122,14 +115,13 @@ class PipeEngine(Engine):
             self.send(worker, Exit())
         deadline = time.monotonic() + CLOSE_SECONDS
         answers: list[Answered | Logged] = []
-        while self._pipes and (ready := wait(list(self._pipes.values()), max(0.0, deadline - time.monotonic()))):
-            events = [self._event(worker) for worker, pipe in list(self._pipes.items()) if pipe in ready]
+        while self._pipes and (events := self.wait(max(0.0, deadline - time.monotonic()))):
             answers += [Answered(event.worker, event.answer) for event in events if isinstance(event, Answered)]
         self.kill()
-        while self._processes:
-            _, process = self._processes.popitem()
+        for process in self._processes.values():
             process.join()
             process.close()
+        self._processes.clear()
         while self._pipes:
             self._pipes.popitem()[1].close()
         return answers if read_answers else []
