@@ -21,6 +21,7 @@ from streamsampler import (
 )
 
 Array = NDArray[Any]
+Batch = TrajectoryBatch[Array, Array]
 Observations = dict[str, Array]
 
 
@@ -68,11 +69,9 @@ def main(folder: Path) -> None:
     with MultiprocessingSampler(lambda _: 0, "CartPole-v1", n_workers=2, seed=1, step_timeout=60.0) as sampler:
         assert_type(sampler, MultiprocessingSampler[Array, Array])
         batch = sampler.obtain_samples(50, progress=False)
-        assert_type(batch, TrajectoryBatch[Array, Array])
+        assert_type(batch, Batch)
         assert_type(batch.observations, Array)
         assert_type(batch.next_observations, Array)
-        assert_type(batch.last_observations, Array)
-        assert_type(batch.actions, Array)
         assert_type(batch.rewards, NDArray[np.float64])
         assert_type(batch.lengths, NDArray[np.int64])
         assert_type(batch.terminated | batch.truncated, NDArray[np.bool_])
@@ -80,67 +79,53 @@ def main(folder: Path) -> None:
         assert_type(batch.padded("observations"), Array)
         assert_type(batch.padded("rewards"), NDArray[np.float64])
         assert_type(batch.padded("mask"), NDArray[np.bool_])
-        assert_type(batch.mask, NDArray[np.bool_])
         assert_type(batch.discounted_returns(0.99), NDArray[np.float64])
         assert_type(batch.seeds[0], int)
         assert_type(batch.agent_version, int | None)
         print(batch.observations.shape, batch.stats.kept_timesteps, first_actions(batch).shape)
         for trajectory in batch:
-            assert_type(trajectory, TrajectoryBatch[Array, Array])
-        assert_type(batch[0], TrajectoryBatch[Array, Array])
-        assert_type(batch[np.int64(0)], TrajectoryBatch[Array, Array])
-        assert_type(batch[1:], TrajectoryBatch[Array, Array])
-        assert_type(batch[batch.returns > 10], TrajectoryBatch[Array, Array])
-        assert_type(batch[np.argsort(batch.returns)], TrajectoryBatch[Array, Array])
-        assert_type(batch[[1, 0]], TrajectoryBatch[Array, Array])
-        assert_type(batch.split(), list[TrajectoryBatch[Array, Array]])
-        assert_type(TrajectoryBatch.concatenate(batch, batch), TrajectoryBatch[Array, Array])
-        assert_type(TrajectoryBatch.concatenate(batch.split()), TrajectoryBatch[Array, Array])
-        for trajectory in sampler.stream(first_trajectory=2):
-            assert_type(trajectory.observations, Array)
-            break
-        again = streamsampler.load(batch.save(folder / "batch.npz"))
-        assert_type(again, TrajectoryBatch[Array, Array])
-        assert again == batch
+            assert_type(trajectory, Batch)
+        assert_type(batch[np.int64(0)], Batch)
+        assert_type(batch[1:], Batch)
+        assert_type(batch[np.argsort(batch.returns)], Batch)
+        assert_type(batch[[1, 0]], Batch)
+        assert_type(batch.split(), list[Batch])
+        assert_type(TrajectoryBatch.concatenate(batch, batch), Batch)
+        assert_type(TrajectoryBatch.concatenate(batch.split()), Batch)
+        assert_type(next(iter(sampler.stream(first_trajectory=2))).observations, Array)
+        assert_type(streamsampler.load(batch.save(folder / "batch.npz")), Batch)
 
     # Spaces that are nested: said once.
     nested = LocalSampler[Observations](Agent(-1.0), Two, env_kwargs={"length": 4}, seed=2)
     other = nested.obtain_trajectories(2, agent_update={"bias": 1.0}, env_update=Two(2))
     assert_type(other, TrajectoryBatch[Observations, Array])
-    assert_type(other.observations, Observations)
     assert_type(other.next_observations, Observations)
     assert_type(other.padded("observations")["left"], Array)
     assert_type(other[0], TrajectoryBatch[Observations, Array])
     assert_type(TrajectoryBatch.concatenate(other, other).last_observations, Observations)
     print(left_of(other).shape, other.agent_infos["value"].dtype, other.episode_infos["seed"].sum())
-    other.save(folder / "nested.npz")
-    loaded: TrajectoryBatch[Observations] = streamsampler.load(folder / "nested.npz")
+    loaded: TrajectoryBatch[Observations] = streamsampler.load(other.save(folder / "nested.npz"))
     assert loaded == other
     # Whatever is taken for agents and environments.
-    spec = gymnasium.spec("CartPole-v1")
-    made_by_id = gymnasium.make("CartPole-v1")
-    for environment in ("CartPole-v1", spec, made_by_id, lambda: gymnasium.make("CartPole-v1"), NewEnvUpdate(Two)):
+    spec, made = gymnasium.spec("CartPole-v1"), gymnasium.make("CartPole-v1")
+    for environment in ("CartPole-v1", spec, made, lambda: gymnasium.make("CartPole-v1"), NewEnvUpdate(Two)):
         LocalSampler("random", environment).close()
     LocalSampler([Agent(0.0), lambda _: 0], [Two, functools.partial(Two, 4)]).close()
     LocalSampler(PerWorker([Agent(0.0), Agent(1.0)]), Two(), n_workers=2).close()
     with LocalSampler(Agent(0.0), Two) as old:  # garage's calls
-        assert_type(old.obtain_samples(0, 5, {"bias": 1.0}, Two()), TrajectoryBatch[Array, Array])
-        assert_type(old.obtain_samples(itr=1, num_samples=5, agent_update=Agent(1.0)), TrajectoryBatch[Array, Array])
-        fragments = old.obtain_fragments(2, env_update=Two(5))
-        assert_type(fragments.episode_returns, NDArray[np.float64])
-        assert_type(fragments.episode_lengths, NDArray[np.int64])
+        assert_type(old.obtain_samples(0, 5, {"bias": 1.0}, Two()), Batch)
+        assert_type(old.obtain_samples(itr=1, num_samples=5, agent_update=Agent(1.0)), Batch)
+        assert_type(old.obtain_fragments(2, env_update=Two(5)).episode_returns, NDArray[np.float64])
     assert len(streamsampler.evaluate(Agent(0.0), Two(), num_trajectories=2, n_workers=0)) == 2
-
-    made = LocalSampler[Observations].from_worker_factory(WorkerFactory(n_workers=1), Agent(0.0), Two, order="arrival")
-    assert_type(made, LocalSampler[Observations, Array])
-    made.close()
+    by_factory = LocalSampler[Observations].from_worker_factory(WorkerFactory(n_workers=1), Agent(0.0), Two)
+    assert_type(by_factory, LocalSampler[Observations, Array])
+    by_factory.close()
 
 
 def read(folder: str) -> None:
-    trajectories = TrajectoryFolder(folder)
-    assert_type(trajectories[0].observations, Array)
-    for shard in trajectories.shards:
-        assert_type(shard, TrajectoryBatch[Array, Array])
+    assert_type(TrajectoryFolder(folder)[0].observations, Array)
+    for shard in TrajectoryFolder(folder).shards:
+        assert_type(shard, Batch)
     assert_type(TrajectoryFolder[Observations](folder).to_batch().observations, Observations)
 
 

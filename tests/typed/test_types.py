@@ -10,7 +10,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
-SCRIPTS = ["script.py", "ppo.py"]
+SCRIPT = HERE / "script.py"
 
 CONFIGURATION = """
 [mypy]
@@ -77,7 +77,7 @@ def checked(tmp_path, *files):
 
 @pytest.mark.types
 def test_what_users_write_type_checks(tmp_path):
-    files = [HERE / name for name in SCRIPTS]
+    files = [SCRIPT]
     for name, snippet in snippets().items():
         files.append(tmp_path / f"{name}.py")
         files[-1].write_text(PREAMBLE + snippet)
@@ -117,19 +117,8 @@ def test_what_is_no_agent_or_environment_is_an_error_of_types(tmp_path):
     assert lines == set(range(first, first + WRONG.strip().count("\n") + 1)), run.stdout
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_no_casts_and_nothing_ignored(name):
-    text = (HERE / name).read_text()
+def test_the_script_runs_and_needs_no_casts(tmp_path):
+    text = SCRIPT.read_text()
     assert "cast(" not in text
     assert "ignore" not in text
-
-
-def test_the_script_runs(tmp_path):
-    subprocess.run([sys.executable, HERE / "script.py", tmp_path], check=True)
-
-
-@pytest.mark.slow
-def test_the_newcomers_ppo_learns():
-    run = subprocess.run([sys.executable, HERE / "ppo.py", "6", "1000"], check=True, capture_output=True, text=True)
-    returns = [float(line.split()[1]) for line in run.stdout.splitlines()]
-    assert returns[-1] > 1.5 * returns[0]
+    subprocess.run([sys.executable, SCRIPT, tmp_path], check=True)
