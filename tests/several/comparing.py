@@ -7,8 +7,28 @@ from typing import Any
 
 import numpy as np
 
+import streamsampler
 from streamsampler import MultiAgentBatch
-from tests.scripted.games import Played
+from tests.scripted.games import Chooser, Comings, Played
+
+# Calls return a `MultiAgentBatch`, which type checkers cannot know.
+LocalSampler: Any = streamsampler.LocalSampler
+POLICIES: dict[str, Any] = {"red": Chooser(0), "blue": Chooser(1)}
+
+
+class Silent:
+    """Hooks that do nothing, with which the slower loop runs."""
+
+    def on_timestep(self, context: Any) -> None:
+        assert context.timestep > 0
+
+
+BOTH_LOOPS: list[dict[str, Any]] = [{}, {"hooks": Silent()}]
+
+
+def sampled(agents: Any = POLICIES, env: Any = Comings, n: int = 3, **options: Any) -> Any:
+    with LocalSampler(agents, env, **{"seed": 1, **options}) as sampler:
+        return sampler.obtain_trajectories(n)
 
 
 def assert_as_played(batch: MultiAgentBatch, episode: int, played: Mapping[str, Played]) -> None:
@@ -24,10 +44,8 @@ def assert_as_played(batch: MultiAgentBatch, episode: int, played: Mapping[str, 
         assert trajectory.env_timesteps.tolist() == expected.env_timesteps
         assert_same(trajectory.last_observations, [expected.last_observation])
         assert (bool(trajectory.terminated[0]), bool(trajectory.truncated[0])) == expected.ends
-        infos = [dict(row.env_info) for row in trajectory.time_steps()]
-        np.testing.assert_equal(infos, expected.infos)
-        assert trajectory.seeds == one.seeds
-        assert trajectory.indices.tolist() == one.indices.tolist()
+        np.testing.assert_equal([dict(row.env_info) for row in trajectory.time_steps()], expected.infos)
+        assert (trajectory.seeds, trajectory.indices.tolist()) == (one.seeds, one.indices.tolist())
         assert trajectory.episode_numbers.tolist() == [0]
 
 
@@ -38,8 +56,3 @@ def assert_same(found: Any, expected: Sequence[Any]) -> None:
             assert_same(values, [each[key] for each in expected])
     else:
         np.testing.assert_array_equal(found, np.asarray(expected).astype(found.dtype))
-
-
-def policies_of(batch: MultiAgentBatch) -> dict[str, list[Any]]:
-    """Return which agents each policy played, by name."""
-    return {name: sorted(set(each.agent_ids.tolist())) for name, each in batch.policies.items()}

@@ -6,55 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-import streamsampler
-from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns, played_in_parallel, played_in_turns
-from tests.several.comparing import assert_as_played, policies_of
-
-# Calls return a `MultiAgentBatch`, which type checkers cannot know.
-LocalSampler: Any = streamsampler.LocalSampler
-MultiprocessingSampler: Any = streamsampler.MultiprocessingSampler
-
-LOOPS: dict[Any, Any] = {Comings: played_in_parallel, Turns: played_in_turns}
-
-
-class Hooked:
-    """Lets the slower loop run, and changes nothing."""
-
-    def on_timestep(self, context: Any) -> None:
-        assert context.timestep > 0
-
-
-def make_agent(agent: str) -> Chooser:
-    return Chooser(agent.startswith("blue"))
-
-
-def policies() -> dict[str, Any]:
-    return {"red": Chooser(0), "blue": Chooser(1)}
-
-
-@pytest.mark.parametrize("options", [{}, {"hooks": Hooked()}], ids=["fast", "hooks"])
-@pytest.mark.parametrize("game", LOOPS)
-@pytest.mark.parametrize("limit", [None, 1, 4, 5, 30])
-def test_each_trajectory_is_what_a_plain_loop_gives(game: Any, limit: Any, options: Any) -> None:
-    with LocalSampler(policies(), game, seed=1, max_episode_length=limit, **options) as sampler:
-        batch = sampler.obtain_trajectories(5)
-    if game is Comings and limit is None:
-        assert policies_of(batch) == {"blue": ["blue_0", "blue_1"], "red": ["red_0", "red_1"]}
-    for episode, seed in enumerate(batch.episodes.seeds):
-        assert_as_played(batch, episode, LOOPS[game](game(), make_agent, seed, limit or 10**6))
-
-
-@pytest.mark.parametrize("game", LOOPS)
-def test_the_same_in_processes(game: Any) -> None:
-    with MultiprocessingSampler(policies(), game, seed=3, n_workers=2) as sampler:
-        batch = sampler.obtain_samples(100)
-    assert batch.n_env_steps >= 100
-    for episode, seed in enumerate(batch.episodes.seeds):
-        assert_as_played(batch, episode, LOOPS[game](game(), make_agent, seed))
-
+from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns, played_in_parallel, played_in_turns
+from tests.several.comparing import BOTH_LOOPS, assert_as_played, sampled
 
 STAYS = st.dictionaries(
     st.sampled_from(IDS),
@@ -66,30 +22,24 @@ STAYS = st.dictionaries(
 )  # fmt: skip
 
 
-@given(STAYS, st.sampled_from([None, 2, 6]), st.booleans())
-def test_whoever_comes_and_goes_in_a_parallel_environment(stays: dict[str, Stay], limit: Any, hooks: bool) -> None:
-    # Somebody is there from the start, and no gap is without anybody: that ends a trajectory.
-    stays = {**stays, "red_0": Stay(0, 11)}
-    options = {"hooks": Hooked()} if hooks else {}
-    with LocalSampler(policies(), lambda: Comings(stays), seed=2, max_episode_length=limit, **options) as sampler:
-        batch = sampler.obtain_trajectories(2)
+@pytest.mark.parametrize(("game", "loop"), [(Comings, played_in_parallel), (Turns, played_in_turns)])
+@given(STAYS, st.sampled_from([None, 1, 2, 6, 9]), st.sampled_from(BOTH_LOOPS))
+@example({}, None, {})
+@example({}, 4, BOTH_LOOPS[1])
+def test_each_trajectory_is_what_a_plain_loop_gives(
+    game: Any, loop: Any, stays: dict[str, Stay], limit: Any, options: Any
+) -> None:
+    """Whoever comes and goes. Somebody is there from the start, and no gap is without anybody: that ends them."""
+    stays = {**stays, "red_0": Stay(0, 11)} if stays else DEFAULT
+    batch = sampled(env=lambda: game(stays), n=2, max_episode_length=limit, **options)
     for episode, seed in enumerate(batch.episodes.seeds):
-        assert_as_played(batch, episode, played_in_parallel(Comings(stays), make_agent, seed, limit or 10**6))
-
-
-@given(STAYS, st.sampled_from([None, 2, 6, 9]))
-def test_whoever_comes_and_goes_where_agents_take_turns(stays: dict[str, Stay], limit: Any) -> None:
-    stays = {**stays, "red_0": Stay(0, 11)}
-    with LocalSampler(policies(), lambda: Turns(stays), seed=2, max_episode_length=limit) as sampler:
-        batch = sampler.obtain_trajectories(2)
-    for episode, seed in enumerate(batch.episodes.seeds):
-        assert_as_played(batch, episode, played_in_turns(Turns(stays), make_agent, seed, limit or 10**6))
+        played = loop(game(stays), lambda agent: Chooser(agent.startswith("blue")), seed, limit or 10**6)
+        assert_as_played(batch, episode, played)
 
 
 def test_steps_in_which_nobody_acts() -> None:
     """Those that ended have a last turn, in which None is sent: a step of the environment, and of no agent."""
-    with LocalSampler(policies(), Turns, seed=1) as sampler:
-        batch = sampler.obtain_trajectories(3)
+    batch = sampled(env=Turns)
     acted = sum(each.n_timesteps for each in batch.policies.values())
     assert batch.n_agent_steps == acted
     assert batch.n_env_steps == acted + 4 * 3  # a last turn for each agent that took part
@@ -104,23 +54,19 @@ class Waiting(Comings):
 
     def step(self, actions: Any) -> Any:
         self.t += 1
-        ended = self.t == 2
         self.agents = ["blue_0"] if 2 <= self.t < 6 else [] if self.t >= 6 else ["red_0"]
-        there = ["red_0"] if self.t <= 2 else []
-        there += ["blue_0"] if self.t >= 4 else []
-        over = self.t == 6
+        there = (["red_0"] if self.t <= 2 else []) + (["blue_0"] if self.t >= 4 else [])
         return (
             {agent: self.seen(agent) for agent in there},
             dict.fromkeys(there, 1.0),
-            {agent: (agent == "red_0" and ended) or (agent == "blue_0" and over) for agent in there},
+            {agent: self.t == (2 if agent == "red_0" else 6) for agent in there},
             dict.fromkeys(there, False),
             {agent: {} for agent in there},
         )
 
 
 def test_who_is_about_to_join_is_waited_for() -> None:
-    with LocalSampler(policies(), lambda: Waiting({"red_0": Stay()}), seed=1) as sampler:
-        batch = sampler.obtain_trajectories(1)
+    batch = sampled(env=lambda: Waiting({"red_0": Stay()}), n=1)
     assert batch.n_env_steps == 6
     assert batch["red"].env_timesteps.tolist() == [0, 1]
     assert batch["blue"].env_timesteps.tolist() == [4, 5]
@@ -128,39 +74,69 @@ def test_who_is_about_to_join_is_waited_for() -> None:
     assert batch["blue"].returns.tolist() == [2.0]
 
 
-def test_an_agent_that_ends_before_it_acts_is_left_out() -> None:
-    class Early(Turns):
-        def step(self, action: Any) -> None:
-            super().step(action)
-            if self.t == 1 and "blue_1" in self.terminations:
-                self.terminations["blue_1"] = True
-                self._select()
+class Early(Turns):
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if self.t == 1 and "blue_1" in self.terminations:
+            self.terminations["blue_1"] = True
+            self._select()
 
-    with LocalSampler(policies(), Early, seed=1) as sampler:
-        batch = sampler.obtain_trajectories(2)
+
+class AllAtOnce(Turns):
+    """Ends for all agents at once, without their last turns."""
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if self.t == 2:
+            self.truncations = dict.fromkeys(self.truncations, True)
+            self.agents = []
+
+
+def test_agents_that_end_before_they_act_or_without_a_last_turn() -> None:
+    batch = sampled(env=Early, n=2)
     assert "blue_1" not in batch.episodes.agent_ids
     assert "blue_1" not in batch["blue"].agent_ids
-
-
-def test_rewards_of_episodes_are_those_of_all_agents() -> None:
-    with LocalSampler(policies(), Comings, seed=1) as sampler:
-        batch = sampler.obtain_trajectories(4)
-    episodes = batch.episodes
-    total = np.nansum(list(episodes.returns.values()), axis=0)
-    assert batch.returns == pytest.approx(total)
-    red = [each.returns.sum() for each in (batch[i]["red"] for i in range(4))]
-    assert episodes.return_of(["red_0", "red_1"]) == pytest.approx(red)
-    assert episodes.return_of(["blue_0"]) == pytest.approx(episodes.returns["blue_0"])
+    batch = sampled(Chooser(), AllAtOnce, n=2)
+    assert batch["shared"].truncated.all()
+    assert not batch["shared"].terminated.any()
+    assert batch.truncated.all()
 
 
 def test_what_is_known_of_episodes() -> None:
-    with LocalSampler(policies(), Comings, seed=1) as sampler:
-        episodes = sampler.obtain_trajectories(4).episodes
-    assert len(episodes) == 4
+    batch = sampled(n=4)
+    episodes = batch.episodes
     assert episodes.lengths.tolist() == [7] * 4
     assert episodes.agent_ids == IDS
     assert all(took.tolist() == [True] * 4 for took in episodes.took_part.values())
     assert episodes.reset_infos["red_0"]["began"].tolist() == [0] * 4
     assert episodes.last_infos["red_0"]["t"].tolist() == [3] * 4
-    assert episodes.last_infos["red_0"]["name"].tolist() == ["red_0"] * 4
     assert (episodes.terminated & episodes.truncated).all()  # blue_1 was terminated in the last step, red_1 truncated
+    assert batch.returns == pytest.approx(np.nansum(list(episodes.returns.values()), axis=0))
+    red = [batch[i]["red"].returns.sum() for i in range(4)]
+    assert episodes.return_of(["red_0", "red_1"]) == pytest.approx(red)
+
+
+@pytest.mark.parametrize("agent", [Chooser(), "random"], ids=["one by one", "together"])
+@pytest.mark.parametrize("options", BOTH_LOOPS)
+def test_infos_that_end_are_not_recorded_again(agent: Any, options: Any) -> None:
+    class Once(Comings):
+        def step(self, actions: Any) -> Any:
+            *rest, _ = super().step(actions)
+            return *rest, ({agent: {"first": self.t} for agent in actions} if self.t == 1 else {})
+
+    batch = sampled(agent, Once, n=1, **options)
+    shared = batch["shared"]
+    assert shared.env_infos["first"][shared.env_infos["_first"]].tolist() == [1] * 3
+    assert all("first" not in infos for infos in batch.episodes.last_infos.values())
+
+
+@pytest.mark.parametrize("options", BOTH_LOOPS)
+def test_infos_of_nobody_are_kept_where_there_are_as_many_as_agents(options: Any) -> None:
+    class Common(Comings):
+        def step(self, actions: Any) -> Any:
+            *rest, infos = super().step(actions)
+            (gone, *_), t = actions, self.t
+            return *rest, {agent: info for agent, info in infos.items() if agent != gone} | {"common": t}
+
+    batch = sampled(Chooser(), Common, n=1, **options)
+    assert batch.env_infos["common"].tolist() == list(range(1, batch.n_env_steps + 1))

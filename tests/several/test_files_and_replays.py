@@ -1,4 +1,4 @@
-"""What several agents did, in files, in other formats, and run again."""
+"""What several agents did: parts of it, in files and other formats, and run again."""
 
 from __future__ import annotations
 
@@ -10,26 +10,160 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler import LocalSampler as AnySampler
-from streamsampler import TrajectoryBatch, load, replay, sample_to_folder
+from streamsampler import MultiAgentBatch, TrajectoryBatch, load, replay, sample_to_folder
 from streamsampler.cli.app import cli
-from streamsampler.data.folder import TrajectoryFolder
-from streamsampler.errors import UsageError
+from streamsampler.errors import DataError, StorageError, UnwritableInfoError, UsageError
+from streamsampler.filters import RunningNorm
 from streamsampler.formats.columns import open_source
 from streamsampler.formats.tables import tables
 from tests.scripted.games import Chooser, Comings, Turns
-
-LocalSampler: Any = streamsampler.LocalSampler
-POLICIES = {"red": Chooser(0), "blue": Chooser(1)}
-
-
-def sampled(game: Any = Comings, n: int = 4, agents: Any = POLICIES, **options: Any) -> Any:
-    with LocalSampler(agents, game, seed=7, **options) as sampler:
-        return sampler.obtain_trajectories(n)
+from tests.several.comparing import POLICIES, LocalSampler, sampled
 
 
 def command(*words: Any) -> Result:
     return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def by_turns(agent: str, index: int) -> str:
+    """Policies change places from trajectory to trajectory."""
+    return ("red", "blue")[(("red" in agent) + index) % 2]
+
+
+# --- Parts and amounts
+
+
+@pytest.mark.parametrize("game", [Comings, Turns])
+def test_parts_and_files_of_a_batch_are_batches(game: Any, tmp_path: Path) -> None:
+    for options in ({}, {"observation_filter": {"red": RunningNorm()}}):
+        with LocalSampler(POLICIES, game, seed=1, policy_of=by_turns, **options) as sampler:
+            sampler.obtain_trajectories(1)  # from which the filter learns
+            batch = sampler.obtain_trajectories(6)
+        parts = batch.split()
+        assert TrajectoryBatch.concatenate(parts) == batch
+        assert TrajectoryBatch.concatenate(batch[:2], batch[2:]) == batch
+        assert [one.seeds for one in batch[::-1]] == [one.seeds for one in parts[::-1]]
+        assert batch[::-1][::-1] == batch[batch.lengths > 0] == batch
+        assert batch[[1, 1]][0] == batch[[1, 1]][1] == batch[1]
+        assert len(batch[:0]) == 0
+        assert [batch[i] for i in range(len(batch))] == parts
+        path = batch.save(tmp_path / "x")
+        again = load(path)
+        assert isinstance(again, MultiAgentBatch)
+        assert again == batch
+        assert again.save(tmp_path / "again").read_bytes() == path.read_bytes()
+        assert repr(again) == repr(batch)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"policies.red.agents.episodes", b"policies.xxx.agents.episodes", 1))
+    with pytest.raises(StorageError):
+        load(path)
+
+
+def test_what_batches_of_policies_can_do(tmp_path: Path) -> None:
+    batch = sampled(env=Turns, n=5)
+    red = batch["red"]
+    assert red.padded("observations").shape[:2] == (len(red), red.lengths.max())
+    assert sum(len(rows) for rows in red.minibatches(10, seed=1)) == red.n_timesteps
+    assert red.returns_to_go(0.9, red.returns).shape == (red.n_timesteps,)
+    listed = TrajectoryBatch.from_list(red.to_list(), red.observation_space, red.action_space)
+    assert listed.returns.tolist() == red.returns.tolist()
+    found: Any = load(red[2:4].save(tmp_path / "red.npz"))
+    for name in ("agent_ids", "episode_numbers", "env_timesteps", "observations", "actions", "rewards"):
+        assert getattr(found, name).tolist() == getattr(red[2:4], name).tolist()
+    with pytest.raises(KeyError, match="policy 'x' played no agent here; those that did: 'blue', 'red'"):
+        batch["x"]
+    for name in ("advantages", "minibatches", "padded", "to_torch", "next_observations"):
+        with pytest.raises(AttributeError, match=rf"no {name} of its own: batch\['blue'\].{name}"):
+            getattr(batch, name)
+    with pytest.raises(DataError, match="of several agents"):
+        _ = sampled("random", "CartPole-v1", n=1).agent_ids
+
+
+@pytest.mark.parametrize("count", ["env_steps", "agent_steps"])
+def test_amounts_count_steps_of_the_environment_or_of_all_agents(count: Any) -> None:
+    with LocalSampler(POLICIES, Comings, seed=1, check=None) as sampler:
+        batch = sampler.obtain_samples(50, count=count)
+        assert getattr(batch, f"n_{count}") >= 50 > getattr(batch[:-1], f"n_{count}")
+        assert sampler.total_env_steps == batch.n_env_steps
+        assert sampler.stats.ran_timesteps == sum(sampler.stats.worker_timesteps)
+        with pytest.raises(UsageError, match="count must be one of 'env_steps', 'agent_steps', not 'x'"):
+            sampler.obtain_samples(5, count="x")
+
+
+def test_an_environment_is_taken_in_all_forms() -> None:
+    batch = sampled()
+    existing, new = streamsampler.ExistingEnvUpdate(Comings()), streamsampler.NewEnvUpdate(Comings)
+    for env in (Comings(), lambda: Comings(), [Comings], new, existing, "tests.scripted.zoo:parallel_env"):
+        assert sampled(env=env) == batch
+    with LocalSampler(POLICIES, "CartPole-v1", seed=1) as sampler:
+        with pytest.raises(streamsampler.RolloutError, match="for environments of several agents"):
+            sampler.obtain_trajectories(3)
+        assert len(sampler.obtain_trajectories(3, env_update=Comings)["red"]) == 6
+    with LocalSampler("random", Comings, seed=1) as sampler:
+        assert isinstance(sampler.obtain_trajectories(3), MultiAgentBatch)
+        assert not isinstance(sampler.obtain_trajectories(3, env_update="CartPole-v1"), MultiAgentBatch)
+
+
+# --- Files
+
+
+@pytest.mark.parametrize("infos", [False, ["t"], ["began", "n"]])
+def test_infos_that_are_left_out_of_a_file(tmp_path: Path, infos: Any) -> None:
+    batch = sampled()
+    kept: Any = load(batch.save(tmp_path / "x", infos=infos))
+    assert kept.returns.tolist() == batch.returns.tolist()
+    names = {name for each in kept.policies.values() for name in {**each.env_infos, **each.agent_infos}}
+    of_agents = [*kept.episodes.reset_infos.values(), *kept.episodes.last_infos.values()]
+    names |= {name for each in of_agents for name in each}
+    assert {name.removeprefix("_") for name in names} == set(infos or ())
+
+
+class Odd(Comings):
+    """Has infos with any name, and one that no file can hold."""
+
+    def info(self, agent: str) -> Any:
+        return {"odd": {1, 2}, "of_agents": {"a": 1}, "z": 1}
+
+
+def test_infos_that_no_file_can_hold_and_those_of_any_name(tmp_path: Path) -> None:
+    amount: dict[str, Any] = {"n_trajectories": 3, "shard_size": 5}
+    with LocalSampler(POLICIES, Odd, seed=1) as sampler:
+        batch = sampler.obtain_trajectories(2)
+        with pytest.raises(UnwritableInfoError, match="odd"):
+            batch.save(tmp_path / "x")
+        with pytest.raises(UnwritableInfoError, match="odd"):
+            sample_to_folder(sampler, tmp_path / "folder", **amount)
+        folder: Any = sample_to_folder(sampler, tmp_path / "folder", infos=["z"], **amount)
+    assert folder[0]["red"].env_infos.keys() == {"z"}
+    for name in ("of_agents", "z"):
+        kept: Any = load(batch.save(tmp_path / "it.npz", infos=[name]))
+        assert list(kept["red"].env_infos) == [name]
+
+
+def test_a_folder_is_the_batch(tmp_path: Path) -> None:
+    batch = sampled(env=Turns, n=12)
+    with LocalSampler(POLICIES, Turns, seed=1) as sampler:
+        folder = sample_to_folder(sampler, tmp_path / "x", n_trajectories=12, shard_size=40)
+    assert len(folder.shards) > 2
+    assert folder.to_batch() == batch
+    assert list(folder) == batch.split()
+    with pytest.raises((UsageError, ImportError), match=r"episodes of several agents|pip install torch"):
+        folder.torch_dataset(4)
+
+
+def test_tables_say_whose_a_row_is_and_are_of_one_policy(tmp_path: Path) -> None:
+    batch = sampled()
+    blue, path = batch["blue"], batch.save(tmp_path / "it.npz")
+    ((timesteps, trajectories),) = tables(open_source(blue))
+    assert trajectories["agent"].rows.tolist() == blue.agent_ids.tolist()
+    assert trajectories["episode"].rows.tolist() == blue.episode_numbers.tolist()
+    assert timesteps["env_timestep"].rows.tolist() == blue.env_timesteps.tolist()
+    for source in (batch, path):
+        with pytest.raises(UsageError, match=r"export what one policy did, batch\['name'\]"):
+            open_source(source)
+    assert command("export", path, "--to", "parquet", "--out", tmp_path / "tables").exit_code != 0
+
+
+# --- Run again
 
 
 class Noisy(Comings):
@@ -47,59 +181,6 @@ class Turncoat(Chooser):
         return (action + 1) % 4, info
 
 
-# --- Files
-
-
-def test_what_one_policy_did_is_saved_with_whose_it_is(tmp_path: Path) -> None:
-    blue = sampled()["blue"]
-    found: TrajectoryBatch[Any, Any] = load(blue.save(tmp_path / "blue.npz"))
-    for name in ("agent_ids", "episode_numbers", "env_timesteps", "observations", "actions", "rewards"):
-        assert getattr(found, name).tolist() == getattr(blue, name).tolist()
-
-
-def test_an_info_may_have_any_name(tmp_path: Path) -> None:
-    """Also where one agent is alone: no name of a user's means anything to files."""
-
-    class Named(Comings):
-        def info(self, agent: str) -> Any:
-            return {"of_agents": {"a": 1}, "z": 1}
-
-    for name in ("of_agents", "z"):
-        kept: Any = load(sampled(Named).save(tmp_path / "it.npz", infos=[name]))
-        assert list(kept["red"].env_infos) == [name]
-
-
-def test_tables_say_whose_a_row_is() -> None:
-    blue = sampled()["blue"]
-    ((timesteps, trajectories),) = tables(open_source(blue))
-    assert trajectories["agent"].rows.tolist() == blue.agent_ids.tolist()
-    assert trajectories["episode"].rows.tolist() == blue.episode_numbers.tolist()
-    assert timesteps["env_timestep"].rows.tolist() == blue.env_timesteps.tolist()
-
-
-def test_episodes_are_not_exported_without_what_agents_did(tmp_path: Path) -> None:
-    batch = sampled()
-    path = batch.save(tmp_path / "it.npz")
-    for source in (batch, path):
-        with pytest.raises(
-            UsageError, match=r"export what one policy did, batch\['name'\].*'red', 'blue'|'blue', 'red'"
-        ):
-            open_source(source)
-    result = command("export", path, "--to", "parquet", "--out", tmp_path / "tables")
-    assert result.exit_code != 0
-
-
-def test_a_folder_of_episodes_has_no_sequences(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    with LocalSampler(POLICIES, Comings, seed=7) as sampler:
-        sample_to_folder(sampler, tmp_path / "it", n_trajectories=4, shard_size=20)
-    with pytest.raises(UsageError, match="episodes of several agents"):
-        TrajectoryFolder(tmp_path / "it").torch_dataset(4)
-
-
-# --- Run again
-
-
 @pytest.mark.parametrize("game", [Comings, Turns])
 def test_a_replay_compares_what_each_agent_saw_and_did(game: Any, tmp_path: Path) -> None:
     with LocalSampler(POLICIES, game, seed=7) as sampler:
@@ -109,49 +190,30 @@ def test_a_replay_compares_what_each_agent_saw_and_did(game: Any, tmp_path: Path
     path = batch.save(tmp_path / "it.npz")
     assert replay(path, 2, agent=POLICIES, env=game).same
     assert replay(path, 2, env=game, actions=True).same
-    other = replay(path, 2, agent={"red": Chooser(0), "blue": Turncoat(1)}, env=game)
-    assert other.difference is not None
-    assert other.difference.what == "action"
-    assert "of agent 'blue_" in str(other.difference)
+    other = replay(path, 2, agent={"red": Chooser(0), "blue": Turncoat(1)}, env=game).difference
+    assert other is not None
+    assert other.what == "action"
+    assert "of agent 'blue_" in str(other)
 
 
-def test_a_replay_finds_what_is_no_function_of_the_seed() -> None:
+def test_a_replay_finds_what_is_no_function_of_the_seed_and_who_was_not_there() -> None:
     with LocalSampler(POLICIES, Noisy, seed=7, check=None) as sampler:
-        batch = sampler.obtain_trajectories(2)
-        found = sampler.replay(1, 1, recorded=batch)
+        found = sampler.replay(1, 1, recorded=sampler.obtain_trajectories(2))
     assert not found.same
     assert "of timestep 0: recorded" in str(found)
-
-
-def test_a_replay_finds_who_was_not_there() -> None:
-    batch = sampled()
+    batch = sampled(seed=7)
     with LocalSampler(POLICIES, lambda: Comings({"red_0": Comings().stays["red_0"]}), seed=7) as sampler:
-        sampler.obtain_trajectories(4)
+        sampler.obtain_trajectories(3)
         found = sampler.replay(1, 1, recorded=batch)
-    assert found.difference is not None
     assert "missing" in str(found.difference)
 
 
 def test_the_command_replays_policies(tmp_path: Path) -> None:
-    with AnySampler({"red": "random", "blue": "random"}, "tests.scripted.zoo:env", seed=7) as sampler:
-        path = sampler.obtain_trajectories(3).save(tmp_path / "it.npz")
-    env = "--env", "tests.scripted.zoo:env"
-    agents = "--agent", "red=random", "--agent", "blue=random"
-    for words in (agents, ("--actions",)):
-        result = command("replay", path, "--index", 1, *env, *words)
+    env = "tests.scripted.zoo:env"
+    path = sampled({"red": "random", "blue": "random"}, env).save(tmp_path / "it.npz")
+    for words in (("--agent", "red=random", "--agent", "blue=random"), ("--actions",)):
+        result = command("replay", path, "--index", 1, "--env", env, *words)
         assert (result.exit_code, "the same as recorded" in result.output) == (0, True), result.output
-    result = command("replay", path, "--index", 1, *env, "--agent", "green=random")
+    result = command("replay", path, "--index", 1, "--env", env, "--agent", "green=random")
     assert result.exit_code == 2
     assert "has no policy 'green'; it has" in result.output
-
-
-# --- The command
-
-
-def test_the_command_says_what_it_cannot_do() -> None:
-    result = command("compare", "tests.scripted.zoo:env", "--agent", "random", "--agent", "random", "-n", 2)
-    assert result.exit_code == 2
-    assert "compare is for environments of one agent here" in result.output
-    result = command("sample", "CartPole-v1", "--aec", "--num-trajectories", 1)
-    assert result.exit_code == 2
-    assert "no module of PettingZoo's" in result.output
