@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import cloudpickle
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -21,6 +20,7 @@ from streamsampler.errors import ActionError, UsageError
 pytestmark = pytest.mark.extras
 OBSERVATIONS = np.random.RandomState(0).standard_normal((40, 4)).astype(np.float32)
 DISCRETE, BOX = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,))
+SMALL = nn.Sequential(nn.Linear(4, 2))
 
 
 def network():
@@ -62,10 +62,11 @@ def test_the_same_as_torch(space):
             body[1].weight.mul_(3.0)
 
 
-def test_parameters_reach_a_copy():
+def test_parameters_reach_a_copy_that_needs_no_torch(tmp_path):
     body = network()
     agent = MlpAgent(body, DISCRETE, deterministic=True)
-    copy = cloudpickle.loads(cloudpickle.dumps(agent))
+    (tmp_path / "agent.pkl").write_bytes(data := cloudpickle.dumps(agent))
+    copy = cloudpickle.loads(data)
     before = copy.get_actions(OBSERVATIONS)[1]["log_prob"]
     with torch.no_grad():
         body[-1].weight.mul_(-5.0)
@@ -77,10 +78,6 @@ def test_parameters_reach_a_copy():
         body[-1].weight.zero_()
     assert copy.get_actions(OBSERVATIONS)[0].tolist() == expected
     assert copy.get_param_values().keys() == values.keys()
-
-
-def test_a_worker_needs_no_torch(tmp_path):
-    (tmp_path / "agent.pkl").write_bytes(cloudpickle.dumps(MlpAgent(network(), DISCRETE)))
     script = "import pickle, sys; agent = pickle.load(open('agent.pkl', 'rb')); agent.get_action([0.0] * 4)"
     script += "; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -94,19 +91,18 @@ def test_observations_are_left_as_they_are():
     assert np.array_equal(observations, OBSERVATIONS)
 
 
-def test_what_does_not_suit():
-    with pytest.raises(UsageError, match="no Dropout: 1 of the network; TorchAgent"):
-        MlpAgent(nn.Sequential(nn.Linear(4, 2), nn.Dropout()), DISCRETE)
-    with pytest.raises(UsageError, match=r"takes an nn\.Sequential"):
-        MlpAgent(nn.Linear(4, 2), DISCRETE)
-    for space, log_std in [(BOX, None), (DISCRETE, torch.zeros(2))]:
-        with pytest.raises(UsageError, match="log_std is for Gaussian heads"):
-            MlpAgent(network(), space, log_std=log_std)
-    agent = MlpAgent(nn.Sequential(nn.Linear(4, 2)), DISCRETE)
-    with pytest.raises(UsageError, match=r"begin the network with nn\.Flatten"):
-        agent.get_action(np.zeros((2, 2)))
-    with pytest.raises(ActionError, match="5 numbers came to a layer that takes 4"):
-        agent.get_action(np.zeros(5))
-    with pytest.raises(UsageError, match=r"a dict with 0\.weight"):
-        agent.set_param_values({"bias": np.zeros(2)})
-    assert gymnasium.make("CartPole-v1").action_space.contains(agent.get_action(np.zeros(4))[0])
+@pytest.mark.parametrize(
+    ("use", "error", "words"),
+    [
+        (lambda: MlpAgent(nn.Sequential(*SMALL, nn.Dropout()), DISCRETE), UsageError, "no Dropout: 1 .*; TorchAgent"),
+        (lambda: MlpAgent(nn.Linear(4, 2), DISCRETE), UsageError, r"takes an nn\.Sequential"),
+        (lambda: MlpAgent(SMALL, BOX), UsageError, "log_std is for Gaussian heads"),
+        (lambda: MlpAgent(SMALL, DISCRETE, log_std=torch.zeros(2)), UsageError, "log_std is for Gaussian heads"),
+        (lambda: MlpAgent(SMALL, DISCRETE).get_action(np.zeros((2, 2))), UsageError, r"begin .* with nn\.Flatten"),
+        (lambda: MlpAgent(SMALL, DISCRETE).get_action(np.zeros(5)), ActionError, "5 numbers came .* that takes 4"),
+        (lambda: MlpAgent(SMALL, DISCRETE).set_param_values({"b": np.zeros(2)}), UsageError, r"a dict with 0\.weight"),
+    ],
+)
+def test_what_does_not_suit(use, error, words):
+    with pytest.raises(error, match=words):
+        use()

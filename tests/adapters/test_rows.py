@@ -1,7 +1,10 @@
-"""Adapters' agents: a row of a batch is a function of itself alone, or else that is found."""
+"""Adapters' agents: a row of a batch is a function of itself alone, or else that is found; so lanes may run them."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from gymnasium import spaces
 from stable_baselines3 import DQN, PPO
 from torch import nn
 
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.adapters.mlp import MlpAgent
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.adapters.torch import TorchAgent
@@ -17,12 +21,11 @@ from streamsampler.agents.draws import Draws
 from streamsampler.agents.heads import CategoricalHead, GaussianHead
 from streamsampler.agents.independence import probe
 from streamsampler.core.serialization import dumps, loads
-from streamsampler.errors import UsageError
+from streamsampler.errors import RolloutError, UsageError
 
 pytestmark = [pytest.mark.extras, pytest.mark.core]
 DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (3,))
 OBSERVATIONS = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
-DEPENDS = "came out otherwise when other rows had other observations"
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +37,13 @@ def one_thread():
     torch.set_num_threads(n_threads)
 
 
+def network(width=64, n_outputs=3):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, n_outputs)
+    )
+
+
 class Gaussian(nn.Module):
     def __init__(self, body):
         super().__init__()
@@ -43,43 +53,50 @@ class Gaussian(nn.Module):
         return self.body(x)
 
 
-class WithBatchNorm(nn.Module):
-    def __init__(self, **options):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16, **options), nn.Tanh(), nn.Linear(16, 3))
-
-    def forward(self, x):
-        return self.body(x)
-
-
 class Normalising(nn.Module):
-    def __init__(self):
+    """Looks at all rows, in every mode."""
+
+    def __init__(self, n_outputs=3):
         super().__init__()
-        self.layer = nn.Linear(4, 3)
+        self.body = network(n_outputs=n_outputs)
 
     def forward(self, x):
-        return self.layer((x - x.mean(0)) / (x.std(0) + 1e-5))
+        return self.body((x - x.mean(0)) / (x.std(0) + 1e-5))
 
 
-class Recurrent(nn.Module):
-    """A policy with `predict`, whose state has its rows on the second axis, as those of sb3-contrib."""
+class Noisy(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, training=True)[:, :3]
+
+
+def with_batch_norm(**options):
+    return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16, **options), nn.Tanh(), nn.Linear(16, 3))
+
+
+class Counting(nn.Module):
+    """A recurrent policy: its state, whose rows are on the second axis, counts what it has seen.
+
+    Args:
+        shift: How far rows get into each other's places.
+    """
 
     def __init__(self, shift=0):
         super().__init__()
-        self.cell, self.shift = nn.GRUCell(4, 8), shift
+        self.shift = shift
 
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
-        n = len(observation)
-        state = torch.zeros(n, 8) if state is None else torch.as_tensor(state[0][0])
-        state = state * (1.0 - torch.as_tensor(episode_start).float()[:, None])
-        with torch.no_grad():
-            state = self.cell(torch.as_tensor(observation), state)
-        return state.argmax(1).numpy(), (np.roll(state.numpy(), self.shift, axis=0)[None],)
+        count = np.zeros((1, len(observation)), np.int64) if state is None else state[0]
+        count = np.where(episode_start, 0, count) + (observation[:, 0] > 0)[None]
+        return count[0] % 2, (np.roll(count, self.shift, axis=1),)
 
 
-def network(width=64):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3))
+class OwnHead(CategoricalHead):
+    """Knows nothing of draws: it gets the agent's generator."""
+
+    row_independent = False
+
+    def batch(self, outputs, random, deterministic):
+        return super().batch(outputs, np.random.RandomState(random.randint(10)), deterministic)
 
 
 def in_worker(agent):
@@ -87,119 +104,113 @@ def in_worker(agent):
 
 
 def agents(width=64):
-    return [
-        in_worker(agent)
-        for agent in (
-            TorchAgent(network(width), DISCRETE),
-            TorchAgent(Gaussian(network(width)), BOX),
-            TorchAgent(Gaussian(network(width)), GaussianHead(BOX, squash=True)),
-            MlpAgent(network(width), DISCRETE),
-            MlpAgent(network(width), BOX, log_std=nn.Parameter(torch.tensor([-1.0, 0.3, 0.0]))),
-        )
-    ]
+    log_std = nn.Parameter(torch.tensor([-1.0, 0.3, 0.0]))
+    yield TorchAgent(network(width), DISCRETE)
+    yield TorchAgent(Gaussian(network(width)), BOX)
+    yield TorchAgent(Gaussian(network(width)), GaussianHead(BOX, squash=True))
+    yield MlpAgent(network(width), DISCRETE)
+    yield MlpAgent(network(width), BOX, log_std=log_std)
 
 
-@pytest.mark.parametrize("n_rows", [3, 32])
-def test_a_trajectory_sees_neither_other_observations_nor_other_draws(n_rows):
-    rng = np.random.default_rng(1)
-    for agent in agents():
+@pytest.mark.parametrize(("width", "n_rows"), [(64, 3), (64, 32), (1, 5), (63, 2), (127, 32)])
+def test_a_trajectory_sees_neither_other_observations_nor_other_draws(width, n_rows):
+    """Odd widths are judged as they turn out on this machine."""
+    rng, seeds = np.random.default_rng(1), list(range(n_rows))
+    for agent in map(in_worker, agents(width)):
         assert is_row_independent(agent)
-        probe(agent, OBSERVATIONS, n_rows)
-        seeds = list(range(n_rows))
         actions, infos = agent.get_actions(OBSERVATIONS[:n_rows], draws=Draws.of(seeds))
+        depends = False
         for row in range(n_rows):
             others = rng.standard_normal((n_rows, 4)).astype(np.float32)
             others[row] = OBSERVATIONS[row]
             draws = Draws.of([seed if seed == row else 1000 + seed for seed in seeds])
             again, infos_again = agent.get_actions(others, draws=draws)
-            np.testing.assert_array_equal(actions[row], again[row])
-            for key, rows in infos.items():
-                assert rows[row].tobytes() == infos_again[key][row].tobytes()
-
-
-@pytest.mark.parametrize("width", [1, 63, 127])
-@pytest.mark.parametrize("n_rows", [2, 5, 32])
-def test_odd_widths_are_judged_as_they_turn_out_on_this_machine(width, n_rows):
-    rng = np.random.default_rng(1)
-    for agent in agents(width):
-
-        def bits(observations, agent=agent):
-            actions, infos = agent.get_actions(observations, draws=Draws.of(range(n_rows)))
-            return [(actions[row].tobytes(), infos["log_prob"][row].tobytes()) for row in range(n_rows)]
-
-        expected, depends = bits(OBSERVATIONS[:n_rows].copy()), False
-        for row in range(n_rows):
-            others = rng.standard_normal((n_rows, 4)).astype(np.float32)
-            others[row] = OBSERVATIONS[row]
-            depends = depends or bits(others)[row] != expected[row]
+            depends |= actions[row].tobytes() != again[row].tobytes()
+            depends |= any(rows[row].tobytes() != infos_again[key][row].tobytes() for key, rows in infos.items())
         if depends:
+            assert width != 64
             with pytest.raises(UsageError, match=rf"no multiples of 8 \(.*{width}"):
                 probe(agent, OBSERVATIONS, n_rows)
         else:
             probe(agent, OBSERVATIONS, n_rows)
 
 
-def test_batch_normalisation_in_training_mode_is_found():
-    agent = TorchAgent(WithBatchNorm(), DISCRETE)  # the user's own
-    assert not is_row_independent(agent)
-    with pytest.raises(UsageError, match=rf"{DEPENDS}.*batch normalisation in training mode"):
+DEPENDS = "came out otherwise when other rows had other observations"
+
+
+@pytest.mark.parametrize(
+    ("agent", "is_independent", "words"),
+    [
+        (TorchAgent(with_batch_norm(), DISCRETE), False, rf"{DEPENDS}.*batch normalisation in training mode"),
+        (in_worker(TorchAgent(with_batch_norm(), DISCRETE)), True, None),  # which evaluates
+        (in_worker(TorchAgent(with_batch_norm(track_running_stats=False), DISCRETE)), None, DEPENDS),
+        (in_worker(TorchAgent(Normalising(), DISCRETE)), None, DEPENDS),
+        (in_worker(TorchAgent(Noisy(), DISCRETE)), None, r"the same batch was asked for again.*a global one"),
+        (in_worker(SB3Agent(PPO("MlpPolicy", "CartPole-v1", device="cpu"), deterministic=True)), True, None),
+        (in_worker(SB3Agent(DQN("MlpPolicy", "CartPole-v1", device="cpu"), deterministic=True)), True, None),
+        (
+            in_worker(SB3Agent(PPO("MlpPolicy", "CartPole-v1", device="cpu"))),
+            False,
+            "the same batch was asked for again",
+        ),
+        (in_worker(SB3Agent(Counting(), deterministic=True)), True, None),
+        (in_worker(SB3Agent(Counting(shift=1), deterministic=True)), True, DEPENDS),
+    ],
+)
+def test_agents_whose_rows_depend_on_each_other_are_found(agent, is_independent, words):
+    assert is_independent in (None, is_row_independent(agent))
+    if words is None:
+        probe(agent, OBSERVATIONS, 1)
         probe(agent, OBSERVATIONS, 8)
+    else:
+        with pytest.raises(UsageError, match=words):
+            probe(agent, OBSERVATIONS, 8)
 
 
-def test_in_workers_it_is_in_evaluation_mode():
-    agent = in_worker(TorchAgent(WithBatchNorm(), DISCRETE))
-    assert is_row_independent(agent)
-    probe(agent, OBSERVATIONS, 8)
-
-
-@pytest.mark.parametrize("module", [WithBatchNorm(track_running_stats=False), Normalising()])
-def test_normalisation_over_the_batch_is_found_in_evaluation_mode_too(module):
-    with pytest.raises(UsageError, match=DEPENDS):
-        probe(in_worker(TorchAgent(module, DISCRETE)), OBSERVATIONS, 8)
-
-
-def test_a_module_that_draws_is_found():
-    class Noisy(nn.Module):
-        def forward(self, x):
-            return nn.functional.dropout(x, training=True)[:, :3]
-
-    with pytest.raises(UsageError, match=r"the same batch was asked for again.*a global one"):
-        probe(in_worker(TorchAgent(Noisy(), DISCRETE)), OBSERVATIONS, 8)
-
-
-def test_a_head_that_knows_nothing_of_draws_gets_the_agents_generator():
-    class Own(CategoricalHead):
-        row_independent = False
-
-        def batch(self, outputs, random, deterministic):
-            return super().batch(outputs, np.random.RandomState(random.randint(10)), deterministic)
-
-    for agent in (TorchAgent(network(), Own(DISCRETE)), MlpAgent(network(), Own(DISCRETE))):
-        worker = in_worker(agent)
-        assert not is_row_independent(worker)
-        worker.get_actions(OBSERVATIONS, draws=Draws(32))
-
-
-@pytest.mark.parametrize("algorithm", [PPO, DQN])
-def test_models_that_draw_nothing_are_row_independent(algorithm):
-    agent = in_worker(SB3Agent(algorithm("MlpPolicy", "CartPole-v1", device="cpu"), deterministic=True))
-    assert is_row_independent(agent)
-    for n_rows in (1, 8):
-        probe(agent, OBSERVATIONS, n_rows)
-
-
-def test_models_that_draw_from_the_global_generators_are_not():
-    agent = in_worker(SB3Agent(PPO("MlpPolicy", "CartPole-v1", device="cpu")))
+@pytest.mark.parametrize("adapter", [TorchAgent, MlpAgent])
+def test_a_head_that_knows_nothing_of_draws_gets_the_agents_generator(adapter):
+    agent = in_worker(adapter(network(), OwnHead(DISCRETE)))
     assert not is_row_independent(agent)
-    with pytest.raises(UsageError, match="the same batch was asked for again"):
-        probe(agent, OBSERVATIONS, 8)
+    assert agent.get_actions(OBSERVATIONS, draws=Draws(32))[0].shape == (32,)
 
 
-def test_recurrent_policies_have_a_state_for_each_row():
-    agent = in_worker(SB3Agent(Recurrent(), deterministic=True))
-    assert is_row_independent(agent)
-    probe(agent, OBSERVATIONS, 8)
-    mixing = in_worker(SB3Agent(Recurrent(shift=1), deterministic=True))
-    probe(mixing, OBSERVATIONS, 1)
-    with pytest.raises(UsageError, match=DEPENDS):
-        probe(mixing, OBSERVATIONS, 8)
+# --- In samplers: each trajectory is its own, whatever runs next to it
+
+
+CARTPOLE = gymnasium.make("CartPole-v1").action_space
+OPTIONS: dict[str, Any] = {"worker_class": VecWorker, "seed": 3, "max_episode_length": 30}
+
+
+def sampled(agent, n, make=LocalSampler, **options):
+    with make(agent, "CartPole-v1", **{"worker_args": {"n_envs": 4}, **OPTIONS, **options}) as sampler:
+        return sampler.obtain_trajectories(n).split()
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        TorchAgent(network(24, 2), CARTPOLE),
+        MlpAgent(network(24, 2), CARTPOLE),
+        SB3Agent(Counting(), deterministic=True),
+    ],
+    ids=["torch", "mlp", "recurrent"],
+)
+def test_a_trajectory_depends_neither_on_workers_nor_on_how_many_others_there_are(agent):
+    expected = sampled(agent, 30)
+    assert sampled(agent, 30, MultiprocessingSampler, n_workers=3) == expected
+    found = sampled(agent, 7)
+    assert [each.actions.tolist() for each in found] == [each.actions.tolist() for each in expected[:7]]
+    assert [each.observations.tolist() for each in found] == [each.observations.tolist() for each in expected[:7]]
+    if isinstance(agent, SB3Agent):  # each begins with a fresh state
+        for each in expected:
+            assert each.actions.tolist() == (np.cumsum(each.observations[:, 0] > 0) % 2).tolist()
+
+
+def test_rows_that_depend_on_each_other_are_an_error_or_run_in_blocks():
+    agent = TorchAgent(Normalising(2), CARTPOLE)
+    with pytest.raises(
+        RolloutError, match=r'when other rows had other observations(.|\n)*worker_args={"block_size": n}'
+    ):
+        sampled(agent, 1)
+    blocks: dict[str, Any] = {"worker_args": {"n_envs": 4, "block_size": 4}}
+    assert sampled(agent, 30, MultiprocessingSampler, n_workers=2, **blocks) == sampled(agent, 30, **blocks)
