@@ -11,7 +11,7 @@ import time
 
 from tests.interrupts import restore_ctrl_c
 
-NEEDS = {"ray_nodes": "ray", "ray_slow_node": "ray", "ppo": "torch", "faces": "stable_baselines3"}
+NEEDS = {"ray_nodes": "ray", "ppo": "torch", "faces": "stable_baselines3"}
 """The modules of extras that proofs need."""
 NAMES = sorted(path.stem for path in pathlib.Path(__file__).parent.glob("[!_]*.py"))
 

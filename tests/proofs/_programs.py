@@ -1,19 +1,19 @@
 """Programs of what cuts across samplers and managers, for the digests: each is drawn from its number.
 
-Fragments of both kinds of workers, whose workers are killed between calls; filters; tasks; parameters of environments;
-rows of managers, whose workers are killed while they step; an agent in the sampler's process; several agents. Numbers
-in them are exact, or come from arithmetic that is the same on every machine.
+Fragments of both kinds of workers; filters; tasks; parameters of environments; rows of managers; an agent in the
+sampler's process; several agents. Workers are killed at random instants: while they start, restore episodes, run, and
+send. Numbers are exact, or come from arithmetic that is the same on every machine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,12 @@ from streamsampler.environments import Choice, Uniform
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from tests.fragments.agents import Sticky
 from tests.proofs._engines import make_sampler
+from tests.proofs._kills import disturbed
 from tests.proofs.restores import Maze, row_of
 from tests.scripted.envs import Counting, Nested
 from tests.scripted.games import DEFAULT, Chooser, Comings, Stay, Turns
 
-__all__ = ["KINDS", "Keeping", "Measuring", "add", "digest_of_trees", "seen_by", "seen_of"]
+__all__ = ["Fleeting", "Keeping", "Measuring", "Mixed", "Rows", "add", "digest_of_trees", "seen_by", "seen_of"]
 
 _FIELDS = (
     *("observations", "last_observations", "actions", "rewards", "terminated", "truncated", "fragments"),
@@ -104,10 +105,8 @@ def seen_of(batch: Any) -> dict[str, Any]:
         seen |= {name: getattr(batch, name) for name in _OF_AGENTS}
     if isinstance(batch, MultiAgentBatch):
         seen["policies"] = {name: seen_of(each) for name, each in batch.policies.items()}
-        episodes = batch.episodes
-        seen["episodes"] = {
-            name: getattr(episodes, name) for name in ("returns", "took_part", "reset_infos", "last_infos")
-        }
+        names = "returns", "took_part", "reset_infos", "last_infos"
+        seen["episodes"] = {name: getattr(batch.episodes, name) for name in names}
     return seen
 
 
@@ -133,15 +132,26 @@ class Measuring:
         context.metrics.update(total=self.total, seed=str(context.seed), version=context.agent_version)
 
 
-class Keeping:
+class Updated:
+    """Has a parameter."""
+
+    def __init__(self, parameter: int = 0) -> None:
+        self.parameter = parameter
+
+    def get_action(self, observation: Any) -> Any:
+        """Is called of those that act on one row at a time alone."""
+        raise NotImplementedError
+
+    def set_param_values(self, values: tuple[int]) -> None:
+        """Set the parameter."""
+        (self.parameter,) = values
+
+
+class Keeping(Updated):
     """Adds up what it sees of an episode, draws from generators of its own and of everybody, and can say where it is.
 
     It acts on whole numbers and on nested observations, too.
     """
-
-    def __init__(self, parameter: int = 0) -> None:
-        self.parameter, self.memory = parameter, 0.0
-        self.rng = random.Random(0)
 
     def reset(self, seed: int) -> None:
         """Forget."""
@@ -154,10 +164,6 @@ class Keeping:
         drawn = self.rng.random() + random.random() + np.random.random()
         return int(8 * drawn + self.memory + self.parameter) % 2, {"memory": self.memory, "drawn": drawn}
 
-    def set_param_values(self, values: tuple[int]) -> None:
-        """Set the parameter."""
-        (self.parameter,) = values
-
     def get_state(self) -> Any:
         """Return where it is."""
         return self.memory, self.rng.getstate()
@@ -165,33 +171,42 @@ class Keeping:
     def set_state(self, state: Any) -> None:
         """Go on from there."""
         self.memory, generator = state
+        self.rng = random.Random(0)
         self.rng.setstate(generator)
 
 
-class Rows:
+def first_numbers(observations: Any) -> Any:
+    """Return a number of each row."""
+    return observations["place"][:, 0] if isinstance(observations, dict) else observations[:, 0]
+
+
+class Fleeting(Updated):
+    """Draws for each row from its episode's stream, and remembers nothing."""
+
+    row_independent = True
+
+    def get_actions(self, observations: Any, *, draws: Any) -> Any:
+        """Return actions, and what they were drawn from."""
+        drawn = draws.random()
+        actions = np.floor(8 * drawn + first_numbers(observations)) + self.parameter
+        return actions.astype(np.int64) % 2, {"drawn": drawn}
+
+
+class Rows(Updated):
     """Draws for each row from its episode's stream, and adds up what it sees in each row."""
 
     row_independent = True
 
     def __init__(self, parameter: int = 0) -> None:
-        self.parameter = parameter
+        super().__init__(parameter)
         self.memory = np.zeros(())  # for any number of rows
-
-    def get_action(self, observation: Any) -> Any:
-        """Is not called."""
-        raise NotImplementedError
 
     def get_actions(self, observations: Any, *, starts: Any, draws: Any) -> Any:
         """Return actions, and what they were drawn from."""
-        first = observations["place"][:, 0] if isinstance(observations, dict) else observations[:, 0]
-        self.memory = np.where(starts, 0.0, 0.5 * self.memory) + first
+        self.memory = np.where(starts, 0.0, 0.5 * self.memory) + first_numbers(observations)
         drawn = draws.random()
         actions = (np.floor(8 * drawn + self.memory) + self.parameter).astype(np.int64) % 2
         return actions, {"memory": self.memory.copy(), "drawn": drawn}
-
-    def set_param_values(self, values: tuple[int]) -> None:
-        """Set the parameter."""
-        (self.parameter,) = values
 
     def get_state(self) -> Any:
         """Return what it remembers."""
@@ -202,28 +217,16 @@ class Rows:
         self.memory = state.copy()
 
 
-class Fleeting(Rows):
-    """Draws for each row from its episode's stream, and remembers nothing."""
-
-    def get_actions(self, observations: Any, *, draws: Any) -> Any:  # type: ignore[override]
-        """Return actions, and what they were drawn from."""
-        first = observations["place"][:, 0] if isinstance(observations, dict) else observations[:, 0]
-        drawn = draws.random()
-        return (np.floor(8 * drawn + first) + self.parameter).astype(np.int64) % 2, {"drawn": drawn}
-
-
-class Mixed(Rows):
+class Mixed(Updated):
     """Lets rows depend on one another, and draws for all from one generator: it has them as one block."""
-
-    row_independent = False
 
     def reset(self, seed: int) -> None:
         """Forget."""
         self.total, self.rng = 0.0, np.random.default_rng(seed)
 
-    def get_actions(self, observations: Any) -> Any:  # type: ignore[override]
+    def get_actions(self, observations: Any) -> Any:
         """Return actions, and what they were drawn from."""
-        first = observations["place"][:, 0] if isinstance(observations, dict) else observations[:, 0]
+        first = first_numbers(observations)
         self.total = 0.5 * self.total + sum(np.floor(first).tolist())
         drawn = self.rng.random(len(first))
         return (np.floor(8 * drawn + self.total) + self.parameter).astype(np.int64) % 2, {"drawn": drawn}
@@ -237,6 +240,15 @@ class Mixed(Rows):
         self.total, generator = state
         self.rng = np.random.default_rng()
         self.rng.bit_generator.state = generator
+
+
+class Batched(Updated):
+    """Is asked for all agents that it plays at once; draws from each one's own stream."""
+
+    def get_actions(self, observations: Any, *, draws: Any) -> Any:
+        """Return actions, and what they were drawn from."""
+        drawn = draws.random()
+        return (np.floor(4 * drawn + observations[:, 1]) + self.parameter).astype(np.int64) % 4, {"drawn": drawn}
 
 
 class Tasked(Counting):
@@ -260,25 +272,36 @@ class Tasked(Counting):
 # ------------------------------------------------------------------ samplers
 
 
-def _sampler(draw: Draw, agents: Any, envs: Any, **options: Any) -> Any:
-    options |= {"seed": draw.randrange(10_000), "n_workers": draw.choice([1, 2, 3, 5])}
-    if draw.apart.random() < 0.3 and not draw.forced:
-        return LocalSampler(agents, envs, **options)
-    return make_sampler(agents, envs, max_restarts=None, **options, **draw.forced)
+@contextmanager
+def _sampler(draw: Draw, agents: Any, envs: Any, **options: Any) -> Iterator[Any]:
+    """Yield a sampler, whose workers are killed at random instants, between calls and within them."""
+    options = {"seed": draw.randrange(10_000), **options, "n_workers": draw.choice([1, 2, 3, 5])}
+    dice = draw.apart
+    if dice.random() < 0.3 and not draw.forced:
+        with LocalSampler(agents, envs, **options) as local:
+            yield local
+        return
+    options |= {"max_restarts": None, "max_lifetime_restarts": None}
+    with make_sampler(agents, envs, **options, **draw.forced) as sampler, _killing(dice, sampler):
+        yield sampler
+
+
+def _killing(dice: random.Random, sampler: Any) -> Any:
+    pauses = [dice.choice([0.001, 0.01, 0.1]) * dice.random() for _ in range(dice.randint(0, 5))]
+    return disturbed(sampler.worker_pids, random.Random(dice.random()), pauses)
 
 
 def _side_by_side(draw: Draw) -> dict[str, Any]:
     return {"worker_class": VecWorker, "worker_args": {"n_envs": draw.choice([2, 3, 8])}}
 
 
-def _kill_workers(draw: Draw, sampler: Any) -> None:
-    """Kill some of the workers, where there are any, between two calls."""
-    if not isinstance(sampler, MultiprocessingSampler):
-        return
-    for pid in sampler.worker_pids():
-        if draw.apart.random() < 0.5 and pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+def _agent_and_worker(draw: Draw, hooks: float = 0.0) -> tuple[Any, dict[str, Any]]:
+    """Draw an agent, and the kind of worker that runs it."""
+    agent: Any = Keeping(draw.randrange(5))
+    if draw.random() < 0.4:
+        options = _side_by_side(draw)
+        return draw.choice([Keeping, Rows, Fleeting])(draw.randrange(5)), options
+    return agent, {"hooks": Measuring()} if hooks and draw.random() < hooks else {}
 
 
 def _call(draw: Draw, sampler: Any, *, exact: bool = True, **updates: Any) -> list[Any]:
@@ -286,34 +309,40 @@ def _call(draw: Draw, sampler: Any, *, exact: bool = True, **updates: Any) -> li
         updates["agent_update"] = (draw.randrange(9),)
     kind = draw.choice(["samples", "trajectories", "exact", "stream"])
     if kind == "samples" or (kind == "exact" and not exact):
-        return [sampler.obtain_samples(draw.randint(1, 200), **updates)]
+        found = [sampler.obtain_samples(draw.randint(1, 200), **updates)]
+    else:
+        found = _obtained(draw, sampler, kind, updates, {"trajectories": 30, "exact": 9, "stream": 15})
+    return list(map(seen_of, found))
+
+
+def _obtained(draw: Draw, sampler: Any, kind: str, updates: Any, most: dict[str, int]) -> list[Any]:
+    n = draw.randint(1, most[kind]) if kind != "stream" else 0
     if kind == "trajectories":
-        return [sampler.obtain_trajectories(draw.randint(1, 30), **updates)]
+        return [sampler.obtain_trajectories(n, **updates)]
     if kind == "exact":
-        return [sampler.obtain_exact_trajectories(draw.randint(1, 9), **updates)]
-    return list(itertools.islice(sampler.stream(**updates), draw.randint(1, 15)))
+        return [sampler.obtain_exact_trajectories(n, **updates)]
+    return list(itertools.islice(sampler.stream(**updates), draw.randint(1, most[kind])))
 
 
 def _fragments(draw: Draw) -> list[Any]:
-    return _of_fragments(draw, _sampler(draw, Keeping(draw.randrange(5)), Sticky, **_filters(draw, 0.3)))
+    agent = Keeping(draw.randrange(5))
+    with _sampler(draw, agent, Sticky, **_filters(draw, 0.3)) as sampler:
+        return _of_fragments(draw, sampler, [1, 2, 5, 11])
 
 
 def _fragments_side_by_side(draw: Draw) -> list[Any]:
     agent = draw.choice([Rows, Fleeting, Keeping, Mixed])(draw.randrange(5))
-    return _of_fragments(draw, _sampler(draw, agent, Sticky, **_side_by_side(draw), **_filters(draw, 0.3)), [3, 5, 12])
+    with _sampler(draw, agent, Sticky, **_side_by_side(draw), **_filters(draw, 0.3)) as sampler:
+        return _of_fragments(draw, sampler, [3, 5, 12])
 
 
-def _of_fragments(draw: Draw, sampler: Any, numbers: Any = (1, 2, 5, 11)) -> list[Any]:
-    seen: list[Any] = []
-    with sampler:
-        n_envs = draw.choice(numbers)
-        for _ in range(draw.randint(2, 6)):
-            update: Any = {"agent_update": (draw.randrange(9),)} if draw.random() < 0.6 else {}
-            batch = sampler.obtain_fragments(draw.choice([1, 4, 9, 25]), n_envs, **update)
-            seen.append(seen_of(batch))
-            _kill_workers(draw, sampler)
-            if draw.random() < 0.1:  # which ends the episodes in hand
-                seen.append(seen_of(sampler.obtain_trajectories(3)))
+def _of_fragments(draw: Draw, sampler: Any, numbers: list[int]) -> list[Any]:
+    seen, n_envs = [], draw.choice(numbers)
+    for _ in range(draw.randint(2, 6)):
+        update: Any = {"agent_update": (draw.randrange(9),)} if draw.random() < 0.6 else {}
+        seen.append(seen_of(sampler.obtain_fragments(draw.choice([1, 4, 9, 25]), n_envs, **update)))
+        if draw.random() < 0.1:  # which ends the episodes in hand
+            seen.append(seen_of(sampler.obtain_trajectories(3)))
     return seen
 
 
@@ -328,17 +357,17 @@ def _filters(draw: Draw, chance: float) -> dict[str, Any]:
 
 def _filtered(draw: Draw) -> list[Any]:
     env = draw.choice([Sticky, partial(Counting, 10), Nested])
-    filters = _filters(draw, 0.7) or {"observation_filter": RunningNorm()}
+    options = _filters(draw, 0.7) or {"observation_filter": RunningNorm()}
     agent: Any
     if draw.random() < 0.3:
-        agent, options = draw.choice([Rows, Fleeting])(draw.randrange(5)), _side_by_side(draw)
+        agent, options = draw.choice([Rows, Fleeting])(draw.randrange(5)), options | _side_by_side(draw)
     else:
-        agent, options = Keeping(draw.randrange(5)), {"hooks": Measuring()} if draw.random() < 0.5 else {}
+        agent = Keeping(draw.randrange(5))
+        options |= {"hooks": Measuring()} if draw.random() < 0.5 else {}
     seen: list[Any] = []
-    with _sampler(draw, agent, env, **filters, **options) as sampler:
+    with _sampler(draw, agent, env, **options) as sampler:
         for _ in range(draw.randint(2, 5)):
-            seen += map(seen_of, _call(draw, sampler))
-            _kill_workers(draw, sampler)
+            seen += _call(draw, sampler)
         last = sampler.filters.observation
         if last is not None and env is not Nested:
             seen.append((last.mean, last.variance))
@@ -346,13 +375,7 @@ def _filtered(draw: Draw) -> list[Any]:
 
 
 def _tasks(draw: Draw) -> list[Any]:
-    agent: Any = Keeping(draw.randrange(5))
-    options: dict[str, Any] = {}
-    if draw.random() < 0.4:
-        options = _side_by_side(draw)
-        agent = draw.choice([Keeping, Rows, Fleeting])(draw.randrange(5))
-    elif draw.random() < 0.5:
-        options = {"hooks": Measuring()}
+    agent, options = _agent_and_worker(draw, hooks=0.5)
     seen: list[Any] = []
     with _sampler(draw, agent, partial(Tasked, draw.choice([1, 10])), **options) as sampler:
         for _ in range(draw.randint(1, 4)):
@@ -361,17 +384,12 @@ def _tasks(draw: Draw) -> list[Any]:
                 tasks = [SetParameters({"mass": Uniform(n, n + 1.0)}) for n in range(len(tasks))]
             seen.append(seen_of(sampler.obtain_trajectories(draw.randint(1, 6), tasks=tasks)))
             if draw.random() < 0.6:
-                seen += map(seen_of, _call(draw, sampler))
-            _kill_workers(draw, sampler)
+                seen += _call(draw, sampler)
     return seen
 
 
 def _parameters(draw: Draw) -> list[Any]:
-    agent: Any = Keeping(draw.randrange(5))
-    options: dict[str, Any] = {}
-    if draw.random() < 0.4:
-        options = _side_by_side(draw)
-        agent = draw.choice([Keeping, Rows, Fleeting])(draw.randrange(5))
+    agent, options = _agent_and_worker(draw)
     drawn: list[dict[str, Any]] = [
         {"mass": Uniform(1.0, 2.0)},
         {"mass": 0.5, "size": Choice([1, 2, 3])},
@@ -383,8 +401,7 @@ def _parameters(draw: Draw) -> list[Any]:
     with _sampler(draw, agent, env, **options) as sampler:
         for _ in range(draw.randint(1, 5)):
             update: Any = {"env_update": SetParameters(draw.choice(drawn))} if draw.random() < 0.5 else {}
-            seen += map(seen_of, _call(draw, sampler, **update))
-            _kill_workers(draw, sampler)
+            seen += _call(draw, sampler, **update)
         if draw.random() < 0.3 and not options:
             seen.append(seen_of(sampler.obtain_fragments(12, 3)))
     return seen
@@ -395,16 +412,15 @@ def _in_parent(draw: Draw) -> list[Any]:
     agent: Any = draw.choice([Rows, Fleeting, Keeping, Mixed])(draw.randrange(5))
     env = draw.choice([Sticky, Nested])
     n_envs = draw.choice([3, 7])
-    options = {"worker_args": {"n_envs": n_envs}, **_filters(draw, 0.2 if env is Sticky else 0.0)}
-    n_workers, seed, seen = draw.apart.choice([1, 2, 3]), draw.randrange(10_000), list[Any]()
-    with MultiprocessingSampler(
-        agent, env, n_workers=n_workers, seed=seed, inference="parent", max_restarts=None, **options
-    ) as sampler:
+    options: dict[str, Any] = {"worker_args": {"n_envs": n_envs}, **_filters(draw, 0.2 if env is Sticky else 0.0)}
+    options |= {"n_workers": draw.apart.choice([1, 2, 3]), "seed": draw.randrange(10_000), "max_restarts": None}
+    options |= {"inference": "parent", "max_lifetime_restarts": None}
+    seen: list[Any] = []
+    with MultiprocessingSampler(agent, env, **options) as sampler, _killing(draw.apart, sampler):
         if draw.random() < 0.3:
             return _of_fragments(draw, sampler, [n_envs])
         for _ in range(draw.randint(1, 4)):
-            seen += map(seen_of, _call(draw, sampler, exact=False))
-            _kill_workers(draw, sampler)
+            seen += _call(draw, sampler, exact=False)
     return seen
 
 
@@ -444,26 +460,6 @@ def _actions(env: Any, number: int, env_ids: list[int]) -> Any:
     return {"turn": values % 3, "force": np.stack([values / 8, values % 2], 1).astype(np.float32)}
 
 
-class Batched:
-    """Is asked for all agents that it plays at once; draws from each one's own stream."""
-
-    def __init__(self, parameter: int = 0) -> None:
-        self.parameter = parameter
-
-    def get_action(self, observation: Any) -> Any:
-        """Is not called."""
-        raise NotImplementedError
-
-    def get_actions(self, observations: Any, *, draws: Any) -> Any:
-        """Return actions, and what they were drawn from."""
-        drawn = draws.random()
-        return (np.floor(4 * drawn + observations[:, 1]) + self.parameter).astype(np.int64) % 4, {"drawn": drawn}
-
-    def set_param_values(self, values: tuple[int]) -> None:
-        """Set the parameter."""
-        (self.parameter,) = values
-
-
 def by_turns(agent_id: str, index: int) -> str:
     """Return who plays an agent: red and blue swap from trajectory to trajectory."""
     return ("red", "blue")[(index + agent_id.startswith("blue")) % 2]
@@ -491,31 +487,17 @@ def _several(draw: Draw) -> list[Any]:
                 update = (draw.randrange(4),)
                 updates["agent_update"] = {draw.choice(["red", "blue"]): update} if isinstance(agents, dict) else update
             seen += map(seen_of, _call_several(draw, sampler, updates))
-            _kill_workers(draw, sampler)
     return seen
 
 
 def _call_several(draw: Draw, sampler: Any, updates: dict[str, Any]) -> list[Any]:
     kind = draw.choice(["env_steps", "agent_steps", "trajectories", "exact", "stream"])
-    if kind == "trajectories":
-        return [sampler.obtain_trajectories(draw.randint(1, 20), **updates)]
-    if kind == "exact":
-        return [sampler.obtain_exact_trajectories(draw.randint(1, 9), **updates)]
-    if kind == "stream":
-        return list(itertools.islice(sampler.stream(**updates), draw.randint(1, 12)))
-    return [sampler.obtain_samples(draw.randint(1, 150), count=kind, **updates)]
+    if kind.endswith("steps"):
+        return [sampler.obtain_samples(draw.randint(1, 150), count=kind, **updates)]
+    return _obtained(draw, sampler, kind, updates, {"trajectories": 20, "exact": 9, "stream": 12})
 
 
-KINDS: dict[str, Callable[[Draw], list[Any]]] = {
-    "fragments": _fragments,
-    "fragments side by side": _fragments_side_by_side,
-    "filters": _filtered,
-    "tasks": _tasks,
-    "parameters": _parameters,
-    "agent in the parent": _in_parent,
-    "rows of managers": _rows,
-    "several agents": _several,
-}
+KINDS = _fragments, _fragments_side_by_side, _filtered, _tasks, _parameters, _in_parent, _rows, _several
 
 
 def seen_by(number: int, **forced: Any) -> list[Any]:
@@ -525,5 +507,4 @@ def seen_by(number: int, **forced: Any) -> list[Any]:
         number: The program.
         forced: An engine and a start method, for all programs that can run with them.
     """
-    kinds = tuple(KINDS.values())
-    return kinds[number % len(kinds)](Draw(f"program {number}", forced))
+    return KINDS[number % len(KINDS)](Draw(f"program {number}", forced))

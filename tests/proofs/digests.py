@@ -4,8 +4,8 @@
 
 A scenario is drawn from its number: environment, agent, kind of worker, engine, how many workers, and calls of every
 kind with updates between them; 40 have hooks with metrics, and some of these a `drop_if`. The last 200 are the programs
-of `_programs`: fragments, filters, tasks, parameters, rows of managers, several agents. `digests.json` has one digest
-for each, which tells every bit of every batch.
+of `_programs`: fragments, filters, tasks, parameters, rows of managers, several agents, whose workers are killed.
+`digests.json` has one digest for each, which tells every bit of every batch.
 """
 
 from __future__ import annotations
@@ -54,30 +54,28 @@ def digest_of(batches: list[TrajectoryBatch]) -> str:
 def _world(draw: random.Random) -> dict[str, Any]:
     """Draw what is sampled: agents, environments, updates for them, and the kind of worker."""
     kind = draw.choice(["room", "noisy", "counting", "shapes", "wide", "rough", "side by side", "batched", "vector"])
-    agent, other = Drawing(draw.randrange(5)), Drawing(7)
-    world: dict[str, Any] = {"agent": agent, "agents": [other], "envs": [], "options": {}}
+    agents: list[Any] = [Drawing(draw.randrange(5)), Drawing(7)]
+    envs: list[Any]
+    options: dict[str, Any] = {}
     if kind in ("room", "noisy", "rough"):
         cls = {"room": Nested, "noisy": GlobalNoise, "rough": Rough}[kind]
-        world |= {"env": cls, "envs": [partial(cls, 0.4), SetTaskUpdate(cls, 0.25)]}
-        if kind == "rough":
-            world["options"] = {"on_failure": "drop"}
+        envs = [cls, partial(cls, 0.4), SetTaskUpdate(cls, 0.25)]
+        options = {"on_failure": "drop"} if kind == "rough" else {}
     elif kind == "shapes":
         names = ["discrete", "binary", "several", "image", "integers", "tuple"]
-        world |= {"env": partial(Shapes, draw.choice(names)), "envs": [partial(Shapes, draw.choice(names))]}
+        envs = [partial(Shapes, draw.choice(names)), partial(Shapes, draw.choice(names))]
     else:
         width = 3_000 if kind == "wide" else draw.choice([1, 2])
-        world |= {"env": partial(Counting, 10, width), "envs": [partial(Counting, 3, width)]}
+        envs = [partial(Counting, 10, width), partial(Counting, 3, width)]
     if kind in ("side by side", "batched"):
-        arguments: dict[str, Any] = {"n_envs": draw.choice([2, 3, 8])}
+        options = {"worker_class": VecWorker, "worker_args": {"n_envs": draw.choice([2, 3, 8])}}
         if draw.random() < 0.5:
-            arguments["block_size"] = draw.choice([8, 16])
-        world["options"] = {"worker_class": VecWorker, "worker_args": arguments}
+            options["worker_args"]["block_size"] = draw.choice([8, 16])
     if kind == "vector":
-        world["env"] = Vector(draw.choice(["NEXT_STEP", "SAME_STEP", "DISABLED"]))
-        world |= {"envs": [], "options": {"worker_class": VecWorker}}
+        envs, options = [Vector(draw.choice(["NEXT_STEP", "SAME_STEP", "DISABLED"]))], {"worker_class": VecWorker}
     if kind in ("batched", "vector"):
-        world |= {"agent": Batched(draw.randrange(5)), "agents": [Batched(9)]}
-    return world
+        agents = [Batched(draw.randrange(5)), Batched(9)]
+    return {"agent": agents[0], "agents": agents[1:], "env": envs[0], "envs": envs[1:], "options": options}
 
 
 def is_odd(info: dict[str, Any]) -> bool:

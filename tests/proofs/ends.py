@@ -11,14 +11,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from streamsampler.cli.interrupts import Interrupts
 from tests.faults.child_processes import KINDS, Run, n_closed, notes, processes
@@ -58,8 +56,7 @@ def ctrl_c_twice(run: Run) -> None:
     os.killpg(run.process.pid, signal.SIGINT)
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """A way to end.
 
     Attributes:
@@ -98,75 +95,35 @@ ENDS = {
 }
 
 
-_running: set[Run] = set()
-_stopping = threading.Event()
-
-
-@contextlib.contextmanager
-def kept(run: Run) -> Iterator[None]:
-    """Keep a program where `stop_programs` finds it; stop it if it comes too late for that."""
-    _running.add(run)
-    try:
-        if _stopping.is_set():
-            run.stop()
-        yield
-    finally:
-        _running.discard(run)
-
-
-def stop_programs() -> None:
-    """Stop all programs, and those that start from now on."""
-    _stopping.set()
-    for run in tuple(_running):
-        run.stop()
-
-
-def check(name: str, folder: Path) -> float:
-    """Try one end; return how long the last process took to be gone after the program's end.
-
-    Raises:
-        AssertionError: Something does not hold.
-    """
+def check(name: str) -> float:
+    """Try one end; return how long the last process took to be gone after the program's end."""
     end = ENDS[name]
-    if end.program == "command":
-        run = Run.of_command(folder, end.closing)
-    else:
-        run = Run.of_library(folder, end.program, end.closing)
-    with run, kept(run):
-        end.act(run)
-        code = run.wait()
-        ended = time.monotonic()
-        all_of_it = [*processes(folder), *notes(folder)]
-        assert code == end.code, f"{name}: exit code {code}, not {end.code}\n{run.process.stderr.read()}"
-        assert gone_within(all_of_it, WITHIN), f"{name}: something is left after {WITHIN} s"
-        seconds = time.monotonic() - ended
-        assert len(all_of_it) == end.n_envs * (len(KINDS) + 1), f"{name}: {len(all_of_it)} processes"
-        assert n_closed(folder) == end.n_closed, f"{name}: {n_closed(folder)} environments closed, not {end.n_closed}"
-        said = run.process.stderr.read()
-        assert "Exception ignored" not in said, f"{name}:\n{said}"
-        assert end.program != "command" or "Traceback" not in said, f"{name}:\n{said}"
-        return seconds
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        if end.program == "command":
+            run = Run.of_command(folder, end.closing)
+        else:
+            run = Run.of_library(folder, end.program, end.closing)
+        with run:
+            end.act(run)
+            code = run.wait()
+            ended = time.monotonic()
+            all_of_it = [*processes(folder), *notes(folder)]
+            assert code == end.code, f"{name}: exit code {code}, not {end.code}\n{run.process.stderr.read()}"
+            assert gone_within(all_of_it, WITHIN), f"{name}: something is left after {WITHIN} s"
+            seconds = time.monotonic() - ended
+            assert len(all_of_it) == end.n_envs * (len(KINDS) + 1), f"{name}: {len(all_of_it)} processes"
+            assert n_closed(folder) == end.n_closed, f"{name}: {n_closed(folder)} closed, not {end.n_closed}"
+            said = run.process.stderr.read()
+            assert "Exception ignored" not in said, f"{name}:\n{said}"
+            assert end.program != "command" or "Traceback" not in said, f"{name}:\n{said}"
+    return seconds
 
 
 def prove(scale: str) -> None:
-    """Try all ends.
-
-    Args:
-        scale: "short": once. "long": ten times.
-    """
+    """Try all ends: once, or ten times."""
     cases = [*ENDS] * (1 if scale == "short" else 10)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    # Side by side, because they mostly wait.
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        try:
-            longest = max(pool.map(_check, cases))
-        except BaseException:
-            stop_programs()
-            raise
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # side by side, because they mostly wait
+        longest = max(pool.map(check, cases))
     n_processes = sum(ENDS[name].n_envs * len(KINDS) for name in cases)
     print(f"{len(cases)} ends, {n_processes} processes started by environments, all gone {longest:.2f} s after the end")
-
-
-def _check(name: str) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        return check(name, Path(folder))

@@ -7,47 +7,18 @@ nobody disturbs: so not one observation, reward or end was lost, repeated or cha
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
+import itertools
 import random
-import signal
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from streamsampler import EnvManager, SerialEnvManager
-from streamsampler.errors import ClosedError
+from tests.proofs._kills import disturbed
 
-ENV_ID = "CartPole-v1"
-SOLVED = 475.0
-
-
-@contextlib.contextmanager
-def kills(manager: EnvManager, seconds: float, seed: int) -> Iterator[list[int]]:
-    """Kill a worker of a manager every so many seconds on the average; yield the process ids, as they are killed."""
-    dice, over, killed = random.Random(seed), threading.Event(), []
-
-    def kill() -> None:
-        while not over.wait(dice.expovariate(1 / seconds)):
-            with contextlib.suppress(ProcessLookupError, ClosedError):  # the learner closes the manager
-                pid = dice.choice(manager.worker_pids())
-                if pid is not None:
-                    os.kill(pid, signal.SIGKILL)
-                    killed.append(pid)
-
-    manager.worker_pids()  # which starts the workers
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        yield killed
-    finally:
-        over.set()
-        killer.join()
+ENV_ID, SOLVED = "CartPole-v1", 475.0
 
 
 def cleanrl(manager: Any, n_timesteps: int) -> tuple[Any, float]:
@@ -76,12 +47,11 @@ def sb3(manager: Any, n_timesteps: int) -> tuple[Any, float]:
     return (returns, digest), float(np.mean(returns))
 
 
-# By name: what trains, over how many environments, in what mode, for how many timesteps in each scale, and how many
-# seconds lie between kills there.
-LEARNERS: dict[str, tuple[Callable[[Any, int], tuple[Any, float]], int, Any, dict[str, tuple[int, float]]]] = {
-    "CleanRL": (cleanrl, 4, "next_step", {"short": (4_096, 0.1), "long": (300_000, 1.0)}),
-    "Stable-Baselines3": (sb3, 8, "same_step", {"short": (2_048, 0.1), "long": (100_000, 1.0)}),
-}
+# What trains, over how many environments, in what mode, for how many timesteps in each scale.
+LEARNERS: list[tuple[Any, int, Any, dict[str, int]]] = [
+    (cleanrl, 4, "next_step", {"short": 4_096, "long": 300_000}),
+    (sb3, 8, "same_step", {"short": 2_048, "long": 100_000}),
+]
 
 
 def prove(scale: str) -> None:
@@ -90,20 +60,16 @@ def prove(scale: str) -> None:
 
     warnings.filterwarnings("ignore", category=UserWarning, module="stable_baselines3")
     torch.set_num_threads(1)
-    for name, (learn, n_envs, autoreset, scales) in LEARNERS.items():
-        n_timesteps, seconds = scales[scale]
+    for learn, n_envs, autoreset, n_timesteps in LEARNERS:
         options: dict[str, Any] = {"n_envs": n_envs, "seed": 5, "autoreset": autoreset}
-        expected, _ = learn(SerialEnvManager(ENV_ID, **options), n_timesteps)
+        expected, _ = learn(SerialEnvManager(ENV_ID, **options), n_timesteps[scale])
         for n_workers in (2,) if scale == "short" else (2, 3):
-            began = time.perf_counter()
-            manager = EnvManager(ENV_ID, n_workers=n_workers, max_restarts=None, **options)
-            with kills(manager, seconds, n_workers) as killed:
-                learned, how_good = learn(manager, n_timesteps)
-            print(
-                f"{name}, {n_workers} workers: {len(killed)} kills, {manager.failures} workers lost, {n_timesteps} "
-                f"timesteps in {time.perf_counter() - began:.0f} s, mean return {how_good:.1f}",
-                flush=True,
-            )
-            assert learned == expected, f"{name}: kills have changed what was learned"
-            assert manager.failures >= 5, f"{name}: {manager.failures} losses show nothing"
-            assert scale == "short" or how_good >= SOLVED, name
+            manager, dice = EnvManager(ENV_ID, n_workers=n_workers, max_restarts=None, **options), random.Random(1)
+            manager.worker_pids()  # which starts the workers
+            pauses = (dice.expovariate(10 if scale == "short" else 1) for _ in itertools.count())
+            with disturbed(manager.worker_pids, dice, pauses) as killed:
+                learned, how_good = learn(manager, n_timesteps[scale])
+            print(f"{learn.__name__}, {n_workers} workers: {len(killed)} kills, mean return {how_good:.1f}", flush=True)
+            assert learned == expected, f"{learn.__name__}: kills have changed what was learned"
+            assert manager.failures >= 5, f"{learn.__name__}: {manager.failures} losses show nothing"
+            assert scale == "short" or how_good >= SOLVED, learn.__name__

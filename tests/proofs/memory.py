@@ -46,16 +46,6 @@ class Steady(gymnasium.Env[Any, Any]):
         return self._observation, 1.0, self._t == self._length, False, {}
 
 
-class Idle:
-    """Says so many numbers next to each action."""
-
-    def __init__(self, n_numbers: int) -> None:
-        self._n_numbers = n_numbers
-
-    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:
-        return 0, {"numbers": np.ones(self._n_numbers)} if self._n_numbers else {}
-
-
 def _status(name: str) -> int:
     """Return a number of this process alone: `ru_maxrss` begins with that of the process that started it."""
     with open("/proc/self/status") as file:
@@ -63,16 +53,16 @@ def _status(name: str) -> int:
 
 
 def _measure(size: int, n_numbers: int, length: int, n_trajectories: int) -> None:
+    info: dict[str, Any] = {"numbers": np.ones(n_numbers)} if n_numbers else {}
     kwargs = {"size": size, "length": length}
-    with MultiprocessingSampler(Idle(n_numbers), Steady, env_kwargs=kwargs, n_workers=2, seed=1) as sampler:
+    with MultiprocessingSampler(lambda _: (0, info), Steady, env_kwargs=kwargs, n_workers=2, seed=1) as sampler:
         sampler.obtain_samples(1)
         before = _status("VmRSS")
         batch = sampler.obtain_trajectories(n_trajectories)
         peak = _status("VmHWM") - before
-    numbers = "observations last_observations actions rewards terminated truncated lengths indices agent_versions"
-    n_bytes = sum(getattr(batch, name).nbytes for name in numbers.split())
-    n_bytes += sum(rows.nbytes for rows in batch.agent_infos.values())
-    print(n_bytes + batch.worker_numbers.nbytes + 40 * len(batch.seeds), peak)
+    names = "observations last_observations actions rewards terminated truncated lengths indices agent_versions"
+    arrays = [getattr(batch, name) for name in (*names.split(), "worker_numbers")] + list(batch.agent_infos.values())
+    print(sum(array.nbytes for array in arrays) + 40 * len(batch.seeds), peak)
 
 
 def prove(scale: str) -> None:
@@ -80,11 +70,10 @@ def prove(scale: str) -> None:
     if not sys.platform.startswith("linux"):
         print("memory is measured on Linux alone")
         return
-    for name, (size, n_numbers, length, n_trajectories, fewer) in _CASES.items():
+    for name, (*sizes, n_trajectories, fewer) in _CASES.items():
         n = n_trajectories // (fewer if scale == "short" else 1)
-        command = [sys.executable, "-m", "tests.proofs.memory", *map(str, (size, n_numbers, length, n))]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        n_bytes, peak = map(int, done.stdout.split())
+        command = [sys.executable, "-m", "tests.proofs.memory", *map(str, (*sizes, n))]
+        n_bytes, peak = map(int, subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.split())
         print(f"{name}: {n} trajectories, a batch of {n_bytes / 1e6:.0f} MB, and a peak of {peak / 1e6:.0f} MB")
         assert peak <= 1.3 * n_bytes + _CONSTANT, name
 
