@@ -14,59 +14,49 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from streamsampler import LocalSampler, compare, evaluate
 from streamsampler.evaluation.comparison import ReturnTest
-from streamsampler.evaluation.intervals import (
-    Interval,
-    Unknown,
-    bootstrap_intervals,
-    mean_interval,
-    wilson_interval,
-)
+from streamsampler.evaluation.intervals import Interval, bootstrap_intervals, mean_interval, wilson_interval
 from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs
 
-Values = NDArray[np.float64]
+Draw = Callable[[np.random.Generator], float]
 _EVERY = 20  # how many evaluations there are for one through `evaluate`
 _LOOKS = 300  # trajectories that a test looks at, one after the other
-
-
-def normal(rng: np.random.Generator) -> float:
-    return float(rng.normal(5, 2))
-
-
-def exponential(rng: np.random.Generator) -> float:
-    return float(rng.exponential(3))
-
-
-def beta(rng: np.random.Generator) -> float:
-    return float(rng.beta(2, 5))
+_luck = np.random.default_rng(99)
 
 
 def success(rate: float, rng: np.random.Generator) -> float:
     return float(rng.random() < rate)
 
 
+def normal(rng: np.random.Generator) -> float:
+    return float(rng.normal(5, 2))
+
+
 class Drawn(gymnasium.Env[Any, Any]):
-    """Has trajectories of one timestep, whose return is drawn from their seed; 1 is a success."""
+    """Has trajectories of one timestep, whose return is drawn from their seed, or is the action; 1 is a success."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float64)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, draw: Callable[[np.random.Generator], float]) -> None:
+    def __init__(self, draw: Draw | None = None) -> None:
         self._draw = draw
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self._value = self._draw(np.random.default_rng(seed))
+        self._seed = seed
         return np.zeros(1), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros(1), self._value, True, False, {"success": self._value == 1}
+        value = self._draw(np.random.default_rng(self._seed)) if self._draw else float(action)
+        return np.zeros(1), value, True, False, {"success": value == 1}
 
 
-def zero(observation: Any) -> int:
-    return 0
+class Lucky:
+    """Draws from a generator that no seed sets, as two agents of equal skill would differ."""
+
+    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:
+        return int(_luck.random() < 0.7), {}
 
 
 def _seeds(case: str, number: int, n: int) -> range:
@@ -76,102 +66,75 @@ def _seeds(case: str, number: int, n: int) -> range:
 
 
 def _share(
-    name: str, n_evaluations: int, n: int, draw: Callable[[np.random.Generator], float], true: float,
-    interval: Callable[[Values], Interval | Unknown], through: str,
-) -> tuple[float, float]:  # fmt: skip
-    """Return how often an interval holds the true value, and how often there is one.
+    name: str, n_evaluations: int, n: int, draw: Draw, true: float, interval: Callable[[Any], tuple[Any, int]],
+    through: str, **until: Any,
+) -> float:  # fmt: skip
+    """Return how often an interval of up to n trajectories holds the true value, where there is one.
 
     Args:
-        name: The case.
-        n_evaluations: How many evaluations.
-        n: Trajectories of each.
-        draw: Draws a return.
-        true: The true value.
-        interval: The function that is tried.
+        interval: The function that is tried: of the values, the interval, and of how many of them.
         through: The attribute of an `Evaluation` that has the same interval.
+        until: When the evaluation stops.
     """
     held = found = 0
-    with LocalSampler(zero, Drawn, env_kwargs={"draw": draw}, check=None) as sampler:
+    with LocalSampler(lambda _: 0, Drawn, env_kwargs={"draw": draw}, check=None) as sampler:
         for number in range(n_evaluations):
             seeds = _seeds(name, number, n)
-            values = np.array([draw(np.random.default_rng(seed)) for seed in seeds])
-            got = interval(values)
+            got, stop = interval(np.array([draw(np.random.default_rng(seed)) for seed in seeds]))
             if number % _EVERY == 0:
-                assert getattr(evaluate(sampler=sampler, seeds=seeds), through) == got, (name, number)
+                evaluation = evaluate(sampler=sampler, seeds=seeds, **until)
+                assert (len(evaluation), getattr(evaluation, through)) == (stop, got), (name, number)
             if isinstance(got, Interval):
                 found += 1
                 held += true in got
-    return held / found, found / n_evaluations
+    return held / found
 
 
-def _check(name: str, share: float, low: float, high: float, n: int, scale: str) -> None:
-    """Check a share; the short form allows three standard errors more."""
-    room = 0.0 if scale == "long" else 3 * math.sqrt(0.05 * 0.95 / n)
-    print(f"{name}: {100 * share:.1f} %, should be {100 * low:g} to {100 * high:g} %")
-    assert low - room <= share <= high + room, name
+def _stopped(values: Any) -> tuple[Any, int]:
+    """Return the first interval of ten values or more that is narrow enough."""
+    totals = np.cumsum(values)
+    for n in range(10, 401):
+        if (found := wilson_interval(int(totals[n - 1]), n)).halfwidth <= 0.06:
+            return found, n
+    raise AssertionError("it never is")
 
 
-def _fixed(scale: str, n_evaluations: int) -> None:
-    for n in (10, 30, 100):
-        share, found = _share("normal", n_evaluations, n, normal, 5.0, mean_interval, "mean_interval")
-        print(f"  there is an interval in {100 * found:.1f} % of evaluations")
-        _check(f"mean of {n} normal returns", share, 0.93, 0.97, n_evaluations, scale)
-    share, _ = _share("exponential", n_evaluations, 100, exponential, 3.0, mean_interval, "mean_interval")
-    _check("mean of 100 exponential returns", share, 0.93, 0.97, n_evaluations, scale)
-    for n in (30, 100):
-        share, _ = _share(
-            "iqm", n_evaluations, n, normal, 5.0, lambda values: bootstrap_intervals(values)["iqm"],
-            "interquartile_mean_interval",
-        )  # fmt: skip
-        _check(f"interquartile mean of {n} normal returns", share, 0.925, 0.975, n_evaluations, scale)
-    for rate, low in ((0.5, 0.925), (0.9, 0.925), (0.95, 0.925), (0.99, 0.90)):
-        share, _ = _share(
-            f"rate {rate}", n_evaluations, 50, partial(success, rate), rate,
-            lambda values: wilson_interval(int(values.sum()), len(values)), "success_interval",
-        )  # fmt: skip
-        _check(f"success rate {rate} of 50", share, low, 0.995, n_evaluations, scale)
+# How many trajectories, what is drawn, its true value, the interval, where an evaluation has it, and the shares of
+# intervals that hold which are right.
+CASES: dict[str, tuple[int, Draw, float, Any, str, float, float]] = {
+    **{f"mean of {n} normal returns": (n, normal, 5.0, lambda values: (mean_interval(values), len(values)),
+                                       "mean_interval", 0.93, 0.97) for n in (10, 30, 100)},
+    "mean of 100 exponential returns": (100, lambda rng: float(rng.exponential(3)), 3.0,
+                                        lambda values: (mean_interval(values), 100), "mean_interval", 0.93, 0.97),
+    **{f"interquartile mean of {n} normal returns": (
+        n, normal, 5.0, lambda values: (bootstrap_intervals(values)["iqm"], len(values)),
+        "interquartile_mean_interval", 0.925, 0.975) for n in (30, 100)},
+    **{f"success rate {rate} of 50": (
+        50, partial(success, rate), rate, lambda values: (wilson_interval(int(values.sum()), 50), 50),
+        "success_interval", 0.90 if rate == 0.99 else 0.925, 0.995) for rate in (0.5, 0.9, 0.95, 0.99)},
+    **{f"success rate {rate}, stopped at 0.06": (
+        400, partial(success, rate), rate, _stopped, "success_interval", 0.925, 0.995) for rate in (0.5, 0.9, 0.95)},
+}  # fmt: skip
 
 
-def _stopped(scale: str, n_evaluations: int) -> None:
-    """Stop at a half-width: by the interval's own definition, every twentieth time by `evaluate` itself."""
-    for rate in (0.5, 0.9, 0.95):
-        held = 0
-        draw = partial(success, rate)
-        with LocalSampler(zero, Drawn, env_kwargs={"draw": draw}, check=None) as sampler:
-            for number in range(n_evaluations):
-                seeds = _seeds(f"stopped {rate}", number, 400)
-                values = [draw(np.random.default_rng(seed)) for seed in seeds]
-                totals = np.cumsum(values)
-                stop = next(
-                    n for n in range(10, 401) if wilson_interval(int(totals[n - 1]), n).halfwidth <= 0.06
-                )  # fmt: skip
-                got = wilson_interval(int(totals[stop - 1]), stop)
-                if number % _EVERY == 0:
-                    stopped = evaluate(sampler=sampler, seeds=seeds, until_halfwidth=0.06, precision_of="success")
-                    assert (len(stopped), stopped.success_interval) == (stop, got), (rate, number)
-                held += rate in got
-        _check(f"success rate {rate}, stopped at 0.06", held / n_evaluations, 0.925, 0.995, n_evaluations, scale)
-
-
-def _guaranteed(scale: str, n_evaluations: int) -> None:
-    cases: dict[str, tuple[Callable[[np.random.Generator], float], float]] = {}
-    cases |= {f"success rate {rate}": (partial(success, rate), rate) for rate in (0.5, 0.9, 0.95)}
-    cases["returns of a beta distribution"] = (beta, 2 / 7)
+def _guaranteed(n_evaluations: int) -> dict[str, float]:
+    """Return how often sequences of intervals are ever wrong."""
+    cases: dict[str, tuple[Draw, float]] = {f"rate {rate}": (partial(success, rate), rate) for rate in (0.5, 0.9, 0.95)}
+    cases["returns of a beta distribution"] = (lambda rng: float(rng.beta(2, 5))), 2 / 7
+    wrong = dict.fromkeys(cases, 0)
     for name, (draw, true) in cases.items():
-        wrong = 0
         for number in range(n_evaluations):
-            rng = np.random.default_rng([number, len(name)])
-            betting = BettingSequence()
+            rng, betting = np.random.default_rng([number, len(name)]), BettingSequence()
             for _ in range(_LOOKS):
                 betting.add(draw(rng))
             # Each interval is in all that came before it: the last one is right only if all were.
-            wrong += true not in betting.interval
-        _check(f"guaranteed, {name}: ever wrong", wrong / n_evaluations, 0.0, 0.05, n_evaluations, scale)
+            wrong[name] += true not in betting.interval
+    return {f"guaranteed, {name}": n / n_evaluations for name, n in wrong.items()}
 
 
-def _compared(scale: str, n_evaluations: int) -> None:
-    """Compare equal agents: half of what decides is the seed's, the rest each agent's own luck."""
-    wrong = {"success rates": 0, "returns": 0}
+def _told_apart(n_evaluations: int) -> dict[str, float]:
+    """Return how often equal agents are told apart: half of what decides is the seed's, the rest their own luck."""
+    wrong = {"success rates": 0, "returns": 0, "through compare": 0}
     for number in range(n_evaluations):
         rng = np.random.default_rng([7, number])
         shared = rng.random(_LOOKS)
@@ -182,46 +145,26 @@ def _compared(scale: str, n_evaluations: int) -> None:
             returns.add(mine, other)
         wrong["success rates"] += rates.p_value <= 0.05
         wrong["returns"] += returns.verdict is not None
-    for name, n_wrong in wrong.items():
-        _check(f"equal {name}: ever told apart", n_wrong / n_evaluations, 0.0, 0.05, n_evaluations, scale)
-    told_apart = 0
-    for number in range(n_evaluations // _EVERY):
-        found = compare(
-            [Lucky(), Lucky()], Luck, until_decided=0.05, decide_on="success", seeds=_seeds("luck", number, 200),
-            n_workers=0, check=None,
-        )  # fmt: skip
-        told_apart += found.pairs[0].verdict is not None
-    print(f"equal agents through compare: {told_apart} of {n_evaluations // _EVERY} told apart")
-    assert told_apart <= 0.05 * n_evaluations / _EVERY + 3 * math.sqrt(0.05 * n_evaluations / _EVERY)
+        if number % _EVERY == 0:
+            how: dict[str, Any] = {"until_decided": 0.05, "decide_on": "success", "n_workers": 0, "check": None}
+            found = compare([Lucky(), Lucky()], Drawn, seeds=_seeds("luck", number, 200), **how)
+            wrong["through compare"] += _EVERY * (found.pairs[0].verdict is not None)
+    return {f"equal agents, {name}": n / n_evaluations for name, n in wrong.items()}
 
 
-_luck = np.random.default_rng(99)
-
-
-class Lucky:
-    """Draws from a generator that no seed sets, as two agents of equal skill would differ."""
-
-    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:
-        return int(_luck.random() < 0.7), {}
-
-
-class Luck(gymnasium.Env[Any, Any]):
-    """A trajectory succeeds if the action is 1."""
-
-    observation_space = spaces.Box(-1, 1, (1,), np.float64)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(1), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros(1), float(action), True, False, {"success": bool(action)}
+def _check(name: str, share: float, low: float, high: float, n: float, scale: str) -> None:
+    """Check a share; of few, and in the short form, three standard errors more are allowed."""
+    room = 0.0 if scale == "long" and "compare" not in name else 3 * math.sqrt(0.05 * 0.95 / n)
+    print(f"{name}: {100 * share:.1f} %, should be {100 * low:g} to {100 * high:g} %")
+    assert low - room <= share <= high + room, name
 
 
 def prove(scale: str) -> None:
     """Try all kinds of intervals and tests."""
-    n_evaluations = 2_000 if scale == "long" else 200
-    _fixed(scale, n_evaluations)
-    _stopped(scale, n_evaluations)
-    _guaranteed(scale, n_evaluations if scale == "long" else 100)
-    _compared(scale, n_evaluations if scale == "long" else 100)
+    n = 2_000 if scale == "long" else 200
+    for name, (*case, low, high) in CASES.items():
+        until: Any = {"until_halfwidth": 0.06, "precision_of": "success"} if "stopped" in name else {}
+        _check(name, _share(name, n, *case, **until), low, high, n, scale)
+    n = 2_000 if scale == "long" else 100
+    for name, share in (_guaranteed(n) | _told_apart(n)).items():
+        _check(name, share, 0.0, 0.05, n / _EVERY if "compare" in name else n, scale)
