@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3 import DQN, PPO
 from torch import nn
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import LocalSampler, VecWorker
 from streamsampler.adapters.mlp import MlpAgent
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.adapters.torch import TorchAgent
@@ -181,8 +181,8 @@ CARTPOLE = gymnasium.make("CartPole-v1").action_space
 OPTIONS: dict[str, Any] = {"worker_class": VecWorker, "seed": 3, "max_episode_length": 30}
 
 
-def sampled(agent, n, make=LocalSampler, **options):
-    with make(agent, "CartPole-v1", **{"worker_args": {"n_envs": 4}, **OPTIONS, **options}) as sampler:
+def sampled(agent, n, **options):
+    with LocalSampler(agent, "CartPole-v1", **{"worker_args": {"n_envs": 4}, **OPTIONS, **options}) as sampler:
         return sampler.obtain_trajectories(n).split()
 
 
@@ -197,7 +197,7 @@ def sampled(agent, n, make=LocalSampler, **options):
 )
 def test_a_trajectory_depends_neither_on_workers_nor_on_how_many_others_there_are(agent):
     expected = sampled(agent, 30)
-    assert sampled(agent, 30, MultiprocessingSampler, n_workers=3) == expected
+    assert sampled(agent, 30, n_workers=3) == expected
     found = sampled(agent, 7)
     assert [each.actions.tolist() for each in found] == [each.actions.tolist() for each in expected[:7]]
     assert [each.observations.tolist() for each in found] == [each.observations.tolist() for each in expected[:7]]
@@ -213,4 +213,4 @@ def test_rows_that_depend_on_each_other_are_an_error_or_run_in_blocks():
     ):
         sampled(agent, 1)
     blocks: dict[str, Any] = {"worker_args": {"n_envs": 4, "block_size": 4}}
-    assert sampled(agent, 30, MultiprocessingSampler, n_workers=2, **blocks) == sampled(agent, 30, **blocks)
+    assert sampled(agent, 30, n_workers=2, **blocks) == sampled(agent, 30, **blocks)
