@@ -174,6 +174,23 @@ class Played:
     last_observation: Any = None
     ends: tuple[bool, bool] = (False, False)
 
+    def act(self, agent: Any, observation: Any, t: int) -> Any:
+        """Let the agent choose an action, and keep it."""
+        self.actions.append(agent.get_action(observation)[0])
+        self.observations.append(copied(observation))
+        self.env_timesteps.append(t)
+        return self.actions[-1]
+
+    def hear(self, reward: Any, info: Any) -> None:
+        """Keep what an action brought."""
+        self.rewards.append(float(reward))
+        self.infos.append(dict(info))
+
+    def end(self, observation: Any, terminated: Any, truncated: Any) -> None:
+        """Keep how it ended; what is broken off is truncated."""
+        self.last_observation = copied(observation)
+        self.ends = bool(terminated), bool(truncated or not terminated)
+
 
 def copied(value: Any) -> Any:
     """Return an observation that the environment may not change."""
@@ -182,10 +199,9 @@ def copied(value: Any) -> Any:
 
 def seated(make: Callable[[str], Any], agent_ids: Any, seed: int) -> dict[str, Any]:
     """Return an agent for each id, begun as samplers begin it."""
-    agents = {}
-    for number, agent in enumerate(agent_ids):
-        agents[agent] = make(agent)
-        agents[agent].reset(seed_of_agent(derived_seed(seed, Stream.AGENT), number))
+    agents = {agent: make(agent) for agent in agent_ids}
+    for number, agent in enumerate(agents.values()):
+        agent.reset(seed_of_agent(derived_seed(seed, Stream.AGENT), number))
     return agents
 
 
@@ -199,20 +215,13 @@ def played_in_parallel(env: Any, make: Callable[[str], Any], seed: int, limit: i
         actions = {}
         for agent in env.possible_agents:
             if agent in env.agents:
-                actions[agent] = agents[agent].get_action(observations[agent])[0]
-                mine = played.setdefault(agent, Played())
-                mine.observations.append(copied(observations[agent]))
-                mine.actions.append(actions[agent])
-                mine.env_timesteps.append(t)
+                actions[agent] = played.setdefault(agent, Played()).act(agents[agent], observations[agent], t)
         observations, rewards, terminated, truncated, infos = env.step(actions)
         t += 1
         for agent in actions:
-            mine = played[agent]
-            mine.rewards.append(float(rewards[agent]))
-            mine.infos.append(dict(infos[agent]))
+            played[agent].hear(rewards[agent], infos[agent])
             if terminated[agent] or truncated[agent] or t == limit:
-                mine.last_observation = copied(observations[agent])
-                mine.ends = bool(terminated[agent]), bool(truncated[agent] or not terminated[agent])
+                played[agent].end(observations[agent], terminated[agent], truncated[agent])
     return played
 
 
@@ -223,29 +232,18 @@ def played_in_turns(env: Any, make: Callable[[str], Any], seed: int, limit: int 
     played: dict[str, Played] = {}
     t = 0
     while env.agents and t < limit:
-        agent = env.agent_selection
+        agent, action = env.agent_selection, None
         observation, reward, terminated, truncated, info = env.last()
         if agent in played:
-            played[agent].rewards.append(float(reward))
-            played[agent].infos.append(dict(info))
-        action = None
-        if terminated or truncated:
-            if agent in played:
-                played[agent].last_observation = copied(observation)
-                played[agent].ends = bool(terminated), bool(truncated)
-        else:
-            action = agents[agent].get_action(observation)[0]
-            mine = played.setdefault(agent, Played())
-            mine.observations.append(copied(observation))
-            mine.actions.append(action)
-            mine.env_timesteps.append(t)
+            played[agent].hear(reward, info)
+        if not (terminated or truncated):
+            action = played.setdefault(agent, Played()).act(agents[agent], observation, t)
+        elif agent in played:
+            played[agent].end(observation, terminated, truncated)
         env.step(action)
         t += 1
     for agent, mine in played.items():
         if mine.last_observation is None:
-            mine.last_observation = copied(env.observe(agent))
-            terminated, truncated = env.terminations[agent], env.truncations[agent]
-            mine.ends = bool(terminated), bool(truncated or not terminated)
-            mine.infos.append(dict(env.infos[agent]))
-            mine.rewards.append(float(env._cumulative_rewards[agent]))
+            mine.end(env.observe(agent), env.terminations[agent], env.truncations[agent])
+            mine.hear(env._cumulative_rewards[agent], env.infos[agent])
     return played

@@ -204,6 +204,23 @@ def test_what_environments_and_agents_return(env: Any, agent: Any, words: str) -
             assert any("'blue_1'" in note for note in getattr(error.__cause__, "__notes__", []))
 
 
+def test_the_trajectory_is_named_also_where_an_agent_took_no_part_in_those_before() -> None:
+    n_begun = iter(range(9))
+
+    class Late(Comings):
+        def begin(self, seed: Any) -> None:
+            super().begin(seed)
+            if next(n_begun) == 0:
+                self.agents.remove("blue_1")
+
+    def change(game: Any, observations: Any, rewards: Any, *rest: Any) -> Any:
+        return observations, {**rewards, "blue_1": "much"} if "blue_1" in rewards else rewards, *rest
+
+    error = raised(ExistingEnvUpdate(stepping(change, 1, Late)()))
+    assert "agent 'blue_1': the reward should be a number" in str(error)
+    assert error.trajectory == 1
+
+
 class Blind:
     """Does not look."""
 

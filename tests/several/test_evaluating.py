@@ -67,7 +67,7 @@ def test_policies_swapped_among_agents_on_the_same_seeds() -> None:
         expected = sampled(given, n=15, seed=5).episodes.return_of(["red_0", "red_1"])
         assert evaluation.returns.tolist() == expected.tolist()
     assert "bold is red" in str(found)
-    how: dict[str, Any] = {"until_decided": 0.05, "bounds": (0, 60), "max_trajectories": 200, **HOW}
+    how: dict[str, Any] = {"until_decided": 0.05, "bounds": (0, 60), "max_trajectories": 40, **HOW}
     assert compare(agents, Comings, return_of="red", **how).evaluations[0].settings["return_of"] == ["red"]
 
 

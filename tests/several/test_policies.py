@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections import Counter
 from typing import Any
@@ -287,6 +288,8 @@ def test_policies_are_updated_by_name_and_the_others_keep_what_they_have(make: A
                     sampler.obtain_trajectories(1, update)
             else:
                 assert shifts(sampler.obtain_trajectories(1, update)) == {"red": {one}, "blue": {other}}
+        with pickle.loads(pickle.dumps(sampler)) as copy:
+            assert copy.obtain_trajectories(2, {"blue": (3,)}) == sampler.obtain_trajectories(2, {"blue": (3,)})
     with LocalSampler(Chooser(), everybody, seed=1) as sampler:  # one agent for all takes updates as ever
         assert shifts(sampler.obtain_trajectories(1, (3,))) == {"shared": {3}}
         assert shifts(sampler.obtain_trajectories(1, Chooser(2))) == {"shared": {2}}
