@@ -35,8 +35,8 @@ class _Game:
     metadata: ClassVar = {"name": "comings_and_goings_v0"}
     possible_agents: tuple[Any, ...] = IDS
 
-    def __init__(self, stays: Mapping[str, Stay] = DEFAULT, noise: bool = True, infos: bool = True) -> None:
-        self.stays, self.noise, self.infos_there = dict(stays), noise, infos
+    def __init__(self, stays: Mapping[str, Stay] = DEFAULT) -> None:
+        self.stays = dict(stays)
         self.agents: list[str] = []
         self.spaces = {agent: spaces.Box(-9.0, 99.0, (3,), np.float32) for agent in IDS}
 
@@ -53,11 +53,11 @@ class _Game:
         self.agents = [agent for agent in self.possible_agents if agent in self.stays and self.stays[agent].first == 0]
 
     def seen(self, agent: str) -> Any:
-        noise = self.rng.uniform(0, 1) if self.noise else 0.0
+        noise = self.rng.uniform(0, 1)
         return np.array([self.possible_agents.index(agent), self.t, self.total % 7 + noise], np.float32)
 
     def info(self, agent: str) -> dict[str, Any]:
-        return {"t": self.t, "name": agent} if self.infos_there and self.t % 2 else {}
+        return {"t": self.t, "name": agent} if self.t % 2 else {}
 
     def close(self) -> None:
         self.agents = []

@@ -102,7 +102,7 @@ class Kinds(Comings):
     """Has observations of any space, and nested actions."""
 
     def __init__(self, space: Any) -> None:
-        super().__init__({agent: Stay(0, 4 + number) for number, agent in enumerate(IDS)}, infos=False)
+        super().__init__({agent: Stay(0, 4 + number) for number, agent in enumerate(IDS)})
         self.space, self.actions = space, spaces.Dict({"x": spaces.Discrete(2), "y": spaces.Box(0, 1, (1,))})
 
     def observation_space(self, agent: str) -> Any:
