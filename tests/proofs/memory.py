@@ -46,6 +46,16 @@ class Steady(gymnasium.Env[Any, Any]):
         return self._observation, 1.0, self._t == self._length, False, {}
 
 
+class Idle:
+    """Says so many numbers next to each action."""
+
+    def __init__(self, n_numbers: int) -> None:
+        self._info = {"numbers": np.ones(n_numbers)} if n_numbers else {}
+
+    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:
+        return 0, self._info
+
+
 def _status(name: str) -> int:
     """Return a number of this process alone: `ru_maxrss` begins with that of the process that started it."""
     with open("/proc/self/status") as file:
@@ -53,9 +63,8 @@ def _status(name: str) -> int:
 
 
 def _measure(size: int, n_numbers: int, length: int, n_trajectories: int) -> None:
-    info: dict[str, Any] = {"numbers": np.ones(n_numbers)} if n_numbers else {}
     kwargs = {"size": size, "length": length}
-    with MultiprocessingSampler(lambda _: (0, info), Steady, env_kwargs=kwargs, n_workers=2, seed=1) as sampler:
+    with MultiprocessingSampler(Idle(n_numbers), Steady, env_kwargs=kwargs, n_workers=2, seed=1) as sampler:
         sampler.obtain_samples(1)
         before = _status("VmRSS")
         batch = sampler.obtain_trajectories(n_trajectories)
