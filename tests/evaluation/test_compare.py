@@ -18,7 +18,7 @@ from streamsampler.evaluation.comparison import (
     rate_difference_interval,
 )
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
-from streamsampler.evaluation.intervals import LEVEL, Interval, mean_interval, t_interval
+from streamsampler.evaluation.intervals import LEVEL, Interval, mean_interval
 from tests.evaluation.envs import Known, value_of, zero
 
 BOUNDS = (-10, 30)
@@ -37,6 +37,10 @@ class Levels(Known):
         return observation, reward + 0.5 * self.chosen * ends, terminated, truncated, info
 
 
+RARE = functools.partial(Levels, returns="rare")
+SUCCEEDS = functools.partial(Levels, success="success")
+
+
 def one(observation):
     return 1
 
@@ -45,37 +49,49 @@ def also_zero(observation):
     return 0
 
 
+def compared(agents=(zero, one), env=Levels, **options):
+    return compare(agents if isinstance(agents, dict) else list(agents), env, **{"seed": 2, "n_workers": 0, **options})
+
+
 def test_all_have_the_same_seeds_and_each_is_what_evaluate_finds():
-    found = compare({"zero": zero, "one": one, "noisy": "random"}, Levels, num_trajectories=40, seed=3, n_workers=0)
+    found = compared({"zero": zero, "one": one, "noisy": "random"}, num_trajectories=40)
     assert found.names == ("zero", "one", "noisy")
     for name, agent in (("zero", zero), ("one", one), ("noisy", "random")):
-        assert found[name] == evaluate(agent, Levels, num_trajectories=40, seed=3, n_workers=0)
+        assert found[name] == evaluate(agent, Levels, num_trajectories=40, seed=2, n_workers=0)
     first, second = found.pairs
     assert (first.first, first.second, second.second) == ("zero", "one", "noisy")
     assert np.allclose(first.differences, 0.5)
-    assert first.mean_difference == pytest.approx(0.5)
-    assert first.verdict is None
+    assert (first.mean_difference, first.verdict) == (pytest.approx(0.5), None)
     assert second.level == pytest.approx(1 - (1 - LEVEL) / 2), "the level is not shared among comparisons"
     assert second.mean_difference_interval == mean_interval(second.differences, second.level)
     assert second.correlation == correlation(*second.returns)
     assert second.probability_of_improvement == probability_of_improvement(*second.returns)
-    improvement = second.improvement_interval
-    assert isinstance(improvement, Interval)
-    assert second.probability_of_improvement in improvement
+    assert isinstance(second.improvement_interval, Interval)
+    assert second.probability_of_improvement in second.improvement_interval
     with pytest.raises(KeyError):
         found["two"]
 
+    title, names, *lines = str(found).splitlines()
+    assert title == "zero, one, noisy in Levels, on the same seeds"
+    assert names.split() == ["zero", "one", "noisy"]
+    mean = next(line for line in lines if "mean return" in line)
+    assert mean.split()[2:] == [f"{each.mean:.5g}" for each in found.evaluations]
+    difference = [line for line in lines if "difference of means" in line][-1]
+    assert difference.endswith(second.mean_difference_interval.method)
+    assert any("as good as" in line for line in lines)
+    assert compared([zero, zero, "random"], num_trajectories=2).names == ("zero", "zero #2", "random")
+
 
 def test_given_seeds_and_scenarios_are_those_of_all():
-    found = compare([zero, one], Levels, seeds=[5, 7, 7], n_workers=0)
+    found = compared(seeds=[5, 7, 7])
     assert [each.seeds for each in found.evaluations] == [(5, 7, 7)] * 2
     assert found["one"].returns.tolist() == [value_of(seed) + 0.5 for seed in (5, 7, 7)]
     scenarios = [{"seed": 5, "name": "easy"}, {"seed": 6, "options": {"level": 50}, "name": "hard"}]
-    named = compare([zero, one], Levels, scenarios=scenarios, n_workers=0)
-    assert named["one"]["hard"].value == value_of(6, 50) + 0.5
+    assert compared(scenarios=scenarios)["one"]["hard"].value == value_of(6, 50) + 0.5
 
 
 def decided_after(test, first, second):
+    """Return after how many pairs a test decides, and how."""
     for n, pair in enumerate(zip(first, second, strict=True), start=1):
         test.add(*pair)
         if test.verdict is not None:
@@ -83,58 +99,45 @@ def decided_after(test, first, second):
     return None
 
 
-@pytest.mark.parametrize("n_workers", [0, pytest.param(5, marks=pytest.mark.slow)])
-def test_returns_are_decided_on_after_the_shortest_prefix(n_workers):
-    env = functools.partial(Levels, returns="rare")
-    whole = compare([zero, one], env, num_trajectories=800, seed=2, n_workers=0)
-    returns = [each.returns for each in whole.evaluations]
+def test_returns_are_decided_on_after_the_shortest_prefix():
+    returns = [each.returns for each in compared(env=RARE, num_trajectories=800).evaluations]
     n, verdict = decided_after(ReturnTest(0.05, (-1, 3)), *returns)
-    found = compare([zero, one], env, until_decided=0.05, bounds=(-1, 3), seed=2, n_workers=n_workers)
+    found, mirrored = (
+        compared(agents, RARE, until_decided=0.05, bounds=(-1, 3), n_workers=n_workers)
+        for agents, n_workers in (((zero, one), 2), ((one, zero), 0))
+    )
     assert [len(each) for each in found.evaluations] == [n, n]
-    assert found.pairs[0].verdict == verdict == "second"
-    assert found.pairs[0].mean_difference_interval.low > 0
-    assert found.pairs[0].mean_difference_interval.method == "betting"
+    (pairs,) = found.pairs
+    assert (pairs.verdict, verdict) == ("second", "second")
+    assert (pairs.mean_difference_interval.low > 0, pairs.mean_difference_interval.method) == (True, "betting")
     assert "decided: one is better (betting on the differences)" in str(found)
-    mirrored = compare([one, zero], env, until_decided=0.05, bounds=(-1, 3), seed=2, n_workers=n_workers)
     assert (mirrored.pairs[0].verdict, len(mirrored.evaluations[0])) == ("first", n)
 
 
-@pytest.mark.parametrize("n_workers", [0, pytest.param(4, marks=pytest.mark.slow)])
-def test_success_rates_are_decided_on_by_discordant_pairs(n_workers):
-    env = functools.partial(Levels, success="success")
-    whole = compare([zero, one], env, num_trajectories=60, seed=2, n_workers=0)
+def test_success_rates_are_decided_on_by_discordant_pairs():
+    whole = compared(env=SUCCEEDS, num_trajectories=60)
     n, _ = decided_after(SuccessTest(0.05), *(each.successes for each in whole.evaluations))
-    found = compare([zero, one], env, until_decided=0.05, decide_on="success", seed=2, n_workers=n_workers)
+    found = compared(env=SUCCEEDS, until_decided=0.05, decide_on="success")
     assert [len(each) for each in found.evaluations] == [n, n]
-    pairs = found.pairs[0]
-    assert pairs.verdict == "second"
-    successes = found["zero"].successes
-    assert successes is not None
-    assert pairs.discordant == (0, int((~successes).sum()))
-    assert pairs.success_difference == 1 - successes.mean()
-    assert pairs.success_difference_interval == rate_difference_interval(int((~successes).sum()), 0, n)
+    (pairs,) = found.pairs
+    failures = int((~found["zero"].successes).sum())
+    assert (pairs.verdict, pairs.discordant) == ("second", (0, failures))
+    assert pairs.success_difference == pytest.approx(failures / n)
+    assert pairs.success_difference_interval == rate_difference_interval(failures, 0, n)
 
 
-def test_agents_that_are_equal_are_not_told_apart():
-    found = compare(
-        [zero, also_zero], Levels, until_decided=0.05, bounds=BOUNDS, max_trajectories=40, n_workers=0, seed=1
-    )
-    assert len(found.evaluations[0]) == 40
-    assert found.pairs[0].verdict is None
-    assert "not decided" in str(found)
+def test_agents_that_are_equal_are_not_told_apart_and_others_stop_when_they_are():
+    found = compared([zero, also_zero], until_decided=0.05, bounds=BOUNDS, max_trajectories=40)
+    assert (len(found.evaluations[0]), found.pairs[0].verdict) == (40, None)
     assert found.stopped == "not decided after 40 trajectories, the most"
+    assert "not decided" in str(found)
     assert "all differences are equal" in str(found)
 
-
-def test_each_of_several_stops_when_it_is_told_from_the_first():
-    env = functools.partial(Levels, success="success")
-    found = compare(
-        {"first": zero, "same": also_zero, "better": one}, env, until_decided=0.1, decide_on="success", seed=1,
-        max_trajectories=60, n_workers=0,
-    )  # fmt: skip
+    agents = {"first": zero, "same": also_zero, "better": one}
+    found = compared(agents, SUCCEEDS, until_decided=0.1, decide_on="success", max_trajectories=60)
     n_first, n_same, n_better = (len(each) for each in found.evaluations)
     assert n_first == n_same == 60 > n_better
-    two = compare([zero, one], env, until_decided=0.05, decide_on="success", seed=1, n_workers=0)
+    two = compared(env=SUCCEEDS, until_decided=0.05, decide_on="success")
     assert len(two.evaluations[1]) == n_better, "alpha is divided by the number of comparisons"
     assert [pairs.verdict for pairs in found.pairs] == [None, "second"]
     assert [len(pairs) for pairs in found.pairs] == [60, n_better]
@@ -147,46 +150,31 @@ def test_what_one_agent_leaves_out_is_in_no_pair():
                 raise ValueError("no")
             return super().step(action)
 
-    options: Any = {"on_failure": "drop", "n_workers": 0, "seed": 4}
-    fixed = compare([zero, one], Fails, seeds=range(30), **options)
+    fixed = compared(env=Fails, seeds=range(30), on_failure="drop")
     assert len(fixed["one"]) == 20
     assert np.allclose(fixed.pairs[0].differences, 0.5)
-    race = compare([zero, one], Fails, until_decided=0.05, bounds=BOUNDS, max_trajectories=30, **options)
+    race = compared(env=Fails, until_decided=0.05, bounds=BOUNDS, max_trajectories=30, on_failure="drop")
     assert np.allclose(race.pairs[0].differences, 0.5)
 
 
 def test_what_is_saved_is_loaded_again(tmp_path):
-    env = functools.partial(Levels, success="success")
     for found in (
-        compare([zero, one, "random"], Levels, num_trajectories=12, seed=3, n_workers=0),
-        compare([zero, one], env, until_decided=0.05, decide_on="success", seed=2, n_workers=0),
-        compare([zero, one], env, until_decided=0.05, bounds=BOUNDS, max_trajectories=20, seed=2, n_workers=0),
+        compared([zero, one, "random"], num_trajectories=12),
+        compared(env=SUCCEEDS, until_decided=0.05, decide_on="success"),
+        compared(env=SUCCEEDS, until_decided=0.05, bounds=BOUNDS, max_trajectories=20),
     ):
         path = found.save(tmp_path / "found.json")
         assert Comparison.load(path) == found
         assert str(Comparison.from_json(found.to_json())) == str(found)
     facts = json.loads(path.read_text())
     assert facts["summary"][0]["n_pairs"] == 20
-    with pytest.raises(StorageError, match="is no comparison of streamsampler: list index out of range"):
-        Comparison.from_json(json.dumps({**facts, "bounds": []}))
-    facts["evaluations"].pop()
-    with pytest.raises(StorageError, match="at least two agents"):
-        Comparison.from_json(json.dumps(facts))
-    with pytest.raises(StorageError, match="is no comparison of streamsampler"):
-        Comparison.from_json(found["one"].to_json())
-
-
-def test_the_table_has_a_column_for_each_agent():
-    found = compare({"a": zero, "much longer": "random"}, Levels, num_trajectories=30, seed=3, n_workers=0)
-    lines = str(found).splitlines()
-    assert lines[0] == "a, much longer in Levels, on the same seeds"
-    assert lines[1].split() == ["a", "much", "longer"]
-    mean = next(line for line in lines if "mean return" in line)
-    assert mean.split()[2:] == [f"{each.mean:.5g}" for each in found.evaluations]
-    difference = next(line for line in lines if "difference of means" in line)
-    assert difference.endswith(found.pairs[0].mean_difference_interval.method)
-    assert any("as good as" in line for line in lines)
-    assert t_interval(found.pairs[0].differences).low <= found.pairs[0].mean_difference
+    for changed, words in (
+        ({**facts, "bounds": []}, "is no comparison of streamsampler: list index out of range"),
+        ({**facts, "evaluations": facts["evaluations"][:1]}, "at least two agents"),
+        (json.loads(found["one"].to_json()), "is no comparison of streamsampler"),
+    ):
+        with pytest.raises(StorageError, match=words):
+            Comparison.from_json(json.dumps(changed))
 
 
 @pytest.mark.parametrize(
@@ -215,37 +203,24 @@ def test_arguments_that_cannot_work_are_refused(arguments, message):
         compare(**cast("Any", {"agents": [zero, one], "env": Levels, "n_workers": 0, **arguments}))
 
 
-class Interrupting:
-    """A display that sends Ctrl-C after some trajectories of the second agent, or of both at once."""
+@pytest.mark.parametrize(
+    "asked", [{"num_trajectories": 2_000}, {"until_decided": 0.05, "bounds": (-1e4, 1e4)}], ids=["fixed", "race"]
+)
+def test_what_is_finished_survives_ctrl_c(asked):
+    """In the trajectories of the second agent, or of both at once."""
 
-    interval = 0.0
-
-    def __init__(self, until):
-        self.until = until
-        self.began, self.last = 0, 10**9
-
-    def __call__(self, snapshot):
-        self.began += snapshot.trajectories < self.last
-        self.last = snapshot.trajectories
-        if snapshot.trajectories >= 5 and self.began >= self.until:
+    def interrupt(snapshot):
+        if snapshot.trajectories >= 5 and ("bounds" in asked or str(snapshot.note).startswith("one")):
             raise KeyboardInterrupt
 
-
-@pytest.mark.parametrize("until", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_is_finished_survives_ctrl_c(until):
-    asked: Any = {"num_trajectories": 2_000} if until == 2 else {"until_decided": 0.05, "bounds": (-1e4, 1e4)}
+    interrupt.interval = 0.0  # type: ignore[attr-defined]
     with pytest.raises(EvaluationInterruptedError) as caught:
-        compare([zero, one], Levels, seed=2, n_workers=0, progress=Interrupting(until), **asked)
+        compared(progress=interrupt, **asked)
     found = caught.value.found
     assert found.stopped == "interrupted"
     assert 4 <= len(found.pairs[0]) < 2_000
     assert np.allclose(found.pairs[0].differences, 0.5)
-    assert len(found["zero"]) == 2_000 or until == 1
-
-
-def test_agents_of_one_name_get_numbers():
-    found = compare([zero, zero, "random"], Levels, num_trajectories=2, n_workers=0)
-    assert found.names == ("zero", "zero #2", "random")
+    assert len(found["zero"]) == 2_000 or "bounds" in asked
 
 
 def test_progress_names_the_agent_that_runs():
@@ -254,7 +229,7 @@ def test_progress_names_the_agent_that_runs():
     def follow(snapshot):
         notes.append((snapshot.complete, snapshot.note))
 
-    compare({"one": zero, "two": one}, Levels, num_trajectories=12, n_workers=0, seed=3, progress=follow)
+    compared({"one": zero, "two": one}, num_trajectories=12, progress=follow)
     assert notes[0] == (False, "one")
     first, second = (note for complete, note in notes if complete)
     assert first.startswith("one: return ")

@@ -15,71 +15,7 @@ from tests.evaluation.envs import Better, Known, zero
 
 N = 23
 SUCCEEDS = functools.partial(Known, success="is_success")
-
-
-def evaluated(part, path, env=SUCCEEDS, seed=3, **options):
-    amount: dict[str, Any] = {"num_trajectories": N} if not {"seeds", "scenarios"} & options.keys() else {}
-    return evaluate(zero, env, seed=seed, n_workers=0, part=part, **amount, **options).save(path)
-
-
-def in_parts(make, folder, of, suffix="", **options):
-    return [make((number, of), folder / f"part-{number}{suffix}", **options) for number in range(of, 0, -1)]
-
-
-# ---------------------------------------------------------------------- the same bytes
-
-
-@pytest.mark.parametrize("of", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))])
-def test_evaluations_of_parts_become_that_of_one_run(tmp_path, of):
-    seeds = [number * 7 % 31 for number in range(N)]
-    scenarios = [{"seed": seed, "name": f"s{seed}", "options": {"level": seed}} for seed in seeds]
-    forms: list[dict[str, Any]] = [{}, {"seeds": seeds, "seed": None}, {"scenarios": scenarios}]
-    for number, options in enumerate(forms):
-        folder = tmp_path / f"{number}"
-        folder.mkdir()
-        evaluated(None, folder / "whole.json", **options)
-        found = merge(in_parts(evaluated, folder, of, ".json", **options), folder / "merged.json")
-        assert isinstance(found, Evaluation)
-        assert (folder / "merged.json").read_bytes() == (folder / "whole.json").read_bytes()
-        assert found == Evaluation.load(folder / "whole.json")
-        part = Evaluation.load(folder / f"part-{of}.json")
-        assert part.indices[-1] == N - 1
-        assert f"{len(part)} trajectories, part {of} of {of}\n" in str(part)
-
-
-def test_comparisons_of_parts_become_that_of_one_run(tmp_path):
-    agents = {"zero": zero, "better": Better()}
-
-    def compared(part, path):
-        return compare(agents, SUCCEEDS, num_trajectories=N, seed=3, n_workers=0, part=part).save(path)
-
-    compared(None, tmp_path / "whole.json")
-    parts = in_parts(compared, tmp_path, 3, ".json")
-    found = merge(map(str, parts), tmp_path / "merged.json")
-    assert (tmp_path / "merged.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
-    assert found == Comparison.load(tmp_path / "whole.json")
-    assert "on the same seeds, part 2 of 3\n" in str(Comparison.load(parts[1]))
-
-
-@pytest.mark.parametrize("args", [{"n_envs": 4}, {"n_envs": 2, "block_size": 6}])
-def test_parts_of_environments_side_by_side_are_cut_at_blocks(tmp_path, args):
-    vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": args, "env": "CartPole-v1"}
-    whole = evaluated(None, tmp_path / "whole.json", **vec)
-    parts = in_parts(evaluated, tmp_path, 3, ".json", **vec)
-    merge(parts, tmp_path / "merged.json")
-    assert (tmp_path / "merged.json").read_bytes() == whole.read_bytes()
-    block = args.get("block_size", args["n_envs"])
-    assert all(Evaluation.load(part).indices[0] % block == 0 for part in parts)
-    with pytest.raises(UsageError, match=f"in blocks of {block}, which are run together, cannot be cut into 7 parts"):
-        evaluated((1, 7), tmp_path / "x.json", **vec)
-
-
-def test_what_seeds_leave_out_is_left_out_of_the_whole(tmp_path):
-    fails = {"env": functools.partial(Known, fails=(4, 15)), "seeds": list(range(N)), "on_failure": "drop"}
-    evaluated(None, tmp_path / "whole.json", **fails)
-    merge(in_parts(evaluated, tmp_path, 4, ".json", **fails), tmp_path / "merged.json")
-    assert (tmp_path / "merged.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
-    assert Evaluation.load(tmp_path / "merged.json").left_out == 2
+SEEDS = [number * 7 % 31 for number in range(N)]
 
 
 class Unsure(Known):
@@ -90,109 +26,104 @@ class Unsure(Known):
         return super().step(action)
 
 
-def test_successes_that_only_one_part_knows_of(tmp_path):
-    options = {"env": Unsure, "seeds": range(N)}
-    evaluated(None, tmp_path / "whole.json", **options)
-    merge(in_parts(evaluated, tmp_path, 3, ".json", **options), tmp_path / "merged.json")
-    assert (tmp_path / "merged.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
-    assert Evaluation.load(tmp_path / "part-1.json").successes is None
+def evaluated(part, path, env=SUCCEEDS, **options):
+    amount: dict[str, Any] = {} if {"seeds", "scenarios"} & options.keys() else {"num_trajectories": N}
+    return evaluate(zero, env, n_workers=0, part=part, **{"seed": 3, **amount, **options}).save(path)
 
 
-# ---------------------------------------------------------------------- what is refused
+def compared(part, path, **options):
+    return compare([zero, Better()], SUCCEEDS, num_trajectories=N, seed=3, n_workers=0, part=part).save(path)
 
 
-def test_missing_and_doubled_parts_are_named(tmp_path):
-    out = tmp_path / "out.json"
-    one, two, three = reversed(in_parts(evaluated, tmp_path, 3, ".json"))
-    copied = evaluated((2, 3), tmp_path / "copied.json")
-    with pytest.raises(UsageError, match="part 2 of 3 is missing"):
-        merge([three, one], out)
-    with pytest.raises(UsageError, match=r"part 2 of 3 is there twice: .*part-2.json and .*copied.json$"):
-        merge([one, two, three, copied], out)
-    with pytest.raises(UsageError, match=r"part-2.json is given twice"):
-        merge([one, two, three, two], out)
-    whole = evaluated(None, tmp_path / "whole.json")
-    with pytest.raises(UsageError, match=r"whole.json is no part: it holds what a whole run sampled"):
-        merge([one, two, three, whole], out)
-    with pytest.raises(UsageError, match=r"part-2.json is one of the parts"):
-        merge([one, two, three], two)
-    with pytest.raises(UsageError, match=r"part 1 of 3 of 23 trajectories, and .* is part 2 of 2 of 23"):
-        merge([one, evaluated((2, 2), tmp_path / "other.json")], out)
-    assert not out.exists()
+def parts_of(make, folder, of=3, **options):
+    """Write all parts of a run, the last one first, and return their paths in order."""
+    return [make((number, of), folder / f"part-{number}.json", **options) for number in range(of, 0, -1)][::-1]
+
+
+VEC: dict[str, Any] = {"worker_class": VecWorker, "env": "CartPole-v1"}
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("make", "options"),
     [
-        ({"seed": 4}, "seed is 3 in .*part-1.*, and 4 in .*other"),
-        pytest.param(
-            {"max_episode_length": 2},
-            "max_episode_length is None in .*part-1.*, and 2 in .*other",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"env": "CartPole-v1"},
-            "environment is '.*' in .*part-1.*, and 'CartPole-v1' in .*other",
-            marks=pytest.mark.slow,
-        ),
+        (evaluated, {}),
+        (evaluated, {"seeds": SEEDS, "seed": None}),
+        (evaluated, {"scenarios": [{"seed": seed, "name": f"s{seed}", "options": {"level": seed}} for seed in SEEDS]}),
+        (evaluated, {"env": functools.partial(Known, fails=(4, 15)), "seeds": range(N), "on_failure": "drop"}),
+        (evaluated, {"env": Unsure, "seeds": range(N)}),
+        (evaluated, {**VEC, "worker_args": {"n_envs": 4}}),
+        (evaluated, {**VEC, "worker_args": {"n_envs": 2, "block_size": 6}}),
+        (compared, {}),
     ],
+    ids=["a number", "seeds", "scenarios", "left out", "successes of one part", "lanes", "blocks", "comparison"],
 )
-def test_parts_of_different_runs_are_told_apart(tmp_path, options, words):
-    one, other = evaluated((1, 2), tmp_path / "part-1.json"), evaluated((2, 2), tmp_path / "other.json", **options)
-    with pytest.raises(UsageError, match=f"the parts are of different runs: .*{words}"):
-        merge([one, other], tmp_path / "out")
+def test_parts_become_the_bytes_of_one_run(tmp_path, make, options):
+    whole = make(None, tmp_path / "whole.json", **options)
+    parts = parts_of(make, tmp_path, **options)
+    found = merge(map(str, reversed(parts)), tmp_path / "merged.json")
+    assert (tmp_path / "merged.json").read_bytes() == whole.read_bytes()
+    kind: Any = Evaluation if make is evaluated else Comparison
+    assert found == kind.load(whole)
+    assert "part 2 of 3\n" in str(kind.load(parts[1]))
+    if "worker_args" in options:
+        block = options["worker_args"].get("block_size", options["worker_args"]["n_envs"])
+        assert all(Evaluation.load(part).indices[0] % block == 0 for part in parts)
+        with pytest.raises(UsageError, match=f"in blocks of {block}, which are run together, cannot be cut into 7 par"):
+            evaluated((1, 7), tmp_path / "x.json", **options)
 
 
-def test_parts_of_one_kind(tmp_path):
-    compare([zero, Better()], SUCCEEDS, num_trajectories=N, seed=3, n_workers=0, part=(1, 2)).save(tmp_path / "1.json")
-    parts = tmp_path / "1.json", evaluated((2, 2), tmp_path / "2.json")
-    with pytest.raises(UsageError, match=r"1.json is a comparison, and .*2.json is an evaluation: merge"):
-        merge(parts, tmp_path / "out")
+def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    one, two, three = parts_of(evaluated, tmp_path)
+    copied = evaluated((2, 3), tmp_path / "copied.json")
+    whole = evaluated(None, tmp_path / "whole.json")
+    of_two = evaluated((2, 2), tmp_path / "of-two.json")
+    other = evaluated((2, 3), tmp_path / "other.json", seed=4)
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(StorageError, match=r"x.json is no part: it holds neither an evaluation nor a comparison"):
-        merge([parts[0], tmp_path / "x.json"], tmp_path / "out")
     with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
-        sampler.obtain_trajectories(1).save(tmp_path / "x.npz")
-    with pytest.raises(StorageError, match=r"x.npz is no part: it is a file of trajectories, and only evaluations"):
-        merge([tmp_path / "x.npz"], tmp_path / "out")
-    with pytest.raises(UsageError, match="nothing to merge"):
-        merge([], tmp_path / "out")
-    with pytest.raises(UsageError, match="several files"):
-        merge("part-*.npz", tmp_path / "out")
-    with pytest.raises(FileNotFoundError):
-        merge([tmp_path / "nowhere.npz"], tmp_path / "out")
-    parts[1].write_bytes(parts[1].read_bytes()[:-20])
-    with pytest.raises(StorageError, match=r"2.json"):
-        merge([parts[1]], tmp_path / "out")
-
-
-def test_an_output_that_is_there_is_replaced(tmp_path):
-    parts = in_parts(evaluated, tmp_path, 2, ".json")
-    (tmp_path / "out.json").write_text("before")
-    merge(parts, tmp_path / "out.json")
-    assert len(Evaluation.load(tmp_path / "out.json")) == N
-
-
-def test_a_part_that_was_interrupted_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
-    one = evaluated((1, 2), tmp_path / "1.json")
-    take, left = Gathering.take, iter([True] * 4)
+        trajectories = sampler.obtain_trajectories(1).save(tmp_path / "x.npz")
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(two.read_bytes()[:-20])
+    takes, take = iter([True] * 4), Gathering.take
 
     def taking(self):
-        if next(left, False):
+        if next(takes, False):
             return take(self)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Gathering, "take", taking)
     with pytest.raises(EvaluationInterruptedError) as caught:
-        evaluated((2, 2), tmp_path / "2.json")
-    caught.value.found.save(tmp_path / "2.json")
-    with pytest.raises(UsageError, match=r"2.json, part 2 of 2, has 4 of 12 trajectories: run this part again"):
-        merge([one, tmp_path / "2.json"], tmp_path / "out.json")
+        evaluated((3, 3), tmp_path / "interrupted.json")
+    interrupted = caught.value.found.save(tmp_path / "interrupted.json")
+    monkeypatch.undo()
+    for parts, error, words in (
+        ([three, one], UsageError, "part 2 of 3 is missing"),
+        ([one, two, three, copied], UsageError, "part 2 of 3 is there twice: .*part-2.json and .*copied.json$"),
+        ([one, two, three, two], UsageError, "part-2.json is given twice"),
+        ([one, two, three, whole], UsageError, "whole.json is no part: it holds what a whole run sampled"),
+        ([one, of_two], UsageError, "part 1 of 3 of 23 trajectories, and .* is part 2 of 2 of 23"),
+        ([one, other], UsageError, "the parts are of different runs: .*seed is 3 in .*part-1.*, and 4 in .*other"),
+        ([compared((1, 3), tmp_path / "c.json"), two], UsageError, "c.json is a comparison, and .*2.json is an eval"),
+        ([one, two, interrupted], UsageError, "interrupted.json, part 3 of 3, has 4 of 8 trajectories: run this part"),
+        ([one, tmp_path / "x.json"], StorageError, "x.json is no part: it holds neither an evaluation nor a compar"),
+        ([trajectories], StorageError, "x.npz is no part: it is a file of trajectories, and only evaluations"),
+        ([cut], StorageError, "cut.json"),
+        ([], UsageError, "nothing to merge"),
+        ("part-*.npz", UsageError, "several files"),
+        ([tmp_path / "nowhere.json"], FileNotFoundError, "nowhere.json"),
+    ):
+        with pytest.raises(error, match=words):
+            merge(parts, out)
+    with pytest.raises(UsageError, match=r"part-2.json is one of the parts"):
+        merge([one, two, three], two)
+    assert not out.exists()
+    out.write_text("before")
+    merge([one, two, three], out)
+    assert out.read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.slow
 def test_parts_of_other_kernels_are_merged_with_a_warning(tmp_path, caplog):
-    one, two = (evaluated((number, 2), tmp_path / f"{number}.json") for number in (1, 2))
+    one, two = parts_of(evaluated, tmp_path, of=2)
     merge([one, two], tmp_path / "merged.json")
     assert not caplog.records
     own = Evaluation.load(one).settings["fingerprints"]
@@ -206,29 +137,16 @@ def test_parts_of_other_kernels_are_merged_with_a_warning(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (
-            lambda **o: evaluate(zero, Known, until_halfwidth=1, seed=1, **o),
-            "where until_halfwidth stops is known only",
-        ),
-        (lambda **o: evaluate(zero, Known, num_trajectories=9, **o), "would draw a seed of its own: give seed=…"),
-        (
-            lambda **o: evaluate(zero, Known, num_trajectories=9, seed=1, on_failure="drop", **o),
-            'cannot be sampled with on_failure="drop": what is left out would be replaced',
-        ),
-        (lambda **o: compare([zero, Better()], Known, num_trajectories=9, **o), "would draw a seed of its own"),
-        (
-            lambda **o: compare([zero, Better()], Known, until_decided=0.05, bounds=(0, 9), seed=1, **o),
-            "when until_decided is sure is known only when all pairs before are there",
-        ),
+        ({"until_halfwidth": 1, "seed": 1}, "where until_halfwidth stops is known only"),
+        ({"num_trajectories": 9}, "would draw a seed of its own: give seed=…"),
+        ({"num_trajectories": 9, "seed": 1, "on_failure": "drop"}, 'cannot be sampled with on_failure="drop"'),
+        ({"num_trajectories": 9, "agents": 2}, "would draw a seed of its own"),
+        ({"until_decided": 0.05, "bounds": (0, 9), "seed": 1, "agents": 2}, "when until_decided is sure is known only"),
+        ({"num_trajectories": 3, "seed": 1, "part": (4, 4)}, "3 trajectories cannot be cut into 4 parts"),
+        ({"num_trajectories": 3, "seed": 1, "part": (5, 4)}, "there is no part 5 of 4: a part is two integers"),
     ],
 )
 def test_what_has_no_parts(call, words):
+    options: Any = {"part": (1, 2), "n_workers": 0, **call}
     with pytest.raises(UsageError, match=words):
-        call(part=(1, 2))
-
-
-def test_more_parts_than_trajectories():
-    with pytest.raises(UsageError, match="3 trajectories cannot be cut into 4 parts"):
-        evaluate(zero, Known, num_trajectories=3, seed=1, n_workers=0, part=(4, 4))
-    with pytest.raises(UsageError, match=r"there is no part 5 of 4: a part is two integers"):
-        evaluate(zero, Known, num_trajectories=3, seed=1, n_workers=0, part=(5, 4))
+        compare([zero, Better()], Known, **options) if options.pop("agents", 0) else evaluate(zero, Known, **options)

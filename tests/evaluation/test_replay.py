@@ -14,7 +14,6 @@ import pytest
 from streamsampler import (
     DefaultWorker,
     LocalSampler,
-    MultiprocessingSampler,
     PerWorker,
     RolloutError,
     UsageError,
@@ -22,7 +21,6 @@ from streamsampler import (
     replay,
     sample_to_folder,
 )
-from streamsampler.data import npz as storage
 from tests.evaluation.envs import Known
 from tests.scripted.agents import Attentive, Drawing, Linear, Rowwise, Sampling, Stamping
 from tests.scripted.envs import Counting, GlobalNoise, Nested, Rough, Steps
@@ -57,26 +55,19 @@ class Born(Steps):
 
 
 FORMS: dict[str, Any] = {
-    "crowd": (Crowd(), "CartPole-v1", vec()),
-    "crowd in long blocks": (Crowd(), "CartPole-v1", vec(block_size=5)),
-    "constructors": ("random", Born, {}),
     "default": (Drawing(), GlobalNoise, {}),
-    "nested": (Attentive(), Nested, {}),
-    "limited": (Attentive(), Nested, {"max_episode_length": 3}),
     "lanes": (Rowwise(), "CartPole-v1", vec()),
-    "blocks": (Sampling(), "CartPole-v1", vec()),
-    "long blocks": (Sampling(), "CartPole-v1", vec(block_size=5)),
-    "vector": (lambda _: 0, Vector("NEXT_STEP"), vec()),
     "vector with masks": (lambda _: 0, Vector("DISABLED"), vec(block_size=7)),
+    "crowd": (Crowd(), "CartPole-v1", vec()),
+    "long blocks": (Crowd(), "CartPole-v1", vec(block_size=5)),
+    "constructors": ("random", Born, {}),
+    "limited": (Attentive(), Nested, {"max_episode_length": 3}),
+    "vector": (lambda _: 0, Vector("NEXT_STEP"), vec()),
 }
-
-
 QUICK = "default", "lanes", "vector with masks"
 
 
-@pytest.mark.parametrize(
-    "form", [form if form in QUICK else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
-)
+@pytest.mark.parametrize("form", [it if it in QUICK else pytest.param(it, marks=pytest.mark.slow) for it in FORMS])
 def test_each_trajectory_of_each_amount_is_the_same(form, tmp_path):
     agent, env, options = FORMS[form]
     with LocalSampler(agent, env, seed=3, check=None, **options) as sampler:
@@ -92,15 +83,14 @@ def test_each_trajectory_of_each_amount_is_the_same(form, tmp_path):
 
 def test_a_block_is_what_differs_without_its_neighbours():
     """The test above shows something: a trajectory of a block is another one alone."""
-    agent, env, options = FORMS["blocks"]
-    with LocalSampler(agent, env, seed=3, **options) as sampler:
+    with LocalSampler(Sampling(), "CartPole-v1", seed=3, **vec()) as sampler:
         batch = sampler.obtain_trajectories(6)
-    assert not replay(batch, 4, agent=agent, env=env).same
-    assert replay(batch, 4, agent=agent, env=env, **options).same
+    assert not replay(batch, 4, agent=Sampling(), env="CartPole-v1").same
+    assert replay(batch, 4, agent=Sampling(), env="CartPole-v1", **vec()).same
 
 
-def test_an_earlier_version_by_its_parameters():
-    with MultiprocessingSampler(Linear(), "CartPole-v1", seed=3, n_workers=2) as sampler:
+def test_versions_are_replayed_by_their_parameters():
+    with LocalSampler(Linear(), "CartPole-v1", seed=3) as sampler:
         first = sampler.obtain_trajectories(3, agent_update=(0.1, 0, 2, 3))
         second = sampler.obtain_trajectories(3, agent_update=(-1, 0, 2, 3))
         assert sampler.replay(2, 1, recorded=second).same
@@ -112,13 +102,18 @@ def test_an_earlier_version_by_its_parameters():
         assert "another agent, or other parameters" in wrong.reasons[0]
         assert sampler.replay(1, 1, recorded=first, actions=True).same
         assert sampler.obtain_trajectories(2).n_trajectories == 2, "the workers were not disturbed"
+    both = type(first).concatenate([first, second])
+    given: Any = {"agent": Linear(), "env": "CartPole-v1"}
+    with pytest.raises(UsageError, match="more than once, of agent versions 1, 2: give version"):
+        replay(both, 1, **given)
+    assert all(replay(both, 1, version=v, env="CartPole-v1", actions=True).same for v in (1, 2))
+    with pytest.raises(UsageError, match="agent version 3: there are trajectories of agent versions 1, 2"):
+        replay(both, 1, version=3, **given)
 
 
 def test_the_global_generators_are_as_before():
     with LocalSampler(Drawing(), GlobalNoise, seed=3) as sampler:
         batch = sampler.obtain_trajectories(2)
-        random.seed(1)
-        np.random.seed(1)
         before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
         sampler.replay(1, 1, recorded=batch)
         assert before == (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
@@ -142,24 +137,16 @@ def test_seeds_and_options_that_were_given():
         batch = sampler.obtain_trajectories(seeds=seeds, reset_options=options)
         assert [sampler.replay(1, index).trajectory == batch[index] for index in range(3)] == [True] * 3
         assert replay(batch, 1, agent="random", env=Known, reset_options={"level": 2.0}).same
+    given, env = vec(block_size=7), Vector("SAME_STEP")
+    with LocalSampler(lambda _: 0, env, seed=3, check=None, **given) as sampler:
+        batch = sampler.obtain_trajectories(seeds=range(50, 60))
+        assert all(sampler.replay(1, index, recorded=batch).same for index in range(10))
+    assert all(replay(batch, index, agent=lambda _: 0, env=env, **given).same for index in range(10))
+    with pytest.raises(UsageError, match=r"recorded actions are replayed in one environment.* a vector environment"):
+        replay(batch, 0, actions=True, env=env)
 
 
-@pytest.mark.slow
-def test_folders_are_searched_for_the_shard(tmp_path):
-    with LocalSampler(Drawing(), Rough, seed=3, check=None, on_failure="drop") as sampler:
-        folder = sample_to_folder(sampler, tmp_path / "a", n_trajectories=20, shard_size=20)
-        dropped = {each.index for each in sampler.stats.dropped}
-    assert len(folder.shards) > 2
-    for index in folder.to_batch().indices.tolist():
-        assert replay(folder, index, agent=Drawing(), env=Rough).same
-    for index in sorted(dropped):
-        with pytest.raises(UsageError, match=f"there is no trajectory {index}: it was left out, because it raised"):
-            replay(tmp_path / "a", index, agent=Drawing(), env=Rough)
-    with pytest.raises(UsageError, match="there is no trajectory 99: there are trajectories 0 to"):
-        replay(tmp_path / "a", 99, agent=Drawing(), env=Rough)
-
-
-def test_what_raises_raises_again():
+def test_what_raises_raises_again_and_folders_are_searched_for_the_shard(tmp_path):
     with LocalSampler(Drawing(), Rough, seed=3, check=None, on_failure="drop") as sampler:
         batch = sampler.obtain_trajectories(9)
         left_out = next(index for index in range(9) if index not in batch.indices)
@@ -170,19 +157,15 @@ def test_what_raises_raises_again():
         last = int(batch.indices[-1])
         assert last >= 9, "it took the place of another one"
         assert sampler.replay(1, last, recorded=batch).same
-
-
-@pytest.mark.parametrize(
-    "mode", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("NEXT_STEP", "DISABLED")), "SAME_STEP"]
-)
-def test_seeds_that_were_given_to_a_vector_environment(mode):
-    options, env = vec(block_size=7), Vector(mode)
-    with LocalSampler(lambda _: 0, env, seed=3, check=None, **options) as sampler:
-        batch = sampler.obtain_trajectories(seeds=range(50, 60))
-        assert all(sampler.replay(1, index, recorded=batch).same for index in range(10))
-    assert all(replay(batch, index, agent=lambda _: 0, env=env, **options).same for index in range(10))
-    with pytest.raises(UsageError, match=r"recorded actions are replayed in one environment.* a vector environment"):
-        replay(batch, 0, actions=True, env=env)
+    with LocalSampler(Drawing(), Rough, seed=3, check=None, on_failure="drop") as sampler:
+        folder = sample_to_folder(sampler, tmp_path / "a", n_trajectories=20, shard_size=20)
+        dropped = min(each.index for each in sampler.stats.dropped)
+    assert len(folder.shards) > 2
+    assert all(replay(folder, index, agent=Drawing(), env=Rough).same for index in folder.to_batch().indices.tolist())
+    with pytest.raises(UsageError, match=f"there is no trajectory {dropped}: it was left out, because it raised"):
+        replay(tmp_path / "a", dropped, agent=Drawing(), env=Rough)
+    with pytest.raises(UsageError, match="there is no trajectory 99: there are trajectories 0 to"):
+        replay(tmp_path / "a", 99, agent=Drawing(), env=Rough)
 
 
 class Hidden(Steps):
@@ -223,39 +206,30 @@ def test_actions_alone_tell_how_the_environment_goes_on():
         replay(batch, 1, env=Steps, agent="random", actions=True)
 
 
-@pytest.mark.parametrize("actions", [False, True])
-def test_a_limit_that_is_not_known_cuts_the_comparison(actions, tmp_path):
-    with LocalSampler("random", partial(Steps, 9), seed=3, max_episode_length=4) as sampler:
-        batch = sampler.obtain_trajectories(1)
-        path = batch.save(tmp_path / "new", provenance=sampler.provenance())
-    how: dict[str, Any] = {"env": partial(Steps, 9), **({"actions": True} if actions else {"agent": "random"})}
-    found = replay(batch.save(tmp_path / "old"), 0, **how)
-    assert found.same
-    assert "max_episode_length is not known" in str(found)
-    assert not replay(batch, 0, max_episode_length=9, **how).same
-    assert not replay(path, 0, **how).notes
-
-
-def test_a_limit_that_is_not_known_in_a_block():
-    """Others go on in the block, too, but what was recorded of its first trajectories does not depend on that."""
+@pytest.mark.parametrize("options", [{}, vec()])
+def test_a_limit_that_is_not_known_cuts_the_comparison(options, tmp_path):
+    """In a block others go on, too, but what was recorded of its first trajectories does not depend on that."""
     env = partial(Steps, 9)
-    with LocalSampler(lambda _: 0, env, seed=3, max_episode_length=4, **vec()) as sampler:
+    with LocalSampler(lambda _: 0, env, seed=3, max_episode_length=4, **options) as sampler:
         batch = sampler.obtain_trajectories(3)
-    found = replay(batch, 2, agent=lambda _: 0, env=env, **vec())
-    assert found.same
-    assert len(found.trajectory.rewards) == 9
-    assert "max_episode_length is not known" in str(found)
+        path = batch.save(tmp_path / "new", provenance=sampler.provenance())
+    ways: list[dict[str, Any]] = [{"agent": lambda _: 0}, *([] if options else [{"actions": True}])]
+    for how in ways:
+        found = replay(batch.save(tmp_path / "old"), 2, env=env, **how, **options)
+        assert found.same
+        assert len(found.trajectory.rewards) == (9 if options else len(found.trajectory.rewards))
+        assert "max_episode_length is not known" in str(found)
+        assert not replay(batch, 2, max_episode_length=9, env=env, **how, **options).same
+        assert not replay(path, 2, env=env, **how).notes
 
 
 def test_kernels_and_versions_are_named_where_they_differ(tmp_path):
     with LocalSampler("random", "CartPole-v1", seed=3) as sampler:
         batch = sampler.obtain_trajectories(1)
         told = sampler.provenance()
-    rewards = batch.rewards + 1e-9
     told |= {"fingerprints": ["numpy=000000000000"], "versions": {**told["versions"], "gymnasium": "0.9"}}
-    path = dataclasses.replace(batch, rewards=rewards).save(tmp_path / "a", provenance=told)
-    found = replay(path, 0, agent="random")
-    kernels, versions, *_ = found.reasons
+    path = dataclasses.replace(batch, rewards=batch.rewards + 1e-9).save(tmp_path / "a", provenance=told)
+    kernels, versions, *_ = replay(path, 0, agent="random").reasons
     assert kernels.startswith("other kernels")
     assert versions == f"other versions: gymnasium 0.9 there, {gymnasium.__version__} here"
 
@@ -280,36 +254,27 @@ def test_what_is_missing_is_named(facts, options, message, tmp_path):
         replay(path, 1, **options)
 
 
-def test_an_agent_that_was_random_and_arguments_that_were_recorded(tmp_path):
-    kwargs = {"is_slippery": False, "max_episode_steps": 5}
-    with LocalSampler("random", "FrozenLake-v1", seed=3, env_kwargs=kwargs) as sampler:
-        told = {**sampler.provenance(), "agent": "random"}
-        path = sampler.obtain_trajectories(4).save(tmp_path / "a", provenance=told)
-    assert replay(path, 3).same
-    assert replay(path, 3, env="FrozenLake-v1").same
-    assert not all(replay(path, index, env_kwargs={"max_episode_steps": 2}).same for index in range(4))
-
-
 class Own(DefaultWorker):
     """A worker from outside the package."""
 
 
-def test_workers_from_outside(tmp_path):
-    with LocalSampler("random", "CartPole-v1", seed=3, worker_class=Own) as sampler:
-        path = sampler.obtain_trajectories(2).save(tmp_path / "a", provenance=sampler.provenance())
-    found = replay(path, 1, agent="random", worker_class=Own)
-    assert (found.same, found.notes) == (True, ())
-    assert replay(path, 1, agent="random", worker_class=DefaultWorker).notes
-
-
-def test_several_versions_in_a_batch():
-    with LocalSampler(Linear(), "CartPole-v1", seed=3) as sampler:
-        both = type(b := sampler.obtain_trajectories(2)).concatenate([b, sampler.obtain_trajectories(2)])
-    with pytest.raises(UsageError, match="more than once, of agent versions 1, 2: give version"):
-        replay(both, 1, agent=Linear(), env="CartPole-v1")
-    assert all(replay(both, 1, version=v, agent=Linear(), env="CartPole-v1").same for v in (1, 2))
-    with pytest.raises(UsageError, match="agent version 3: there are trajectories of agent versions 1, 2"):
-        replay(both, 1, version=3, agent=Linear(), env="CartPole-v1")
+def test_what_a_file_says_is_used_and_what_is_given_wins(tmp_path):
+    kwargs = {"is_slippery": False, "max_episode_steps": 5}
+    with LocalSampler("random", "FrozenLake-v1", seed=3, env_kwargs=kwargs, worker_class=Own) as sampler:
+        batch, told = sampler.obtain_trajectories(4), {**sampler.provenance(), "agent": "random"}
+    path = batch.save(tmp_path / "a", provenance=told)
+    own = replay(path, 3, worker_class=Own)
+    assert (own.same, own.notes) == (True, ())
+    assert replay(path, 3, env="FrozenLake-v1", worker_class=Own).same
+    assert replay(path, 1, worker_class=DefaultWorker).notes
+    given: Any = {"env_kwargs": {"max_episode_steps": 2}, "worker_class": Own}
+    assert not all(replay(path, index, **given).same for index in range(4))
+    # As `streamsampler sample --vec` writes files.
+    with LocalSampler(Sampling(), "CartPole-v1", seed=3, **vec(4)) as sampler:
+        batch = sampler.obtain_trajectories(6)
+    told = {"environment": "CartPole-v1", "env_kwargs": {}, "vec": 4, "max_episode_length": None, "worker_threads": 1}
+    path = batch.save(tmp_path / "a", provenance=told)
+    assert all(replay(path, index, agent=Sampling()).same for index in range(6))
 
 
 def test_bad_arguments(tmp_path):
@@ -327,13 +292,3 @@ def test_bad_arguments(tmp_path):
         replay(tmp_path, 0, n_workers=3)  # type: ignore[call-arg]
     with pytest.raises(FileNotFoundError):
         replay(tmp_path / "none.npz", 0)
-
-
-def test_files_of_the_command_have_what_it_takes(tmp_path):
-    """As `streamsampler sample --vec` writes them, and wrote them before."""
-    with LocalSampler(Sampling(), "CartPole-v1", seed=3, **vec(4)) as sampler:
-        batch = sampler.obtain_trajectories(6)
-    told = {"environment": "CartPole-v1", "env_kwargs": {}, "vec": 4, "wanted": {"trajectories": 6}}
-    path = batch.save(tmp_path / "a", provenance={**told, "max_episode_length": None, "worker_threads": 1})
-    assert all(replay(path, index, agent=Sampling()).same for index in range(6))
-    assert storage.read(path)[1]["provenance"]["vec"] == 4
