@@ -8,13 +8,12 @@ from typing import Any
 import gymnasium
 import pytest
 
-import streamsampler
 from streamsampler import check
 from streamsampler.checking import check as running
 from streamsampler.checking.check import CheckInterruptedError, CheckRun
 from streamsampler.core.errors import RemoteTraceback, UnknownEnvironmentError, UsageError, WorkerHungError
 from streamsampler.protocol.messages import Phase
-from tests.checking.envs import Agent, Ball, Batched, Rule
+from tests.checking.envs import Agent, Batched, Rule
 from tests.patience import wait_for_exit_codes, wait_for_stacks
 
 # So long that nothing is taken for a hang that only waits for a core.
@@ -40,19 +39,6 @@ def assert_only(report, name, verdict):
     assert report.ok == (verdict != "failure")
 
 
-def assert_hung(report, seconds):
-    assert f"stepping the environment did not end: no progress for {seconds} s" in report["runs"].what
-    assert "in fail" in report["runs"].details
-    assert_only(report, "runs", "failure")
-    assert report["seed"].verdict == report["workers"].verdict == "not checked"
-    assert report.recommendation is None
-
-
-@pytest.mark.slow
-def test_what_hangs_is_found_out():
-    assert_hung(checked("hangs", **HANGS), 15)
-
-
 def test_what_a_hang_is_a_finding_of(monkeypatch):
     """Without one, which takes time to be found out."""
 
@@ -61,34 +47,38 @@ def test_what_a_hang_is_a_finding_of(monkeypatch):
         raise error from RemoteTraceback('Thread 0x1 (most recent call first):\n  File "envs.py", line 87 in fail')
 
     monkeypatch.setattr(running, "run", hung)
-    assert_hung(checked(step_timeout=0.5), 0.5)
-
-
-@pytest.mark.slow
-def test_what_hangs_when_it_is_closed_is_found_out():
-    report = checked("hangs in close", **HANGS)
-    assert "closing the environment did not end" in report["close"].what
-    assert_only(report, "close", "failure")
-
-
-def test_what_ends_its_process_is_found_out():
-    report = checked("dies")
-    assert "the process ended with exit code 3 while stepping the environment" in report["runs"].what
+    report = checked(step_timeout=0.5)
+    assert "stepping the environment did not end: no progress for 0.5 s" in report["runs"].what
+    assert "in fail" in report["runs"].details
     assert_only(report, "runs", "failure")
+    assert report["seed"].verdict == report["workers"].verdict == "not checked"
+    assert report.recommendation is None
 
 
-def test_what_cannot_be_made_is_found_out():
-    report = checked("construction")
-    assert "making the environment raised RuntimeError: no robot is here" in report["made"].what
-    assert_only(report, "made", "failure")
-
-
-@pytest.mark.slow
-def test_what_differs_from_process_to_process_is_found_out():
-    report = checked("hash")
-    assert report["seed"].verdict == "pass"
-    assert "in a new process, and after other trajectories" in report["processes"].what
-    assert_only(report, "processes", "failure")
+@pytest.mark.parametrize(
+    ("breaks", "name", "what", "options"),
+    [
+        ("dies", "runs", "the process ended with exit code 3 while stepping the environment", {}),
+        ("construction", "made", "making the environment raised RuntimeError: no robot is here", {}),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("hangs in construction", "made", "the environment was not made within 0.50 s", {"time_limit": 0.5}),
+                ("hangs", "runs", "stepping the environment did not end: no progress for 15 s", HANGS),
+                ("hangs in close", "close", "closing the environment did not end", HANGS),
+                ("close", "close", "closing the environment raised", {}),
+                ("hash", "processes", "in a new process, and after other trajectories", {}),
+                ("endless", "ends", "did not end within 300 timesteps", {"ends_within": 300}),
+            )
+        ),
+    ],
+)
+def test_only_the_broken_rule_is_found(breaks, name, what, options):
+    report = checked(breaks, **options)
+    assert what in report[name].what
+    assert_only(report, name, "failure")
+    if breaks == "endless":
+        assert report.recommendation.rates, "it is measured all the same"
 
 
 @pytest.mark.slow
@@ -113,19 +103,6 @@ def test_a_right_environment_with_a_right_agent():
 
 
 @pytest.mark.slow
-def test_only_the_broken_rule_is_found():
-    assert_only(checked("close"), "close", "failure")
-
-
-@pytest.mark.slow
-def test_what_never_ends_is_measured_all_the_same():
-    report = checked("endless", ends_within=300)
-    assert "did not end within 300 timesteps" in report["ends"].what
-    assert report.recommendation.rates
-    assert_only(report, "ends", "failure")
-
-
-@pytest.mark.slow
 def test_a_native_vector_environment():
     report = check(lambda: gymnasium.make_vec("CartPole-v1", num_envs=4), time_limit=600.0, step_timeout=120.0)
     assert report.ok
@@ -133,13 +110,6 @@ def test_a_native_vector_environment():
     (way,) = report.workers.ways
     assert way.rates
     assert way.call.endswith('worker_class=VecWorker, worker_args={"n_envs": 4})')
-
-
-@pytest.mark.slow
-def test_all_workers_are_measured():
-    report = check("CartPole-v1", time_limit=600.0, step_timeout=120.0)
-    assert [way.n_processes for way in report.workers.ways if way.rates] == [report.workers.n_workers] * 3
-    assert "MultiprocessingSampler(agent, 'CartPole-v1', n_workers=" in report.recommendation.call
 
 
 def test_the_time_limit(monkeypatch):
@@ -157,13 +127,6 @@ def test_the_time_limit(monkeypatch):
     assert report["ends"].verdict == "warning"
     assert report["seed"].what == report["workers"].what == "the time limit was reached"
     assert report.ok
-
-
-@pytest.mark.slow
-def test_what_hangs_when_it_is_made_is_found_out():
-    report = checked("hangs in construction", time_limit=0.5)
-    assert report["made"].what == "the environment was not made within 0.50 s"
-    assert_only(report, "made", "failure")
 
 
 def test_progress_counts_the_checks():
@@ -217,25 +180,9 @@ def test_an_environment_that_cannot_be_pickled():
     assert not report.ok
 
 
-def test_the_public_name():
-    assert streamsampler.check is check
-    assert Ball.action_space.shape == (1,)
-
-
 @pytest.mark.extras
 def test_a_torch_module_gets_the_action_space():
     torch = pytest.importorskip("torch")
     with pytest.raises(CheckInterruptedError) as caught:
         check("CartPole-v1", torch.nn.Linear(4, 2), progress=interrupt)
     assert caught.value.found.agent == "TorchAgent(Linear, CategoricalHead)"
-
-
-@pytest.mark.extras
-@pytest.mark.slow
-def test_a_model_of_stable_baselines3(tmp_path):
-    stable_baselines3 = pytest.importorskip("stable_baselines3")
-    stable_baselines3.PPO("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=64).save(tmp_path / "model.zip")
-    report = check("Pendulum-v1", tmp_path / "model.zip", time_limit=600.0, step_timeout=120.0)
-    assert report.ok
-    assert report["actions"].verdict == report["rows"].verdict == "pass"
-    assert report.agent == "model.zip"

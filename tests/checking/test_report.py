@@ -1,11 +1,12 @@
-"""The report, and what it recommends: without running anything."""
+"""The reports of checks and of measurements, and what they recommend: without running anything."""
 
 import json
+from typing import Any
 
 import pytest
 
-from streamsampler.checking.benchmark_report import BenchReport, WayMeasured
-from streamsampler.checking.findings import Finding
+from streamsampler.checking.benchmark_report import BenchReport, WayMeasured, recommended
+from streamsampler.checking.findings import Finding, finding_of_ends, worst
 from streamsampler.checking.report import CheckReport, text_of
 
 WORKERS = BenchReport(
@@ -31,7 +32,7 @@ def report(findings=FINDINGS, **others):
     return CheckReport(findings=findings, **{"workers": WORKERS, **facts, **others})
 
 
-def test_it_is_found_by_name():
+def test_findings_are_found_by_name_and_by_how_bad_they_are():
     found = report()
     assert found["made"].verdict == "pass"
     assert found["Gymnasium"].what == "two"  # the worst of them
@@ -43,28 +44,34 @@ def test_it_is_found_by_name():
         found["else"]
     with pytest.raises(AttributeError):
         found.seed = 8
+    by_verdict = {each.verdict: each for each in FINDINGS}
+    order = ["pass", "not checked", "warning", "failure"]
+    assert [worst([by_verdict[verdict] for verdict in order[:n]]) for n in range(5)] == ["pass", *order]
+
+
+def test_what_there_is_no_time_for_is_not_known():
+    finding = finding_of_ends([8], 1, 70, 500, None, None)
+    assert (finding.verdict, "whether it ends is not known" in finding.what) == ("warning", True)
 
 
 def test_it_is_printed():
     text = str(report())
     lines = text.splitlines()
-    assert lines[0] == "Maze-v0 with greedy"
-    assert lines[1] == "  pass  made       in 0.01 s"
-    assert lines[2] == "  FAIL  ends       a trajectory did not end"
-    assert lines[3] == "                   -> Limit trajectories"
+    assert lines[:4] == [
+        "Maze-v0 with greedy",
+        "  pass  made       in 0.01 s",
+        "  FAIL  ends       a trajectory did not end",
+        "                   -> Limit trajectories",
+    ]
     assert max(map(len, lines)) <= 100
     assert text.count("| line") == 12
     assert "4 workers: there are 4 cores; trajectories were cut after 300 timesteps" in text
     assert lines[-1] == "2 failures, 2 warnings; seed 7"
     assert "\nrecommended: Workers. " in text
     assert "\n  workers(n_workers=4)\n" in text
-    nothing = report(workers=None)
-    assert "recommended" not in str(nothing)
-    assert nothing.recommendation is None
-
-
-def test_the_command_is_recommended_its_own_options():
     assert "\n  --workers 4, or in Python\n  workers(n_workers=4)\n" in text_of(report(), for_command=True)
+    nothing = report(workers=None)
+    assert ("recommended" in str(nothing), nothing.recommendation) == (False, None)
 
 
 def test_it_is_json():
@@ -75,3 +82,40 @@ def test_it_is_json():
     assert facts["workers"]["recommendation"]["call"] == report().recommendation.call == "workers(n_workers=4)"
     assert facts["versions"] == {"numpy": "2"}
     assert json.loads(report(FINDINGS[:1]).to_json())["ok"] is True
+
+
+def measured(**medians):
+    return tuple(WayMeasured(name, f"{name}()", False, 0, (rate,) if rate else ()) for name, rate in medians.items())
+
+
+def table_of(*ways):
+    facts: dict[str, Any] = {"environment": "E", "agent": "A", "n_cores": 2, "n_workers": 2, "seconds": 1.0}
+    return str(BenchReport(ways=ways, why_workers="", cut_after=None, **facts))
+
+
+@pytest.mark.parametrize(
+    ("medians", "name", "why"),
+    [
+        ({"a": 95.0, "b": 100.0, "c": 0.0}, "a", "With 95 timesteps per second it is about as fast as b, and simpler."),
+        ({"a": 80.0, "b": 95.0, "c": 100.0}, "b", "it is about as fast as c, and simpler."),
+        ({"a": 50.0, "b": 100.0}, "b", "100 timesteps per second it is 2 times as fast as the next best, a."),
+        ({"a": 100.0, "b": 98.0}, "a", "With 100 timesteps per second it is about as fast as b, and simpler."),
+        ({"a": 10.0, "b": 14.0}, "b", "it is 1.4 times as fast"),
+        ({"a": 10.0, "b": 2_500.0}, "b", "it is 250 times as fast"),
+        ({"a": 0.0, "b": 7.0}, "b", "the only one that could be measured, at 7 "),
+    ],
+)
+def test_the_simplest_of_those_that_are_about_as_fast_is_recommended(medians, name, why):
+    assert recommended(measured(**medians)).name == name
+    assert why in " ".join(table_of(*measured(**medians)).split())
+
+
+def test_what_is_not_known_is_not_recommended_and_what_is_uncertain_is_told():
+    assert recommended(measured(a=0.0, b=0.0)) is None
+    assert "recommended" not in table_of(*measured(a=0.0))
+    few = WayMeasured("few", "few()", False, 0, (0.49,), uncertain=True)
+    (many,) = measured(many=1.25)
+    table = table_of(few, many)
+    assert ("about 0.49" in table, "about 1.2" in table) == (True, False)
+    assert "fewer than ten timesteps of each environment" in table
+    assert "fewer than ten" not in table_of(many)

@@ -1,5 +1,6 @@
 """What a check finds, in this process, without its times: one broken rule each."""
 
+import sys
 from functools import partial
 from time import monotonic
 
@@ -11,11 +12,12 @@ from gymnasium import wrappers
 from streamsampler import LocalSampler
 from streamsampler.checking import tasks
 from streamsampler.checking.check import CheckRun, Settings
-from streamsampler.checking.findings import Finding, finding_of_ends, worst
-from streamsampler.checking.others import ProbeRows, run_gymnasium_checker
+from streamsampler.checking.findings import Finding
+from streamsampler.checking.others import ProbeRows, run_gymnasium_checker, run_pettingzoo_tests
 from streamsampler.checking.tasks import Limits, call_apart
 from streamsampler.environments.updates import as_env_update
 from tests.checking.envs import Agent, Ball, Batched, Nested, Rule
+from tests.scripted.games import Chooser, Comings, Turns
 
 UNHURRIED = 600.0  # seconds: what is to be run ends a task, and not the time, however busy the machine is
 OF_PROCESSES = "n_workers", "start_method", "max_restarts", "step_timeout", "construction_timeout", "close_timeout"
@@ -66,9 +68,8 @@ ENVS = {
 REFUSED = {"shape": "observations", "reward": "rewards", "info": "infos"}
 
 
-@pytest.mark.parametrize("env", [Rule, Nested])
-@pytest.mark.parametrize("breaks", ENVS)
-def test_an_environment_that_breaks_a_rule(breaks, env):
+@pytest.mark.parametrize(("env", "breaks"), [*((Rule, it) for it in ENVS), (Nested, "bounds"), (Nested, "shape")])
+def test_an_environment_that_breaks_a_rule(env, breaks):
     name, verdict, what, advice = ENVS[breaks]
     checked = run(partial(env, breaks), stages=2)
     findings = by_name(checked.findings)
@@ -77,6 +78,9 @@ def test_an_environment_that_breaks_a_rule(breaks, env):
     assert advice in findings[name].advice
     assert {each.verdict for each in findings.values() if each.name != name} <= {"pass", "not checked"}
     assert "not checked" not in {findings["made"].verdict, findings["wrappers"].verdict}
+    if breaks == "raises":
+        assert "self.fail()" in findings["runs"].details
+        assert "streamsampler/checking" not in findings["runs"].details
     if breaks in REFUSED:
         assert findings["runs"].what == f"see {name}"
         assert findings["seed"].what == f"samplers refuse what the environment returns: see {name}"
@@ -91,23 +95,11 @@ def test_an_environment_that_breaks_none(env):
     assert tuple(findings) == names
 
 
-def test_what_raises_shows_where():
-    details = by_name(run(partial(Rule, "raises")).findings)["runs"].details
-    assert "self.fail()" in details
-    assert "streamsampler/checking" not in details
-
-
 def test_a_limit_ends_what_does_not_end_by_itself():
     limited = wrappers.TimeLimit(Rule("endless"), 700)
     assert "truncated after 700 timesteps" in by_name(run(lambda: limited).findings)["ends"].what
     cut = by_name(run(partial(Rule, "endless"), max_episode_length=9).findings)
     assert cut["ends"].what == "20 cut after 9 timesteps; lengths from 9 to 9"
-
-
-def test_what_there_is_no_time_for_is_not_known():
-    finding = finding_of_ends([8], 1, 70, 500, None, None)
-    assert finding.verdict == "warning"
-    assert "whether it ends is not known" in finding.what
 
 
 def test_known_wrappers():
@@ -168,22 +160,19 @@ class Counts(Rule):
 
 
 def test_processes_are_compared():
-    assert by_name(run(Rule, stages=3).findings)["processes"].what.startswith("24 timesteps")
+    checked = run(Rule, stages=2)
+    checked._step_seconds = 1e9  # what is compared is as long though there is less time
+    checked._other_processes()
+    assert checked.findings[-1].what.startswith("24 timesteps")
     finding = by_name(run(Counts, stages=3).findings)["processes"]
     assert finding.verdict == "failure"
     assert "trajectory 0 came out differently: its observation of timestep 0 was [" in finding.what
     assert by_name(run(partial(Rule, "carries"), stages=3).findings)["processes"].what == "see seed"
 
 
-def test_what_is_compared_is_as_long_though_there_is_less_time():
-    checked = run(Rule, stages=2)
-    checked._step_seconds = 1e9
-    checked._other_processes()
-    assert checked.findings[-1].what.startswith("24 timesteps")
-
-
 AGENTS = {
     "outside": ("actions", "failure", "action is outside its space", "Clip it"),
+    "wide": ("actions", "failure", "action is outside its space", "Clip it"),
     "raises": ("agent", "failure", "choosing an action raised RuntimeError: no idea", ""),
     "returns": ("agent", "failure", "get_action must return (action, agent_info)", ""),
 }
@@ -195,22 +184,18 @@ def of_agent(env, agent):
     return by_name(checked.findings)
 
 
-@pytest.mark.parametrize("breaks", AGENTS)
-def test_an_agent_that_breaks_a_rule(breaks):
-    name, verdict, what, advice = AGENTS[breaks]
-    found = of_agent(Rule, Agent(breaks))
-    assert found[name].verdict == verdict
-    assert what in found[name].what
-    assert advice in found[name].advice
-    assert {each.verdict for each in found.values() if each.name != name} <= {"pass"}
-
-
 def wide(observation):
     return np.full(1, 2.0, np.float32)
 
 
-def test_actions_in_a_box():
-    assert "outside its space" in of_agent(Ball, wide)["actions"].what
+@pytest.mark.parametrize("breaks", AGENTS)
+def test_an_agent_that_breaks_a_rule(breaks):
+    name, verdict, what, advice = AGENTS[breaks]
+    found = of_agent(Ball, wide) if breaks == "wide" else of_agent(Rule, Agent(breaks))
+    assert found[name].verdict == verdict
+    assert what in found[name].what
+    assert advice in found[name].advice
+    assert {each.verdict for each in found.values() if each.name != name} <= {"pass"}
 
 
 def test_rows():
@@ -236,9 +221,86 @@ def test_gymnasium_own_checker():
     assert "its checker ended with RuntimeError: the robot fell over" in found("raises in reset")[0].what
 
 
-def test_the_worst():
-    assert worst([]) == "pass"
-    found = [Finding("a", "warning", ""), Finding("b", "not checked", ""), Finding("c", "failure", "")]
-    assert worst(found) == "failure"
-    assert worst(found[:2]) == "warning"
-    assert worst(found[1:2]) == "not checked"
+# ---------------------------------------------------------------------- several agents
+
+
+class Vanishing(Comings):
+    def step(self, actions):
+        result = super().step(actions)
+        self.agents = self.agents[1:]
+        return result
+
+
+class Outside(Comings):
+    def seen(self, agent):
+        return super().seen(agent) + 100
+
+
+class Endless(Comings):
+    def step(self, actions):
+        super().step(actions)
+        self.agents, no = list(actions), dict.fromkeys(actions, False)
+        seen = {agent: self.seen(agent) for agent in self.agents}
+        return seen, dict.fromkeys(actions, 0.0), no, no, {agent: {} for agent in actions}
+
+
+class Paying(Comings):
+    """Pays more by a number with each trajectory; the default is no number."""
+
+    rounds = 0.0
+
+    def __init__(self, more=float("nan")):
+        super().__init__()
+        self.more = more
+
+    def reset(self, seed=None, options=None):
+        self.rounds += self.more
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        observations, rewards, *rest = super().step(actions)
+        return observations, {agent: reward + self.rounds for agent, reward in rewards.items()}, *rest
+
+
+class Wrong(Chooser):
+    def get_action(self, observation):
+        return np.int64(99), {}
+
+
+@pytest.mark.parametrize("env", [Comings, Turns])
+def test_several_agents_that_are_right_pass(env):
+    checked = run(env, Chooser(), stages=3, ends_within=50)
+    checked._agent_alone()
+    found = by_name(checked.findings)
+    names = (
+        *("made", "runs", "observations", "rewards", "ends", "wrappers", "close", "seed", "processes"),
+        *("agent", "actions"),
+    )
+    assert {name: each.verdict for name, each in found.items()} == dict.fromkeys(names, "pass")
+    assert "20 trajectories ended" in found["runs"].what
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "text"),
+    [
+        (Vanishing, "runs", "is gone, and was neither terminated nor truncated"),
+        (Outside, "observations", "agent 'red_0': observation is outside"),
+        (Paying, "rewards", "agent 'red_0': the reward is nan, at timestep 0 of a trajectory"),
+        (Endless, "ends", "a trajectory did not end within 50 timesteps"),
+        (partial(Paying, 1), "seed", "reward"),
+    ],
+)
+def test_what_is_wrong_with_several_agents_is_found(env, name, text):
+    found = by_name(run(env, stages=2 if name == "seed" else 1, ends_within=50).findings)
+    assert found[name].verdict == "failure"
+    assert text in found[name].what
+
+
+def test_what_a_policy_does_wrong_is_found_and_pettingzoos_own_tests_need_it(monkeypatch):
+    checked = run(Comings, {"shared": Wrong()}, ends_within=50)
+    checked._agent_alone()
+    found = by_name(checked.findings)["actions"]
+    assert (found.verdict, "99" in found.what) == ("failure", True)
+    monkeypatch.setitem(sys.modules, "pettingzoo.test", None)
+    (found,) = call_apart(run_pettingzoo_tests, as_env_update(Comings), limits())[1]
+    assert (found.verdict, "pip install pettingzoo" in found.advice) == ("not checked", True)
