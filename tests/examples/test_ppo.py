@@ -1,11 +1,15 @@
-"""The example of PPO learns, on what it sampled, and learns the same whatever the number of workers."""
+"""The examples in PyTorch (PPO, also with a memory and with several agents, and TRPO) learn on what they sampled."""
 
+import functools
 import inspect
 import os
+import re
 import signal
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -16,34 +20,43 @@ from click.testing import CliRunner  # noqa: E402
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, evaluate  # noqa: E402
 from streamsampler.agents.torch import TorchAgent  # noqa: E402
-from streamsampler.examples import ppo  # noqa: E402
+from streamsampler.examples import ppo, ppo_multiagent, ppo_recurrent, trpo  # noqa: E402
 from streamsampler.examples.ppo import ActorCritic, Settings, improve, load, main, save, train  # noqa: E402
+from streamsampler.examples.ppo_recurrent import RecurrentAgent  # noqa: E402
 from streamsampler.filters import RunningNorm, RunningReturnNorm  # noqa: E402
 
 pytestmark = pytest.mark.extras
-NORMALIZED = ("--normalize-observations", "--normalize-rewards")
+
+PARTLY = functools.partial(ppo_recurrent.make, "CartPole-v1", "1,3")
+BOTH = pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 
 
-def run(*arguments: str) -> list[str]:
-    outcome = CliRunner().invoke(main, arguments, catch_exceptions=False)
+def run(command: Any, *arguments: str) -> list[str]:
+    outcome = CliRunner().invoke(command, arguments, catch_exceptions=False)
     assert outcome.exit_code == 0, outcome.output
     return outcome.stdout.splitlines()
 
 
-def made(env_id: str) -> tuple[ActorCritic, TorchAgent]:
+def made(env_id: str = "CartPole-v1", learning_rate: float = 1e-3) -> tuple[ActorCritic, TorchAgent, Any]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     with gymnasium.make(env_id) as env:
         policy, space = ActorCritic(env.observation_space, env.action_space), env.action_space
-    return policy, TorchAgent(policy, space)
+    return policy, TorchAgent(policy, space), torch.optim.Adam(policy.parameters(), learning_rate)
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def remembering() -> tuple[RecurrentAgent, Any]:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    agent = RecurrentAgent(PARTLY())
+    return agent, torch.optim.Adam(agent.parameters(), 2e-3)
+
+
+@BOTH
 @pytest.mark.parametrize("norm", [None, RunningNorm()])
 def test_the_first_ratios_are_one(env_id: str, norm: RunningNorm | None) -> None:
     """In each iteration: parameters, filter and values are those that the batch was sampled with."""
-    policy, agent = made(env_id)
-    adam = torch.optim.Adam(policy.parameters(), 1e-3)
+    policy, agent, adam = made(env_id)
     with LocalSampler(agent, env_id, seed=1, observation_filter=norm) as sampler:
         for iteration in range(3):
             batch = sampler.obtain_fragments(60, 3, agent_update=policy)
@@ -51,40 +64,60 @@ def test_the_first_ratios_are_one(env_id: str, norm: RunningNorm | None) -> None
 
 
 @pytest.mark.slow
-def test_the_number_of_workers_changes_nothing() -> None:
-    small = ("CartPole-v1", *NORMALIZED, "--iterations", "3", "--timesteps", "30")
-    lines = run(*small, "--workers", "1")
-    assert len(lines) == 4
-    assert run(*small, "--workers", "3") == lines
+@pytest.mark.parametrize(
+    ("example", "options"),
+    [
+        (ppo, ("--normalize-observations", "--normalize-rewards", "--iterations", "3", "--timesteps", "30")),
+        (trpo, ("--iterations", "6")),
+    ],
+)
+def test_the_number_of_workers_changes_nothing(example: Any, options: tuple[str, ...]) -> None:
+    lines = run(example.main, "CartPole-v1", *options, "--workers", "1")
+    assert run(example.main, "CartPole-v1", *options, "--workers", "3") == lines
+    if example is trpo:
+        assert float(lines[-1].split()[3]) > 100, "it learns"
 
 
 @pytest.mark.slow
-def test_killed_workers_change_nothing() -> None:
-    """The parameters after four updates are the same bits as those of one worker, and of workers left in peace."""
-    found, settings = [], Settings(iterations=4, timesteps=40, minibatch=64)
+@pytest.mark.parametrize("has_memory", [False, True])
+def test_killed_workers_change_nothing(has_memory: bool) -> None:
+    """The parameters after the updates are the same bits as those of one worker, and of workers left in peace."""
+    found = []
     for n_workers, killed in ((1, False), (2, False), (2, True)):
-        policy, agent = made("CartPole-v1")
-        with MultiprocessingSampler(
-            agent, "CartPole-v1", n_workers=n_workers, seed=1, worker_class=VecWorker, worker_args={"n_envs": 4},
-            observation_filter=RunningNorm(), reward_filter=RunningReturnNorm(),
-        ) as sampler:  # fmt: skip
-            for number, _ in enumerate(train(sampler, policy, settings)):
+        policy, agent, _ = made()
+        recurrent, adam = remembering()
+        options: dict[str, Any] = {} if has_memory else {
+            "worker_class": VecWorker, "worker_args": {"n_envs": 4},
+            "observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm(),
+        }  # fmt: skip
+        acting, env = (recurrent, PARTLY) if has_memory else (agent, "CartPole-v1")
+        learned = recurrent if has_memory else policy
+        with MultiprocessingSampler(acting, env, n_workers=n_workers, seed=1, **options) as sampler:
+
+            def remembered(sampler: Any = sampler, recurrent: Any = recurrent, adam: Any = adam) -> Any:
+                for iteration in range(3):
+                    batch = sampler.obtain_fragments(40, 4, agent_update=recurrent.state_dict())
+                    ppo_recurrent.improve(recurrent, adam, batch, iteration)
+                    yield
+
+            settings = Settings(iterations=4, timesteps=40, minibatch=64)
+            for number, _ in enumerate(remembered() if has_memory else train(sampler, policy, settings)):
                 if killed:
                     os.kill(sampler.worker_pids()[number % 2], signal.SIGKILL)
             assert bool(sampler.stats.restarts) == killed
-        found.append(torch.nn.utils.parameters_to_vector(policy.parameters()))
+        found.append(torch.nn.utils.parameters_to_vector(learned.parameters()))
     assert torch.equal(found[1], found[0])
     assert torch.equal(found[2], found[0])
 
 
 def test_one_iteration_makes_better_actions_likelier() -> None:
     """The mean log-probability, weighted by the advantages, of what was sampled."""
-    policy, agent = made("CartPole-v1")
+    policy, agent, adam = made()
     with LocalSampler(agent, "CartPole-v1", seed=1) as sampler:
         batch = sampler.obtain_samples(500)
     advantages = batch.advantages(batch.agent_infos["value"], np.zeros(len(batch)))
     observations, actions = torch.as_tensor(batch.observations), torch.as_tensor(batch.actions)
-    improve(policy, torch.optim.Adam(policy.parameters(), 1e-3), batch, 0, Settings(minibatch=250))
+    improve(policy, adam, batch, 0, Settings(minibatch=250))
     with torch.no_grad():
         change = policy.log_prob(observations, actions).numpy() - batch.agent_infos["log_prob"]
     assert np.mean(change * (advantages - advantages.mean())) > 0.01
@@ -94,7 +127,7 @@ def test_returns_of_episodes_that_go_on() -> None:
     """They are those of whole episodes, here of a policy that learns nothing."""
     found = []
     for iterations, timesteps in ((5, 30), (1, 150)):
-        policy, agent = made("CartPole-v1")
+        policy, agent, _ = made()
         with LocalSampler(agent, "CartPole-v1", seed=1) as sampler:
             settings = Settings(iterations=iterations, timesteps=timesteps, learning_rate=0.0, minibatch=200)
             calls = list(train(sampler, policy, settings))
@@ -102,36 +135,33 @@ def test_returns_of_episodes_that_go_on() -> None:
         found.append(sorted(np.concatenate(calls)))
     assert found[0] == found[1]
     assert len(found[0]) > 30
-    assert 8 * 150 - 500 < sum(found[0]) < 8 * 150
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@BOTH
 def test_the_entropy_bonus_keeps_the_policy_random(env_id: str) -> None:
     """From one batch, the policy that learns with the bonus is the more random one."""
     entropies = []
     for entropy in (0.0, 1.0):
-        policy, agent = made(env_id)
+        policy, agent, adam = made(env_id, 1e-2)
         with LocalSampler(agent, env_id, seed=1) as sampler:
             batch = sampler.obtain_samples(500)
-        improve(policy, torch.optim.Adam(policy.parameters(), 1e-2), batch, 0, Settings(minibatch=250, entropy=entropy))
+        improve(policy, adam, batch, 0, Settings(minibatch=250, entropy=entropy))
         with torch.no_grad():
             entropies.append(float(policy.distribution(torch.as_tensor(batch.observations)).entropy().mean()))
     assert entropies[1] > entropies[0] + 0.01
 
 
-def test_each_setting_is_an_option_with_its_default() -> None:
+def test_each_setting_is_an_option_with_its_default_and_the_example_can_be_read_in_one_sitting() -> None:
     defaults = {parameter.name: parameter.default for parameter in main.params}
-    assert len(fields(Settings)) > 10
-    for setting in fields(Settings):
-        assert defaults[setting.name] == setting.default
-    outcome = CliRunner().invoke(main, ["--help"])
-    for option in ("--entropy", "--lambda", "--normalize-rewards", "--n-envs"):
-        assert option in outcome.stdout
+    assert {setting.name: defaults[setting.name] for setting in fields(Settings)} == {
+        setting.name: setting.default for setting in fields(Settings)
+    }
+    assert len(inspect.getsource(ppo).splitlines()) <= 200
 
 
 def test_what_is_saved_acts_as_in_training(tmp_path: Path) -> None:
     """The policy, on observations that are filtered with the statistics it was trained with last."""
-    policy, agent = made("CartPole-v1")
+    policy, agent, _ = made()
     with LocalSampler(agent, "CartPole-v1", seed=1, observation_filter=RunningNorm()) as sampler:
         for _ in train(sampler, policy, Settings(iterations=2, timesteps=30)):
             pass
@@ -143,23 +173,98 @@ def test_what_is_saved_acts_as_in_training(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.actions, expected.actions)
     np.testing.assert_array_equal(found.observations, expected.raw_observations)
     assert os.listdir(tmp_path) == ["a.pt"]
-
-
-@pytest.mark.parametrize("filters", [(), NORMALIZED])
-def test_a_run_saves_what_can_be_evaluated(tmp_path: Path, filters: tuple[str, ...]) -> None:
-    small = ("CartPole-v1", "--iterations", "1", "--timesteps", "5", "--workers", "1", *filters)
-    lines = run(*small, "--out", str(tmp_path / "policy.pt"))
+    small = ("CartPole-v1", "--iterations", "1", "--timesteps", "5", "--workers", "1")
+    lines = run(main, *small, "--out", str(tmp_path / "b.pt"))
     assert lines[0] == "iteration 0: no episode ended"
-    assert lines == run(*small)
-    found = evaluate(load(tmp_path / "policy.pt", "CartPole-v1"), "CartPole-v1", num_trajectories=2, n_workers=0)
-    assert len(found) == 2
+    assert len(evaluate(load(tmp_path / "b.pt", "CartPole-v1"), "CartPole-v1", num_trajectories=2, n_workers=0)) == 2
 
 
-def test_a_folder_that_is_not_there_is_told_before_the_training(tmp_path: Path) -> None:
-    outcome = CliRunner().invoke(main, ["--out", str(tmp_path / "missing" / "policy.pt")])
-    assert outcome.exit_code == 2
-    assert "there is no folder" in outcome.stderr
+# ---------------------------------------------------------------------- with a memory
 
 
-def test_it_can_be_read_in_one_sitting() -> None:
-    assert len(inspect.getsource(ppo).splitlines()) <= 200
+def test_the_learners_memory_is_that_of_the_agent() -> None:
+    """Also where episodes go on, and in each iteration."""
+    agent, adam = remembering()
+    with LocalSampler(agent, PARTLY, seed=1, observation_filter=RunningNorm()) as sampler:
+        for iteration in range(3):
+            batch = sampler.obtain_fragments(15, 3, agent_update=agent.state_dict())
+            assert batch.continued.any() == (iteration > 0)
+            assert ppo_recurrent.improve(agent, adam, batch, iteration) < 1e-5
+    assert not batch.raw_observations[:, [1, 3]].any()
+    assert batch.raw_observations[:, [0, 2]].all()
+
+
+def test_values_of_last_observations_are_those_of_the_memory() -> None:
+    agent, _ = remembering()
+    with LocalSampler(agent, PARTLY, seed=1) as sampler:
+        batch = sampler.obtain_fragments(30, 2, agent_update=agent.state_dict())
+    for one in batch:
+        rows = np.concatenate([one.observations, one.last_observations])
+        with torch.no_grad():
+            _, values, _ = agent(rows[None], one.agent_infos["hidden"][:1])
+        expected = np.append(one.values, one.last_values) if not one.terminated[0] else one.values
+        np.testing.assert_allclose(values[0, : len(expected)].numpy(), expected, atol=1e-5)
+
+
+def test_the_state_is_all_that_an_episode_goes_on_with() -> None:
+    agent, _ = remembering()
+    observations = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    agent.reset(7)
+    for observation in observations[:3]:
+        agent.get_action(observation)
+    state, value = cloudpickle.dumps(agent.get_state()), agent.get_value(observations[3])
+    assert agent.get_value(observations[3]) == value
+    chosen = [agent.get_action(observation) for observation in observations]
+    agent.reset(8)
+    agent.set_state(cloudpickle.loads(state))
+    for observation, (action, info) in zip(observations, chosen, strict=True):
+        again, infos = agent.get_action(observation)
+        assert (again, infos["value"], infos["log_prob"]) == (action, info["value"], info["log_prob"])
+
+
+# ---------------------------------------------------------------------- several agents
+
+
+@pytest.mark.core
+def test_several_agents_learn_the_same_for_any_number_of_workers() -> None:
+    game = "tests.scripted.zoo:parallel_env"
+    small = (game, "--n-envs", "8", "--timesteps", "32", "--minibatch", "64", "--iterations", "2", "--seed", "1")
+    one, two = ("\n".join(run(ppo_multiagent.main, *small, "--workers", n)) for n in ("1", "2"))
+    assert one == two
+    assert len(re.findall(r"iteration \d: mean return [\d.]+ of \d+", one)) == 2
+    assert "evaluation: mean return" in one
+
+
+# ---------------------------------------------------------------------- TRPO
+
+
+@BOTH
+def test_a_step_of_trpo_is_as_long_as_the_radius_allows(env_id: str) -> None:
+    policy, agent, _ = made(env_id)
+    adam = torch.optim.Adam(policy.critic.parameters(), 1e-3)
+    with LocalSampler(agent, env_id, seed=1) as sampler:
+        batch = sampler.obtain_samples(400)
+    observations = torch.as_tensor(batch.observations)
+    with torch.no_grad():
+        before = policy.distribution(observations)
+    weights = torch.nn.utils.parameters_to_vector(policy.actor.parameters())
+    assert trpo.improve(policy, adam, batch, gamma=0.99, radius=0.0) == 0.0, "no step is taken where none is better"
+    assert torch.equal(torch.nn.utils.parameters_to_vector(policy.actor.parameters()), weights)
+    found = trpo.improve(policy, adam, batch, gamma=0.99, radius=0.01)
+    actions = torch.as_tensor(batch.agent_infos.get("raw_action", batch.actions))
+    with torch.no_grad():
+        away = torch.distributions.kl_divergence(before, policy.distribution(observations)).mean()
+        change = policy.distribution(observations).log_prob(actions) - before.log_prob(actions)
+    assert float(away) == pytest.approx(found, rel=1e-4)
+    assert 0.003 < found <= 0.015
+    advantages = torch.as_tensor(batch.advantages(gamma=0.99, lambda_=0.97))
+    assert ((change.exp() - 1) * (advantages - advantages.mean())).mean() > 0
+
+
+def test_conjugate_gradients_solve_linear_equations() -> None:
+    torch.manual_seed(0)
+    root = torch.randn(8, 8, dtype=torch.float64)
+    matrix, target = root @ root.T + torch.eye(8), torch.randn(8, dtype=torch.float64)
+    found = trpo.conjugate_gradient(lambda vector: matrix @ vector, target)
+    torch.testing.assert_close(found, torch.linalg.solve(matrix, target))
+    assert not trpo.conjugate_gradient(lambda vector: matrix @ vector, torch.zeros_like(target)).any()
