@@ -19,12 +19,16 @@ from typing import ClassVar
 
 from click.testing import CliRunner, Result
 
+import streamsampler
 from streamsampler.cli.app import cli
 from tests.patience import PATIENCE
 
-# A user's module: environments, which it registers, and agents.
+PACKAGE = Path(streamsampler.__file__).parent
+
+# A user's module: an environment, which it registers, and agents.
 SCRIPTED = '''
-import os
+import signal
+
 import gymnasium as gym
 import numpy as np
 
@@ -39,11 +43,15 @@ class Scripted(gym.Env):
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(3)
+    task = None
 
     def __init__(self, endless_from=None, announce=None, fail_at=None, fail_in_close=False, chatty=False, fail_share=0):
         self.endless_from, self.announce, self.fail_at = endless_from, announce, fail_at
         self.fail_in_close, self.chatty, self.fail_share = fail_in_close, chatty, fail_share
         self.resets = 0
+
+    def set_task(self, task):
+        self.task = task
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -67,7 +75,8 @@ class Scripted(gym.Env):
                 with open(self.announce, "w") as fifo:
                     fifo.write("endless\\n")
             return self.observe(), 1.0, False, False, {}
-        return self.observe(), float(action), self.timestep >= self.length, False, {}
+        reward = float(action if self.task is None else self.task)
+        return self.observe(), reward, self.timestep >= self.length, False, {}
 
     def stumble(self):
         raise RuntimeError("the robot stumbled")
@@ -84,18 +93,35 @@ def always_two(observation):
     return 2
 
 
-class Repeating:
-    def __init__(self, observation_space, action_space):
-        self.action = action_space.n - 1
+class Stopping:
+    """Sends SIGTERM to its process in one of its trajectories."""
+
+    def __init__(self, n):
+        self.left = n
+
+    def reset(self, seed=None):
+        self.left -= not is_checking()
+        if self.left == 0:
+            signal.raise_signal(signal.SIGTERM)
 
     def get_action(self, observation):
-        return self.action, {}
+        return 1, {}
+
+
+at_once, later = Stopping(1), Stopping(600)
 '''
 
 
 def invoke(*arguments: object) -> Result:
     """Run the command in this process."""
     return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
+
+
+def told(result: Result) -> str:
+    """Return what a command that failed says, in one line; it has printed no result, and no line of this package."""
+    assert result.exit_code in (1, 2), result.output
+    assert (result.stdout, f'File "{PACKAGE}' in result.stderr) == ("", False)
+    return " ".join(result.stderr.split())
 
 
 def command(*arguments: object) -> list[str]:

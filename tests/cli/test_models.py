@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from streamsampler import LocalSampler, load
-from streamsampler.cli.app import cli
 from streamsampler.data import npz as storage
+from tests.cli.harness import invoke
 
 pytestmark = pytest.mark.extras
 
 TIMESTEPS = ("--num-samples", 200, "--seed", 3, "--workers", 1)
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["sample", *map(str, arguments)], prog_name="streamsampler")
+def sample(*arguments: object) -> Result:
+    return invoke("sample", "CartPole-v1", "--agent", *arguments, *TIMESTEPS)
 
 
 @pytest.fixture(scope="module")
@@ -30,80 +30,62 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models")
     for name in ("A2C", "DQN"):
-        getattr(stable_baselines3, name)("MlpPolicy", gymnasium.make("CartPole-v1"), device="cpu", seed=1).save(
-            folder / f"{name}.zip"
-        )
+        model = getattr(stable_baselines3, name)("MlpPolicy", gymnasium.make("CartPole-v1"), device="cpu", seed=1)
+        model.save(folder / f"{name}.zip")
     normalized = VecNormalize(DummyVecEnv([lambda: gymnasium.make("CartPole-v1")]))
     model = stable_baselines3.PPO("MlpPolicy", normalized, n_steps=64, device="cpu", seed=1).learn(64)
     (folder / "normalized").mkdir()
-    model.save(folder / "normalized" / "PPO.zip")
+    for path in (folder / "normalized" / "PPO.zip", folder / "alone.zip"):
+        model.save(path)
     normalized.save(str(folder / "normalized" / "vecnormalize.pkl"))
     return folder
 
 
-def sampled(agent: Any) -> Any:
+def assert_sampled(path: Path, agent: Any) -> None:
     with LocalSampler(agent, "CartPole-v1", seed=3) as sampler:
-        return sampler.obtain_samples(200)
+        assert load(path) == sampler.obtain_samples(200)
 
 
 @pytest.mark.parametrize("name", ["A2C", "DQN"])
 def test_a_model_is_an_agent(folder: Path, tmp_path: Path, name: str) -> None:
     from streamsampler.adapters.sb3 import SB3Agent
 
-    result = invoke("CartPole-v1", "--agent", folder / f"{name}.zip", *TIMESTEPS, "--out", tmp_path / "a")
+    result = sample(folder / f"{name}.zip", "--out", tmp_path / "a")
     assert result.exit_code == 0, result.stderr
-    assert load(tmp_path / "a") == sampled(SB3Agent.load(folder / f"{name}.zip", name))
+    assert_sampled(tmp_path / "a", SB3Agent.load(folder / f"{name}.zip", name))
     assert len(storage.read(tmp_path / "a.npz")[1]["provenance"]["agent_sha256"]) == 64
-
-
-def test_a_model_for_other_spaces_is_refused_first(folder: Path) -> None:
-    result = invoke("Pendulum-v1", "--agent", folder / "A2C.zip", *TIMESTEPS)
-    assert result.exit_code == 2
-    assert "was trained with observations in Box" in result.stderr
+    result = invoke("sample", "Pendulum-v1", "--agent", folder / f"{name}.zip", *TIMESTEPS)
+    assert (result.exit_code, "was trained with observations in Box" in result.stderr) == (2, True)
 
 
 def test_statistics_come_along_or_are_missed(folder: Path, tmp_path: Path) -> None:
     from streamsampler.adapters.sb3 import SB3Agent
 
     model, statistics = folder / "normalized" / "PPO.zip", folder / "normalized" / "vecnormalize.pkl"
-    result = invoke("CartPole-v1", "--agent", model, "--vec-normalize", statistics, *TIMESTEPS, "--out", tmp_path / "a")
-    assert (result.exit_code, "Warning" in result.stderr) == (0, False), result.stderr
-    assert load(tmp_path / "a") == sampled(SB3Agent.load(model, "PPO", vec_normalize=statistics))
-    result = invoke("CartPole-v1", "--agent", model, *TIMESTEPS, "--json")
-    assert f"pass --vec-normalize '{statistics}', else --vec-normalize none" in result.stderr
-    assert json.loads(result.stdout)["agent"] == str(model)
-    result = invoke("CartPole-v1", "--agent", model, "--vec-normalize", "none", *TIMESTEPS, "--out", tmp_path / "b")
-    assert "Warning" not in result.stderr
-    assert load(tmp_path / "b") == sampled(SB3Agent.load(model, vec_normalize=False))
+    assert sample(model, "--vec-normalize", statistics, "--out", tmp_path / "a", "--quiet").stderr == ""
+    assert_sampled(tmp_path / "a", SB3Agent.load(model, "PPO", vec_normalize=statistics))
+    assert f"pass --vec-normalize '{statistics}', else --vec-normalize none" in sample(model).stderr
+    assert sample(model, "--vec-normalize", "none", "--out", tmp_path / "b", "--quiet").stderr == ""
+    assert_sampled(tmp_path / "b", SB3Agent.load(model, vec_normalize=False))
 
 
-@pytest.mark.parametrize("command", ["sample", "evaluate", "compare"])
-def test_the_warning_that_a_model_lacks_its_statistics_is_not_hidden(folder: Path, command: str) -> None:
+@pytest.mark.parametrize(
+    "line", ["sample CartPole-v1 -n 20", "evaluate CartPole-v1 -n 2", "compare CartPole-v1 -n 2 --agent random"]
+)
+def test_the_warning_that_a_model_lacks_its_statistics_is_not_hidden(folder: Path, line: str) -> None:
     """With `--quiet` it is the only line: what is printed on standard output is probably wrong."""
-    model = folder / "alone.zip"
-    model.write_bytes((folder / "normalized" / "PPO.zip").read_bytes())
-    amounts: dict[str, tuple[object, ...]] = {
-        "sample": ("--num-samples", 20, "--workers", 0),
-        "evaluate": ("--num-trajectories", 2, "--workers", 0),
-        "compare": ("--agent", "random", "--num-trajectories", 2, "--workers", 0),
-    }
-    arguments = [command, "CartPole-v1", "--agent", model, *amounts[command], "--quiet", "--json"]
-    result = CliRunner().invoke(cli, list(map(str, arguments)), prog_name="streamsampler")
+    result = invoke(*line.split(), "--agent", folder / "alone.zip", "--workers", 0, "--quiet", "--json")
     assert result.exit_code == 0, result.stderr
-    assert result.stderr.splitlines() == [
-        f"Warning: {model} was trained under VecNormalize; if that normalised observations, pass --vec-normalize FILE, "
-        "which VecNormalize.save wrote, else --vec-normalize none. Without its statistics the model acts on "
-        "observations unlike those that it learned from"
-    ]
-    json.loads(result.stdout)
+    (warning,) = result.stderr.splitlines()
+    assert warning.startswith(f"Warning: {folder / 'alone.zip'} was trained under VecNormalize; if that normalised")
+    assert "pass --vec-normalize FILE, which VecNormalize.save wrote, else --vec-normalize none" in warning
 
 
 def test_another_model_of_the_same_name_does_not_go_on(folder: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.zip"
     sharding = ("--out", tmp_path / "out", "--shard-size", 50)
-    model.write_bytes((folder / "A2C.zip").read_bytes())
-    assert invoke("CartPole-v1", "--agent", model, *TIMESTEPS, *sharding).exit_code == 0
-    model.write_bytes((folder / "DQN.zip").read_bytes())
-    result = invoke("CartPole-v1", "--agent", model, *TIMESTEPS, *sharding, "--resume")
-    assert result.exit_code == 2
-    assert "agent_sha256 is " in result.stderr
+    shutil.copy(folder / "A2C.zip", model)
+    assert sample(model, *sharding).exit_code == 0
+    shutil.copy(folder / "DQN.zip", model)
+    result = sample(model, *sharding, "--resume")
+    assert (result.exit_code, "agent_sha256 is " in result.stderr) == (2, True)

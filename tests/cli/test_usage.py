@@ -1,158 +1,240 @@
-"""What a user can get wrong, without any process being started for it."""
+"""What a user can get wrong: one line that says what to do, before any process is started or any file is written."""
 
 from __future__ import annotations
 
 import errno
+import os
+import shlex
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
-import gymnasium
 import pytest
-from click.testing import Result
 
-from streamsampler import load
+import streamsampler
 from streamsampler.cli.app import cli
-from streamsampler.cli.options import Count, parse_value, size
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.engines.processes import links
 from streamsampler.errors import SerializationError
-from streamsampler.evaluation.evaluation import Evaluation
-from tests.cli.harness import invoke
+from tests.cli.conftest import being_at
+from tests.cli.harness import SCRIPTED, invoke, told
+
+MODULES = {
+    "scripted": SCRIPTED,
+    "raising": "def f():\n    return 1 / 0\nf()\n",
+    "things_env": """
+import gymnasium as gym
+
+class Things(gym.Space):
+    def sample(self, mask=None, probability=None):
+        return object()
+    def contains(self, x):
+        return True
+
+class Env(gym.Env):
+    observation_space = gym.spaces.Dict(thing=Things())
+    action_space = gym.spaces.Discrete(2)
+
+gym.register("Things-v0", Env)
+""",
+    # PettingZoo's, of which its name alone is needed here.
+    "pettingzoo": "class ParallelEnv:\n    pass\nclass AECEnv:\n    pass\n",
+    "several": """
+import gymnasium, pettingzoo
+for kind in ("Parallel", "AEC"):
+    Chess = type("Chess", (getattr(pettingzoo, f"{kind}Env"),), {})
+    gymnasium.register(f"{kind}-v0", Chess)
+""",
+}
+TEXTS = {
+    "thesis.txt": "years of work",
+    "text.npz": "words",
+    "broken.json": "[",
+    "number.json": "3",
+    "none.json": "[]",
+    "tasks.json": "[1]",
+    "model.zip": "",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the user's modules and files of each kind, and some that are damaged."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for name, text in {**{f"{name}.py": text for name, text in MODULES.items()}, **TEXTS}.items():
+        (folder / name).write_text(text)
+    for name in ("file.npz", "evaluation.json"):
+        shutil.copy(made / name, folder)
+        (folder / f"cut{Path(name).suffix}").write_bytes((made / name).read_bytes()[:900])
+    batch: Any = streamsampler.load(made / "file.npz")
+    batch[:2].save(folder / "other", provenance={"environment": "CartPole-v1", "agent": "mine:it"})
+    batch[:2].save(folder / "module", provenance={"environment": "this:It-v0", "agent": "random"})
+    (folder / "folder").symlink_to(made / "folder")
+    for name in ("empty", "archive.npz"):
+        (folder / name).mkdir()
+    return folder
 
 
 @pytest.fixture
-def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(*_: Any) -> None:
-        pytest.fail("a worker was started")
-
-    monkeypatch.setattr(links, "launch", launch)
-
-
-def sample(*arguments: object) -> Result:
-    return invoke("sample", "CartPole-v1", *arguments)
+def there(folder: Path, monkeypatch: pytest.MonkeyPatch, no_workers: None) -> Iterator[None]:
+    """Be in that directory, and let nothing be written there."""
+    monkeypatch.delitem(sys.modules, "pettingzoo", raising=False)
+    before = set(os.listdir(folder))
+    with being_at(folder):
+        yield
+    assert set(os.listdir(folder)) - {"__pycache__"} == before - {"__pycache__"}, "a file was written"
 
 
-@pytest.mark.usefixtures("no_workers")
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "Give one of --num-samples, --num-trajectories and --trajectories-per-worker"),
-        (["--num-samples", 5, "--num-trajectories", 5], "--num-samples and --num-trajectories exclude each other"),
-        (["--num-samples", "many"], "'many' is not a whole number, such as 5000, 5_000, 5e3 or 5k"),
-        (["--num-samples", "1e400"], "'1e400' is more than can be counted"),
-        (["--num-samples", "-5k"], "-5000 is not in the range"),
-        (["--num-samples", "1,5k"], "'1,5k' is not a whole number, such as 5000, 5_000, 5e3 or 5k; a decimal point"),
-        (["--num-samples", 5, "--workers", -1], "'--workers': -1"),
-        (["--num-samples", 5, "--ray-address", "h:1"], "--ray-address needs --engine ray"),
-        (["--num-samples", 5, "--engine", "ray", "--start-method", "fork"], "--engine ray takes no --start-method"),
-        (
-            ["--num-samples", 5, "--engine", "ray", "--workers", 0],
-            "only worker processes take --engine: give --workers 1 or more",
-        ),
-        (
-            ["--num-samples", 5, "--vec", 2, "--out", "x", "--shard-size", 5],
-            "--shard-size needs workers that run each trajectory by itself",
-        ),
-        (["--num-samples", 5, "--vec-normalize", "x.pkl"], "--vec-normalize is for a model of Stable-Baselines3"),
-        (["--num-samples", 5, "--agent", "nowhere.zip"], "unknown agent 'nowhere.zip': there is no such file"),
-        (["--num-samples", 5, "--out", "x.csv"], ".csv is not written. What is sampled goes into a .npz file"),
-        (["--num-samples", 5, "--out", "x.H5", "--shard-size", 5], ".H5 is not written"),
-        (["--num-samples", 5, "--step-timeout", "nan"], "--step-timeout must be a number of seconds above 0, got nan"),
-        (
-            ["--num-samples", 5, "--max-restarts", -1],
-            "'--max-restarts': '-1' is neither an integer of at least 0 nor 'none'",
-        ),
-        (["--num-samples", 5, "--max-worker-memory", "2X"], "'--max-worker-memory': '2X' is not an amount of memory"),
-        (
-            ["--num-samples", 5, "--max-worker-memory", "5"],
-            "'5' is not an amount of memory with its unit, such as 500MB",
-        ),
-        (["--num-samples", 5, "--env-kwarg", "size"], "'size' is not of the form key=value"),
-        (["--num-samples", 5, "--env-kwarg", "a b=1"], "'a b' is no Python name"),
-        (["--num-samples", 5, "--env-kwarg", "a=1", "--env-kwarg", "a=2"], "'a' is given twice"),
-        (["--num-samples", 5, "--agent", "randm"], "Did you mean 'random'?"),
-        (["--num-samples", 5, "--import", "no_such_module"], "there is no module 'no_such_module'"),
-        (["--num-samples", 5, "--import", "envs/my.py"], "A module goes by its name, not its file's: 'envs.my'"),
-    ],
-)
-def test_usage_errors(arguments: list[object], words: str) -> None:
-    result = sample(*arguments)
-    assert result.exit_code == 2
-    assert words in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+SAMPLE = "sample CartPole-v1 -n 5"
+EVALUATE = "evaluate CartPole-v1"
+COMPARE = "compare CartPole-v1 --agent random --agent random"
+PART = "evaluate CartPole-v1 -n 23 --seed 3 --part"
+REPLAY = "replay file --index 0"
+
+USAGE = [
+    # How much.
+    ("sample CartPole-v1", "Give one of --num-samples, --num-trajectories and --trajectories-per-worker"),
+    (f"{SAMPLE} --num-trajectories 5", "--num-samples and --num-trajectories exclude each other"),
+    ("sample CartPole-v1 -n many", "'many' is not a whole number, such as 5000, 5_000, 5e3 or 5k"),
+    ("sample CartPole-v1 -n 1e400", "'1e400' is more than can be counted"),
+    ("sample CartPole-v1 --num-samples -5k", "-5000 is not in the range"),
+    ("sample CartPole-v1 -n 1,5k", "'1,5k' is not a whole number, such as 5000, 5_000, 5e3 or 5k; a decimal point"),
+    (EVALUATE, "How much? Give one of --num-trajectories, --seeds, --scenarios and --until-halfwidth."),
+    (f"{EVALUATE} --seeds 3,,4", "'' is neither a seed nor a range of seeds, such as 3,7,10-19"),
+    (f"{EVALUATE} --seeds 9-3", "'9-3' goes down: a range of seeds is 10-19"),
+    (f"{EVALUATE} --seeds 0-999999999", "'0-999999999' has 1,000,000,000 seeds, more than 10,000,000"),
+    (f"{EVALUATE} --scenarios nowhere.json", "'nowhere.json' cannot be read: No such file"),
+    (f"{EVALUATE} --scenarios number.json", "'number.json' should hold a list such as"),
+    (f"{SAMPLE} --tasks none.json", "'none.json' holds no task"),
+    ("sample CartPole-v1 --trajectories-per-worker 2 --tasks tasks.json", "--tasks needs --num-trajectories"),
+    (f"{SAMPLE} --tasks tasks.json --out x --shard-size 5", "and no --shard-size"),
+    # How.
+    (f"{SAMPLE} --ray-address h:1", "--ray-address needs --engine ray"),
+    (f"{SAMPLE} --engine ray --start-method fork", "--engine ray takes no --start-method"),
+    (f"{SAMPLE} --engine ray --workers 0", "only worker processes take --engine: give --workers 1 or more"),
+    (f"{SAMPLE} --step-timeout nan", "--step-timeout must be a number of seconds above 0, got nan"),
+    (f"{SAMPLE} --max-restarts -1", "'--max-restarts': '-1' is neither an integer of at least 0 nor 'none'"),
+    (f"{SAMPLE} --max-worker-memory 2X", "'2X' is not an amount of memory with its unit, such as 500MB"),
+    (f"{SAMPLE} --max-worker-memory 5", "'5' is not an amount of memory with its unit"),
+    # Which environment and agent.
+    (f"{SAMPLE} --env-kwarg size", "'size' is not of the form key=value"),
+    (f"{SAMPLE} --env-kwarg 'a b=1'", "'a b' is no Python name"),
+    (f"{SAMPLE} --env-kwarg a=1 --env-kwarg a=2", "'a' is given twice"),
+    (f"{SAMPLE} --import no_such_module", "there is no module 'no_such_module'"),
+    (f"{SAMPLE} --import envs/my.py", "A module goes by its name, not its file's: 'envs.my'"),
+    (f"{SAMPLE} --import raising", "--import raising: importing raising raised ZeroDivisionError"),
+    ("sample CartPol-v1 -n 5", "Did you mean 'CartPole-v1'"),
+    ("sample nowhere:Maze-v0 -n 5", "there is no module 'nowhere'"),
+    ("check CartPol-v1", "Did you mean 'CartPole-v1'"),
+    ("bench CartPol-v1", "Did you mean 'CartPole-v1'"),
+    (f"{SAMPLE} --agent randm", "Did you mean 'random'?"),
+    (f"{SAMPLE} --agent nowhere.zip", "unknown agent 'nowhere.zip': there is no such file"),
+    (f"{SAMPLE} --agent policy.pt", "weights are no agent: name a function that makes the agent with them"),
+    (f"{SAMPLE} --agent vecnormalize.pkl", "a VecNormalize go to --vec-normalize, with --agent model.zip"),
+    (f"{SAMPLE} --agent cartpole.npz", "it holds trajectories"),
+    (f"{SAMPLE} --agent evaluation.json", "it holds an evaluation"),
+    (f"{SAMPLE} --agent model", "Did you mean 'model.zip'?"),
+    (f"{SAMPLE} --vec-normalize x.pkl", "--vec-normalize is for a model of Stable-Baselines3"),
+    ("check CartPole-v1 --vec-normalize x.pkl", "--vec-normalize is for a model"),
+    (f"{EVALUATE} -n 3 --agent model.zip --vec-normalize x.pkl", "--vec-normalize: there is no file 'x.pkl'"),
+    (
+        f"compare CartPole-v1 -n 5 {'--agent model.zip ' * 3}{'--vec-normalize none ' * 2}",
+        "--vec-normalize is given 2 times, and 3 agents are models",
+    ),
+    # Into which file.
+    (f"{SAMPLE} --out x.csv", ".csv is not written. What is sampled goes into a .npz file"),
+    (f"{SAMPLE} --out empty", "is a directory"),
+    (f"{SAMPLE} --out archive", "archive.npz' is a directory"),
+    (f"{SAMPLE} --out folder", "is a folder of shards: --shard-size and --resume go on with it"),
+    (f"{SAMPLE} --out nowhere/x", "there is no directory"),
+    (f"{SAMPLE} --out {'x' * 250}", "File name too long"),
+    (f"{SAMPLE} --shard-size 5", "--shard-size needs --out: give it, too"),
+    (f"{SAMPLE} --resume --out x", "--resume needs --shard-size: give it, too"),
+    (f"{SAMPLE} --out folder --shard-size 5", "holds trajectories already"),
+    (f"{SAMPLE} --out thesis.txt --shard-size 5", "is a file, and shards need a folder"),
+    (f"{SAMPLE} --without-infos", "--without-infos needs --out: give it, too"),
+    (f"{SAMPLE} --out x --without-infos a,,b", "'a,,b' should be names of infos"),
+    (f"{EVALUATE} -n 5 --out found.npz", "'found.npz': .npz is not written"),
+    ("plot file --out x.jpg", "'x.jpg': .jpg is not written. The picture goes into a .png file"),
+    # What the library refuses, in the names of options.
+    (f"{SAMPLE} --shard-size 5 --out x --order arrival --workers 0", "--shard-size needs a sampler with --order index"),
+    (f"{SAMPLE} --shard-size 5 --out x --vec 2", "--shard-size needs workers that run each trajectory by itself"),
+    (f"{EVALUATE} --until-halfwidth 5 --guarantee", "--guarantee needs --bounds LEAST LARGEST of returns"),
+    (f"{COMPARE} -n 5 --bounds 0 1", "--bounds is for --until-decided"),
+    (f"{EVALUATE} -n 5 --part 1/2", "give --seed, the same for all parts"),
+    (f"{PART} two", "'two' is not a part's number and how many there are, such as 2/7"),
+    (f"{PART} 1/2 --on-failure drop", "a part cannot be sampled with --on-failure drop"),
+    (f"{EVALUATE} -n 5 --video-of best", "--video-of says what to film"),
+    (f"{EVALUATE} -n 5 --video v --video-of bets", "'bets' is neither first, best, median, worst nor an index"),
+    ("check CartPole-v1 --time-limit 0", "--time-limit"),
+    ("bench CartPole-v1 --seconds 0", "--seconds"),
+    # Which file.
+    ("replay nothing --index 0", "there is no file or folder 'nothing'"),
+    ("replay file", "Missing option '--index'"),
+    (f"{REPLAY} --vec-normalize x", "give --agent model.zip, too"),
+    ("replay other --index 0", "Give --agent, or --actions for the recorded actions"),
+    ("replay module --index 0", "does not decide which module is imported: give --env 'this:It-v0'"),
+    ("info nowhere", "there is no file or folder"),
+    ("merge nowhere.npz --out x", "Invalid value for PART: there is no file or folder 'nowhere.npz'"),
+    ("merge evaluation.json", "Missing option '-o' / '--out'"),
+    ("merge --out x", "Missing argument 'PART...'"),
+    ("merge evaluation.json --out x.npz", "Invalid value for '--out': 'x.npz': .npz is not written"),
+    ("export folder --to excel --out x", "there is no format 'excel' of trajectories, only minari, parquet"),
+    ("export folder --to parquet --out x --timesteps 5", "--timesteps is for evaluations"),
+    ("export folder file.npz --to parquet --out x", "--to parquet takes one FILE or FOLDER, and not 2"),
+    ("export folder --to minari --out x --metadata author", "'author' is not of the form key=text"),
+    ("export evaluation.json evaluation.json --to sb3 --out x", "Give --timesteps once for each FILE"),
+    ("export evaluation.json --to sb3 --out x --dataset-id a/b-v0", "--dataset-id and --metadata are for trajectories"),
+]
+FAILURES = [
+    (f"{SAMPLE} --env-kwarg wheels=4", "the environment CartPole-v1 cannot be made"),
+    ("sample several:Parallel-v0 -n 5", "Parallel-v0 is an environment of PettingZoo, for several agents"),
+    ("sample several:AEC-v0 -n 5", "AEC-v0 is an environment of PettingZoo, for several agents"),
+    ("sample things_env:Things-v0 -n 9 --out x", "observation_space['thing'] holds a builtins.object: only numbers"),
+    ("sample things_env:Things-v0 -n 9 --out x --shard-size 5", "observation_space['thing'] holds a builtins.object"),
+    (f"{SAMPLE} --tasks tasks.json --workers 0", "set_task"),
+    ("bench scripted:Scripted-v0 --env-kwarg fail_at=1", "cannot be reset and stepped: RuntimeError: the robot"),
+    ("replay cut.npz --index 0", "cut.npz"),
+    ("info text", "it is no .npz file"),
+    ("info empty", "no folder of trajectories"),
+    ("info cut.json", "cut.json is no evaluation of streamsampler"),
+    ("plot thesis.txt", "thesis.txt holds neither trajectories nor an evaluation nor a comparison of streamsampler"),
+    ("plot cut.npz", "cut.npz"),
+    ("merge thesis.txt --out x", "thesis.txt is no part: it holds neither an evaluation nor a comparison"),
+    ("export evaluation.json --to parquet --out x", "is no trajectory batch"),
+    ("export file.npz --to sb3 --out x", "is no evaluation of streamsampler"),
+]
+MISSING = [
+    ("ray", f"{SAMPLE} --engine ray", "RaySampler needs Ray: pip install ray (in a clone"),
+    ("matplotlib", "plot file --out x", "drawing needs matplotlib: pip install matplotlib (in a clone"),
+    ("pyarrow", "export folder --to parquet --out x", "needs pyarrow: pip install pyarrow (in a clone"),
+    ("av", f"{REPLAY} --video a.mp4", "a video needs PyAV: pip install av (in a clone"),
+    ("av", f"{EVALUATE} -n 2 --workers 0 --video empty", "a video needs PyAV: pip install av (in a clone"),
+]
 
 
-@pytest.mark.usefixtures("no_workers")
-@pytest.mark.parametrize(
-    ("env_id", "words"),
-    [
-        ("CartPol-v1", "Did you mean 'CartPole-v1'"),
-        ("ALE/Pong-v5", "The package ale_py registers such: ask for 'ale_py:ALE/Pong-v5'"),
-        ("Qwertyuiop-v0", "ask for 'package:Qwertyuiop-v0'. Or import it with --import."),
-    ],
-)
-def test_an_unknown_environment_is_a_usage_error_with_suggestions(env_id: str, words: str) -> None:
-    result = invoke("sample", env_id, "--num-samples", 5)
-    assert result.exit_code == 2
-    assert words in result.stderr
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(("line", "words", "code"), [(*row, 2) for row in USAGE] + [(*row, 1) for row in FAILURES])
+def test_what_is_wrong_is_said_first(line: str, words: str, code: int) -> None:
+    if line.startswith("plot"):
+        pytest.importorskip("matplotlib")
+    result = invoke(*shlex.split(line))
+    assert result.exit_code == code
+    # Versions of click quote options, or have a colon before them.
+    assert words in told(result).replace("option: ", "option ")
+    assert "this" not in sys.modules
+    assert ("return 1 / 0" in result.stderr) is ("raising" in line), "only the user's own code is shown"
 
 
-@pytest.mark.usefixtures("no_workers")
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (".", "is a directory"),
-        ("folder", "is a directory"),
-        ("archive", "archive.npz' is a directory"),
-        ("nowhere/out.npz", "there is no directory"),
-        ("x" * 250, "File name too long"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_found_out_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(("library", "line", "words"), MISSING)
+def test_a_library_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, library: str, line: str, words: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "archive.npz").mkdir()
-    result = sample("--num-samples", 5, "--out", name)
-    assert result.exit_code == 2
-    assert words in result.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive.npz", "folder"]
-
-
-@pytest.mark.usefixtures("no_workers")
-def test_a_module_that_raises_shows_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "raising.py").write_text("def f():\n    return 1 / 0\nf()\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    result = sample("--num-samples", 5, "--import", "raising")
-    assert result.exit_code == 2
-    assert "--import raising: importing raising raised ZeroDivisionError" in result.stderr
-    assert "return 1 / 0" in result.stderr
-    assert "arguments.py" not in result.stderr
-
-
-@pytest.mark.usefixtures("no_workers")
-def test_an_environment_that_cannot_be_made_is_a_failure() -> None:
-    result = sample("--num-samples", 5, "--env-kwarg", "wheels=4")
-    assert result.exit_code == 1
-    assert "the environment CartPole-v1 cannot be made" in result.stderr
-    assert "wheels" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_a_full_disk_is_a_failure_that_tells_how_to_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def save(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "out.npz")
-
-    monkeypatch.setattr(TrajectoryBatch, "save", save)
-    result = sample("--num-samples", 5, "--workers", 1, "--seed", 3, "--out", tmp_path / "out.npz", "--json")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "out.npz could not be read or written: No space left on device" in result.stderr
-    assert "--seed 3" in result.stderr
+    monkeypatch.setitem(sys.modules, library, None)
+    result = invoke(*shlex.split(line))
+    assert (result.exit_code, words in told(result)) == (1, True), result.stderr
 
 
 @pytest.mark.parametrize(
@@ -168,9 +250,18 @@ def test_what_the_library_foresees_is_a_failure(monkeypatch: pytest.MonkeyPatch,
         raise error
 
     monkeypatch.setattr("streamsampler.samplers.choosing.MultiprocessingSampler", refuse)
-    result = sample("--num-samples", 5)
-    assert result.exit_code == 1
-    assert words in result.stderr
+    result = invoke(*shlex.split(SAMPLE))
+    assert (result.exit_code, words in told(result)) == (1, True)
+
+
+def test_a_full_disk_is_a_failure_that_tells_how_to_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "out.npz")
+
+    monkeypatch.setattr(TrajectoryBatch, "save", save)
+    said = told(invoke(*shlex.split(SAMPLE), "--workers", 0, "--seed", 3, "--out", tmp_path / "out.npz", "--json"))
+    assert "out.npz could not be read or written: No space left on device" in said
+    assert "--seed 3" in said
 
 
 def test_help_shows_examples_groups_and_defaults() -> None:
@@ -184,159 +275,7 @@ def test_help_shows_examples_groups_and_defaults() -> None:
     ):
         assert words in text
     assert "sample" in invoke("--help").stdout
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("3", 3), ("-0.5", -0.5), ("True", True), ("true", True), ("false", False), ("null", None), ("None", None),
-        ("human", "human"), ("'3'", "3"), ("[1, 2]", [1, 2]), ("{'a': 1}", {"a": 1}), ("", ""), ("4x4", "4x4"),
-        ("a=b", "a=b"), ("(" * 10_000, "(" * 10_000),
-    ],
-)  # fmt: skip
-def test_values_are_literals_or_text(text: str, value: object) -> None:
-    parsed = parse_value(text)
-    assert parsed == value
-    assert type(parsed) is type(value)
-
-
-@pytest.mark.parametrize(
-    ("text", "n_bytes"),
-    [("2G", 2 << 30), ("500m", 500 << 20), ("1.5K", 1536), ("500MB", 500 << 20), ("2GiB", 2 << 30), ("3 MB", 3 << 20)],
-)
-def test_amounts_of_memory(text: str, n_bytes: int) -> None:
-    assert size(click.Context(cli), click.Option(["--size"]), text) == n_bytes
-
-
-THINGS = """
-import gymnasium as gym
-
-class Things(gym.Space):
-    def sample(self, mask=None, probability=None):
-        return object()
-    def contains(self, x):
-        return True
-
-class Env(gym.Env):
-    observation_space = gym.spaces.Dict(thing=Things())
-    action_space = gym.spaces.Discrete(2)
-
-gym.register("Things-v0", Env)
-"""
-
-
-@pytest.mark.usefixtures("no_workers")
-@pytest.mark.parametrize("sharding", [(), ("--shard-size", 5)])
-def test_data_that_cannot_be_written_are_found_out_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: tuple[object, ...]
-) -> None:
-    (tmp_path / "things_env.py").write_text(THINGS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    result = invoke("sample", "things_env:Things-v0", "--num-samples", 9, "--out", "new", *sharding)
-    assert result.exit_code == 1
-    assert "observation_space['thing'] holds a builtins.object: only numbers, strings" in result.stderr
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py" and path.name != "__pycache__"] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("1000", 1000), ("1_000", 1000), ("1,000", 1000), ("1e3", 1000), ("1.5e3", 1500), ("10k", 10_000),
-        ("2M", 2 * 10**6), (".5K", 500), ("1g", 10**9), ("9007199254740993", 2**53 + 1), ("1e6", 10**6),
-        (" 7 ", 7), ("1 k", 1000), (5, 5), ("1,000,000", 10**6), ("1_0", 10),
-    ],
-)  # fmt: skip
-def test_counts_as_people_write_them(text: object, number: int) -> None:
-    converted = Count(min=1).convert(text, None, None)
-    assert (converted, type(converted)) == (number, int)
-
-
-@pytest.mark.parametrize("kind", ["ParallelEnv", "AECEnv"])
-def test_an_environment_of_several_agents_is_named_for_what_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """PettingZoo's, of which its name alone is needed here."""
-    (tmp_path / "pettingzoo.py").write_text(f"class {kind}:\n    pass\n")
-    chess = f"class Chess(pettingzoo.{kind}):\n    pass\ngymnasium.register('Chess-v0', Chess)\n"
-    (tmp_path / "several.py").write_text(f"import gymnasium, pettingzoo\n{chess}")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("pettingzoo", "several"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    result = invoke("sample", "several:Chess-v0", "--num-samples", 5)
-    monkeypatch.delitem(sys.modules, "pettingzoo", raising=False)
-    monkeypatch.delitem(sys.modules, "several", raising=False)
-    gymnasium.registry.pop("Chess-v0", None)
-    assert result.exit_code == 1
-    assert "Chess-v0 is an environment of PettingZoo, for several agents" in result.stderr
-
-
-def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    result = sample("--num-samples", 5, "--engine", "ray")
-    assert result.exit_code == 1
-    assert "RaySampler needs Ray: pip install ray (in a clone" in result.stderr
-
-
-@pytest.mark.usefixtures("no_workers")
-@pytest.mark.parametrize(
-    ("file", "arguments", "words"),
-    [
-        ("tasks.json", ["--trajectories-per-worker", 2], "--tasks needs --num-trajectories"),
-        (
-            "tasks.json",
-            ["--num-samples", 9, "--out", "x", "--shard-size", 5],
-            "--tasks needs --num-trajectories or --num-samples, and no --shard-size",
-        ),
-        ("none.json", ["--num-samples", 9], "'none.json' holds no task"),
-        ("one.json", ["--num-samples", 9], "'one.json' should hold a list such as [0.5"),
-        ("missing.json", ["--num-samples", 9], "'missing.json' cannot be read"),
-        ("tasks.json", ["--num-samples", 9, "--workers", 0], "set_task"),
-    ],
-)
-def test_tasks_that_cannot_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, arguments: list[Any], words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, text in (("tasks.json", "[1]"), ("none.json", "[]"), ("one.json", '{"task": 1}')):
-        Path(name).write_text(text)
-    result = sample("--tasks", file, *arguments)
-    assert result.exit_code == (1 if words == "set_task" else 2)
-    # Versions of click quote it, or have a colon before it.
-    assert words in " ".join(result.stderr.split()).replace("option: ", "option ").replace("option '-u'", "option -u")
-
-
-SHORT = {"--out": "-o", "--quiet": "-q"}
-NUMBERS = {"sample": "--num-samples", "evaluate": "--num-trajectories", "compare": "--num-trajectories"}
-
-
-@pytest.mark.parametrize("name", cli.commands)
-def test_the_options_that_are_typed_most_have_short_names_in_each_command(name: str) -> None:
-    options = [option for option in cli.commands[name].params if isinstance(option, click.Option)]
-    expected = {**SHORT, **({NUMBERS[name]: "-n"} if name in NUMBERS else {})}
-    short = {long: option.opts for option in options for long in option.opts if long in expected}
-    for long, opts in short.items():
-        assert opts == [expected[long], long], "the long name is last: errors end with it"
-    assert {opt for option in options for opt in option.opts if not opt.startswith("--")} == {
-        expected[long] for long in short
-    }
-    assert name not in NUMBERS or NUMBERS[name] in short
-
-
-def test_short_names_do_what_long_ones_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    common = ("--seed", 3, "--workers", 0)
-    for short, long in (
-        (sample("-n", "1k", "-o", "short", "-q", *common), sample("--num-samples", 1000, "--out", "long", *common)),
-        (
-            invoke("evaluate", "CartPole-v1", "-qn5", "-o", "short.json", *common),
-            invoke("evaluate", "CartPole-v1", "--num-trajectories", 5, "--out", "long.json", *common),
-        ),
-    ):
-        assert (short.exit_code, short.stderr) == (long.exit_code, "") == (0, "")
-    assert load("short") == load("long")
-    assert load("short").n_timesteps >= 1000
-    short_file, long_file = (Evaluation.load(f"{name}.json") for name in ("short", "long"))
-    assert short_file.returns.tolist() == long_file.returns.tolist()
-    assert len(short_file) == 5
+    for name in cli.commands:
+        assert "--config FILE" in invoke(name, "--help").stdout
+    formats = invoke("export", "--help").stdout
+    assert all(f"'{name}'" in formats for name in ("minari", "parquet", "sb3"))
