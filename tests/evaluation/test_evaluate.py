@@ -319,8 +319,9 @@ def test_arguments_that_cannot_work_are_refused(arguments, message):
     ],
 )
 def test_there_must_be_an_agent_an_environment_and_an_order(arguments, message):
+    given: Any = {"agent": zero, "env": Known, "num_trajectories": 5, **arguments}
     with pytest.raises(UsageError, match=message):
-        evaluate(**{"agent": zero, "env": Known, "num_trajectories": 5, **arguments})
+        evaluate(**given)
 
 
 def interrupt(snapshot):

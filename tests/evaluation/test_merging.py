@@ -96,7 +96,7 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
         evaluated((3, 3), tmp_path / "interrupted.json")
     interrupted = caught.value.found.save(tmp_path / "interrupted.json")
     monkeypatch.undo()
-    for parts, error, words in (
+    refused: list[tuple[Any, type[Exception], str]] = [
         ([three, one], UsageError, "part 2 of 3 is missing"),
         ([one, two, three, copied], UsageError, "part 2 of 3 is there twice: .*part-2.json and .*copied.json$"),
         ([one, two, three, two], UsageError, "part-2.json is given twice"),
@@ -111,9 +111,10 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
         ([], UsageError, "nothing to merge"),
         ("part-*.npz", UsageError, "several files"),
         ([tmp_path / "nowhere.json"], FileNotFoundError, "nowhere.json"),
-    ):
+    ]
+    for given, error, words in refused:
         with pytest.raises(error, match=words):
-            merge(parts, out)
+            merge(given, out)
     with pytest.raises(UsageError, match=r"part-2.json is one of the parts"):
         merge([one, two, three], two)
     assert not out.exists()

@@ -148,12 +148,13 @@ def test_errors_come_before_the_evaluation_begins(
 
 
 def test_the_evaluation_is_not_lost_with_a_video(kept: Any, tmp_path: Any, monkeypatch: Any) -> None:
-    for error, raised, words in (
+    failures: list[tuple[BaseException, Any, str | None]] = [
         (OSError(28, "no space left"), VideoError, r"the evaluation is complete, but .*no space left"),
-        (KeyboardInterrupt(), EvaluationInterruptedError, ""),
-    ):
+        (KeyboardInterrupt(), EvaluationInterruptedError, None),
+    ]
+    for error, raised, words in failures:
         monkeypatch.setattr(Kept, "add", lambda *_, error=error: (_ for _ in ()).throw(error))
-        with pytest.raises(raised, match=words or None) as caught:
+        with pytest.raises(raised, match=words) as caught:
             evaluated(num_trajectories=5, video=tmp_path)
         assert len(caught.value.found) == 5
     monkeypatch.undo()
