@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import gymnasium
 import pytest
 
 from streamsampler import check
@@ -102,16 +101,6 @@ def test_a_right_environment_with_a_right_agent():
         assert finding.name in str(report)
 
 
-@pytest.mark.slow
-def test_a_native_vector_environment():
-    report = check(lambda: gymnasium.make_vec("CartPole-v1", num_envs=4), time_limit=600.0, step_timeout=120.0)
-    assert report.ok
-    assert report["Gymnasium"].verdict == "not checked"
-    (way,) = report.workers.ways
-    assert way.rates
-    assert way.call.endswith('worker_class=VecWorker, worker_args={"n_envs": 4})')
-
-
 def test_the_time_limit(monkeypatch):
     """In the middle of the first trajectory, and for all that follows."""
     inspect = CheckRun._environment
@@ -178,11 +167,3 @@ def test_an_environment_that_cannot_be_pickled():
     report = check(env)
     assert "Pass a function that makes the environment" in report["made"].advice
     assert not report.ok
-
-
-@pytest.mark.extras
-def test_a_torch_module_gets_the_action_space():
-    torch = pytest.importorskip("torch")
-    with pytest.raises(CheckInterruptedError) as caught:
-        check("CartPole-v1", torch.nn.Linear(4, 2), progress=interrupt)
-    assert caught.value.found.agent == "TorchAgent(Linear, CategoricalHead)"

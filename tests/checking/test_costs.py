@@ -3,6 +3,8 @@
 No clock and no process: timesteps come at known times.
 """
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +52,7 @@ def test_an_agent_computes_while_environments_wait():
 
 
 def test_what_takes_long_is_tried_with_fewer_environments_and_shorter_trajectories():
-    none = {"construction": 0.0, "reset": 0.0, "step": 0.0}
+    none: Any = {"construction": 0.0, "reset": 0.0, "step": 0.0}
     n_envs = {(0.01, 1e-4, 1e-4): 8, (3.0, 0.0, 0.0): 1, (0.0, 0.1, 0.0): 4, (0.0, 0.0, 2.0): 1}
     assert {costs: Costs(*costs).n_envs(8, seconds=10) for costs in n_envs} == n_envs
     assert Costs(**none, agent=1.0).n_envs(8, seconds=10) == 8  # all in one call

@@ -45,7 +45,7 @@ def test_findings_are_found_by_name_and_by_how_bad_they_are():
     with pytest.raises(AttributeError):
         found.seed = 8
     by_verdict = {each.verdict: each for each in FINDINGS}
-    order = ["pass", "not checked", "warning", "failure"]
+    order: list[Any] = ["pass", "not checked", "warning", "failure"]
     assert [worst([by_verdict[verdict] for verdict in order[:n]]) for n in range(5)] == ["pass", *order]
 
 
