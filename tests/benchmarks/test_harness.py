@@ -20,7 +20,7 @@ from benchmarks.questions import versions
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def answer(timesteps, seconds=1.0, cpu=1.0, **more):
+def answer(timesteps, seconds=1.0, cpu=1.0, **more) -> Any:
     return {"timesteps": timesteps, "trajectories": 1, "seconds": seconds, "cpu": cpu, **more}
 
 
@@ -31,7 +31,7 @@ def compared(**contenders):
     )
 
 
-GONE = {"reason": "not installed"}
+GONE: Any = {"reason": "not installed"}
 
 # ---------------------------------------------------------------------- rounds
 
@@ -191,7 +191,13 @@ def test_a_report_tells_shares_reasons_and_nanoseconds():
 
 
 def test_a_report_tells_which_machine_each_question_was_measured_on():
-    rest = {"cpu": "a processor", "cores": 2, "memory": 8.0, "python": "3.11.7", "packages": {"numpy": "2.0"}}
+    rest: dict[str, Any] = {
+        "cpu": "a processor",
+        "cores": 2,
+        "memory": 8.0,
+        "python": "3.11.7",
+        "packages": {"numpy": "2.0"},
+    }
     one, other = (
         {**rest, "kernel": kernel, "date": f"{date}T10:00:00+00:00"}
         for kernel, date in (("Linux 6.1", "2026-01-02"), ("Linux 6.2", "2026-01-01"))
@@ -203,7 +209,7 @@ def test_a_report_tells_which_machine_each_question_was_measured_on():
 
 
 def test_a_library_stands_with_its_best_setting_under_its_own_name():
-    results = {
+    results: Any = {
         "ours": {"ratio": {"median": 0.9}},
         "sb3_subproc_2": {"ratio": {"median": 0.1}},
         "sb3_subproc_8": {"ratio": {"median": 0.2}},
@@ -293,26 +299,6 @@ def test_what_a_contender_has_started_meanwhile_is_frozen_too_and_nothing_else()
             processes.end(shell.pid)
             processes.end(other.pid)
     assert processes.cpu_seconds([shell.pid]) == 0.0
-
-
-@pytest.mark.slow
-def test_a_contender_freezes_measures_and_leaves_nothing_behind():
-    contender = running.Running(running.Contender("bare", "bare"), "short")
-    root = contender._process.pid
-    try:
-        pids = processes.processes_of(root, contender._mark)
-        assert len(pids) == 3  # itself and two that it forked
-        for _ in range(2):
-            for pid in pids:
-                await_stop(pid)
-            found = contender.measure({"seconds": 0.1})
-            assert found["timesteps"] > found["trajectories"] > 0
-            assert (found["seconds"] > 0.05, found["cpu"] > 0) == (True, True)
-    finally:
-        assert contender.end() == 0
-    assert processes.processes_of(root, contender._mark) == []
-    assert all(has_ended(pid) for pid in pids)
-    assert contender.end() == 0  # one that broke has been ended when all are
 
 
 TERMINATED = """
