@@ -4,7 +4,6 @@ import functools
 import inspect
 import os
 import re
-import signal
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,12 @@ torch = pytest.importorskip("torch")
 
 from click.testing import CliRunner  # noqa: E402
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, evaluate  # noqa: E402
+from streamsampler import LocalSampler, evaluate  # noqa: E402
 from streamsampler.agents.torch import TorchAgent  # noqa: E402
 from streamsampler.examples import ppo, ppo_multiagent, ppo_recurrent, trpo  # noqa: E402
 from streamsampler.examples.ppo import ActorCritic, Settings, improve, load, main, save, train  # noqa: E402
 from streamsampler.examples.ppo_recurrent import RecurrentAgent  # noqa: E402
-from streamsampler.filters import RunningNorm, RunningReturnNorm  # noqa: E402
+from streamsampler.filters import RunningNorm  # noqa: E402
 
 pytestmark = pytest.mark.extras
 
@@ -78,38 +77,6 @@ def test_the_number_of_workers_changes_nothing(example: Any, options: tuple[str,
         assert float(lines[-1].split()[3]) > 100, "it learns"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("has_memory", [False, True])
-def test_killed_workers_change_nothing(has_memory: bool) -> None:
-    """The parameters after the updates are the same bits as those of one worker, and of workers left in peace."""
-    found = []
-    for n_workers, killed in ((1, False), (2, False), (2, True)):
-        policy, agent, _ = made()
-        recurrent, adam = remembering()
-        options: dict[str, Any] = {} if has_memory else {
-            "worker_class": VecWorker, "worker_args": {"n_envs": 4},
-            "observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm(),
-        }  # fmt: skip
-        acting, env = (recurrent, PARTLY) if has_memory else (agent, "CartPole-v1")
-        learned = recurrent if has_memory else policy
-        with MultiprocessingSampler(acting, env, n_workers=n_workers, seed=1, **options) as sampler:
-
-            def remembered(sampler: Any = sampler, recurrent: Any = recurrent, adam: Any = adam) -> Any:
-                for iteration in range(3):
-                    batch = sampler.obtain_fragments(40, 4, agent_update=recurrent.state_dict())
-                    ppo_recurrent.improve(recurrent, adam, batch, iteration)
-                    yield
-
-            settings = Settings(iterations=4, timesteps=40, minibatch=64)
-            for number, _ in enumerate(remembered() if has_memory else train(sampler, policy, settings)):
-                if killed:
-                    os.kill(sampler.worker_pids()[number % 2], signal.SIGKILL)
-            assert bool(sampler.stats.restarts) == killed
-        found.append(torch.nn.utils.parameters_to_vector(learned.parameters()))
-    assert torch.equal(found[1], found[0])
-    assert torch.equal(found[2], found[0])
-
-
 def test_one_iteration_makes_better_actions_likelier() -> None:
     """The mean log-probability, weighted by the advantages, of what was sampled."""
     policy, agent, adam = made()
@@ -135,20 +102,6 @@ def test_returns_of_episodes_that_go_on() -> None:
         found.append(sorted(np.concatenate(calls)))
     assert found[0] == found[1]
     assert len(found[0]) > 30
-
-
-@BOTH
-def test_the_entropy_bonus_keeps_the_policy_random(env_id: str) -> None:
-    """From one batch, the policy that learns with the bonus is the more random one."""
-    entropies = []
-    for entropy in (0.0, 1.0):
-        policy, agent, adam = made(env_id, 1e-2)
-        with LocalSampler(agent, env_id, seed=1) as sampler:
-            batch = sampler.obtain_samples(500)
-        improve(policy, adam, batch, 0, Settings(minibatch=250, entropy=entropy))
-        with torch.no_grad():
-            entropies.append(float(policy.distribution(torch.as_tensor(batch.observations)).entropy().mean()))
-    assert entropies[1] > entropies[0] + 0.01
 
 
 def test_each_setting_is_an_option_with_its_default_and_the_example_can_be_read_in_one_sitting() -> None:
@@ -259,12 +212,3 @@ def test_a_step_of_trpo_is_as_long_as_the_radius_allows(env_id: str) -> None:
     assert 0.003 < found <= 0.015
     advantages = torch.as_tensor(batch.advantages(gamma=0.99, lambda_=0.97))
     assert ((change.exp() - 1) * (advantages - advantages.mean())).mean() > 0
-
-
-def test_conjugate_gradients_solve_linear_equations() -> None:
-    torch.manual_seed(0)
-    root = torch.randn(8, 8, dtype=torch.float64)
-    matrix, target = root @ root.T + torch.eye(8), torch.randn(8, dtype=torch.float64)
-    found = trpo.conjugate_gradient(lambda vector: matrix @ vector, target)
-    torch.testing.assert_close(found, torch.linalg.solve(matrix, target))
-    assert not trpo.conjugate_gradient(lambda vector: matrix @ vector, torch.zeros_like(target)).any()
