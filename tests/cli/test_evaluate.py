@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,13 @@ def found_by(*arguments: object) -> Evaluation:
 
 def test_the_command_finds_what_the_library_finds(tmp_path: Path) -> None:
     kwargs = ("--env-kwarg", "sutton_barto_reward=true")
-    result = run(*EVALUATE[:-1], 2, *kwargs, "--num-trajectories", 20, "--out", "found.json", cwd=tmp_path)
-    assert (result.returncode, "20 trajectories" in result.stderr) == (0, True), result.stderr
-    assert "written to: found.json" in result.stdout
+    result = invoke(*EVALUATE, *kwargs, "--num-trajectories", 20, "--out", tmp_path / "found.json")
+    assert (result.exit_code, "20 trajectories" in result.stderr) == (0, True), result.stderr
     library = evaluate(
         "random", "CartPole-v1", num_trajectories=20, seed=1, n_workers=0, env_kwargs={"sutton_barto_reward": True}
     )
-    # This process may have loaded libraries that the command has not.
-    library = replace(library, versions=Evaluation.load(tmp_path / "found.json").versions)
     assert (tmp_path / "found.json").read_text() == library.to_json()
-    assert result.stdout.startswith(str(library))
+    assert result.stdout == f"{library}\nwritten to: {tmp_path / 'found.json'}\n"
 
 
 def test_options_reach_the_library(tmp_path: Path) -> None:
@@ -157,17 +153,15 @@ def test_parts_are_merged_to_what_one_run_writes(
 # ---------------------------------------------------------------------- environments
 
 
-def test_a_check_that_finds_something_has_exit_code_1(home: Path) -> None:
+def test_a_check_that_finds_something_has_exit_code_1(at_home: Path) -> None:
     given = ("check", "Scripted-v0", "--import", "scripted", "--time-limit", 1000, "--step-timeout", 1000)
-    ended = run(*given, "--env-kwarg", "fail_at=3", "--json", cwd=home)
-    assert ended.returncode == 1
+    ended = invoke(*given, "--env-kwarg", "fail_at=3", "--json")
+    assert ended.exit_code == 1
     assert all(line.startswith("checking: ") for line in ended.stderr.splitlines()), ended.stderr
     facts = json.loads(ended.stdout)
     (failure,) = [each for each in facts["findings"] if each["verdict"] == "failure"]
     assert (facts["ok"], failure["name"]) == (False, "runs")
     assert "RuntimeError: the robot stumbled" in failure["what"]
-    assert 'File "' in failure["details"]
-    assert "streamsampler/checking" not in failure["details"]
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 import pytest
 
-from streamsampler import load
 from streamsampler.cli.app import cli
 from streamsampler.cli.options import Count, parse_value, size
 from streamsampler.cli.request import storable
@@ -64,14 +63,6 @@ def test_the_options_that_are_typed_most_have_short_names(name: str) -> None:
     short = {option.opts[-1]: option.opts[0] for option in options if not option.opts[0].startswith("--")}
     assert short == {long: expected[long] for option in options for long in option.opts if long in expected}
     assert name not in NUMBERS or NUMBERS[name] in short
-
-
-def test_short_names_do_what_long_ones_do(tmp_path: Path) -> None:
-    common = ("sample", "CartPole-v1", "--seed", 3, "--workers", 0)
-    short = invoke(*common, "-qn1k", "-o", tmp_path / "short")
-    long = invoke(*common, "--quiet", "--num-samples", 1000, "--out", tmp_path / "long")
-    assert (short.exit_code, short.stderr) == (long.exit_code, "") == (0, "")
-    assert load(tmp_path / "short") == load(tmp_path / "long")
 
 
 # ---------------------------------------------------------------------- from a file

@@ -25,33 +25,20 @@ from tests.cli.harness import Terminal, invoke
 ENDLESS = ("sample", "scripted:Scripted-v0", "--env-kwarg", "endless_from=1", "--workers", 1)
 
 
-def drawn(text: str) -> list[str]:
-    """Return the lines that a bar has drawn one over the other, up to Ctrl-C."""
-    lines = re.split(r"[\r\n]+", text.partition("^C")[0].replace("\x1b[?25l", ""))
-    return [line for line in lines[:-1] if line.startswith("[")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("amount", "columns", "line"),
-    [
-        (("--num-samples", 10**8), 80, r"\[-+\]    0%  [\d,]+/100,000,000 timesteps  [\d:]+ left  [\d,]+/s\s*"),
-        (("--num-trajectories", 9), 80, r"\[-+\]    0%  0/9 trajectories  [\d,]+ timesteps  -:-- left  [\d,]+/s\s*"),
-        (("--num-samples", 10**8), 40, r"\[.*"),
-    ],
-)
-def test_the_bar_moves_while_a_single_trajectory_is_running(
-    home: Path, amount: tuple[object, ...], columns: int, line: str
-) -> None:
-    terminal = Terminal(*ENDLESS, *amount, cwd=home, columns=columns)
+@pytest.mark.parametrize("columns", [80, 40])
+def test_the_bar_moves_while_a_single_trajectory_is_running(home: Path, columns: int) -> None:
+    def drawn(text: str) -> list[str]:
+        lines = re.split(r"[\r\n]+", text.partition("^C")[0].replace("\x1b[?25l", ""))
+        return [line for line in lines[:-1] if line.startswith("[")]
+
+    terminal = Terminal(*ENDLESS, "--num-samples", 10**8, cwd=home, columns=columns)
     terminal.read_until(lambda text: len(set(drawn(text))) >= 4)
     terminal.type("\x03")
     assert terminal.finish() == 130
-    lines = drawn(terminal.text)
-    assert re.fullmatch(line, lines[-1]), lines
+    *_, last = lines = drawn(terminal.text)
     assert max(map(len, lines)) < columns
-    counts = [int(found[1].replace(",", "")) for each in lines if (found := re.search(r"([\d,]+)\S* timesteps", each))]
-    assert counts == sorted(counts)
+    assert columns == 40 or re.fullmatch(r"\[-+\]    0%  [\d,]+/100,000,000 timesteps  [\d:]+ left  [\d,]+/s\s*", last)
 
 
 class Tty(io.StringIO):
