@@ -230,7 +230,7 @@ def test_data_that_may_be_wrong_are_told(at_home: Path) -> None:
     assert summary_of(*given)["anomalies"] == 3
     result = done(*given)
     assert re.search(r"^anomalies +3: NaN, or outside of its space$", result.stdout, re.MULTILINE)
-    assert result.stderr.count("Warning: scripted:Scripted-v0: final observation holds nan: ") == 1
+    assert result.stderr.count("Scripted-v0: final observation holds nan: ") == 1, result.stderr
 
 
 # A user's module: the kit's environment, with one fault of each kind that is asked for.

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import click
 import pytest
@@ -126,7 +127,7 @@ def test_our_calls_that_stand_next_to_those_of_other_libraries_can_be_made():
     for code in [code for cell in rows for code in re.findall(r"`([^`]+\([^`]*\))`", cell)]:
         # Arguments alone are those of a sampler.
         whole = f"MultiprocessingSampler(agents, envs, {code})" if re.match(r"\w+=", code) else code
-        call = ast.parse(whole, mode="eval").body
+        call: Any = ast.parse(whole, mode="eval").body
         if (signature := called(call)) is not None:
             signature.bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords})
             n_called += 1

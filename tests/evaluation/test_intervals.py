@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,8 @@ def test_quantiles_are_those_of_scipy():
 def test_intervals_and_statistics_are_those_of_scipy():
     for n in (2, 10, 31, 500):
         found, wanted = t_interval(normal(n), 0.9), stats.ttest_1samp(normal(n), 0).confidence_interval(0.9)
-        assert (found.low, found.high, found.method) == (close(wanted.low), close(wanted.high), "t")
+        assert (found.low, found.high) == close(tuple(wanted), rel=EXACT)
+        assert found.method == "t"
         assert found.halfwidth == close((wanted.high - wanted.low) / 2, rel=EXACT)
     for successes, n in ((0, 1), (0, 30), (30, 30), (7, 12), (499, 1_000)):
         found, wanted = wilson_interval(successes, n), stats.binomtest(successes, n).proportion_ci(method="wilson")
@@ -193,7 +195,7 @@ def test_discordant_pairs_are_a_mixture_of_bets():
 def test_pairs_are_worth_what_their_correlation_saves():
     shared = normal(4_000, 1)
     first, second = shared + normal(4_000, 2) / 2, shared + normal(4_000, 3) / 2
-    r = correlation(first, second)
+    r: Any = correlation(first, second)
     assert r == close(0.8, abs=0.02)
     assert unpaired_equivalent(first, second) == close(4_000 / (1 - r), rel=0.01)
     assert correlation(first, np.ones(4_000)) is None
@@ -205,10 +207,12 @@ def test_pairs_are_worth_what_their_correlation_saves():
 def test_intervals_of_pairs_hold_what_they_should():
     first = normal(200, 1)
     second = first + 1 + normal(200, 2) / 10
-    found = improvement_interval(first, second)
+    found: Any = improvement_interval(first, second)
     assert 0.5 < found.low < probability_of_improvement(first, second) < found.high < 1
-    assert 0.5 in improvement_interval(first, first)
-    difference = rate_difference_interval(30, 10, 100)
+    same: Any = improvement_interval(first, first)
+    assert 0.5 in same
+    difference: Any = rate_difference_interval(30, 10, 100)
     assert (difference.low > 0, 0.2 in difference) == (True, True)
-    assert 0.0 in rate_difference_interval(0, 0, 50)
+    nothing: Any = rate_difference_interval(0, 0, 50)
+    assert 0.0 in nothing
     assert rate_difference_interval(1, 0, 9) == Unknown("9 pairs, fewer than 10")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
@@ -25,11 +26,15 @@ def invoked(name: str, *arguments: str) -> Result:
 def test_help_and_wrong_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = invoked(name, "--help").stdout
     assert all(option in text for option in ("--workers", "--seed", "[default: 2"))
-    wrong = [("CartPole-v1", "--workers", "many"), ("CartPole-v1", "--workers", "0"), ("CartPole-v1", "--seed", "-1")]
+    wrong: list[tuple[str, ...]] = [
+        ("CartPole-v1", "--workers", "many"),
+        ("CartPole-v1", "--workers", "0"),
+        ("CartPole-v1", "--seed", "-1"),
+    ]
     words = ["'many'", "Invalid value for '--workers'", "Invalid value for '--seed'"]
     if name not in ("reinforce", "ppo_multiagent"):
 
-        def make(**_: object) -> None:
+        def make(**_: Any) -> Any:
             raise ValueError("no robot is connected")
 
         monkeypatch.setitem(gymnasium.registry, "Breaks-v0", gymnasium.envs.registration.EnvSpec("Breaks-v0", make))

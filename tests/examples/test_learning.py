@@ -46,8 +46,8 @@ def test_the_evolution_strategy_learns_and_the_number_of_workers_changes_nothing
 
 
 def policy_for(env_id: str) -> PerturbedPolicy:
-    with gymnasium.make(env_id) as env:
-        return PerturbedPolicy(env.observation_space, env.action_space)
+    env = gymnasium.make(env_id)
+    return PerturbedPolicy(env.observation_space, env.action_space)
 
 
 def test_pairs_start_alike_and_differ_by_the_sign_of_their_noise():
@@ -69,4 +69,5 @@ def test_pairs_start_alike_and_differ_by_the_sign_of_their_noise():
 def test_actions_in_a_box():
     with LocalSampler(policy_for("Pendulum-v1"), "Pendulum-v1", seed=3) as sampler:
         weights, returns = improve(sampler, np.zeros((4, 1)), 0.1, 1, learning_rate=1.0)
-    assert (weights.any(), (returns < 0).all()) == (True, True)
+    assert weights.any()
+    assert (returns < 0).all()
