@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from typing import Any
 
@@ -28,15 +29,22 @@ def make_env() -> Any:
     return gymnasium.make("CartPole-v1")
 
 
-# ---------------------------------------------------------------------- all of it, as it was written
+MADE: Any = LocalSampler
+FACTORY: Any = WorkerFactory
 
 
-def test_the_ancestors_program_runs():
+@pytest.fixture
+def sampler() -> Any:
+    with LocalSampler(Policy(), "CartPole-v1", seed=1) as sampler:
+        yield sampler
+
+
+def test_the_ancestors_program_runs() -> None:
+    """All of it, as it was written."""
     policy, other, env = Policy(), Policy((0.0, 0.0, -0.3, -0.3)), make_env()
-    make_factory: Any = WorkerFactory
     make_sampler: Any = MultiprocessingSampler
     with pytest.warns(DeprecationWarning, match="max_path_length is called max_episode_length"):
-        factory = make_factory(seed=100, max_path_length=100, n_workers=2)
+        factory = FACTORY(seed=100, max_path_length=100, n_workers=2)
     sampler = make_sampler(factory, policy, env)
     copied = MultiprocessingSampler.from_worker_factory(factory, policy, env)
     try:
@@ -66,91 +74,61 @@ def test_the_ancestors_program_runs():
 
 # ---------------------------------------------------------------------- obtain_samples
 
-
-@pytest.mark.parametrize(
-    ("args", "options"),
-    [
-        ((0, 40), {}),
-        ((0, np.int64(40)), {}),
-        ((np.int32(7), 40), {}),
-        ((0,), {"num_samples": 40}),
-        ((40,), {"itr": 3}),
-        ((), {"itr": 3, "num_samples": 40}),
-        ((0, 40, None), {}),
-        ((0, 40, None, None), {}),
-        ((0, 40, None, None, False), {}),
-        ((0, 40), {"agent_update": None, "env_update": None, "progress": False}),
-    ],
-)
-def test_an_iteration_number_has_no_effect(args, options):
-    with (
-        LocalSampler(Policy(), "CartPole-v1", seed=1) as one,
-        LocalSampler(Policy(), "CartPole-v1", seed=1) as it,
-    ):
-        sampler: Any = it
-        assert sampler.obtain_samples(*args, **options) == one.obtain_samples(40)
-
-
-def test_updates_follow_the_number_of_samples():
-    with (
-        LocalSampler(Policy(), "CartPole-v1", seed=1) as one,
-        LocalSampler(Policy(), "CartPole-v1", seed=1) as it,
-    ):
-        weights = np.array([0.0, 0.5, 0.0, -0.5])
-        expected = one.obtain_samples(90, agent_update=weights, env_update=make_env)
-        assert it.obtain_samples(3, 90, weights, make_env) == expected
-        seen: list[Any] = []
-        it.obtain_samples(4, 90, weights, progress=seen.append)
-        assert seen[-1].complete
+WEIGHTS = np.array([0.0, 0.5, 0.0, -0.5])
 
 
 @pytest.mark.parametrize(
-    ("args", "options", "message"),
+    ("args", "options", "todays"),
     [
-        ((0, True), {}, r"the arguments are \(num_samples"),
-        ((0, 4e3), {}, r"num_samples must be an integer"),
-        ((0, 40, 5), {}, r"obtain_samples\(40, 5\): the arguments are"),
-        ((Policy(), 40), {}, "itr, which may come before num_samples, must be an integer, got <"),
-        ((True, 40), {}, "must be at least 0, got True"),
-        ((-1, 40), {}, "itr, which may come before num_samples, must be at least 0, got -1"),
-        ((), {"itr": None, "num_samples": 40}, "itr must be an integer, got None"),
-        ((0, 0), {}, "num_samples must be at least 1"),
+        ((0, np.int64(40)), {}, {}),
+        ((np.int32(7), 40), {}, {}),
+        ((0,), {"num_samples": 40}, {}),
+        ((40,), {"itr": 3}, {}),
+        ((), {"itr": 3, "num_samples": 40}, {}),
+        ((0, 40, None, None, False), {}, {}),
+        ((0, 40), {"agent_update": None, "env_update": None, "progress": False}, {}),
+        ((3, 40, WEIGHTS, make_env), {}, {"agent_update": WEIGHTS, "env_update": make_env}),
     ],
 )
-def test_what_is_no_iteration_number_is_an_error(args, options, message):
-    with LocalSampler(Policy(), "CartPole-v1", seed=1) as given:
-        sampler: Any = given
-        with pytest.raises(UsageError, match=message):
-            sampler.obtain_samples(*args, **options)
-        assert sampler.agent_version == 0
+def test_an_iteration_number_has_no_effect(sampler: Any, args: Any, options: Any, todays: Any) -> None:
+    with LocalSampler(Policy(), "CartPole-v1", seed=1) as one:
+        assert sampler.obtain_samples(*args, **options) == one.obtain_samples(40, **todays)
 
 
-def test_more_arguments_than_there_are_are_an_error():
-    with LocalSampler(Policy(), "CartPole-v1", seed=1) as given:
-        sampler: Any = given
-        with pytest.raises(TypeError, match="obtain_samples"):
-            sampler.obtain_samples(0, 1, 40, None, None, False)
-        with pytest.raises(TypeError, match="num_samples"):
-            sampler.obtain_samples()
-        with pytest.raises(TypeError, match="num_samples"):
-            sampler.obtain_samples(itr=3)
+@pytest.mark.parametrize(
+    ("args", "options", "error", "message"),
+    [
+        ((0, True), {}, UsageError, r"the arguments are \(num_samples"),
+        ((0, 4e3), {}, UsageError, r"num_samples must be an integer, got 4000\.0"),
+        ((0, 40, 5), {}, UsageError, r"obtain_samples\(40, 5\): the arguments are"),
+        ((Policy(), 40), {}, UsageError, "itr, which may come before num_samples, must be an integer, got <"),
+        ((True, 40), {}, UsageError, "must be at least 0, got True"),
+        ((-1, 40), {}, UsageError, "itr, which may come before num_samples, must be at least 0, got -1"),
+        ((), {"itr": None, "num_samples": 40}, UsageError, "itr must be an integer, got None"),
+        ((0, 0), {}, UsageError, "num_samples must be at least 1"),
+        ((0, 1, 40, None, None, False), {}, TypeError, "obtain_samples"),
+        ((), {"itr": 3}, TypeError, "num_samples"),
+    ],
+)
+def test_what_is_no_iteration_number_is_an_error(sampler: Any, args: Any, options: Any, error: Any, message: str):
+    with pytest.raises(error, match=message):
+        sampler.obtain_samples(*args, **options)
+    assert sampler.agent_version == 0
 
 
 # ---------------------------------------------------------------------- making samplers
 
 
-def test_a_worker_factory_may_come_first_or_by_name():
+def test_a_worker_factory_may_come_first_or_by_name() -> None:
     factory = WorkerFactory(seed=3, n_workers=2, max_episode_length=9)
-    made: Any = LocalSampler
     norm = RunningNorm()
-    ways = [
-        made(factory, Policy(), "CartPole-v1", observation_filter=norm),
-        made(factory, agents=Policy(), envs="CartPole-v1", observation_filter=norm),
-        made(Policy(), "CartPole-v1", worker_factory=factory, observation_filter=norm),
-        LocalSampler.from_worker_factory(factory, Policy(), "CartPole-v1", observation_filter=norm),
-    ]
     batches = []
-    for sampler in ways:
+    for sampler in [
+        MADE(factory, Policy(), "CartPole-v1", observation_filter=norm),
+        MADE(factory, agents=Policy(), envs="CartPole-v1", observation_filter=norm),
+        MADE(Policy(), "CartPole-v1", worker_factory=factory, observation_filter=norm),
+        LocalSampler.from_worker_factory(factory, Policy(), "CartPole-v1", observation_filter=norm),
+    ]:
         with sampler:
             assert (sampler.n_workers, sampler.seed) == (2, 3)
             batches.append(sampler.obtain_samples(50))
@@ -158,118 +136,78 @@ def test_a_worker_factory_may_come_first_or_by_name():
     assert all(batch == batches[0] for batch in batches)
 
 
-def test_what_the_factory_has_and_what_is_none_are_errors():
-    made: Any = LocalSampler
+def test_what_the_factory_has_and_what_is_none_are_errors() -> None:
     with pytest.raises(TypeError, match="LocalSampler takes n_workers, seed from the worker factory: give it there"):
-        made(WorkerFactory(n_workers=1), Policy(), "CartPole-v1", seed=3, n_workers=2)
+        MADE(WorkerFactory(n_workers=1), Policy(), "CartPole-v1", seed=3, n_workers=2)
     with pytest.raises(UsageError, match="worker_factory of LocalSampler must be a WorkerFactory, got 3"):
-        made(Policy(), "CartPole-v1", worker_factory=3)
+        MADE(Policy(), "CartPole-v1", worker_factory=3)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'envs'"):
-        made(WorkerFactory(n_workers=1), Policy())
+        MADE(WorkerFactory(n_workers=1), Policy())
 
 
-def test_old_arguments_of_worker_factories_are_taken_with_a_warning():
-    factory: Any = WorkerFactory
+def test_old_arguments_of_worker_factories_are_taken_with_a_warning_or_refused() -> None:
     with pytest.warns(DeprecationWarning, match="max_path_length is called max_episode_length") as seen:
-        assert factory(max_path_length=7).max_episode_length == 7
+        assert FACTORY(max_path_length=7).max_episode_length == 7
     assert seen[0].filename == __file__, "the line of the caller"
     with pytest.warns(DeprecationWarning, match="is_tf_worker has no effect"):
-        factory(is_tf_worker=False)
+        FACTORY(is_tf_worker=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        factory(max_episode_length=7)
-
-
-def test_old_arguments_of_worker_factories_that_cannot_work_are_errors():
-    factory: Any = WorkerFactory
+        FACTORY(max_episode_length=7)
     with pytest.raises(TypeError, match="max_path_length is the old name of max_episode_length"):
-        factory(max_path_length=7, max_episode_length=8)
+        FACTORY(max_path_length=7, max_episode_length=8)
     with pytest.raises(UsageError, match="workers open no TensorFlow session"):
-        factory(is_tf_worker=True)
+        FACTORY(is_tf_worker=True)
     with pytest.raises(UsageError, match="max_episode_length must be"), pytest.warns(DeprecationWarning, match="max"):
-        factory(max_path_length=0)
+        FACTORY(max_path_length=0)
     with pytest.raises(TypeError, match="max_path"):
-        factory(max_path=7)
+        FACTORY(max_path=7)
 
 
 # ---------------------------------------------------------------------- names of today
 
 
-@pytest.mark.parametrize(
-    ("name", "todays"),
-    [
-        ("terminals", r"`terminated`, \(N,\)"),
-        ("dones", "`terminated` and `truncated`"),
-        ("to_trajectory_list", r"`to_list\(\)`"),
-        ("padded_rewards", r'`padded\("rewards"\)`'),
-        ("padded_env_infos", r'`padded\("env_infos"\)`'),
-        ("valids", "`mask`"),
-        ("env_spec", "`observation_space` and `action_space`"),
-        ("actions_list", r"`\[one.actions for one in batch\]`"),
-    ],
-)
-def test_old_names_of_batches_are_errors_that_name_todays(name, todays):
-    with LocalSampler(Policy(), "CartPole-v1", seed=1) as sampler:
-        batch = sampler.obtain_trajectories(2)
-    with pytest.raises(AttributeError, match=f"no attribute '{name}': here it is {todays}"):
-        getattr(batch, name)
-    assert not hasattr(batch, name)
-
-
-def test_what_takes_the_place_of_old_names_is_there():
-    with LocalSampler(Policy(), "CartPole-v1", seed=1) as sampler:
-        batch = sampler.obtain_trajectories(2)
-    for value in (batch.terminated, batch.truncated, batch.to_list(), batch.padded("rewards"), batch.mask):
-        assert len(value) == 2
-    for name in ("observations", "next_observations", "actions", "step_types", "env_infos", "agent_infos"):
-        batch.padded(name)
-    assert [len(one.actions) for one in batch] == batch.lengths.tolist()
-
-
-def test_old_names_of_samplers_are_errors_that_name_todays():
-    with LocalSampler(Policy(), "CartPole-v1", seed=1) as given:
-        sampler: Any = given
-        for name, todays in {
-            "obtain_exact_episodes": r"obtain_exact_trajectories\(n_traj_per_worker, agent_update\)",
-            "obtain_episodes": r"obtain_trajectories\(n_trajectories, agent_update\)",
-            "start_worker": "left out: workers start when the sampler is made",
-        }.items():
-            with pytest.raises(AttributeError, match=f"no attribute '{name}': here it is `?{todays}"):
-                getattr(sampler, name)
-
-
-def test_other_names_are_errors_as_ever():
-    with LocalSampler(Policy(), "CartPole-v1", seed=1) as given:
-        sampler: Any = given
-        batch: Any = given.obtain_trajectories(1)
-        with pytest.raises(AttributeError, match="'LocalSampler' object has no attribute 'obtain_sample'"):
-            sampler.obtain_sample(3)
+def test_old_names_are_errors_that_name_todays(sampler: Any) -> None:
+    batch = sampler.obtain_trajectories(2)
+    todays = "has no attribute '{}': here it is "
+    for name, of_today in {
+        "terminals": "`terminated`, (N,)",
+        "dones": "`terminated` and `truncated`",
+        "to_trajectory_list": "`to_list()`",
+        "padded_rewards": '`padded("rewards")`',
+        "padded_env_infos": '`padded("env_infos")`',
+        "valids": "`mask`",
+        "env_spec": "`observation_space` and `action_space`",
+        "actions_list": "`[one.actions for one in batch]`",
+    }.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': here it is {re.escape(of_today)}"):
+            getattr(batch, name)
+    for name, of_today in {
+        "obtain_exact_episodes": "`obtain_exact_trajectories(n_traj_per_worker, agent_update)",
+        "obtain_episodes": "`obtain_trajectories(n_trajectories, agent_update)",
+        "start_worker": "left out: workers start when the sampler is made",
+    }.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': here it is {re.escape(of_today)}"):
+            getattr(sampler, name)
+    for name in ["EpisodeBatch", "TimeStepBatch", "TimeStep", "FragmentWorker", "BatchSampler"]:
+        with pytest.raises(AttributeError, match=todays.format(name)):
+            getattr(streamsampler, name)
+    with pytest.raises(AttributeError, match="'LocalSampler' object has no attribute 'obtain_sample'"):
+        sampler.obtain_sample(3)
     with pytest.raises(AttributeError, match="'TrajectoryBatch' object has no attribute 'reward'"):
         batch.reward  # noqa: B018
 
 
 @pytest.mark.parametrize("lists", [lambda item: [[item], [item]], lambda item: [[item, item], [item, item]]])
-def test_lists_of_lists_name_per_worker(lists):
-    made: Any = LocalSampler
+def test_lists_of_lists_name_per_worker(lists: Any) -> None:
     per_worker = r"PerWorker\(\[…\]\)"
     with pytest.raises(UsageError, match=per_worker):
-        made(lists(Policy()), "CartPole-v1", n_workers=2)
+        MADE(lists(Policy()), "CartPole-v1", n_workers=2)
     with pytest.raises(TypeError, match=per_worker):
-        made(Policy(), lists("CartPole-v1"), n_workers=2)
-    with made(Policy(), "CartPole-v1", n_workers=2) as sampler:
+        MADE(Policy(), lists("CartPole-v1"), n_workers=2)
+    with MADE(Policy(), "CartPole-v1", n_workers=2) as sampler:
         for update in (Policy(), np.zeros(4), 3.0):
             with pytest.raises(UsageError, match=per_worker):
                 sampler.obtain_samples(0, 40, lists(update))
         with pytest.raises(TypeError, match=per_worker):
             sampler.obtain_samples(0, 40, None, lists(make_env()))
-
-
-@pytest.mark.parametrize("name", ["EpisodeBatch", "TimeStepBatch", "TimeStep", "FragmentWorker", "BatchSampler"])
-def test_names_of_its_package_are_errors_that_name_todays(name):
-    with pytest.raises(AttributeError, match=f"has no attribute '{name}': here it is "):
-        getattr(streamsampler, name)
-
-
-def test_a_number_of_timesteps_that_is_no_integer_is_named():
-    with LocalSampler("random", "CartPole-v1", seed=1) as sampler, pytest.raises(UsageError, match=r"got 1000\.0"):
-        sampler.obtain_samples(0, 1e3, None)

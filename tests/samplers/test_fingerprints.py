@@ -29,21 +29,16 @@ A, B = Fingerprint("numpy=aa", "here"), Fingerprint("numpy=bb", "there")
 
 def test_one_warning_names_all_who_differ():
     found = Fingerprints("warn")
-    assert found.take(0, A) == ""
-    assert found.take(2, B) == ""
+    assert [found.take(0, A), found.take(2, B)] == ["", ""]
     assert found.warning(3) == "", "worker 1 has not told its own yet"
     found.take(1, A)
     assert "workers 0 and 1 on here" in found.warning(3)
     found.take(1, A)
-    assert found.warning() == "", "it was said before"
-    assert found.refusal() == ""
-
-
-def test_a_warning_need_not_wait_for_workers_that_had_nothing_to_do():
+    assert [found.warning(), found.refusal()] == ["", ""], "it was said before"
     found = Fingerprints("warn")
     found.take(0, A)
     found.take(2, B)
-    assert "worker 2 on there" in found.warning()
+    assert "worker 2 on there" in found.warning(), "it need not wait for workers that had nothing to do"
 
 
 def test_an_error_comes_at_once_and_in_every_call_as_long_as_they_differ():
@@ -58,12 +53,6 @@ def test_an_error_comes_at_once_and_in_every_call_as_long_as_they_differ():
     assert found.refusal() == ""
 
 
-def test_nothing_is_said_where_nobody_wants_to_know():
-    found = Fingerprints(None)
-    assert [found.take(0, A), found.take(1, B), found.warning(), found.refusal()] == [""] * 4
-    assert found.bits == ["numpy=aa", "numpy=bb"]
-
-
 def test_a_worker_that_is_replaced_is_compared_with_the_one_before():
     found = Fingerprints("warn")
     found.take(0, A)
@@ -71,12 +60,9 @@ def test_a_worker_that_is_replaced_is_compared_with_the_one_before():
     assert found.bits_of(0) == ""
     found.take(0, B)
     assert "worker 0 on here (numpy=aa); worker 0 on there (numpy=bb)" in found.warning()
-
-
-def test_a_folder_is_compared_with_each_of_its_own():
-    assert sampled_elsewhere("out", ["numpy=aa", "numpy=bb"], ["numpy=bb torch=11"]) == ""
-    assert sampled_elsewhere("out", [], ["numpy=aa"]) == ""
-    assert "out was begun" in sampled_elsewhere("out", ["numpy=aa"], ["numpy=aa", "numpy=cc"])
+    found = Fingerprints(None)
+    assert [found.take(0, A), found.take(1, B), found.warning(), found.refusal()] == [""] * 4
+    assert found.bits == ["numpy=aa", "numpy=bb"]
 
 
 # ---------------------------------------------------------------------- in samplers
@@ -100,15 +86,6 @@ def test_batches_carry_the_fingerprint_which_is_no_data(tmp_path):
     loaded = TrajectoryBatch.load(batch.save(tmp_path / "a"))
     assert loaded.fingerprints == frozenset()
     assert batch.save(tmp_path / "a").read_bytes() == other.save(tmp_path / "b").read_bytes()
-
-
-def test_the_first_report_tells_it_and_no_other(monkeypatch):
-    told = []
-    monkeypatch.setattr(Fingerprints, "take", lambda self, worker, found: told.append(worker) or "")
-    with LocalSampler("random", "CartPole-v1", n_workers=3, seed=1) as sampler:
-        for _ in range(3):
-            sampler.obtain_samples(3_000)
-    assert sorted(told) == [0, 1, 2]
 
 
 def test_a_library_that_is_loaded_later_is_told_of(monkeypatch):
@@ -159,8 +136,11 @@ def differing(monkeypatch):
     monkeypatch.setattr(loop, "fingerprint", lambda: next(prints))
 
 
-def test_an_error_ends_the_call_and_the_next_one(monkeypatch):
+def test_an_error_ends_the_call_and_the_next_one_and_a_warning_none(monkeypatch, caplog):
     differing(monkeypatch)
+    with LocalSampler("random", "CartPole-v1", n_workers=2, seed=1) as sampler:
+        assert sampler.obtain_samples(2_000).fingerprints == {"numpy=aa", "numpy=bb"}
+    assert len(warnings_of(caplog)) == 1
     with LocalSampler("random", "CartPole-v1", n_workers=2, seed=1, fingerprint="error") as sampler:
         for _ in range(2):
             with pytest.raises(NotReproducibleError, match=r"worker 0 on here .*; worker 1 on there"):
@@ -168,26 +148,16 @@ def test_an_error_ends_the_call_and_the_next_one(monkeypatch):
         assert pickle.loads(pickle.dumps(sampler)).fingerprint == "error"
 
 
-def test_batches_of_both_say_so(monkeypatch, caplog):
-    differing(monkeypatch)
-    with LocalSampler("random", "CartPole-v1", n_workers=2, seed=1) as sampler:
-        assert sampler.obtain_samples(2_000).fingerprints == {"numpy=aa", "numpy=bb"}
-    assert len(warnings_of(caplog)) == 1
-
-
-def test_the_fingerprint_of_a_dead_worker_is_forgotten(monkeypatch):
-    forgotten = []
+def test_the_first_report_tells_it_and_it_is_forgotten_when_the_worker_dies(monkeypatch):
+    told, forgotten = [], []
+    monkeypatch.setattr(Fingerprints, "take", lambda self, worker, found: told.append(worker) or "")
     monkeypatch.setattr(Fingerprints, "worker_died", lambda self, worker: forgotten.append(worker))
     with MultiprocessingSampler("random", "CartPole-v1", n_workers=1, seed=1) as sampler:
         sampler.obtain_trajectories(2)
+        sampler.obtain_samples(3_000)
         os.kill(sampler.worker_pids()[0], signal.SIGKILL)
         sampler.obtain_trajectories(2)
-    assert forgotten == [0]
-
-
-def test_wrong_words_are_refused():
-    with pytest.raises(UsageError, match='fingerprint must be "warn", "error" or None, got True'):
-        LocalSampler("random", "CartPole-v1", fingerprint=True)  # type: ignore[arg-type]
+    assert (told, forgotten) == ([0, 0], [0])
 
 
 # ---------------------------------------------------------------------- real processes
@@ -239,8 +209,12 @@ def resumed(folder, **options):
         return sample_to_folder(sampler, folder, **AMOUNT, resume=True)
 
 
-def test_a_folder_that_is_resumed_elsewhere_says_so(tmp_path, caplog):
+def test_a_folder_that_is_resumed_elsewhere_says_so_or_is_left_as_it_is(tmp_path, caplog):
     begun(tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(UsageError, match="was begun where NumPy or torch compute with other kernels"):
+        resumed(tmp_path / "out", fingerprint="error")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert resumed(tmp_path / "out").complete
     (text,) = warnings_of(caplog)
     assert text.startswith(f"{tmp_path / 'out'} was begun where NumPy or torch compute with other kernels")
@@ -248,44 +222,18 @@ def test_a_folder_that_is_resumed_elsewhere_says_so(tmp_path, caplog):
     assert read_manifest(tmp_path / "out").fingerprints == {"numpy=elsewhere", OWN}
 
 
-def test_with_error_nothing_is_written_elsewhere(tmp_path):
-    begun(tmp_path / "out")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    with pytest.raises(UsageError, match="was begun where NumPy or torch compute with other kernels"):
-        resumed(tmp_path / "out", fingerprint="error")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-
-
 @pytest.mark.parametrize(
-    "options",
+    ("bits", "options"),
     [
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"fingerprint": None}, marks=pytest.mark.slow),
-        {"fingerprint": "error"},
+        (OWN, {"fingerprint": "error"}),
+        ("numpy=elsewhere", {"fingerprint": None}),
+        (f"{OWN} torch=elsewhere", {}),  # a library that was not needed here
     ],
 )
-def test_on_the_same_kind_of_machine_nothing_is_said(tmp_path, caplog, options):
-    bits = OWN if options.get("fingerprint", "warn") else "numpy=elsewhere"
+def test_where_nothing_differs_or_is_asked_nothing_is_said(tmp_path, caplog, bits, options):
     begun(tmp_path / "out", bits)
     resumed(tmp_path / "out", **options)
     assert warnings_of(caplog) == []
-
-
-def test_a_library_that_was_not_needed_here_adds_nothing(tmp_path):
-    begun(tmp_path / "out", f"{OWN} torch=elsewhere")
-    resumed(tmp_path / "out")
-    assert read_manifest(tmp_path / "out").fingerprints == {f"{OWN} torch=elsewhere"}
-
-
-@pytest.mark.slow
-def test_a_manifest_of_before_has_none(tmp_path, caplog):
-    begun(tmp_path / "out")
-    path = tmp_path / "out" / MANIFEST
-    lines = path.read_text().splitlines(keepends=True)
-    start = next(number for number, line in enumerate(lines) if '"fingerprints"' in line)
-    del lines[start : start + 3]
-    path.write_text("".join(lines))
-    assert read_manifest(tmp_path / "out").fingerprints == frozenset()
-    resumed(tmp_path / "out")
-    assert warnings_of(caplog) == []
-    assert read_manifest(tmp_path / "out").fingerprints == {OWN}
+    assert bits in read_manifest(tmp_path / "out").fingerprints
+    assert sampled_elsewhere("out", ["numpy=aa", "numpy=bb"], ["numpy=bb torch=11"]) == ""
+    assert sampled_elsewhere("out", [], ["numpy=aa"]) == "", "a manifest of before has none"

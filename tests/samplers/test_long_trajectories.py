@@ -35,10 +35,8 @@ class Ends(logging.Handler):
             self.path.touch()
 
 
-@pytest.mark.parametrize(
-    "options", [{}, pytest.param({"worker_class": VecWorker, "worker_args": {"n_envs": 2}}, marks=pytest.mark.slow)]
-)
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}])
 def test_a_trajectory_without_end_is_reported_once(tmp_path, monkeypatch, options: Any):
     monkeypatch.setattr("streamsampler.protocol.restarts._FIRST_LOOK", 0.01)
     path = tmp_path / "enough"

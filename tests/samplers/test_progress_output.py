@@ -53,24 +53,19 @@ def follow(output: Any, seconds: list[float]) -> None:
 def test_a_log_gets_a_line_every_thirty_seconds_and_one_at_the_end() -> None:
     stream = io.StringIO()
     follow(Lines(stream), [0.1, 5.0, 29.9, 30.0, 31.0, 59.9, 60.5, 90.4, 90.5, 100.0])
-    assert stream.getvalue().splitlines() == [
+    lines = [
         "sampling: 30%  300/1,000 timesteps  1:10 left  10/s",
         "sampling: 60%  605/1,000 timesteps  0:40 left  10/s",
         "sampling: 90%  905/1,000 timesteps  0:10 left  10/s",
         "sampling: 100%  1,000/1,000 timesteps  in 1 min 40 s  10/s",
     ]
-
-
-def test_a_short_call_is_one_line_in_a_log_or_none_where_its_end_is_told_otherwise() -> None:
-    stream = io.StringIO()
-    follow(Lines(stream), [0.1, 100.0])
-    assert stream.getvalue() == "sampling: 100%  1,000/1,000 timesteps  in 1 min 40 s  10/s\n"
+    assert stream.getvalue().splitlines() == lines
     stream = io.StringIO()
     follow(Lines(stream, last_line=False), [0.1, 30.0, 100.0])
-    assert stream.getvalue() == "sampling: 30%  300/1,000 timesteps  1:10 left  10/s\n"
+    assert stream.getvalue().splitlines() == lines[:1], "its end is told otherwise"
 
 
-def test_a_terminal_that_is_gone_ends_no_call() -> None:
+def test_an_output_that_is_gone_full_or_closed_ends_no_call() -> None:
     class Gone(Tty):
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")
@@ -78,9 +73,6 @@ def test_a_terminal_that_is_gone_ends_no_call() -> None:
     bar = Bar(Gone())
     follow(bar, [30.0, 100.0])
     assert not bar.write_above("a line")
-
-
-def test_a_log_that_is_full_or_closed_ends_no_call() -> None:
     closed = io.StringIO()
     closed.close()
     follow(Lines(closed), [30.0, 100.0])
@@ -135,14 +127,14 @@ def test_a_notebook_with_tqdm_gets_its_bar(made: list[Widget], monkeypatch: pyte
     assert bar.closed
 
 
-@pytest.mark.parametrize("there", [(), ("tqdm",), ("ipywidgets",)])
 def test_a_notebook_without_tqdm_or_what_it_needs_gets_lines(
-    there: tuple[str, ...], made: list[Widget], monkeypatch: pytest.MonkeyPatch
+    made: list[Widget], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_output, "find_spec", lambda name: name in there)
-    stream = io.StringIO()
-    follow(output_on(stream), [0.1, 100.0])
-    assert stream.getvalue() == "sampling: 100%  1,000/1,000 timesteps  in 1 min 40 s  10/s\n"
+    for there in ((), ("tqdm",), ("ipywidgets",)):
+        monkeypatch.setattr(progress_output, "find_spec", lambda name, there=there: name in there)
+        stream = io.StringIO()
+        follow(output_on(stream), [0.1, 100.0])
+        assert stream.getvalue() == "sampling: 100%  1,000/1,000 timesteps  in 1 min 40 s  10/s\n"
     assert made == []
 
 
@@ -180,14 +172,11 @@ def test_which_output_is_chosen(
     assert output_on(None).interval is None
 
 
-def test_a_stream_that_is_closed_or_somebodys_own_is_no_terminal() -> None:
+def test_what_is_no_terminal_gets_lines_and_nothing_that_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     closed = Tty()
     closed.close()
     own: Any = types.SimpleNamespace(write=lambda text: None, flush=lambda: None)
     assert type(output_on(closed)) is type(output_on(own)) is Lines
-
-
-def test_nothing_that_is_hidden_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with output_on(sys.stderr, hidden=True) as output:
         output(Snapshot(10, 1, 10, "timesteps", 100.0, complete=True))
     assert capsys.readouterr().err == ""

@@ -10,7 +10,6 @@ import gymnasium
 import pytest
 
 from streamsampler import DefaultWorker, LocalSampler, VecWorker
-from streamsampler.data.manifest import Manifest
 
 
 class Own(DefaultWorker):
@@ -47,10 +46,3 @@ def test_kinds_of_workers():
     lanes = provenance(worker_class=VecWorker, worker_args={"n_envs": 3})
     assert (lanes["worker_class"], lanes["worker_args"]) == ("VecWorker", {"n_envs": 3})
     assert provenance(worker_class=Own)["worker_class"] == f"{__name__}:Own"
-
-
-def test_a_folder_is_resumed_with_other_versions():
-    wanted: dict[str, Any] = {"seed": 1, "shard_size": 2, "wanted": {"timesteps": 3}}
-    there = Manifest(**wanted, provenance={"environment": "X", "versions": {"numpy": "1"}})
-    here = Manifest(**wanted, provenance={"environment": "X", "versions": {"numpy": "2"}})
-    assert there.decides() == here.decides()

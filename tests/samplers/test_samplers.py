@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gc
+import math
 import os
 import pickle
 import random
@@ -14,7 +15,6 @@ import threading
 import types
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import setproctitle
@@ -23,7 +23,6 @@ from streamsampler import (
     DefaultWorker,
     LocalSampler,
     MultiprocessingSampler,
-    RandomAgent,
     TrajectoryBatch,
     WorkerFactory,
 )
@@ -74,61 +73,68 @@ def test_the_memory_of_a_batch_is_free_with_its_last_array_and_waits_for_no_garb
         gc.enable()
 
 
-@pytest.mark.parametrize("n_workers", [0, -1, 1.5, "2", True])
-def test_bad_numbers_of_workers(make, n_workers):
-    with pytest.raises(UsageError, match="n_workers"):
-        make(Agent(), Env, n_workers=n_workers)
+USAGE: list[tuple[dict[str, Any], type[Exception], str]] = [
+    *(({"n_workers": wrong}, UsageError, "n_workers") for wrong in (0, -1, 1.5, "2", True)),
+    ({"envs": "CartPol-v1"}, UnknownEnvironmentError, "CartPole-v1"),
+    ({"agents": 3}, UsageError, "agent"),
+    ({"agents": [Agent(), None]}, UsageError, "agent"),
+    ({"envs": 3}, TypeError, "environment"),
+    ({"order": "random"}, UsageError, "order"),
+    *(({"max_episode_length": wrong}, UsageError, "max_episode_length") for wrong in (-math.inf, math.nan, 2.5, 0)),
+    ({"seed": -1}, UsageError, "seed"),
+    *(({"check": wrong}, UsageError, 'check must be "warn", "error" or None') for wrong in ("Warn", True, 1, "none")),
+    ({"fingerprint": True}, UsageError, 'fingerprint must be "warn", "error" or None, got True'),
+    ({"worker_class": dict}, UsageError, "worker_class"),
+    *(({"worker_args": wrong}, UsageError, "worker_args must be a dict") for wrong in ([4], {1: 2}, 3)),
+    *(({"env_kwargs": wrong}, UsageError, "env_kwargs must be a dict") for wrong in (["size"], {1: 2}, "size")),
+    ({"envs": Env(), "env_kwargs": {"length": 2}}, UsageError, "for making an environment, but a Env is there already"),
+    ({"step_timeuot": 3}, TypeError, r"Sampler.*'step_timeuot'"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), USAGE)
+def test_wrong_arguments_are_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        LocalSampler(**{"agents": Agent(), "envs": Env, **options})
+
+
+def test_wrong_arguments_of_samplers_with_processes_are_refused():
+    make: Any = MultiprocessingSampler
+    with pytest.raises(UsageError, match="start_method must be one of fork, spawn, forkserver"):
+        make(Agent(), Env, start_method="thread")
+    with pytest.raises(UsageError, match="worker_args must be a dict"):
+        make(Agent(), Env, worker_args=[4], inference="parent")
+    for call in (make, make.from_worker_factory):
+        with pytest.raises(TypeError, match=r"Sampler.*'step_timeuot'"):
+            call(WorkerFactory(), Agent(), Env, step_timeuot=3)
 
 
 @pytest.mark.parametrize("amount", [0, -3, 1.5, None, True])
-def test_bad_amounts_name_the_argument(make, amount):
-    sampler = make(Agent(), Env, n_workers=1)
-    with pytest.raises(ValueError, match=r"num_samples must be .*" + str(amount)):
-        sampler.obtain_samples(amount)
-    with pytest.raises(ValueError, match="n_trajectories must be"):
-        sampler.obtain_trajectories(amount)
-    with pytest.raises(ValueError, match="n_traj_per_worker must be"):
-        sampler.obtain_exact_trajectories(amount)
-    assert sampler.agent_version == 0, "no version is used up"
-    assert sampler.obtain_samples(np.int64(3)).n_timesteps == 5
+def test_bad_amounts_name_the_argument(amount):
+    with LocalSampler(Agent(), Env) as sampler:
+        with pytest.raises(ValueError, match=r"num_samples must be .*" + str(amount)):
+            sampler.obtain_samples(amount)
+        with pytest.raises(ValueError, match="n_trajectories must be"):
+            sampler.obtain_trajectories(amount)
+        with pytest.raises(ValueError, match="n_traj_per_worker must be"):
+            sampler.obtain_exact_trajectories(amount)
+        with pytest.raises(TypeError, match="environment"):
+            sampler.obtain_samples(1, env_update=3)  # type: ignore[arg-type]
+        assert sampler.agent_version == 0, "no version is used up"
+        assert sampler.obtain_samples(np.int64(3)).n_timesteps == 5
 
 
-def test_the_number_of_workers_follows_from_lists(make):
-    assert make([Agent()] * 3, Env).n_workers == 3
-    assert make(Agent(), [Env] * 2).n_workers == 2
-
-
-def test_unknown_environment_suggests_near_names(make):
-    with pytest.raises(UnknownEnvironmentError, match="CartPole-v1"):
-        make(Agent(), "CartPol-v1")
-
-
-def test_what_is_no_agent_or_environment(make):
-    with pytest.raises(UsageError, match="agent"):
-        make(3, Env)
-    with pytest.raises(UsageError, match="agent"):
-        make([Agent(), None], Env)
-    with pytest.raises(TypeError, match="environment"):
-        make(Agent(), 3)
-    sampler = make(Agent(), Env)
-    with pytest.raises(TypeError, match="environment"):
-        sampler.obtain_samples(1, env_update=3)
-
-
-def test_other_bad_arguments(make):
-    with pytest.raises(UsageError, match="order"):
-        make(Agent(), Env, order="random")
-    with pytest.raises(UsageError, match="max_episode_length"):
-        make(Agent(), Env, max_episode_length=0)
-    with pytest.raises(UsageError, match="seed"):
-        make(Agent(), Env, seed=-1)
-    for check in ("Warn", True, 1, "none"):
-        with pytest.raises(UsageError, match='check must be "warn", "error" or None'):
-            make(Agent(), Env, check=check)
-    with pytest.raises(UsageError, match="worker_class"):
-        make(Agent(), Env, worker_class=dict)
-    with pytest.raises(UsageError, match="start_method must be one of fork, spawn, forkserver"):
-        MultiprocessingSampler(Agent(), Env, start_method="thread")  # type: ignore[arg-type]
+def test_what_follows_from_arguments():
+    assert LocalSampler([Agent()] * 3, Env).n_workers == 3
+    assert LocalSampler(Agent(), [Env] * 2).n_workers == 2
+    with LocalSampler(Agent(), Env, max_episode_length=math.inf) as sampler:
+        assert sampler.obtain_trajectories(1).n_timesteps == 5, "no limit may be written as infinity"
+    with LocalSampler(Agent(), "FrozenLake-v1", env_kwargs={"map_name": "8x8"}) as sampler:
+        assert sampler.obtain_trajectories(1).observation_space.n == 64  # type: ignore[attr-defined]
+    for envs in (Env, [Env, Env]):
+        with LocalSampler(Agent(), envs, env_kwargs={"length": 7}, n_workers=2) as sampler:
+            assert set(sampler.obtain_trajectories(4).lengths) == {7}
+            assert set(sampler.obtain_trajectories(4, env_update=Env).lengths) == {5}, "not to an update"
 
 
 def test_calls_after_close(make):
@@ -172,25 +178,6 @@ def test_calls_from_two_threads_at_once(make, tmp_path):
     assert batches[0].n_trajectories == 1
 
 
-@pytest.mark.parametrize("first", [-1, 1.5, None, True])
-def test_a_stream_begins_with_an_index(make, first):
-    with pytest.raises(ValueError, match=f"first_trajectory must be .*{first}"):
-        make(Agent(), Env).stream(first_trajectory=first)
-
-
-@pytest.mark.parametrize("lists", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_stream_goes_on_where_another_one_ended(make, lists):
-    agent = RandomAgent(gymnasium.spaces.Discrete(2))
-    agents = [agent, agent] if lists else agent
-    with make(agents, "CartPole-v1", n_workers=2, seed=3) as whole:
-        expected = whole.obtain_trajectories(30)
-    for first in (0, 1, 17):
-        sampler = make(agents, "CartPole-v1", n_workers=2, seed=3)
-        rest = [batch for _, batch in zip(range(first, 30), sampler.stream(first_trajectory=first), strict=False)]
-        assert type(expected).concatenate(rest) == expected[first:]
-        assert sampler.stats.kept_trajectories == 30 - first
-
-
 class Shortening(WorkerFactory):
     """Gives its workers another limit than it was given itself."""
 
@@ -203,10 +190,9 @@ class Shortening(WorkerFactory):
         return self.worker_class(dataclasses.replace(context, max_episode_length=self.limit), **self.worker_args)
 
 
-@pytest.mark.parametrize("cls", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
-def test_a_subclass_of_worker_factory_is_used_as_it_is(cls):
+def test_a_subclass_of_worker_factory_is_used_as_it_is():
     factory = Shortening(2, n_workers=2, seed=11)
-    with cls.from_worker_factory(factory, Agent(), Env, check="error") as sampler:
+    with LocalSampler.from_worker_factory(factory, Agent(), Env, check="error") as sampler:
         assert (sampler.n_workers, sampler.seed) == (2, 11)
         assert sampler.obtain_trajectories(2).lengths.tolist() == [2, 2]
         with pickle.loads(pickle.dumps(sampler)) as again:
@@ -218,49 +204,28 @@ class ShowsCheck(DefaultWorker):
         raise ValueError(f"check is {self.context.check!r}")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, marks=pytest.mark.slow, id="default"),
-        pytest.param({"check": "error"}, id="error"),
-        pytest.param({"check": None}, marks=pytest.mark.slow, id="none"),
-    ],
-)
-def test_workers_know_what_the_sampler_is_to_check(make, options):
-    sampler = make(Agent(), Env, worker_class=ShowsCheck, **options)
+@pytest.mark.parametrize("options", [{}, {"check": "error"}, {"check": None}])
+def test_workers_know_what_the_sampler_is_to_check(options):
+    sampler = LocalSampler(Agent(), Env, worker_class=ShowsCheck, **options)
     for each in (sampler, pickle.loads(pickle.dumps(sampler))):
         with each, pytest.raises(RolloutError, match=re.escape(f"check is {options.get('check', 'warn')!r}")):
             each.obtain_samples(1)
 
 
-def test_progress_reaches_the_target(make):
-    seen = []
-    make(Agent(), Env).obtain_samples(50, progress=seen.append)
-    assert seen[-1].timesteps >= 50
-    assert [snapshot.timesteps for snapshot in seen] == sorted(snapshot.timesteps for snapshot in seen)
-
-
-def test_an_exception_in_a_progress_callback_ends_the_call(make):
+def test_progress_reaches_the_target_and_its_exceptions_end_the_call(make):
     def complain(_):
         raise RuntimeError("no more")
 
+    seen = []
     sampler = make(Agent(), Env)
+    sampler.obtain_samples(50, progress=seen.append)
+    assert seen[-1].timesteps >= 50
+    assert [snapshot.timesteps for snapshot in seen] == sorted(snapshot.timesteps for snapshot in seen)
     with pytest.raises(RuntimeError, match="no more"):
         sampler.obtain_samples(50, progress=complain)
     assert sampler.obtain_trajectories(2).n_trajectories == 2
-
-
-def test_memory_of_a_batch_is_its_own():
-    """Later calls use the shared memory again; what was returned does not change."""
-    env = gymnasium.make("CartPole-v1")
-    with MultiprocessingSampler(RandomAgent(env.action_space), "CartPole-v1", n_workers=2, seed=0) as sampler:
-        first = sampler.obtain_samples(5_000)
-        copies = [first.observations.copy(), first.rewards.copy(), first.last_observations.copy()]
-        for _ in range(3):
-            sampler.obtain_samples(5_000)
-        assert np.array_equal(first.observations, copies[0])
-        assert np.array_equal(first.rewards, copies[1])
-        assert np.array_equal(first.last_observations, copies[2])
+    with pytest.raises(ClosedError):
+        sampler.obtain_samples(100_000, progress=lambda _: sampler.close())
 
 
 class Varying(Env):
@@ -269,6 +234,19 @@ class Varying(Env):
     def step(self, action):
         *rest, _ = super().step(action)
         return *rest, {"seen": np.full(self.t * 500, self.np_random.normal())}
+
+
+def test_memory_of_a_batch_is_its_own():
+    """Later calls use the shared memory again; what was returned does not change, nor do objects in it."""
+    sampler = MultiprocessingSampler(Agent(), Varying, n_workers=2, seed=0)
+    with sampler, LocalSampler(Agent(), Varying, seed=0) as local:
+        first, expected = sampler.obtain_trajectories(200), local.obtain_trajectories(200)
+        for _ in range(3):
+            sampler.obtain_trajectories(200)
+        assert first.env_infos["seen"].dtype == object
+        assert first == expected
+        first.observation_space.low[...] = -7
+        assert (sampler.obtain_trajectories(1).observation_space.low != -7).all()
 
 
 def test_spaces_are_unpickled_where_they_are_new(monkeypatch):
@@ -288,25 +266,6 @@ def test_spaces_are_unpickled_where_they_are_new(monkeypatch):
     assert len(unpickled) == 3
 
 
-def test_spaces_of_a_batch_are_its_own(make):
-    sampler = make(Agent(), Env, seed=1)
-    first = sampler.obtain_trajectories(1)
-    first.observation_space.low[...] = -7
-    assert (sampler.obtain_trajectories(1).observation_space.low != -7).all()
-
-
-def test_objects_in_infos_do_not_lie_in_reused_memory():
-    with (
-        MultiprocessingSampler(Agent(), Varying, n_workers=2, seed=0) as sampler,
-        LocalSampler(Agent(), Varying, seed=0) as local,
-    ):
-        first, expected = sampler.obtain_trajectories(6), local.obtain_trajectories(6)
-        for _ in range(3):
-            sampler.obtain_trajectories(20)
-        assert first.env_infos["seen"].dtype == object
-        assert first == expected
-
-
 class Drawn(Env):
     """Draws from the global generators when it is made."""
 
@@ -322,22 +281,14 @@ class Drawn(Env):
 def test_what_constructors_draw_depends_on_the_seed_alone():
     with LocalSampler(Agent(), Drawn, seed=0) as local:
         expected = local.obtain_trajectories(4)
-    for method in ("forkserver", "fork"):
-        with MultiprocessingSampler(Agent(), Drawn, n_workers=2, seed=0, start_method=method) as sampler:
-            assert sampler.obtain_trajectories(4) == expected
-            batch = sampler.obtain_trajectories(4, env_update=Drawn)
-            assert batch.rewards[0] == expected.rewards[0], "also when it is made again"
+    with MultiprocessingSampler(Agent(), Drawn, n_workers=2, seed=0) as sampler:
+        assert sampler.obtain_trajectories(4) == expected
+        batch = sampler.obtain_trajectories(4, env_update=Drawn)
+        assert batch.rewards[0] == expected.rewards[0], "also when it is made again"
 
 
-def test_close_from_a_progress_callback(make):
-    sampler = make(Agent(), Env)
-    with pytest.raises(ClosedError):
-        sampler.obtain_samples(100_000, progress=lambda _: sampler.close())
-
-
-@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
-def test_workers_are_called_after_their_samplers_process(method):
-    with MultiprocessingSampler(Agent(), Env, n_workers=1, start_method=method) as sampler:
+def test_workers_are_called_after_their_samplers_process():
+    with MultiprocessingSampler(Agent(), Env, n_workers=1) as sampler:
         sampler.obtain_trajectories(1)
         with open(f"/proc/{sampler.worker_pids()[0]}/cmdline") as file:
             assert file.read().rstrip("\0") == "worker:" + setproctitle.getproctitle()
@@ -375,27 +326,17 @@ for envs in ("Counting-v7", Counting, Counting()):
 OUTPUT = "started\n" + 3 * "[9, 9, 9, 9] [4.0, 4.0, 4.0, 4.0]\n"
 
 
-def python(*arguments, **options):
-    result = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120, **options
-    )
-    assert result.stderr == ""
-    assert result.returncode == 0
-    return result.stdout
+CELL = textwrap.indent(SCRIPT, "    ")
+AS_A_CELL = f'code = """\n{CELL}\n"""\nimport textwrap\nexec(textwrap.dedent(code))'
 
 
-def test_a_script_without_a_main_guard(tmp_path):
+@pytest.mark.parametrize("how", ["file", *(pytest.param(how, marks=pytest.mark.slow) for how in ("stdin", "cell"))])
+def test_programs_without_a_main_guard(tmp_path, how):
+    """Scripts, interactive sessions, and code that is executed like the cell of a notebook."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    assert python(script) == OUTPUT
-
-
-@pytest.mark.slow
-def test_an_interactive_session_on_standard_input():
-    assert python("-", input=SCRIPT) == OUTPUT
-
-
-@pytest.mark.slow
-def test_code_that_is_executed_like_a_notebook_cell():
-    cell = textwrap.indent(SCRIPT, "    ")
-    assert python("-c", f'code = """\n{cell}\n"""\nimport textwrap\nexec(textwrap.dedent(code))') == OUTPUT
+    arguments = {"file": [script], "stdin": ["-"], "cell": ["-c", AS_A_CELL]}[how]
+    result = subprocess.run(
+        [sys.executable, *arguments], input=SCRIPT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (result.returncode, result.stderr, result.stdout) == (0, "", OUTPUT)

@@ -9,15 +9,29 @@ from streamsampler import LocalSampler, RandomAgent, TrajectoryBatch
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.protocol.plans import Portion
 
-
-def make_sampler(**options):
-    agent = RandomAgent(Discrete(2))
-    return LocalSampler(agent, "CartPole-v1", seed=5, **options)
+concatenate = TrajectoryBatch.concatenate
 
 
-def test_portions_are_what_one_call_returns():
+class FailsNowAndThen(RandomAgent):
+    """An agent that raises in about every third trajectory."""
+
+    def reset(self, seed):
+        super().reset(seed)
+        if seed % 3 == 0:
+            raise ValueError(seed)
+
+
+def make_sampler(agent=RandomAgent, **options):
+    return LocalSampler(agent(Discrete(2)), "CartPole-v1", seed=5, **options)
+
+
+@pytest.fixture(scope="module")
+def whole():
     with make_sampler() as sampler:
-        whole = sampler.obtain_trajectories(40)
+        return sampler.obtain_trajectories(40)
+
+
+def test_portions_are_what_one_call_returns(whole):
     seen = []
     with make_sampler(n_workers=3) as sampler:
         with sampler.stream(first_trajectory=7) as stream:
@@ -30,16 +44,13 @@ def test_portions_are_what_one_call_returns():
         assert sampler.obtain_trajectories(1).agent_version == 2
         with pytest.raises(SamplerError, match="stream is closed"):
             stream.take(Portion(1, None))
-    assert seen
     assert seen[-1][1] >= 10
 
 
-def test_what_portions_leave_over_is_iterated_over_next():
-    with make_sampler() as sampler:
-        whole = sampler.obtain_trajectories(20)
+def test_what_portions_leave_over_is_iterated_over_next(whole):
     with make_sampler(n_workers=3) as sampler, sampler.stream() as stream:
         assert stream.take(Portion(None, 3)) == whole[:3]
-        assert [next(stream) for _ in range(17)] == list(whole[3:])
+        assert [next(stream) for _ in range(17)] == list(whole[3:20])
         with pytest.raises(UsageError, match="before it is iterated over"):
             stream.take(Portion(None, 1))
 
@@ -75,24 +86,23 @@ def test_a_stream_that_ended_has_stopped_its_call(end):
         assert sampler.obtain_trajectories(2).agent_version == 2
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
-def test_a_stream_that_has_an_end_is_what_one_call_returns(n_workers):
+def test_a_stream_that_has_an_end_is_what_one_call_returns():
     seeds = [9, 4, 4, *range(50, 90)]
     with make_sampler() as sampler:
         whole = sampler.obtain_trajectories(seeds=seeds)
-    with make_sampler(n_workers=n_workers) as sampler:
-        assert TrajectoryBatch.concatenate(sampler.stream(seeds=seeds)) == whole
-        assert sampler.stats.kept_trajectories == len(seeds)
-        assert sampler.stats.surplus_trajectories == 0
-    with make_sampler(n_workers=n_workers) as sampler:
-        part = TrajectoryBatch.concatenate(sampler.stream(first_trajectory=3, n_trajectories=20, seeds=seeds))
-        assert part == whole[3:23]
-    with make_sampler(n_workers=n_workers) as sampler:
-        stream = sampler.stream(first_trajectory=40, seeds=seeds)
-        assert stream.take(Portion(None, 2)) == whole[40:42]
-        assert stream.take(Portion(None, 9)) == whole[42:]
-        with pytest.raises(SamplerError, match="come to its end"):
-            stream.take(Portion(None, 1))
+
+    def stream_of(**arguments):
+        sampler = make_sampler(n_workers=3)
+        return sampler, sampler.stream(seeds=seeds, **arguments)
+
+    sampler, stream = stream_of()
+    assert concatenate(stream) == whole
+    assert (sampler.stats.kept_trajectories, sampler.stats.surplus_trajectories) == (len(seeds), 0)
+    assert concatenate(stream_of(first_trajectory=3, n_trajectories=20)[1]) == whole[3:23]
+    _, stream = stream_of(first_trajectory=40)
+    assert [stream.take(Portion(None, n)) for n in (2, 9)] == [whole[40:42], whole[42:]]
+    with pytest.raises(SamplerError, match="come to its end"):
+        stream.take(Portion(None, 1))
 
 
 def test_a_stream_gives_each_trajectory_the_options_of_its_index():
@@ -112,6 +122,7 @@ def test_a_stream_gives_each_trajectory_the_options_of_its_index():
         ({"n_trajectories": 0}, "n_trajectories must be at least 1"),
         ({"reset_options": 5}, "reset_options must be a dict"),
         ({"reset_options": []}, "there are 1 trajectories, but reset_options has 0 items"),
+        *(({"first_trajectory": first}, f"first_trajectory must be .*{first}") for first in (-1, 1.5, None, True)),
     ],
 )
 def test_streams_of_trajectories_that_are_not_there_are_refused(arguments, message):
@@ -119,18 +130,8 @@ def test_streams_of_trajectories_that_are_not_there_are_refused(arguments, messa
         sampler.stream(**arguments)
 
 
-class FailsNowAndThen(RandomAgent):
-    """An agent that raises in about every third trajectory."""
-
-    def reset(self, seed):
-        super().reset(seed)
-        if seed % 3 == 0:
-            raise ValueError(seed)
-
-
 def test_portions_account_for_what_they_left_out_and_for_nothing_after_them():
-    sampler = LocalSampler(FailsNowAndThen(Discrete(2)), "CartPole-v1", seed=5, on_failure="drop")
-    with sampler, sampler.stream() as stream:
+    with make_sampler(FailsNowAndThen, on_failure="drop") as sampler, sampler.stream() as stream:
         for _ in range(6):
             last = stream.take(Portion(None, 3)).indices[-1]
             n_left_out = last + 1 - sampler.stats.kept_trajectories
@@ -141,11 +142,10 @@ def test_portions_account_for_what_they_left_out_and_for_nothing_after_them():
 
 def test_what_is_left_out_of_a_stream_is_replaced_unless_it_had_a_seed_of_its_own():
     def sampler():
-        return LocalSampler(FailsNowAndThen(Discrete(2)), "CartPole-v1", seed=5, on_failure="drop", n_workers=2)
+        return make_sampler(FailsNowAndThen, on_failure="drop", n_workers=2)
 
-    with sampler() as whole, sampler() as streamed:
-        stream = streamed.stream(n_trajectories=20)
-        assert TrajectoryBatch.concatenate(stream) == whole.obtain_trajectories(20)
+    with sampler() as called, sampler() as streamed:
+        assert concatenate(streamed.stream(n_trajectories=20)) == called.obtain_trajectories(20)
     with sampler() as streamed:
-        batch = TrajectoryBatch.concatenate(streamed.stream(seeds=range(30)))
+        batch = concatenate(streamed.stream(seeds=range(30)))
         assert 0 < streamed.stats.dropped_trajectories == 30 - len(batch)

@@ -92,28 +92,18 @@ class Course:
         return incident
 
 
-def test_a_worker_that_hangs_before_it_retires_is_a_loss_like_any_other():
+def test_a_worker_is_killed_for_a_hang_once_and_its_successor_is_watched():
+    """Also one that hangs before it retires: a loss like any other."""
     course = Course(step_timeout=1.0)
     course.record.side.mark_for_replacement()
     assert course.until_killed() == 0
     assert course.record.side.state is SamplerState.CONDEMNED
+    assert course.until_killed() is None
     incident = course.die()
     assert incident is not None
     assert (incident.hung, incident.stack) == (True, "a stack")
-
-
-def test_the_successor_of_a_worker_that_hung_is_watched():
-    course = Course(step_timeout=1.0)
-    assert course.until_killed() == 0
-    course.die()
     course.start()
     assert course.until_killed() == 0
-
-
-def test_a_worker_is_killed_for_a_hang_once():
-    course = Course(step_timeout=1.0)
-    assert course.until_killed() == 0
-    assert course.until_killed() is None
 
 
 def test_a_worker_that_dies_before_it_retires_is_a_loss_and_one_that_dies_then_is_none():
@@ -151,20 +141,20 @@ def test_a_worker_that_cannot_be_replaced_goes_on():
 
 def test_a_worker_is_too_large_until_it_is_being_replaced():
     course = Course(max_worker_memory=1000)
-    assert not course.supervisor.is_too_large(course.record)
+    found = [course.supervisor.is_too_large(course.record)]
     course.engine.memory = 1001
-    assert course.supervisor.is_too_large(course.record)
+    found.append(course.supervisor.is_too_large(course.record))
     course.record.side.mark_for_replacement()
-    assert not course.supervisor.is_too_large(course.record)
+    assert [*found, course.supervisor.is_too_large(course.record)] == [False, True, False]
 
 
 # The first of these is of the dead alone, the other one of environments that no sampler runs.
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in (Phase.UNSEEN, Phase.CALL)])
-def test_what_is_done_once_a_ticket_is_no_step(phase):
+def test_what_is_done_once_a_ticket_is_no_step():
     """A large ticket takes long to pack and to pickle, in code that cannot tell how far it is."""
-    course = Course(step_timeout=1.0, construction_timeout=8.0)
-    course.engine.phase = phase
-    assert course.until_killed() == 0
     hooks = {Phase.HOOK_START, Phase.HOOK_TIMESTEP, Phase.HOOK_END, Phase.HOOK_LOST, Phase.DROP_IF}
     within_trajectories = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, *hooks}
-    assert (course.now < 2.0) == (phase in {*within_trajectories, Phase.WAITING, Phase.CLOSE, Phase.CHECK})
+    for phase in set(Phase) - {Phase.UNSEEN, Phase.CALL}:
+        course = Course(step_timeout=1.0, construction_timeout=8.0)
+        course.engine.phase = phase
+        assert course.until_killed() == 0
+        assert (course.now < 2.0) == (phase in {*within_trajectories, Phase.WAITING, Phase.CLOSE, Phase.CHECK}), phase
