@@ -133,26 +133,3 @@ def _relevant(kind: type, names: tuple[str, ...]) -> list[tuple[str, str]]:
 @functools.cache
 def _slots(kind: type) -> tuple[str, ...]:
     return tuple(name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
-
-
-def unknown(names: set[str]) -> set[str]:
-    """Return the names in the lists of this module that are not among `names`: they are no longer what they were."""
-    return {*IRRELEVANT, *ORDERED, *BY_IDENTITY} - names
-
-
-def names_of(value: Any, names: set[str], seen: set[int]) -> None:
-    """Collect the names of the classes and fields of all objects that can be reached from `value`."""
-    if id(value) in seen or isinstance(value, (*_ATOMS, float, range, Enum, np.ndarray, *_CODE)):
-        return
-    seen.add(id(value))
-    if isinstance(value, dict):
-        value = [*value.keys(), *value.values()]
-    if isinstance(value, list | tuple | deque | set | frozenset):
-        for item in value:
-            names_of(item, names, seen)
-        return
-    kind = type(value)
-    names.add(kind.__name__)
-    for field in (*_slots(kind), *getattr(value, "__dict__", ())):  # type: ignore[arg-type]
-        names.add(f"{kind.__name__}.{field}")
-        names_of(getattr(value, field), names, seen)

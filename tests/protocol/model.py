@@ -35,22 +35,36 @@ def outcome_of(plan, version, doomed, block):
     return "complete", n
 
 
-def ignore():
-    pass
-
-
 def no_time():
     """A clock that stands still: whatever is under way has all of its time before it."""
     return 0.0
 
 
+RAISE_AT_ONCE = Policy(max_restarts=0)
+ONE_LOSS = Policy(max_restarts=1)
+RESTART = Policy(restart_on=(OSError,))
+
+
 class World:
-    """One state of the system, and what can happen in it."""
+    """One state of the system, and what can happen in it.
+
+    Args:
+        capacity: How many tickets a worker may have.
+        plans: The plans of the calls.
+        deaths, hangs, failures, refusals: How many of each there may be, at any places.
+        slowness: How many times as long as the other the first worker takes.
+        policy: How many losses are replaced.
+        layout: How tickets are cut.
+        lanes: Whether workers run lanes, and say so when they answer.
+        doomed: Version and index of trajectories that fail whenever they are run.
+        unsendable: Whether they fail when they are sent, so that it is not known which trajectory of a ticket failed.
+    """
 
     def __init__(
-        self, capacity, plans, *, deaths, hangs, failures, refusals, slowness, policy, layout, lanes, doomed, unsendable
-    ):
-        self.doomed, self.unsendable = doomed, unsendable
+        self, capacity, plans, *, deaths=0, hangs=0, failures=0, refusals=0, slowness=1.0, policy=RESTART,
+        layout=Layout(), lanes=False, doomed=(), unsendable=False,
+    ):  # fmt: skip
+        self.doomed, self.unsendable = frozenset(doomed), unsendable
         self.engine = ModelEngine(capacity, slowness, lanes)
         self.block = 1 if lanes else layout.block  # how many fail together
         updates = Updates(N_WORKERS)
@@ -64,13 +78,8 @@ class World:
             for number in range(N_WORKERS):
                 self.session.throughput.add([1, 2], seconds_of(number, 3, slowness), number)
         self.plans = list(plans)
-        self.deaths_left = deaths
-        self.hangs_left = hangs
-        self.failures_left = failures
-        self.refusals_left = refusals
-        self.call = None
-        self.completed = 0
-        self.failed = 0
+        self.deaths_left, self.hangs_left, self.failures_left, self.refusals_left = deaths, hangs, failures, refusals
+        self.call, self.completed, self.failed = None, 0, 0
         self.begin_call()
 
     def __setstate__(self, state):
@@ -103,7 +112,7 @@ class World:
             yield from self.ends_of(process)
         else:
             if process.commands:
-                yield self.hear, process
+                yield process.hear, None
                 if self.refusals_left and isinstance(process.commands[0], Start):
                     yield self.refuse, process
             if process.first_ticket is not None:
@@ -122,18 +131,15 @@ class World:
         if failing is not None:
             yield self.fail_as_doomed, process
         elif self.failures_left:
-            yield self.fail_first, process
+            yield self.fail, (process, ticket.indices[0])
             if ticket.block == 1 and len(ticket.indices) > 1:
-                yield self.fail_last, process
+                yield self.fail, (process, ticket.indices[-1])
 
     def failing(self, ticket):
         """The trajectory that fails whenever this ticket is run."""
         return next((index for index in ticket.indices if (ticket.version, index) in self.doomed), None)
 
     # ------------------------------------------------------------------ what workers do
-
-    def hear(self, process):
-        process.hear()
 
     def refuse(self, process):
         self.refusals_left -= 1
@@ -146,14 +152,10 @@ class World:
             process.failing = self.failing(process.in_hand)
         process.run()
 
-    def fail_first(self, process):
+    def fail(self, process_and_index):
         self.failures_left -= 1
-        process.failing = process.in_hand.indices[0]
-        process.run()
-
-    def fail_last(self, process):
-        self.failures_left -= 1
-        process.failing = process.in_hand.indices[-1]
+        process, index = process_and_index
+        process.failing = index
         process.run()
 
     def die(self, process):
@@ -170,7 +172,7 @@ class World:
 
     def receive(self, number):
         answer, contents = self.engine.processes[number].answers.pop(0)
-        self.pump(Answered(number, answer, contents, ignore))
+        self.pump(Answered(number, answer, contents))
 
     def notice_death(self, number):
         self.pump(Died(number, -9))
@@ -243,35 +245,13 @@ class World:
             assert list(queue) == self.side(number).current_tickets()
 
 
-RAISE_AT_ONCE = Policy(max_restarts=0)
-ONE_LOSS = Policy(max_restarts=1)
-RESTART = Policy(restart_on=(OSError,))
-
-
-def start(
-    capacity, plans, *, deaths=0, hangs=0, failures=0, refusals=0, slowness=1.0, policy=RESTART, layout=Layout(),
-    lanes=False, doomed=(), unsendable=False,
-):  # fmt: skip
-    """Return a world in its first state.
-
-    Args:
-        lanes: Whether workers run lanes, and say so when they answer.
-        doomed: Version and index of trajectories that fail whenever they are run.
-        unsendable: Whether they fail when they are sent, so that it is not known which trajectory of a ticket failed.
-    """
-    return World(
-        capacity, plans, deaths=deaths, hangs=hangs, failures=failures, refusals=refusals, slowness=slowness,
-        policy=policy, layout=layout, lanes=lanes, doomed=frozenset(doomed), unsendable=unsendable,
-    )  # fmt: skip
-
-
 def explore(capacity, plans, **options):
-    """Visit every reachable state once; see `start`.
+    """Visit every reachable state once; see `World`.
 
     Returns:
         How many there are, how many of them with a copy under way, and the numbers of completed and failed calls seen.
     """
-    first = start(capacity, plans, **options)
+    first = World(capacity, plans, **options)
     seen = {digest_of(first)}
     frontier = [pickle.dumps(first)]
     endings = set()

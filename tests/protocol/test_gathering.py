@@ -1,119 +1,196 @@
 """Gathering: the same batch whatever the order of arrival, the ticket sizes, and what is lost on the way."""
 
+from __future__ import annotations
+
 import random
+from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.errors import ProtocolError
-from streamsampler.protocol.gathering import Gathering
-from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, Layout, Streamed
+from streamsampler.protocol.gathering import ADVANCE_BYTES, Gathering, GivenTicket
+from streamsampler.protocol.messages import Dropped
+from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed
 from streamsampler.protocol.result import Result
-from streamsampler.protocol.throughput import Throughput
-from tests.protocol.simulation import take
+from streamsampler.protocol.throughput import TICKET_SECONDS, Throughput
+from tests.protocol.simulation import take, taken_by
 
 LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]
+N_WORKERS = 3
 
 
-def length_of(index):
+def length_of(index: int) -> int:
     return LENGTHS[index * 7 % len(LENGTHS)]
 
 
-def sequential(plan):
-    """What one process sampling alone would have returned."""
-    indices, total = [], 0
-    while total < plan.timesteps if plan.timesteps is not None else len(indices) < plan.limit:
+def known(*seconds: float | None, length: int = 10, n_bytes: int = 0) -> Throughput:
+    """Return what is known of workers that take so many seconds for a trajectory; None is unknown."""
+    throughput = Throughput()
+    for worker, each in enumerate(seconds):
+        if each is not None:
+            throughput.add([length] * 10, 10 * each, worker, 10 * n_bytes)
+    return throughput
+
+
+def indices_of(gathering: Gathering) -> list[int]:
+    return [index for segment in gathering.result.segments() for index in segment.indices]
+
+
+# ---------------------------------------------------------------------- any course of events
+
+
+def sequential(plan: GatherPlan) -> list[int]:
+    """Return what one process sampling alone would have returned."""
+    indices: list[int] = []
+    total = 0
+    while total < plan.timesteps if plan.timesteps is not None else len(indices) < (plan.limit or 0):
         indices.append(len(indices))
         total += length_of(indices[-1])
     return indices
 
 
-def indices_of(gathering):
-    indices = []
-    for delivery, start, stop, own in gathering.result.segments():
-        assert list(own) == list(delivery[start:stop]), "the delivery's own trajectories"
-        indices += own
-    return indices
+def some_plan(draw: random.Random) -> GatherPlan:
+    each = ExactlyPerWorker(draw.randint(1, 5), N_WORKERS)
+    return draw.choice([AtLeast(draw.randint(1, 400)), Exactly(draw.randint(1, 60)), each])
 
 
-plans = st.one_of(
-    st.builds(AtLeast, st.integers(1, 200)),
-    st.builds(Exactly, st.integers(1, 30)),
-    st.builds(ExactlyPerWorker, st.integers(1, 5), st.just(3)),
-)
+class Course:
+    """Random choices: which worker asks, whose ticket comes in, is lost or fails, when, and what was known before.
 
-layouts = st.sampled_from([Layout(), Layout(2, 2), Layout(7, 7), Layout(2, 6)])
+    Args:
+        doomed: Trajectories that always fail, for good.
+        order: The order of the result.
+
+    Attributes:
+        n_cut: How many tickets were cut, by copies of parts of them.
+    """
+
+    def __init__(self, draw: random.Random, plan: GatherPlan, layout: Layout, doomed: Any = (), order: Any = "index"):
+        self.draw, self.plan, self.layout, self.doomed = draw, plan, layout, doomed
+        own_queues = draw.random() < 0.3 and order == "index" and not (doomed and layout.block > 1)
+        self.n_queues = N_WORKERS if own_queues else 1
+        speeds: list[list[float | None]] = [
+            [0.005] * 3,
+            [None] * 3,
+            [draw.choice([None, 0.0, 0.001, 0.1, 1.0]) for _ in range(3)],
+        ]
+        shown = [draw.randrange(20) for _ in range(N_WORKERS)]
+        self.gathering = Gathering(
+            plan, n_workers=N_WORKERS, throughput=known(*draw.choice(speeds), length=7), layout=layout, order=order,
+            own_queues=own_queues, steps_of=draw.choice([None, shown.__getitem__]),
+        )  # fmt: skip
+        # In order of arrival others may take the place of those that take long.
+        self.in_any_order = order == "arrival"
+        self.queues = AtLeast(1) if self.in_any_order and isinstance(plan, Exactly) else plan
+        self.outstanding: list[tuple[int, range]] = []
+        self.in_lanes: set[int] = set()
+        self.n_cut = self.n_brought = 0
+        self.now, self.setbacks = 0.0, 6
+
+    def ended(self) -> Any:
+        """Run to the end; return the failure that it ended with, or None."""
+        while not self.gathering.result.complete:
+            while (held := self.gathering.result.due) is not None:
+                assert self.in_any_order or held.turn == len(indices_of(self.gathering)), "all before it are in"
+                if held.final:
+                    return held
+                self.gathering.retry(held)
+            for worker in self.draw.sample(range(N_WORKERS), N_WORKERS):
+                if not self.doomed and self.draw.random() < 0.1:
+                    self.gathering.run_lanes(worker)
+                    self.in_lanes.add(worker % self.n_queues)
+                self.feed(worker)
+            self.answer()
+        return None
+
+    def feed(self, worker: int) -> None:
+        ahead = any(owner == worker for owner, _ in self.outstanding)
+        assignment = self.gathering.take(worker, ahead=ahead, now=self.now)
+        if assignment is None:
+            return
+        indices, block = assignment
+        assert block == (1 if worker % self.n_queues in self.in_lanes else self.layout.block)
+        own = self.queues.queue(worker % self.n_queues, self.n_queues)
+        assert own.index(indices[0]) % block == 0, "queues are cut into blocks from their start"
+        assert (own.index(indices[-1]) + 1) % block == 0 or indices[-1] == own[-1], "only the last one may be shorter"
+        held = [ticket for _, ticket in self.outstanding if not set(indices).isdisjoint(ticket)]
+        assert all(sum(index in ticket for ticket in held) < 2 for index in indices), "one copy at most"
+        assert not (held and self.n_queues > 1)
+        self.n_cut += any(len(ticket) > len(indices) for ticket in held)
+        self.outstanding.append((worker, indices))
+
+    def answer(self) -> None:
+        draw, gathering, outstanding = self.draw, self.gathering, self.outstanding
+        assert outstanding, "some worker always has something to do"
+        self.now += draw.choice([0.0, 0.01, 0.3])
+        number = draw.randrange(len(outstanding))
+        if outstanding[number][0] == 0 and draw.random() < 0.7:  # this worker is late
+            number = draw.randrange(len(outstanding))
+        worker, indices = outstanding.pop(number)
+        doomed = [index for index in indices if index in self.doomed]
+        if self.setbacks and draw.random() < 0.2:
+            self.setbacks -= 1
+            if draw.random() < 0.5:
+                gathering.put_back(worker, indices, self.now)
+            else:
+                failed = draw.choice([None, *indices])
+                gathering.add_failure(worker, indices, failed, "reason", final=False, now=self.now)
+        elif doomed:
+            shown = None if len(indices) > self.layout.block and draw.random() < 0.3 else doomed[0]
+            gathering.add_failure(worker, indices, shown, "doomed", final=True, now=self.now)
+        elif gathering.add(worker, indices, [length_of(index) for index in indices], indices, self.now):
+            self.n_brought += len(indices)
 
 
-def is_whole_blocks(indices, plan, queue, n_queues, block):
-    """Queues are cut into blocks from their start; only the last one may be shorter."""
-    own = plan.queue(queue, n_queues)
-    first, last = own.index(indices[0]), own.index(indices[-1])
-    return first % block == 0 and ((last + 1) % block == 0 or indices[-1] == own[-1])
+@pytest.mark.parametrize("layout", [Layout(), Layout(3, 3), Layout(2, 6)])
+def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(layout: Layout) -> None:
+    n_cut = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        plan = some_plan(draw)
+        course = Course(draw, plan, layout)
+        assert course.ended() is None
+        n_cut += course.n_cut
+        expected, result = sequential(plan), course.gathering.result
+        assert indices_of(course.gathering) == expected
+        for delivery, start, stop, own in result.segments():
+            assert list(own) == list(delivery[start:stop]), "the delivery's own trajectories"
+        assert (result.n_trajectories, result.n_timesteps) == (len(expected), sum(map(length_of, expected)))
+        assert course.n_brought == result.n_trajectories + result.pending()[0]
+    assert n_cut > 10
 
 
-def some_throughput(data):
-    """What may be known of lengths and of each worker's speed."""
-    throughput = Throughput()
-    for worker in data.draw(st.sets(st.integers(0, 2))):
-        length, seconds = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([0.0, 0.001, 0.1, 1.0]))
-        throughput.add([length] * 5 + [1] * 5, seconds, worker)
-    return throughput
-
-
-def gather(data, plan, *, order="index", own_queues=False, known=True, layout=Layout(), lanes=False, brought=None):
-    """Drive a gathering with random choices: who asks, whose ticket comes in, whose is lost, when."""
-    throughput = some_throughput(data) if known else Throughput()
-    gathering = Gathering(plan, n_workers=3, order=order, throughput=throughput, own_queues=own_queues, layout=layout)
-    n_queues = 3 if own_queues else 1
-    # In order of arrival others may take the place of those that take long.
-    queues = AtLeast(1) if order == "arrival" and isinstance(plan, Exactly) else plan
-    outstanding, in_lanes = [], set()
-    losses, now = 5, 0.0
-    while not gathering.result.complete:
-        workers = data.draw(st.permutations(range(3)))
-        if lanes and data.draw(st.booleans()):
-            in_lanes.add(workers[0] % n_queues)
-            gathering.run_lanes(workers[0])
-        for worker in workers:
-            ahead = any(owner == worker for owner, _ in outstanding)
-            assignment = gathering.take(worker, ahead=ahead, now=now)
-            if assignment is not None:
-                indices, block = assignment
-                assert block == 1 if worker % n_queues in in_lanes else block == layout.block
-                assert is_whole_blocks(indices, queues, worker % n_queues, n_queues, block)
-                assert (worker, indices) not in outstanding, "no worker gets a copy of its own"
-                assert not (own_queues and indices in [ticket for _, ticket in outstanding])
-                outstanding.append((worker, indices))
-        assert outstanding, "somebody always has something to do"
-        tickets = [indices for _, indices in outstanding]
-        assert all(tickets.count(indices) <= 2 for indices in tickets)
-        worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
-        now += data.draw(st.sampled_from([0.0, 0.01, 1.0]))
-        if losses and data.draw(st.integers(0, 4)) == 0:
-            losses -= 1
-            gathering.put_back(worker, indices, now)
+@pytest.mark.parametrize("layout", [Layout(), Layout(3, 3)])
+def test_what_fails_for_good_ends_the_call_at_its_turn(layout: Layout) -> None:
+    """Also in tickets that are cut; and what is decided about, and when, depends on no loss and no timing."""
+    n_cut = n_failed = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        plan = some_plan(draw)
+        doomed = {draw.randrange(60), draw.randrange(60)}
+        course = Course(draw, plan, layout, doomed)
+        held = course.ended()
+        n_cut += course.n_cut
+        expected, first = sequential(plan), min(doomed)
+        if held is None:
+            assert first > expected[-1] or first // layout.block > expected[-1] // layout.block
+            assert indices_of(course.gathering) == expected
         else:
-            lengths = [length_of(index) for index in indices]
-            if gathering.add(worker, indices, lengths, indices, now) and brought is not None:
-                brought.append(len(lengths))
-    return gathering
+            n_failed += 1
+            assert first in held.indices
+            assert indices_of(course.gathering) == list(range(held.turn))
+    assert n_cut > 3
+    assert n_failed > 100
 
 
-@given(data=st.data(), plan=plans, own_queues=st.booleans(), known=st.booleans(), layout=layouts, lanes=st.booleans())
-def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_queues, known, layout, lanes):
-    gathering = gather(data, plan, own_queues=own_queues, known=known, layout=layout, lanes=lanes)
-    expected = sequential(plan)
-    assert indices_of(gathering) == expected
-    assert gathering.result.n_trajectories == len(expected)
-    assert gathering.result.n_timesteps == sum(map(length_of, expected))
-
-
-@given(data=st.data(), plan=plans, layout=layouts, lanes=st.booleans())
-def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, layout, lanes):
-    gathering = gather(data, plan, order="arrival", layout=layout, lanes=lanes)
-    indices = indices_of(gathering)
+@given(draw=st.integers(0, 10**6).map(random.Random))
+def test_arrival_order_returns_as_much_without_repeating_anything(draw: random.Random) -> None:
+    plan = some_plan(draw)
+    course = Course(draw, plan, draw.choice([Layout(), Layout(7, 7)]), order="arrival")
+    assert course.ended() is None
+    indices = indices_of(course.gathering)
     assert len(set(indices)) == len(indices)
     if isinstance(plan, ExactlyPerWorker):
         assert sorted(indices) == list(range(plan.limit))
@@ -124,84 +201,90 @@ def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, la
         assert total >= plan.timesteps > total - length_of(indices[-1])
 
 
-@given(data=st.data(), plan=plans, layout=layouts)
-def test_what_was_not_needed_is_accounted_for(data, plan, layout):
-    brought = []
-    gathering = gather(data, plan, layout=layout, brought=brought)
-    assert sum(brought) == gathering.result.n_trajectories + gathering.result.pending()[0]
+def made_up(left_out: set[int], first: int, n_of_task: int, n_tasks: int) -> list[int]:
+    """Return the first trajectories of each task that are not left out."""
+    found: list[list[int]] = [[] for _ in range(n_tasks)]
+    index = first
+    while any(len(one) < n_of_task for one in found):
+        of_task = found[(index - first) // n_of_task % n_tasks]
+        if len(of_task) < n_of_task and index not in left_out:
+            of_task.append(index)
+        index += 1
+    return sorted(chain(*found))
 
 
-@given(data=st.data())
-def test_own_lanes_run_only_their_own_indices(data):
-    n_workers = 3
-    for plan in (Exactly(20), AtLeast(100)):
-        gathering = Gathering(plan, n_workers=n_workers, own_queues=True)
-        for worker in data.draw(st.lists(st.integers(0, 2), max_size=20)):
-            indices = take(gathering, worker)
-            assert indices is None or all(index % n_workers == worker for index in indices)
+@given(
+    left_out=st.sets(st.integers(0, 60)),
+    first=st.integers(0, 5),
+    tasks=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    options=st.fixed_dictionaries({"n_workers": st.integers(1, 3), "own_queues": st.booleans()}),
+    stream=st.booleans(),
+    draw=st.integers(0, 10**6).map(random.Random),
+)
+def test_any_course_of_events_gives_as_many_of_each_task(
+    left_out: set[int], first: int, tasks: tuple[int, int], options: Any, stream: bool, draw: random.Random
+) -> None:
+    """In calls, and in streams, which begin where they are told."""
+    n_of_task, n_tasks = tasks
+    n = n_of_task * n_tasks
+    plan = Streamed(first, n, n_of_task=n_of_task) if stream else Exactly(n, first=first, n_of_task=n_of_task)
+    gathering = Gathering(plan, dropping=True, **options)
+    held: dict[int, range] = {}
+    found: list[int] = []
+    while not gathering.result.complete:
+        for worker in range(options["n_workers"]):
+            if worker not in held and (indices := take(gathering, worker)):
+                held[worker] = indices
+        worker = draw.choice(sorted(held))
+        indices = held.pop(worker)
+        if draw.random() < 0.1:
+            gathering.put_back(worker, indices)
+        else:
+            dropped = [Dropped(at, "", "") for at, index in enumerate(indices) if index in left_out]
+            lengths = [2 for index in indices if index not in left_out]
+            gathering.add(worker, indices, lengths, worker, dropped=dropped)
+        if stream:
+            found += [index for segment in gathering.result.pop_segments() for index in segment.indices]
+    assert found + indices_of(gathering) == made_up(left_out, first, n_of_task, n_tasks)
 
 
-def test_each_worker_begins_with_one_block_and_the_last_block_is_what_is_left():
-    gathering = Gathering(AtLeast(1000), n_workers=2, layout=Layout(8, 8))
+# ---------------------------------------------------------------------- sizes
+
+
+def test_each_worker_begins_with_one_block_and_the_last_block_is_what_is_left() -> None:
+    blocks: dict[str, Any] = {"n_workers": 2, "layout": Layout(8, 8)}
+    gathering = Gathering(AtLeast(1000), **blocks)
     assert [take(gathering, worker) for worker in (0, 1, 0)] == [range(8), range(8, 16), None]
-    gathering = Gathering(Exactly(19), n_workers=2, layout=Layout(8, 8))
-    taken = [take(gathering, 0) for _ in range(4)]
-    assert taken == [range(8), range(8, 16), range(16, 19), None]
+    assert taken_by(Gathering(Exactly(19), **blocks), 0) == [range(8), range(8, 16), range(16, 19)]
+    gathering = Gathering(AtLeast(5), **blocks)
+    assert [take(gathering, worker) for worker in (0, 1)] == [range(8), None], "few timesteps take one block"
 
 
-def test_few_timesteps_take_one_block():
-    gathering = Gathering(AtLeast(5), n_workers=4, layout=Layout(8, 8))
-    assert [take(gathering, worker) for worker in range(2)] == [range(8), None]
-
-
-def test_a_lost_ticket_is_cut_between_blocks_only():
-    throughput = Throughput()
-    throughput.add([1] * 1000, 0.1)
-    gathering = Gathering(Exactly(100), n_workers=1, throughput=throughput, layout=Layout(8, 8))
-    first = take(gathering, 0)
+def test_a_lost_ticket_is_cut_between_blocks_only() -> None:
+    gathering = Gathering(Exactly(100), n_workers=1, throughput=known(0.0001), layout=Layout(8, 8))
+    first = taken_by(gathering, 0)[0]
     assert len(first) == 48
-    while take(gathering, 0) is not None:
-        pass
     gathering.put_back(0, first)
-    again = []
-    while (indices := take(gathering, 0)) is not None:
-        assert indices[0] % 8 == 0
-        again += indices
-    assert again == list(first)
+    again = taken_by(gathering, 0)
+    assert all(indices[0] % 8 == 0 for indices in again)
+    assert list(chain(*again)) == list(first)
 
 
-def test_exactly_per_worker_gives_each_lane_its_block():
-    gathering = Gathering(ExactlyPerWorker(4, 3), n_workers=3, own_queues=True)
-    taken = {worker: [] for worker in range(3)}
-    for worker in (2, 0, 1):
-        while (indices := take(gathering, worker)) is not None:
-            taken[worker] += indices
-    assert taken == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7], 2: [8, 9, 10, 11]}
+def test_no_more_is_handed_out_than_is_expected_to_be_needed() -> None:
+    gathering = Gathering(AtLeast(100), n_workers=4, throughput=known(0.1))  # a ticket is one trajectory
+    taken = taken_by(gathering, 0)
+    assert taken == [range(n, n + 1) for n in range(10)]
+    gathering.add_failure(0, taken[5], taken[5][0], "died", final=False)
+    assert take(gathering, 1) is None, "what is held back counts as under way"
+    gathering = Gathering(Exactly(6), n_workers=4)
+    assert all(take(gathering, worker) is not None for worker in range(4))
+    assert take(gathering, 0, ahead=True) is None, "nothing ahead when little is left"
+    assert take(gathering, 0) is not None
 
 
-def test_no_more_is_handed_out_than_is_expected_to_be_needed():
-    throughput = Throughput()
-    throughput.add([10] * 100, 10.0)  # ten timesteps, a tenth of a second each: a ticket is one trajectory
-    gathering = Gathering(AtLeast(100), n_workers=4, throughput=throughput)
-    taken = []
-    while (indices := take(gathering, 0)) is not None:
-        taken += indices
-    assert taken == list(range(10))
-
-
-def test_the_first_call_starts_with_one_trajectory_for_each_worker():
-    gathering = Gathering(AtLeast(10_000), n_workers=4)
-    assert [take(gathering, worker) for worker in range(4)] == [range(n, n + 1) for n in range(4)]
-    assert take(gathering, 0) is None
-
-
-def test_tickets_shrink_towards_the_end():
-    throughput = Throughput()
-    throughput.add([1] * 1000, 0.1)
-    gathering = Gathering(Exactly(1000), n_workers=2, throughput=throughput)
-    sizes = []
-    while (indices := take(gathering, 0)) is not None:
-        sizes.append(len(indices))
+def test_tickets_shrink_towards_the_end() -> None:
+    gathering = Gathering(Exactly(1000), n_workers=2, throughput=known(0.0001, length=1))
+    sizes = [len(indices) for indices in taken_by(gathering, 0)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 100
     # 3 ms are 30 of them: shorter tickets cost more than they save.
@@ -210,21 +293,18 @@ def test_tickets_shrink_towards_the_end():
     assert sum(sizes) == 1000
 
 
-def test_nothing_is_handed_out_ahead_when_little_is_left():
-    gathering = Gathering(Exactly(6), n_workers=4)
-    for worker in range(4):
-        assert take(gathering, worker) is not None
-    assert take(gathering, 0, ahead=True) is None
-    assert take(gathering, 0) is not None
+def test_a_slow_workers_tickets_take_no_longer_than_others() -> None:
+    gathering = Gathering(Exactly(10_000), n_workers=3, throughput=known(0.004, 0.001, 0.001))
+    slow, fast = len(take(gathering, 0)), len(take(gathering, 1))
+    assert 0.8 * TICKET_SECONDS < 0.004 * slow <= TICKET_SECONDS
+    assert fast > 1.9 * slow
 
 
-def test_lanes_get_tickets_for_all_rows_and_then_equal_shares_at_once():
+def test_lanes_get_tickets_for_all_rows_and_then_equal_shares_at_once() -> None:
     """Also ahead: they begin in rows that have nothing left."""
-    throughput = Throughput()
-    throughput.add([10] * 100, 100.0)  # longer than a ticket should take
-    gathering = Gathering(Exactly(53), n_workers=2, throughput=throughput, layout=Layout(8, 8))
+    gathering = Gathering(Exactly(53), n_workers=2, throughput=known(1.0), layout=Layout(8, 8))
     gathering.run_lanes(0)
-    taken = {0: [], 1: []}
+    taken: list[list[Any]] = [[], []]
     for ahead in (False, True, True):
         for worker in (0, 1):
             taken[worker].append(gathering.take(worker, ahead=ahead))
@@ -233,10 +313,9 @@ def test_lanes_get_tickets_for_all_rows_and_then_equal_shares_at_once():
     assert take(gathering, 0, ahead=True) == range(51, 53)
 
 
-def test_an_idle_worker_that_runs_lanes_is_never_refused_what_was_lost():
-    """Whatever was known of lengths when shares were reckoned: others may wait for what nobody runs."""
-    throughput = Throughput()
-    throughput.add([10] * 10, 1.0)
+def test_an_idle_worker_that_runs_lanes_is_never_refused_what_was_lost() -> None:
+    """Whatever was known of lengths when shares were reckoned: others may wait for what no worker runs."""
+    throughput = known(0.1)
     gathering = Gathering(AtLeast(100), n_workers=2, throughput=throughput, layout=Layout(8, 8), concurrent=False)
     gathering.run_lanes(0)
     first, second = take(gathering, 0), take(gathering, 1)
@@ -251,13 +330,10 @@ def test_an_idle_worker_that_runs_lanes_is_never_refused_what_was_lost():
     assert take(gathering, 0, now=1e6) is not None or take(gathering, 1, now=1e6) is not None
 
 
-def test_an_endless_plan_is_bounded_by_its_consumer():
+def test_an_endless_plan_is_bounded_by_its_consumer() -> None:
     gathering = Gathering(Streamed(), n_workers=2)
-    taken = []
-    while (indices := take(gathering, 0)) is not None:
-        taken += indices
-    bound = len(taken)
-    assert 0 < bound <= 8
+    taken = list(chain(*taken_by(gathering, 0)))
+    assert 0 < len(taken) <= 8
     for index in taken:
         gathering.add(0, range(index, index + 1), [1], None)
     assert [index for segment in gathering.result.pop_segments() for index in segment.indices] == taken
@@ -265,167 +341,59 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
     assert take(gathering, 0) is not None
 
 
-@given(data=st.data(), first=st.integers(0, 20), wanted=st.integers(1, 40), own_queues=st.booleans())
-def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_queues):
-    gathering = Gathering(Streamed(first), n_workers=3, own_queues=own_queues)
-    popped, outstanding, losses = [], [], 3
-    while len(popped) < wanted:
-        for worker in range(3):
-            if (indices := take(gathering, worker)) is not None:
-                assert not own_queues or all(index % 3 == worker for index in indices)
-                outstanding.append((worker, indices))
-        worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
-        if losses and data.draw(st.integers(0, 4)) == 0:
-            losses -= 1
-            gathering.put_back(worker, indices)
-        else:
-            gathering.add(worker, indices, [length_of(index) for index in indices], indices)
-        popped += [index for segment in gathering.result.pop_segments() for index in segment.indices]
-    assert popped == list(range(first, first + len(popped)))
+def test_what_a_streams_consumer_has_not_taken_makes_no_worker_wait() -> None:
+    gathering = Gathering(Streamed(), n_workers=2, throughput=known(4.0, 1.0))
+    gathering.add(1, take(gathering, 1), [10], None)
+    slow = take(gathering, 0)
 
+    def run_all() -> Any:
+        while (indices := take(gathering, 1)) not in (None, slow):
+            gathering.add(1, indices, [10], None)
+        return indices
 
-def test_what_comes_twice_is_refused():
-    gathering = Gathering(Exactly(5), n_workers=1)
-    indices = take(gathering, 0)
-    gathering.add(0, indices, [1] * len(indices), None)
-    with pytest.raises(ProtocolError, match="twice"):
-        gathering.add(0, indices, [1] * len(indices), None)
-
-
-@pytest.mark.parametrize("plan", [Exactly(6), AtLeast(50)])
-def test_a_report_that_lacks_trajectories_is_refused(plan):
-    gathering = Gathering(plan, n_workers=1, layout=Layout(4, 4))
-    indices = take(gathering, 0)
-    with pytest.raises(ProtocolError, match="came with 3 lengths"):
-        gathering.add(0, indices, [10] * 3, None)
-
-
-@pytest.mark.parametrize("which", [9, None])
-def test_a_block_fails_as_a_whole_and_the_others_of_its_ticket_are_run_again(which):
-    throughput = Throughput()
-    throughput.add([1] * 1000, 0.1)
-    gathering = Gathering(Exactly(100), n_workers=1, throughput=throughput, layout=Layout(8, 8))
-    ticket = take(gathering, 0)
-    gathering.add_failure(0, ticket, which, "failed", final=True)
-    held = [failure.indices for failure in gathering.result.held_failures()]
-    assert held == ([] if which is None else [range(8, 16)])
-    assert gathering.result.due is None
-    again = [take(gathering, 0) for _ in ticket[::8]] if which is None else [take(gathering, 0)]
-    assert again == ([ticket[n : n + 8] for n in range(0, len(ticket), 8)] if which is None else [range(8)])
-
-
-def test_in_order_of_arrival_nobody_is_idle_while_the_batch_is_incomplete():
-    """One trajectory is expected to suffice, and may be a long one."""
-    throughput = Throughput()
-    throughput.add([100] * 10, 1.0)
-    for plan in (AtLeast(50), Exactly(1)):
-        gathering = Gathering(plan, n_workers=4, order="arrival", throughput=throughput)
-        assert all(take(gathering, worker) is not None for worker in range(4))
-        lost = take(gathering, 1)
-        assert lost is not None
-        gathering.put_back(1, lost)
-        assert take(gathering, 2) == lost, "what was lost comes first"
-        gathering.add(2, lost, [length_of(index) for index in lost], lost)
-        assert take(gathering, 3) is not None or gathering.result.complete
-
-
-def test_a_stream_in_order_of_arrival_is_bounded_by_its_consumer():
-    gathering = Gathering(Streamed(), n_workers=2, order="arrival")
-    taken = sum(take(gathering, 0) is not None for _ in range(100))
-    assert 0 < taken <= 8
+    assert run_all() is None, "the consumer has something to take"
+    assert len(gathering.result.pop_segments()) == 1
+    assert run_all() == slow, "now it waits for what the slow worker holds"
 
 
 @pytest.mark.parametrize("plan", [Exactly(10), AtLeast(30)])
-def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_nobody_wait(plan):
+def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_no_worker_wait(plan: GatherPlan) -> None:
     gathering = Gathering(plan, n_workers=2, order="arrival", own_queues=True)
     slow = take(gathering, 1)
     while not gathering.result.complete:
         indices = take(gathering, 0)
         gathering.add(0, indices, [3] * len(indices), indices)
-    found = [index for segment in gathering.result.segments() for index in segment.indices]
-    assert found == list(range(0, 20, 2))
-    assert slow == range(1, 2) or set(slow).isdisjoint(found)
+    assert indices_of(gathering) == list(range(0, 20, 2))
+    assert set(slow).isdisjoint(indices_of(gathering))
 
 
-# ---------------------------------------------------------------------- failures
+def test_a_slow_worker_is_spared_where_the_others_end_sooner() -> None:
+    gathering = Gathering(Exactly(4), n_workers=3, throughput=known(40.0, 1.0, 1.0))
+    assert [take(gathering, worker) for worker in (1, 2, 0)] == [range(1), range(1, 2), None]
+    gathering.add(1, range(1), [10], None, 1.0)
+    assert [take(gathering, worker, now=1.0) for worker in (1, 0)] == [range(2, 3), None]
+    gathering = Gathering(Exactly(400), n_workers=3, throughput=known(40.0, 1.0, 1.0))
+    assert None not in [take(gathering, worker) for worker in (1, 0)], "there is enough for all"
+    gathering = Gathering(Exactly(2), n_workers=2, throughput=known(40.0, 1.0))
+    assert take(gathering, 0) == range(1), "no other worker is busy"
 
 
-def sound_prefix(plan, lengths, failing):
-    """What one process sampling alone would come to: its trajectories, and the one that fails."""
-    indices, total = [], 0
-    while total < plan.timesteps if plan.timesteps is not None else len(indices) < plan.limit:
-        if len(indices) in failing:
-            return indices, len(indices)
-        total += lengths(len(indices))
-        indices.append(len(indices))
-    return indices, None
+# ---------------------------------------------------------------------- failures and copies
 
 
-def end_of_ticket(data, gathering, worker, indices, what, failing, now):
-    wrong = next((index for index in indices if index in failing), None)
-    if what == "lost":
-        gathering.put_back(worker, indices, now)
-    elif what == "died":
-        gathering.add_failure(worker, indices, data.draw(st.sampled_from(indices)), "lost", final=False, now=now)
-    elif wrong is not None:
-        known_which = data.draw(st.booleans()) or len(indices) == 1
-        gathering.add_failure(worker, indices, wrong if known_which else None, wrong, final=True, now=now)
-    else:
-        gathering.add(worker, indices, [length_of(index) for index in indices], indices, now)
-
-
-@given(
-    data=st.data(),
-    plan=plans,
-    own_queues=st.booleans(),
-    failing=st.sets(st.integers(0, 40), max_size=5),
-    known=st.booleans(),
-)
-def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, plan, own_queues, failing, known):
-    """Failures for good, losses and lost tickets at random: what is decided about, and when, never depends on them."""
-    throughput = some_throughput(data) if known else Throughput()
-    gathering = Gathering(plan, n_workers=3, throughput=throughput, own_queues=own_queues)
-    outstanding, losses, now, decided = [], 5, 0.0, None
-    while not gathering.result.complete:
-        if (held := gathering.result.due) is not None:
-            assert held.turn == sum(segment.stop - segment.start for segment in gathering.result.segments()), (
-                "all before it are in"
-            )
-            if held.final:
-                decided = held.reason
-                break
-            gathering.retry(held)
-        for worker in data.draw(st.permutations(range(3))):
-            ahead = any(owner == worker for owner, _ in outstanding)
-            if (indices := take(gathering, worker, ahead=ahead, now=now)) is not None:
-                outstanding.append((worker, indices))
-        assert outstanding, "somebody always has something to do"
-        worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
-        now += data.draw(st.sampled_from([0.0, 1.0]))
-        what = data.draw(st.sampled_from(["lost", "died", "", "", "", ""])) if losses else ""
-        losses -= bool(what)
-        end_of_ticket(data, gathering, worker, indices, what, failing, now)
-    expected, fails = sound_prefix(plan, length_of, failing)
-    assert indices_of(gathering) == expected
-    assert decided == fails
-
-
-def test_what_comes_after_a_failure_for_good_is_not_handed_out():
+def test_what_comes_after_a_failure_for_good_is_not_handed_out() -> None:
     gathering = Gathering(Exactly(20), n_workers=2)
     first, second = take(gathering, 0), take(gathering, 1)
     gathering.add_failure(1, second, second[0], "failed", final=True)
-    while (indices := take(gathering, 1)) is not None:
-        assert indices[0] < second[0]
+    assert all(indices[0] < second[0] for indices in taken_by(gathering, 1))
     gathering.add(0, first, [1] * len(first), first)
+    assert gathering.result.due is not None
     assert gathering.result.due.reason == "failed"
 
 
 @pytest.mark.parametrize("final", [True, False])
-def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(final):
-    throughput = Throughput()
-    throughput.add([10] * 10, 40.0, 0)
-    throughput.add([10] * 10, 0.1, 1)
-    gathering = Gathering(Exactly(1), n_workers=2, throughput=throughput)
+def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(final: bool) -> None:
+    gathering = Gathering(Exactly(1), n_workers=2, throughput=known(4.0, 0.01))
     assert take(gathering, 0) == take(gathering, 1) == range(1), "the second is a copy for the faster worker"
     gathering.add_failure(1, range(1), 0, "failed", final=final)
     assert (gathering.result.due is not None) == final
@@ -433,112 +401,8 @@ def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(fi
     assert gathering.result.complete
 
 
-@pytest.mark.parametrize(("timesteps", "n_trajectories"), [(9, 2), (10, 2), (11, 3), (20, 4)])
-def test_of_one_report_the_result_takes_what_it_needs(timesteps, n_trajectories):
-    result = Result(AtLeast(timesteps), "index", 0)
-    result.add(0, range(6), [5] * 6, "delivery", ())
-    assert result.complete
-    assert (result.n_trajectories, result.n_timesteps) == (n_trajectories, 5 * n_trajectories)
-
-
-def test_what_is_held_back_counts_as_under_way():
-    throughput = Throughput()
-    throughput.add([10] * 100, 10.0)
-    gathering = Gathering(AtLeast(100), n_workers=4, throughput=throughput)
-    taken = []
-    while (indices := take(gathering, 0)) is not None:
-        taken.append(indices)
-    gathering.add_failure(0, taken[5], taken[5][0], "died", final=False)
-    assert take(gathering, 1) is None
-
-
-def throughput_with(*seconds):
-    throughput = Throughput()
-    for worker, each in enumerate(seconds):
-        throughput.add([10] * 10, 10 * each, worker)
-    return throughput
-
-
-class LateWorker:
-    """Drives a gathering whose worker 0 is late, with losses and failures at random.
-
-    Trajectories of `doomed` always fail, for good. `n_cut` says how many tickets were cut.
-    """
-
-    def __init__(self, draw, plan, layout, doomed=()):
-        throughput = Throughput()
-        for worker in range(4):
-            throughput.add([7] * 10, 0.05, worker)
-        shown = [draw.randrange(20) for _ in range(4)]
-        self.gathering = Gathering(plan, n_workers=4, throughput=throughput, layout=layout, steps_of=shown.__getitem__)
-        self.draw, self.plan, self.block, self.doomed = draw, plan, layout.block, doomed
-        self.outstanding, self.n_cut, self.now, self.setbacks = [], 0, 0.0, 6
-
-    def ended(self):
-        """Run to the end; return the failure that it ended with, or None."""
-        while not self.gathering.result.complete:
-            while (held := self.gathering.result.due) is not None:
-                if held.final:
-                    return held
-                self.gathering.retry(held)
-            for worker in range(4):
-                self.feed(worker)
-            self.answer()
-        return None
-
-    def feed(self, worker):
-        ahead = any(owner == worker for owner, _ in self.outstanding)
-        assignment = self.gathering.take(worker, ahead=ahead, now=self.now)
-        if assignment is None:
-            return
-        indices = assignment.indices
-        assert is_whole_blocks(indices, self.plan, 0, 1, self.block)
-        held = [ticket for _, ticket in self.outstanding if not set(indices).isdisjoint(ticket)]
-        self.n_cut += any(len(ticket) > len(indices) for ticket in held)
-        assert all(sum(index in ticket for ticket in held) < 2 for index in indices), "one copy at most"
-        self.outstanding.append((worker, indices))
-
-    def answer(self):
-        draw, gathering, outstanding = self.draw, self.gathering, self.outstanding
-        assert outstanding, "somebody always has something to do"
-        self.now += draw.choice([0.0, 0.01, 0.3])
-        number = draw.randrange(len(outstanding))
-        if outstanding[number][0] == 0 and draw.random() < 0.7:
-            number = draw.randrange(len(outstanding))
-        worker, indices = outstanding.pop(number)
-        doomed = [index for index in indices if index in self.doomed]
-        if self.setbacks and draw.random() < 0.2:
-            self.setbacks -= 1
-            if draw.random() < 0.5:
-                gathering.put_back(worker, indices, self.now)
-            else:
-                failed = draw.choice([None, *indices])
-                gathering.add_failure(worker, indices, failed, "reason", final=False, now=self.now)
-        elif doomed:
-            shown = None if len(indices) > self.block and draw.random() < 0.3 else doomed[0]
-            gathering.add_failure(worker, indices, shown, "doomed", final=True, now=self.now)
-        else:
-            gathering.add(worker, indices, [length_of(index) for index in indices], indices, self.now)
-
-
-@pytest.mark.parametrize("layout", [Layout(), Layout(3, 3)])
-def test_tickets_that_are_cut_lost_and_failed_give_the_sequential_batch(layout):
-    n_cut = 0
-    for seed in range(400):
-        draw = random.Random(seed)
-        plan = draw.choice([Exactly(draw.randint(1, 60)), AtLeast(draw.randint(1, 500))])
-        late = LateWorker(draw, plan, layout)
-        assert late.ended() is None
-        n_cut += late.n_cut
-        expected = sequential(plan)
-        assert indices_of(late.gathering) == expected
-        assert late.gathering.result.n_timesteps == sum(map(length_of, expected))
-    assert n_cut > 30
-
-
-def test_what_fails_for_good_in_one_worker_and_not_in_another_does_not_hide_what_follows():
-    throughput = throughput_with(0.1, 40.0, 0.1)
-    gathering = Gathering(Exactly(3), n_workers=3, throughput=throughput)
+def test_what_fails_for_good_in_one_worker_and_not_in_another_does_not_hide_what_follows() -> None:
+    gathering = Gathering(Exactly(3), n_workers=3, throughput=known(0.1, 40.0, 0.1))
     assert take(gathering, 0) == range(1)
     gathering.put_back(0, range(1))
     assert [take(gathering, worker) for worker in (1, 0, 2)] == [range(1), range(1, 2), range(2, 3)]
@@ -552,38 +416,120 @@ def test_what_fails_for_good_in_one_worker_and_not_in_another_does_not_hide_what
     assert gathering.result.complete
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(3, 3)])
-def test_what_fails_for_good_ends_the_call_at_its_turn_also_in_tickets_that_are_cut(layout):
-    n_cut = n_failed = 0
-    for seed in range(400):
-        draw = random.Random(seed)
-        plan = draw.choice([Exactly(draw.randint(1, 60)), AtLeast(draw.randint(1, 500))])
-        doomed = {draw.randrange(60), draw.randrange(60)}
-        late = LateWorker(draw, plan, layout, doomed)
-        held = late.ended()
-        n_cut += late.n_cut
-        expected = sequential(plan)
-        first = min(doomed, default=0)
-        if held is None:
-            assert first // layout.block > expected[-1] // layout.block or first > expected[-1]
-            assert indices_of(late.gathering) == expected
-        else:
-            n_failed += 1
-            assert first in held.indices
-            assert indices_of(late.gathering) == list(range(held.turn))
-    assert n_cut > 30
-    assert n_failed > 100
+def test_late_copies_are_not_part_of_the_accounts() -> None:
+    gathering = Gathering(AtLeast(10), n_workers=2, throughput=known(4.0, 1.0))
+    assert [take(gathering, worker) for worker in range(2)] == [range(1), range(1)]
+    assert gathering.add(1, range(1), [10], "first", 1.0) is True
+    assert gathering.add(0, range(1), [10], "second", 4.0) is False
+    assert gathering.arrived_trajectories == 1
+    assert gathering.result.pending() == (0, 0)
+    assert [segment.delivery for segment in gathering.result.segments()] == ["first"]
 
 
-def test_a_complete_result_has_no_ticket_for_anybody():
+@pytest.mark.parametrize("arguments", [{"own_queues": True}, {"concurrent": False}])
+def test_no_copies_where_workers_cannot_help_each_other(arguments: Any) -> None:
+    alone = Gathering(Exactly(1), n_workers=2, throughput=known(4.0, 1.0), **arguments)
+    assert [take(alone, worker) for worker in range(2)] == [range(1), None]
+
+
+def test_a_complete_result_has_no_ticket_for_any_worker() -> None:
     """Not even a copy of a surplus trajectory that takes long."""
     throughput = Throughput()
     gathering = Gathering(AtLeast(4), n_workers=2, throughput=throughput)
-    assert take(gathering, 0) == range(1)
-    assert take(gathering, 1) == range(1, 2)
+    assert [take(gathering, worker) for worker in (0, 1)] == [range(1), range(1, 2)]
     throughput.add([4], 0.04, 0)
     gathering.add(0, range(1), [4], "first", 1.0)
-    assert gathering.result.complete
     assert take(gathering, 0, now=1.0) is None
     gathering.put_back(1, range(1, 2), 1.0)
     assert take(gathering, 0, now=1.0) is None
+
+
+def test_forgotten_segments_keep_the_numbers_of_the_others() -> None:
+    result = Result(AtLeast(100), "index", 0)
+    for index in range(4):
+        result.add(0, range(index, index + 1), (1,), f"delivery {index}", ())
+    for _ in range(2):  # again, as after an interrupt
+        result.forget_segments(0, 2)
+    assert [segment.delivery for segment in result.segments()] == ["delivery 2", "delivery 3"]
+    assert [segment.delivery for segment in result.segments(3)] == ["delivery 3"]
+    assert result.n_trajectories == 4
+
+
+# ---------------------------------------------------------------------- tickets that are assigned before the call
+
+
+def advanced(plan: GatherPlan, n_workers: int = 2, throughput: Throughput | None = None, **options: Any) -> Gathering:
+    return Gathering(plan, n_workers=n_workers, throughput=throughput or known(*[1.0] * n_workers), **options)
+
+
+def in_advance(gathering: Gathering, n_workers: int = 2) -> list[GivenTicket]:
+    sizes = gathering.sizes_in_advance(range(n_workers), 2)
+    each = [(worker, gathering.take_in_advance(worker, sizes[worker])) for worker in [*range(n_workers)] * 2]
+    return [GivenTicket(worker, assignment.indices, 0.0) for worker, assignment in each if assignment is not None]
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 7])
+@pytest.mark.parametrize("plan", [Exactly(53), AtLeast(530), Exactly(53, first=9), AtLeast(530, first=9), Exactly(1)])
+def test_all_that_is_needed_is_assigned_in_advance(plan: GatherPlan, n_workers: int) -> None:
+    given = in_advance(advanced(plan, n_workers), n_workers)
+    n = plan.limit or 53
+    assert list(chain(*(ticket.indices for ticket in given))) == list(range(plan.first, plan.first + n))
+    assert max(len(ticket.indices) for ticket in given) <= -(-n // (2 * n_workers))
+
+
+def test_a_slow_worker_gets_less_and_large_observations_are_not_all_in_one_ticket() -> None:
+    sizes = advanced(Exactly(90), 3, known(1.0, 1.0, 4.0)).sizes_in_advance(range(3), 2)
+    assert sizes[0] == sizes[1] > 3 * sizes[2]
+    own = advanced(Exactly(90), 3, known(1.0, 1.0, 4.0), own_queues=True)
+    assert set(own.sizes_in_advance(range(3), 2).values()) == {15}, "no other worker may run what is its own"
+    large = advanced(Exactly(90), throughput=known(1.0, 1.0, n_bytes=ADVANCE_BYTES // 5))
+    assert {len(ticket.indices) for ticket in in_advance(large)} == {5}
+
+
+BLOCKS, OWN = {"layout": Layout(4, 4)}, {"own_queues": True}
+
+
+@pytest.mark.parametrize(
+    ("guess", "plan", "options", "fits"),
+    [
+        (Exactly(12), Exactly(12), {}, True),
+        (Exactly(12), Exactly(5), {}, True),  # what is left over is surplus
+        (Exactly(12), AtLeast(70), {}, True),
+        (AtLeast(120), ExactlyPerWorker(9, 2), {}, True),
+        (Exactly(12), Exactly(12, first=4), {}, False),
+        (Exactly(10), Exactly(10), BLOCKS, True),
+        (Exactly(10), AtLeast(10), BLOCKS, False),  # whose last block would have four
+        (Exactly(12), Exactly(10), BLOCKS, False),
+        (Exactly(12), Exactly(20), BLOCKS, True),
+        (Exactly(10), Exactly(20), BLOCKS, False),
+        (ExactlyPerWorker(5, 2), ExactlyPerWorker(5, 2), OWN, True),
+        (ExactlyPerWorker(5, 2), ExactlyPerWorker(4, 2), OWN, False),
+        (ExactlyPerWorker(5, 2), Exactly(10), OWN, False),
+        (Exactly(10), AtLeast(120), OWN, True),
+        (Exactly(10), Exactly(8), OWN, False),
+    ],
+)
+@pytest.mark.parametrize("lost", [False, True])
+def test_tickets_are_used_where_the_plan_would_cut_them(
+    guess: GatherPlan, plan: GatherPlan, options: Any, fits: bool, lost: bool
+) -> None:
+    """Those that are lost are run again."""
+    given = in_advance(advanced(guess, **options))
+    gathering = advanced(plan, **options)
+    assert gathering.take_over(given) is fits
+    handed_out: list[int] = []
+
+    def add(worker: int, indices: range) -> None:
+        handed_out.extend(indices)
+        gathering.add(worker, indices, [10] * len(indices), None)
+
+    for ticket in given if fits else []:
+        gathering.put_back(ticket.worker, ticket.indices) if lost else add(ticket.worker, ticket.indices)
+    while not gathering.result.complete:
+        for worker in range(2):
+            if (indices := take(gathering, worker)) is not None:
+                add(worker, indices)
+    assert len(handed_out) == len(set(handed_out)), "nothing is run twice"
+    kept = indices_of(gathering)
+    assert kept == list(range(plan.first, plan.first + len(kept)))
+    assert len(kept) == (plan.limit or -(-(plan.timesteps or 0) // 10))

@@ -1,83 +1,94 @@
-"""InFlight: who has what, and what is worth running twice."""
+"""Which worker has what, and what is worth running twice: by which worker, and when to look again."""
+
+import math
 
 import pytest
 
 from streamsampler.errors import ProtocolError
-from streamsampler.protocol.gathering import Gathering
-from streamsampler.protocol.in_flight import InFlight
-from streamsampler.protocol.plans import AtLeast, Exactly, Streamed
-from streamsampler.protocol.throughput import TICKET_SECONDS, Throughput
-from tests.protocol.simulation import take
+from streamsampler.protocol.in_flight import Copies, InFlight
+from streamsampler.protocol.throughput import Throughput
+
+NEVER = 2**62
 
 
-def throughput_of(*seconds):
-    """Workers that take so many seconds for a trajectory of ten timesteps; None is unknown."""
-    throughput = Throughput()
-    for worker, each in enumerate(seconds):
-        if each is not None:
-            throughput.add([10] * 10, 10 * each, worker)
-    return throughput
+class World:
+    """Workers that take so many seconds for a trajectory of ten timesteps, and hold these tickets since 0."""
+
+    def __init__(self, seconds, tickets, steps=None, is_awaited=None):
+        self.throughput = Throughput()
+        for worker, each in enumerate(seconds):
+            if each is not None:
+                self.throughput.add([10] * 10, 10 * each, worker)
+        self.in_flight = InFlight(len(seconds), self.throughput)
+        for worker, indices in tickets:
+            self.in_flight.add(worker, indices, 0.0)
+        self.copies = Copies(len(seconds), self.in_flight, self.throughput, steps and steps.get, is_awaited=is_awaited)
+
+    def take(self, worker, now, block=1, end=NEVER):
+        return self.copies.take(worker, now, block, end)
 
 
-def test_the_first_of_two_copies_counts():
-    in_flight = InFlight(2, throughput_of(4.0, 1.0))
-    in_flight.add(0, range(1), 0.0)
+# ---------------------------------------------------------------------- tickets and their copies
+
+
+def copied_whole():
+    in_flight = World((4.0, 1.0), [(0, range(1))]).in_flight
     in_flight.add_copy(1, range(1), range(1), 0.0)
-    assert in_flight.arrive(1, range(1), 1.0) == (True, [], [0])
-    assert in_flight.arrive(0, range(1), 4.0) == (False, [], [])
-    with pytest.raises(ProtocolError, match="does not hold"):
-        in_flight.arrive(0, range(1), 4.0)
-
-
-def test_what_somebody_else_still_has_is_not_lost():
-    in_flight = InFlight(2, throughput_of(4.0, 1.0))
-    in_flight.add(0, range(1), 0.0)
-    in_flight.add_copy(1, range(1), range(1), 0.0)
-    assert in_flight.remove(0, range(1), 0.0) == []
-    assert in_flight.remove(1, range(1), 0.0) == [range(1)]
-
-
-def test_what_has_come_in_is_not_lost():
-    in_flight = InFlight(2, throughput_of(4.0, 1.0))
-    in_flight.add(0, range(1), 0.0)
-    in_flight.add_copy(1, range(1), range(1), 0.0)
-    assert in_flight.arrive(1, range(1), 1.0).counts
-    assert in_flight.remove(0, range(1), 2.0) == []
+    return in_flight
 
 
 def cut():
     """Worker 0 holds a ticket of nine; worker 1 has copied the first three, worker 2 the next two."""
-    in_flight = InFlight(3, throughput_of(4.0, 1.0, 1.0))
-    in_flight.add(0, range(9), 0.0)
+    in_flight = World((4.0, 1.0, 1.0), [(0, range(9))]).in_flight
     in_flight.add_copy(1, range(9), range(3), 0.0)
     in_flight.add_copy(2, range(9), range(3, 5), 0.0)
     assert in_flight.uncopied(range(9)) == [range(5, 9)]
     return in_flight
 
 
-def test_a_ticket_that_arrives_before_copies_of_its_parts_counts_as_a_whole():
-    in_flight = cut()
-    assert in_flight.arrive(0, range(9), 1.0) == (True, [], [1, 2])
-    assert in_flight.arrive(2, range(3, 5), 2.0) == (False, [], [])
-    assert in_flight.remove(1, range(3), 2.0) == []
+# What happens in turn: whether a ticket of a worker arrives or is lost, and what becomes of it then.
+@pytest.mark.parametrize(
+    ("start", "events"),
+    [
+        (copied_whole, [("arrives", 1, range(1), (True, [], [0])), ("arrives", 0, range(1), (False, [], []))]),
+        (copied_whole, [("is lost", 0, range(1), []), ("is lost", 1, range(1), [range(1)])]),
+        (copied_whole, [("arrives", 1, range(1), (True, [], [0])), ("is lost", 0, range(1), [])]),
+        (
+            cut,
+            [
+                ("arrives", 0, range(9), (True, [], [1, 2])),
+                ("arrives", 2, range(3, 5), (False, [], [])),
+                ("is lost", 1, range(3), []),
+            ],
+        ),
+        (
+            cut,
+            [
+                ("arrives", 1, range(3), (True, [], [0])),
+                ("arrives", 0, range(9), (False, [range(5, 9)], [])),
+                ("arrives", 2, range(3, 5), (True, [], [])),
+            ],
+        ),
+        (
+            cut,
+            [
+                ("arrives", 1, range(3), (True, [], [0])),
+                ("is lost", 0, range(9), [range(5, 9)]),
+                ("is lost", 2, range(3, 5), [range(3, 5)]),
+            ],
+        ),
+    ],
+)
+def test_what_becomes_of_a_ticket_and_of_copies_of_its_parts(start, events):
+    in_flight = start()
+    for what, worker, indices, expected in events:
+        assert (in_flight.arrive if what == "arrives" else in_flight.remove)(worker, indices, 1.0) == expected
+    with pytest.raises(ProtocolError, match="does not hold"):
+        in_flight.arrive(worker, indices, 4.0)
 
 
-def test_a_ticket_that_arrives_after_the_copy_of_a_part_gives_back_what_nobody_else_holds():
-    in_flight = cut()
-    assert in_flight.arrive(1, range(3), 1.0) == (True, [], [0])
-    assert in_flight.arrive(0, range(9), 2.0) == (False, [range(5, 9)], [])
-    assert in_flight.arrive(2, range(3, 5), 2.0) == (True, [], [])
-
-
-def test_a_lost_ticket_leaves_its_copied_parts_to_the_copies():
-    in_flight = cut()
-    assert in_flight.arrive(1, range(3), 1.0).counts
-    assert in_flight.remove(0, range(9), 2.0) == [range(5, 9)]
-    assert in_flight.remove(2, range(3, 5), 2.0) == [range(3, 5)]
-
-
-def test_what_is_behind_begins_when_what_was_before_comes_in():
-    in_flight = InFlight(1, throughput_of(1.0))
+def test_a_ticket_begins_when_the_one_before_it_comes_in():
+    in_flight = World((1.0,), []).in_flight
     in_flight.add(0, range(2), 10.0)
     in_flight.add(0, range(2, 3), 10.0)
     assert in_flight.expected_end(0, 10.5) == pytest.approx(13)
@@ -86,63 +97,101 @@ def test_what_is_behind_begins_when_what_was_before_comes_in():
     assert in_flight.expected_end(0, 20.0) == 20.0, "overdue"
 
 
-def test_a_slow_worker_is_spared_where_the_others_end_sooner():
-    gathering = Gathering(Exactly(4), n_workers=3, throughput=throughput_of(40.0, 1.0, 1.0))
-    assert take(gathering, 1) == range(1)
-    assert take(gathering, 2) == range(1, 2)
-    assert take(gathering, 0) is None
-    assert take(gathering, 0) is None
-    gathering.add(1, range(1), [10], None, 1.0)
-    assert take(gathering, 1, now=1.0) == range(2, 3)
-    assert take(gathering, 0, now=1.0) is None
-    gathering = Gathering(Exactly(400), n_workers=3, throughput=throughput_of(40.0, 1.0, 1.0))
-    assert take(gathering, 1) is not None
-    assert take(gathering, 0) is not None, "there is enough for all"
+# ---------------------------------------------------------------------- what is copied
 
 
-def test_a_slow_worker_gets_work_where_nobody_else_is_busy():
-    gathering = Gathering(Exactly(2), n_workers=2, throughput=throughput_of(40.0, 1.0))
-    assert take(gathering, 0) == range(1)
+TWO_OF_DIFFERENT_SPEED = [(0, range(1)), (1, range(1, 2))]
+# Seconds of each worker, what workers hold, the timesteps that they show, and what an idle worker copies in turn.
+CASES = {
+    "a copy must end notably earlier": ((4.0, 1.0), [(0, range(1))], None, [(1, 2.6, None), (1, 2.4, range(1))]),
+    "workers of the same speed": ((1.4, 1.0), [(0, range(1))], None, [(1, 0.0, None)]),
+    "a ticket after another one": ((1.0, 1.0), [(0, range(1)), (0, range(1, 2))], None, [(1, 0.1, range(1, 2))]),
+    "what ends last first, and each once": (
+        (4.0, 8.0, 1.0, 1.0), TWO_OF_DIFFERENT_SPEED, None, [(2, 0.0, range(1, 2)), (3, 0.0, range(1)), (2, 0.0, None)]
+    ),
+    "a worker of unknown speed copies nothing": ((4.0, None), [(0, range(1))], None, [(1, 0.0, None)]),
+    "of unknown speed, and as long again as it is overdue": (
+        (None, 1.0), [(0, range(1))], None, [(1, 0.0, None), (1, 2.4, None), (1, 2.6, range(1))]
+    ),
+    # It should have ended long ago: ten trajectories of ten steps, a second each.
+    "overdue, and shows that it is slow": ((1.0, 1.0), [(0, range(10))], {0: 60}, [(1, 30.0, range(10))]),
+    "overdue, and shows that it is fast": ((1.0, 1.0), [(0, range(10))], {0: 70}, [(1, 30.0, None)]),
+    "shares by speed: one of 2.5 workers takes 20 / 2.5": (
+        (50.0, 1.0, 2.0, 1.0), [(0, range(20))], None,
+        [(1, 0.0, range(8)), (2, 0.0, range(8, 12)), (3, 0.0, range(12, 20)), (1, 0.0, None)],
+    ),
+    "a worker that is about to be idle is left a share": (
+        (50.0, 1.0, 1.0), [(0, range(20)), (2, range(20, 21))], None, [(1, 0.0, range(10))]
+    ),
+    "no parts shorter than a report is worth": ((0.01, *[0.0005] * 8), [(0, range(20))], None, [(1, 0.0, range(6))]),
+}  # fmt: skip
 
 
-def test_a_slow_workers_tickets_take_no_longer_than_others():
-    gathering = Gathering(Exactly(10_000), n_workers=3, throughput=throughput_of(0.004, 0.001, 0.001))
-    slow, fast = len(take(gathering, 0)), len(take(gathering, 1))
-    assert 0.8 * TICKET_SECONDS < 0.004 * slow <= TICKET_SECONDS
-    assert fast > 1.9 * slow
+@pytest.mark.parametrize(("seconds", "tickets", "steps", "takes"), CASES.values(), ids=CASES)
+def test_what_an_idle_worker_copies(seconds, tickets, steps, takes):
+    world = World(seconds, tickets, steps)
+    assert [(worker, now, world.take(worker, now)) for worker, now, _ in takes] == takes
 
 
-@pytest.mark.parametrize("arguments", [{"own_queues": True}, {"concurrent": False}])
-def test_no_copies_where_workers_cannot_help_each_other(arguments):
-    helping = Gathering(Exactly(1), n_workers=2, throughput=throughput_of(4.0, 1.0))
-    assert [take(helping, worker) for worker in range(2)] == [range(1), range(1)]
-    alone = Gathering(Exactly(1), n_workers=2, throughput=throughput_of(4.0, 1.0), **arguments)
-    assert [take(alone, worker) for worker in range(2)] == [range(1), None]
+def test_tickets_of_a_worker_that_must_answer_are_not_copied():
+    world = World((4.0, 8.0, 1.0, 1.0), TWO_OF_DIFFERENT_SPEED, is_awaited={0}.__contains__)
+    assert [world.take(worker, 0.0) for worker in (2, 3)] == [range(1, 2), None]
+    assert not world.copies.pay(0.0)
 
 
-def test_what_a_streams_consumer_has_not_taken_makes_nobody_wait():
-    gathering = Gathering(Streamed(), n_workers=2, throughput=throughput_of(4.0, 1.0))
-
-    def run_all(worker):
-        while (indices := take(gathering, worker)) not in (None, slow):
-            gathering.add(worker, indices, [10], None)
-        return indices
-
-    slow = None
-    first = take(gathering, 1)
-    gathering.add(1, first, [10], None)
-    slow = take(gathering, 0)
-    assert run_all(1) is None, "the consumer has something to take"
-    assert len(gathering.result.pop_segments()) == 1
-    assert run_all(1) == slow, "now it waits for what the slow worker holds"
+def test_copies_are_whole_blocks():
+    world = World((50.0, 1.0, 1.0, 1.0), [(0, range(20))])
+    assert [world.take(worker, 0.0, block=8) for worker in (1, 2, 3)] == [range(8), range(8, 16), range(16, 20)]
 
 
-def test_late_copies_are_not_part_of_the_accounts():
-    gathering = Gathering(AtLeast(10), n_workers=2, throughput=throughput_of(4.0, 1.0))
-    assert [take(gathering, worker) for worker in range(2)] == [range(1), range(1)]
-    assert gathering.add(1, range(1), [10], "first", 1.0) is True
-    assert gathering.result.complete
-    assert gathering.add(0, range(1), [10], "second", 4.0) is False
-    assert gathering.arrived_trajectories == 1
-    assert gathering.result.pending() == (0, 0)
-    assert [segment.delivery for segment in gathering.result.segments()] == ["first"]
+def test_what_is_of_no_use_is_not_copied():
+    world = World((4.0, 1.0), [(0, range(3, 5))])
+    assert world.take(1, 0.0, end=3) is None, "it would fail again and again while another worker runs it"
+    assert world.take(1, 0.0, end=4) == range(3, 5)
+
+
+def test_idle_workers_look_again_when_a_ticket_must_be_late():
+    world = World((1.0, 1.0), [(0, range(2))], {0: 0})
+    assert world.copies.next_look() == math.inf, "no worker is idle"
+    assert world.take(1, 1.0) is None
+    look = world.copies.next_look()
+    assert look == pytest.approx(2.0 + 1.5 * 2.001)
+    assert world.take(1, look - 0.1) is None
+    assert world.take(1, look + 0.1) == range(2)
+
+
+def test_looks_at_a_long_trajectory_become_rarer():
+    world = World((1.0, 1.0), [(0, range(1))], {0: 10_000})
+    now, looks = 1.0, 0
+    while now < 1000:
+        assert world.take(1, now) is None
+        assert world.copies.next_look() > now
+        now, looks = world.copies.next_look(), looks + 1
+    assert looks < 40
+
+
+def test_what_a_late_worker_shows_is_remembered():
+    world = World((1.0, 1.0), [(0, range(4))], {0: 10})
+    assert world.take(1, 10.0) == range(4)
+    world.copies.note_late(0, 14.0)
+    assert world.throughput.seconds_with(0) == pytest.approx(14.0)
+    world.copies.note_late(1, 10.5)
+    assert world.throughput.seconds_with(1) == pytest.approx(1.0), "not overdue"
+
+
+@pytest.mark.parametrize("n_workers", [2, 3, 6])
+def test_what_fails_again_and_again_is_copied_twice_at_most(n_workers):
+    """While the first worker runs it, failures of copies use up no quota: without a bound there were ever more."""
+    world = World((50.0, *[1.0] * (n_workers - 1)), [(0, range(20))])
+    copied = dict.fromkeys(range(20), 0)
+    for _ in range(100):
+        running = [(worker, part) for worker in range(1, n_workers) if (part := world.take(worker, 0.0)) is not None]
+        for worker, part in running:
+            for index in part:
+                copied[index] += 1
+            assert world.in_flight.remove(worker, part, 0.0) == [], "worker 0 still runs it"
+    assert set(copied.values()) == {2}
+    assert not world.copies.pay(0.0)
+    assert world.in_flight.remove(0, range(20), 100.0), "what is assigned again may be copied again"
+    world.in_flight.add(0, range(20), 100.0)
+    assert world.take(1, 100.0) is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Incident, Losses, Policy, Stillness, Watch, cause_of_death
+from streamsampler.protocol.restarts import Incident, LengthWatch, Losses, Policy, Stillness, Watch, cause_of_death
 
 
 def death(seconds=0.0, worker=0, **more):
@@ -20,29 +20,23 @@ def death(seconds=0.0, worker=0, **more):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "values"),
     [
-        {"max_restarts": -1},
-        {"max_restarts": 1.5},
-        {"max_restarts": True},
-        {"max_lifetime_restarts": "many"},
-        {"restart_window": 0},
-        {"restart_window": math.inf},
-        {"step_timeout": -1.0},
-        {"step_timeout": math.nan},
-        {"construction_timeout": "1"},
-        {"max_worker_memory": 0},
-        {"on_failure": "ignore"},
-        {"restart_on": (ValueError, "OSError")},
-        {"restart_on": [ValueError]},
+        ("max_restarts", [-1, 1.5, True]),
+        ("max_lifetime_restarts", ["many"]),
+        ("restart_window", [0, math.inf]),
+        ("step_timeout", [-1.0, math.nan]),
+        ("construction_timeout", ["1"]),
+        ("max_worker_memory", [0]),
+        ("on_failure", ["ignore"]),
+        ("restart_on", [(ValueError, "OSError"), [ValueError]]),
     ],
-    ids=str,
 )
-def test_what_cannot_work_is_refused_by_name(wrong):
-    (name, value), *_ = wrong.items()
-    with pytest.raises(UsageError, match=name) as caught:
-        Policy(**wrong)
-    assert repr(value) in str(caught.value) or "got" in str(caught.value)
+def test_what_cannot_work_is_refused_by_name(name, values):
+    for value in values:
+        with pytest.raises(UsageError, match=name) as caught:
+            Policy(**{name: value})
+        assert repr(value) in str(caught.value) or "got" in str(caught.value)
 
 
 def test_exceptions_are_known_by_the_names_of_their_classes():
@@ -50,20 +44,41 @@ def test_exceptions_are_known_by_the_names_of_their_classes():
         pass
 
     kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in Odd.__mro__)
-    assert Policy(restart_on=(OSError,)).restarts_on(kinds)
-    assert Policy(restart_on=(ValueError, Odd)).restarts_on(kinds)
-    assert not Policy(restart_on=(ValueError,)).restarts_on(kinds)
-    assert not Policy().restarts_on(kinds)
+    policies = [Policy(restart_on=named) for named in ((OSError,), (ValueError, Odd), (ValueError,), ())]
+    assert [policy.restarts_on(kinds) for policy in policies] == [True, True, False, False]
 
 
 # ---------------------------------------------------------------------- losses
 
 
-def test_a_rate():
-    losses = Losses(Policy(max_restarts=2, restart_window=10.0, max_lifetime_restarts=None))
-    assert [losses.add(death(t)) for t in (0.0, 1.0, 11.0, 12.0, 21.5)] == [None] * 5
-    verdict = losses.add(death(21.6))
-    assert str(verdict) == "that is 3 losses within 10 s, and max_restarts is 2"
+@pytest.mark.parametrize(
+    ("policy", "seconds", "verdict"),
+    [
+        (
+            {"max_restarts": 2, "restart_window": 10.0, "max_lifetime_restarts": None},
+            [0.0, 1.0, 11.0, 12.0, 21.5, 21.6],
+            "that is 3 losses within 10 s, and max_restarts is 2",
+        ),
+        # It waited until the trajectories before it were in, and counts with those before it.
+        (
+            {"max_restarts": 2, "restart_window": 10.0},
+            [20.0, 5.0, 29.0],
+            "that is 3 losses within 10 s, and max_restarts is 2",
+        ),
+        (
+            {"max_restarts": None, "max_lifetime_restarts": 3},
+            [0.0, 1e6, 2e6, 1e9],
+            "that is 4 losses in all, and max_lifetime_restarts is 3",
+        ),
+        ({"max_restarts": 1, "restart_window": None}, [0.0, 1e9], "that is 2 losses, and max_restarts is 1"),
+        ({"max_restarts": None, "max_lifetime_restarts": None}, [0.0] * 1000, None),
+    ],
+)
+def test_the_last_loss_is_one_too_many(policy, seconds, verdict):
+    losses = Losses(Policy(**policy))
+    verdicts = [losses.add(death(at)) for at in seconds]
+    assert verdicts[:-1] == [None] * (len(seconds) - 1)
+    assert (verdicts[-1] and str(verdicts[-1])) == verdict
 
 
 @pytest.mark.parametrize(("n_workers", "most", "most_ever"), [(1, 10, 100), (8, 10, 100), (9, 12, 113), (64, 80, 800)])
@@ -76,30 +91,6 @@ def test_the_quotas_by_default_grow_with_the_number_of_workers(n_workers, most, 
     assert str(verdict) == f"that is {most_ever + 1} losses in all, and max_lifetime_restarts is {most_ever}"
 
 
-def test_a_loss_that_counts_late_counts_with_those_before_it():
-    """It waited until the trajectories before it were in."""
-    losses = Losses(Policy(max_restarts=2, restart_window=10.0))
-    assert [losses.add(death(t)) for t in (20.0, 5.0)] == [None, None]
-    assert str(losses.add(death(29.0))) == "that is 3 losses within 10 s, and max_restarts is 2"
-
-
-def test_a_lifetime():
-    losses = Losses(Policy(max_restarts=None, max_lifetime_restarts=3))
-    assert [losses.add(death(1e6 * t)) for t in range(3)] == [None] * 3
-    assert str(losses.add(death(1e9))) == "that is 4 losses in all, and max_lifetime_restarts is 3"
-
-
-def test_without_a_window_the_rate_is_over_the_whole_life():
-    losses = Losses(Policy(max_restarts=1, restart_window=None))
-    assert losses.add(death(0.0)) is None
-    assert str(losses.add(death(1e9))) == "that is 2 losses, and max_restarts is 1"
-
-
-def test_no_quota_at_all():
-    losses = Losses(Policy(max_restarts=None, max_lifetime_restarts=None))
-    assert all(losses.add(death(0.0)) is None for _ in range(1000))
-
-
 def test_an_error_spends_the_quota_and_the_history():
     losses = Losses(Policy(max_restarts=1))
     assert losses.add(death(0.0)) is None
@@ -107,22 +98,6 @@ def test_an_error_spends_the_quota_and_the_history():
     assert [(incident.seconds, incident.worker) for incident in losses.history()] == [(0.0, 0), (1.0, 2)]
     assert losses.history() == ()
     assert losses.add(death(2.0)) is None
-
-
-@given(
-    times=st.lists(st.floats(0, 100), max_size=40).map(sorted),
-    max_restarts=st.integers(0, 5),
-    window=st.floats(0.5, 50),
-)
-def test_the_rate_is_what_counting_says(times, max_restarts, window):
-    losses = Losses(Policy(max_restarts=max_restarts, restart_window=window, max_lifetime_restarts=None))
-    counted = []
-    for now in times:
-        counted = [then for then in counted if then > now - window] + [now]
-        over = len(counted) > max_restarts
-        assert (losses.add(death(now)) is not None) == over
-        if over:
-            counted = []
 
 
 def test_an_incident_in_words():
@@ -145,7 +120,6 @@ def test_an_incident_in_words():
     ],
 )
 def test_causes_of_death(exitcode, words):
-
     assert re.search(words, cause_of_death(exitcode))
 
 
@@ -175,63 +149,40 @@ class Waits:
 
 def test_a_row_that_stands_still_is_suspected_first_and_hangs_later():
     waits = Waits()
-    assert waits.wait("row") is None
-    assert waits.suspected == 0
-    assert waits.wait("row") is None
-    assert waits.suspected == 1
+    assert (waits.wait("row"), waits.suspected) == (None, 0)
+    assert (waits.wait("row"), waits.suspected) == (None, 1)
     # One look that remembers, one that suspects, and then the limit.
-    assert waits.until_hung("row") == 8
-    assert waits.suspected == 1
+    assert (waits.until_hung("row"), waits.suspected) == (8, 1)
+    assert Waits().until_hung("row", constructing=True) == 82, "construction has its own limit"
+    assert Waits().until_hung("row", limit=1000, elapsed=0.125) == 80, "many short waits add up"
 
 
-def test_progress_clears_a_suspect():
+def test_progress_and_answers_clear_a_suspect():
     waits = Waits()
     for row in range(50):
         assert waits.wait(row // 9) is None
     assert waits.suspected > 0
+    for _ in range(20):
+        waits.stillness.reset()
+        for _ in range(9):
+            assert waits.wait("row") is None
     assert waits.until_hung("still") is not None
 
 
-def test_an_answer_clears_a_suspect():
-    waits = Waits()
-    for _ in range(20):
-        for _ in range(9):
-            assert waits.wait("row") is None
-        waits.stillness.reset()
-
-
-def test_construction_has_its_own_limit():
-    waits = Waits()
-    assert waits.until_hung("row", constructing=True) == 82
-    assert Waits(construction_timeout=4.0).until_hung("row", constructing=True) == 10
-
-
-def test_a_sampler_that_is_busy_sees_no_hang():
-    """It waits for a moment only, between long computations of its own."""
-    waits = Waits(step_timeout=8.0)
-    assert waits.until_hung("row", limit=1000, elapsed=0.001) is None
-
-
-def test_a_suspended_machine_is_no_hang():
-    waits = Waits(step_timeout=8.0)
-    assert waits.until_hung("row", limit=1000, elapsed=3600.0) is None
-    assert waits.until_hung("row") is not None
-
-
-@pytest.mark.parametrize("elapsed", [0.15, 0.9, 3.0])
-def test_one_wait_that_took_much_longer_than_planned_is_no_hang(elapsed):
-    """With a limit of 0.2 s: the machine stood still for a moment, and no worker had a chance to move."""
-    waits = Waits(step_timeout=0.2)
-    assert waits.wait("row") is None
-    assert waits.wait("row") is None
-    assert waits.suspected == 1
+@pytest.mark.parametrize(
+    ("step_timeout", "elapsed"),
+    [
+        (8.0, 0.001),  # the sampler waits for a moment only, between long computations of its own
+        (8.0, 3600.0),  # the machine was suspended
+        *((0.2, elapsed) for elapsed in (0.15, 0.9, 3.0)),  # the machine stood still for a moment
+    ],
+)
+def test_a_wait_in_which_no_worker_had_a_chance_to_move_is_no_hang(step_timeout, elapsed):
+    waits = Waits(step_timeout)
+    assert [waits.wait("row") for _ in range(2)] == [None, None]
     assert waits.wait("row", elapsed) is None
+    assert step_timeout < 1 or waits.until_hung("row", limit=1000, elapsed=elapsed) is None
     assert waits.until_hung("row") is not None
-
-
-def test_many_short_waits_add_up():
-    waits = Waits(step_timeout=8.0)
-    assert waits.until_hung("row", limit=1000, elapsed=0.125) == 80
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 5)), max_size=60))
@@ -252,3 +203,42 @@ def test_a_watch_only_where_there_is_a_limit():
     assert Policy(step_timeout=2.0, construction_timeout=0.8).watch().interval == 0.1
     only_construction = Policy(construction_timeout=8.0).watch()
     assert only_construction.interval == 1.0
+
+
+# ---------------------------------------------------------------------- trajectories that seem never to end
+
+
+def length_watch(needed=100, side_by_side=1, now=0.0):
+    watch = LengthWatch()
+    watch.begin(needed, side_by_side, now)
+    return watch
+
+
+# What the board shows at each look: for a worker, the trajectory in hand and the timesteps of its ticket so far.
+@pytest.mark.parametrize(
+    ("side_by_side", "shown", "found"),
+    [
+        (1, [(3, 5000), (3, 6000), (3, 6001)], (0, 3)),  # of this ticket, which may have had many before
+        (1, [*((n, 10**n) for n in range(5)), (9, 10), (9, 5), (9, 1006)], (0, 9)),  # 5: another ticket
+        (4, [(1, 0), (1, 4000), (1, 4001)], (0, 1)),  # the timesteps are shared
+        (1, [(0, 0), (0, 5000)], (0, 0)),
+    ],
+)
+def test_a_trajectory_far_longer_than_its_batch_needs_is_found_once(side_by_side, shown, found):
+    watch = length_watch(side_by_side=side_by_side, now=50.0)
+    for number, row in enumerate(shown):
+        assert watch.next_look == 50.0 + 2 ** (number + 1) - 1, "looks come after times that double"
+        assert watch.look({0: row}, watch.next_look - 0.001) is None
+        assert watch.look({0: row}, watch.next_look) == (found if number == len(shown) - 1 else None)
+    assert watch.next_look == math.inf
+    watch.begin(100, 1, 100.0)
+    assert watch.next_look == math.inf
+
+
+def test_a_new_call_begins_from_nothing():
+    watch = length_watch()
+    watch.look({0: (0, 0)}, 1.0)
+    watch.begin(10, 1, 2.0)
+    assert watch.next_look == 3.0
+    assert watch.look({0: (0, 10**6)}, 3.0) is None
+    assert length_watch(None).next_look == math.inf, "where timesteps do not count there is nothing to look for"

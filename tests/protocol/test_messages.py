@@ -11,7 +11,6 @@ NEW, OLD = Fingerprint("numpy=aa torch=11", "big"), Fingerprint("numpy=bb torch=
     ("bits", "expected"),
     [
         ([], True),
-        (["numpy=aa"], True),
         (["numpy=aa", "numpy=aa"], True),
         (["numpy=aa", "numpy=bb"], False),
         (["numpy=aa", "numpy=aa torch=11"], True),  # what one of them has not loaded is not compared
@@ -23,19 +22,14 @@ def test_libraries_are_compared_one_by_one(bits, expected):
     assert agree(*bits) is expected
 
 
-def test_nothing_is_said_of_workers_that_compute_alike():
-    elsewhere = NEW._replace(host="other")
-    assert disagreement([(0, NEW), (1, elsewhere), (2, NEW._replace(bits="numpy=aa"))]) == ""
-    assert disagreement([]) == ""
-
-
-def test_workers_and_machines_are_named_with_their_digests():
-    told = [(5, OLD), (1, NEW), (0, NEW), (2, NEW._replace(host="bigger")), (7, OLD)]
-    assert disagreement(told) == (
-        "numpy and torch compute with other kernels in some workers than in others, so the same seed may give other "
-        "trajectories there: workers 0 to 2 on big and bigger (numpy=aa torch=11); workers 5 and 7 on small (numpy=bb "
-        "torch=22). For the same trajectories everywhere use machines of one kind, with the same versions of libraries"
-    )
+def test_only_workers_that_compute_otherwise_are_named_with_their_machines_and_digests():
+    alike = [(0, NEW), (1, NEW._replace(host="other")), (2, NEW._replace(bits="numpy=aa"))]
+    assert [disagreement(alike), disagreement([])] == ["", ""]
+    text = disagreement([(5, OLD), (1, NEW), (0, NEW), (2, NEW._replace(host="bigger")), (7, OLD)])
+    assert text.startswith("numpy and torch compute with other kernels in some workers than in others")
+    both = "workers 0 to 2 on big and bigger (numpy=aa torch=11); workers 5 and 7 on small (numpy=bb torch=22). For"
+    assert both in text
+    assert "use machines of one kind, with the same versions of libraries" in text
 
 
 def test_a_library_that_agrees_is_not_blamed():
@@ -52,7 +46,6 @@ def test_a_library_that_agrees_is_not_blamed():
         ([3], "worker 3"),
         ([3, 4], "workers 3 and 4"),
         ([0, 1, 2, 5], "workers 0 to 2 and 5"),
-        ([0, 2, 4], "workers 0, 2 and 4"),
         (range(0, 40, 2), "workers 0, 2, 4, 6, 8, 10, 12 and 13 more"),
     ],
 )

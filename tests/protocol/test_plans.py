@@ -1,0 +1,95 @@
+"""Which indices a queue hands out next, and parts of a run: ranges of indices, and putting them in order."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamsampler.errors import UsageError
+from streamsampler.protocol.plans import IndexQueue, Layout, Part, checked_part, in_order, part_of, part_of_facts
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_lost_tickets_are_handed_out_again_by_index_and_before_anything_new(order):
+    """The result waits for the first index that is missing."""
+    queue = IndexQueue(range(100))
+    tickets = [queue.take_new(4, 100) for _ in range(4)]
+    for number in order:
+        queue.put_back(tickets[number])
+    assert [queue.take_returned(4) for _ in range(3)] == tickets[:3]
+    assert queue.first_returned() is None
+    assert queue.take_new(4, 100) == range(16, 20)
+
+
+def test_tickets_are_whole_blocks():
+    queue = IndexQueue(range(30), 8)
+    taken = [queue.take_new(size, 30) for size in (1, 9, 100)]
+    assert taken == [range(8), range(8, 24), range(24, 30)]
+    queue.put_back(taken[1])
+    assert queue.blocks_of(taken[1]) == [range(8, 16), range(16, 24)]
+    assert [queue.take_returned(size) for size in (3, 9)] == [range(8, 16), range(16, 24)]
+    for nothing in ((0, 1), (1, 0), (-1, 8)):
+        with pytest.raises(UsageError):
+            Layout(*nothing)
+
+
+# ---------------------------------------------------------------------- parts of a run
+
+
+@given(of=st.integers(1, 40), more=st.integers(0, 200), block=st.integers(1, 9), last=st.integers(1, 9))
+def test_parts_follow_each_other_and_are_of_about_one_size(of, more, block, last):
+    n = (of + more - 1) * block + min(last, block)
+    parts = [part_of((number, of), n, block) for number in range(1, of + 1)]
+    assert [index for part in parts for index in range(part.first_trajectory, part.stop)] == list(range(n))
+    assert all(part.first_trajectory % block == 0 for part in parts)
+    blocks = [-(-part.trajectories // block) for part in parts]
+    assert 1 <= min(blocks) >= max(blocks) - 1
+    assert [part_of_facts(part.facts()) for part in parts] == parts
+    names = {f"{part.number}": part for part in sorted(parts, key=lambda part: part.number * 7 % 11)}
+    assert in_order(names) == [str(number) for number in range(1, of + 1)]
+
+
+def test_what_is_no_part_is_refused():
+    for wrong in [(0, 2), (3, 2), (1.0, 2), (1, True), (1,), (1, 2, 3), "12", 3, (1, 0), (-1, 2)]:
+        with pytest.raises(UsageError, match=r"its number from 1 on and how many parts there are, such as \(2, 7\)"):
+            checked_part(wrong)
+    assert part_of([3, 3], 3) == Part(3, 3, 2, 1, 3)
+    with pytest.raises(UsageError, match="3 trajectories cannot be cut into 4 parts: there are 3 at most"):
+        part_of((1, 4), 3)
+    with pytest.raises(UsageError, match=r"in blocks of 8, .* cannot be cut into 4 parts: .* 3 at"):
+        part_of((4, 4), 20, 8)
+
+
+def parts_of(*numbers, of=3, n=10, **others):
+    parts = {name: part_of((number, of), n) for name, number in zip(["a.npz", "b.npz", "c.npz"], numbers, strict=False)}
+    return {**parts, **others}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (parts_of(1, 3), "part 2 of 3 is missing"),
+        (parts_of(2), "parts 1, 3 of 3 are missing"),
+        (parts_of(1, of=30, n=30), r"parts 2, 3, .*, 21, … of 30 are missing"),
+        (parts_of(1, 3, 1), "part 1 of 3 is there twice: a.npz and c.npz"),
+        (parts_of(1, 2, d=None), "d is no part: it holds what a whole run sampled"),
+        (parts_of(1, 2, d=part_of((3, 3), 11)), "a.npz is part 1 of 3 of 10 trajectories, and d is part 3 of 3"),
+        (parts_of(1, 2, d=part_of((3, 4), 10)), "d is part 3 of 4 of 10: parts of one run agree"),
+        (parts_of(1, 2, d=part_of((3, 3), 10, 4)), "d begins with trajectory 8, and the parts before it end"),
+        ({}, "nothing to merge"),
+    ],
+)
+def test_what_cannot_be_put_in_order_is_refused(parts, words):
+    with pytest.raises(UsageError, match=words):
+        in_order(parts)
+
+
+def test_facts_that_are_no_parts_are_refused():
+    facts = part_of((2, 3), 10).facts()
+    assert part_of_facts(None) is None
+    wrong = [("number", 0, 1, 4), ("trajectories", 0), ("of_trajectories", 5, 2**62), ("first_trajectory", 0, -1)]
+    changes = [{name: value} for name, *values in [*wrong, ("of", "3", True), ("more", 1)] for value in values]
+    for given_ in [[facts], *({**facts, **change} for change in changes)]:
+        with pytest.raises(ValueError, match="part"):
+            part_of_facts(given_)
