@@ -4,10 +4,6 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler
-from tests.patience import PATIENCE
-from tests.scripted.failing import Agent, Env
-
 
 def slow(*values):
     """Return a case of the slow tier."""
@@ -42,28 +38,3 @@ def kill_only_hung(sampler: Any, hung: Callable[[], Iterable[int]]) -> None:
         return suspects, found
 
     watch.look = look_closely
-
-
-@pytest.fixture(params=["local", "processes"])
-def engine(request):
-    return request.param
-
-
-@pytest.fixture
-def make_sampler(engine, patient):
-    """A function that makes a sampler on the engine; all are closed in the end."""
-    made: list[Any] = []
-
-    def make(agents=None, envs=Env, n_workers=2, **options):
-        agents = Agent() if agents is None else agents
-        if engine == "local":
-            sampler: Any = LocalSampler(agents, envs, n_workers=n_workers, seed=5, **options)
-        else:
-            options = {"close_timeout": PATIENCE, **options}
-            sampler = MultiprocessingSampler(agents, envs, n_workers=n_workers, seed=5, **options)
-        made.append(sampler)
-        return sampler
-
-    yield make
-    for sampler in made:
-        sampler.close()

@@ -12,18 +12,50 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.processes import links
+from streamsampler.engines.launch import worker_child
+from streamsampler.engines.processes import engine, links
 from streamsampler.errors import ClosedError
-from streamsampler.testing import InjectedError, ScriptedAgent, ScriptedEnv
-from tests.contracts.conftest import descendants, open_files
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+from tests.contracts.conftest import open_files
+from tests.faults.child_processes import KINDS, StartsProcesses, notes
 from tests.faults.conftest import slow
 from tests.patience import PATIENCE
 from tests.shared_memory import shared_memory
+
+
+def gone_within(pids, seconds):
+    """Whether all processes end in time; waits on the events, not on the clock."""
+    deadline = time.monotonic() + seconds
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        ended = poller.poll(max(0, (deadline - time.monotonic()) * 1000))
+        os.close(fd)
+        if not ended:
+            return False
+    return True
+
+
+def gone(pids):
+    """Whether all processes end, sooner or later."""
+    return gone_within(pids, PATIENCE)
+
+
+def make(n_workers=2, env=ScriptedEnv, **options):
+    return MultiprocessingSampler(ScriptedAgent(), env, n_workers=n_workers, **options)
+
+
+# ---------------------------------------------------------------------- the ends of a program
 
 WITHIN = 2.0
 # The environment, and the fault that each of three workers meets in its first step; a leak of no bytes only counts it.
@@ -90,131 +122,100 @@ print("ready", flush=True)
 select.select([wakened], [], [])
 """
 
-
-def gone_within(pids, seconds):
-    """Whether all processes end in time; waits on the events, not on the clock."""
-    deadline = time.monotonic() + seconds
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        ended = poller.poll(max(0, (deadline - time.monotonic()) * 1000))
-        os.close(fd)
-        if not ended:
-            return False
-    return True
+# How the program ends: the signal and whether all of its group get it, its exit code, and how many tracebacks it shows.
+ENDS = {
+    "kill": (signal.SIGKILL, False, -signal.SIGKILL, 0),
+    "terminate": (signal.SIGTERM, False, -signal.SIGTERM, 0),  # ends a program at once that does not handle it
+    "interrupt": (signal.SIGINT, True, -signal.SIGINT, 1),  # the terminal sends it to the whole process group
+    "exit": (None, False, 5, 0),
+    "raise": (None, False, 1, 1),
+    "close": (signal.SIGKILL, False, -signal.SIGKILL, 0),  # while another thread is in a call, which then fails
+}
+QUICK = [("hung holding the lock", end, PATIENCE) for end in ("interrupt", "kill")]
 
 
-def gone(pids):
-    """Whether all processes end, sooner or later."""
-    return gone_within(pids, PATIENCE)
-
-
-@contextmanager
-def run(tmp_path, busy, end, within=WITHIN):
-    """Start the script; yield it and its workers' process ids once the workers are where they are meant to be."""
-    script = tmp_path / "script.py"
+@pytest.mark.parametrize(
+    ("busy", "end", "within"), [*QUICK, *(slow(busy, end, WITHIN) for busy in BUSY for end in ENDS)]
+)
+def test_the_end_of_a_program(tmp_path, busy, end, within):
+    shm, script, temporary = shared_memory(), tmp_path / "script.py", tmp_path / "tmp"
     envs, fault = BUSY[busy]
     values = {"envs": envs, "fault": fault, "end": end, "folder": str(tmp_path / "faults")}
-    patience = within if within > WITHIN else None
-    script.write_text(textwrap.dedent(SCRIPT).format(**values, patience=patience))
-    temporary = tmp_path / "tmp"
+    script.write_text(textwrap.dedent(SCRIPT).format(**values, patience=within if within > WITHIN else None))
     temporary.mkdir()
-    with subprocess.Popen(
-        [sys.executable, script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.getcwd()},
-    ) as process:
+    environ = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.getcwd()}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    number, to_all, exit_code, n_tracebacks = ENDS[end]
+    with subprocess.Popen([sys.executable, script], start_new_session=True, env=environ, **pipes) as process:
         try:
             pids = [int(word) for word in process.stdout.readline().split()]
             assert len(pids) == 3, process.stderr.read()
-            if busy == "idle" and end in SIGNALS:
+            if end == "close":
+                assert gone_within(pids, within)
+                assert process.stdout.readline() == ("ready\n" if busy == "idle" else "closed\n")
+            elif busy == "idle" and number:
                 assert process.stdout.readline() == "ready\n"
-            yield process, pids
+            if number:
+                os.killpg(process.pid, number) if to_all else process.send_signal(number)
+            assert process.wait(PATIENCE) == exit_code
+            assert gone_within(pids, within)
+            assert process.stderr.read().count("Traceback") == n_tracebacks
         finally:
             process.kill()  # or one that does not end would be waited for, after the test has failed
+    assert not list(temporary.iterdir()), "temporary files"
+    assert not shared_memory() - shm
 
 
-def check_nothing_left(process, pids, tmp_path, shm_before, within):
-    process.wait(PATIENCE)
-    assert gone_within(pids, within)
-    assert not list((tmp_path / "tmp").iterdir()), "temporary files"
-    assert not shared_memory() - shm_before
+FORKING_PARENT = """
+import os, signal
+from streamsampler import MultiprocessingSampler
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+
+sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=1)
+sampler.obtain_trajectories(2)
+child = os.fork()
+if child == 0:
+    signal.pause()
+print(child, *sampler.worker_pids(), flush=True)
+signal.pause()
+"""
 
 
-SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "kill": signal.SIGKILL}
-QUICK = {
-    ("hung holding the lock", "interrupt"),
-    ("hung holding the lock", "kill"),
-}
-
-
-def cases(*ends):
-    """The extremes in every run; everything, with the two seconds, in the slow tier."""
-    quick = [(busy, end, PATIENCE) for busy, end in sorted(QUICK) if end in ends]
-    return [*quick, *(slow(busy, end, WITHIN) for busy in BUSY for end in ends)]
-
-
-@pytest.mark.parametrize(("busy", "end", "within"), cases("kill", "terminate"))
-def test_the_parent_is_killed(tmp_path, busy, end, within):
-    """It has no time to end its workers. SIGTERM, too, ends a program at once that does not handle it."""
-    shm = shared_memory()
-    with run(tmp_path, busy, end, within) as (process, pids):
-        process.send_signal(SIGNALS[end])
-        check_nothing_left(process, pids, tmp_path, shm, within)
-        assert process.returncode == -SIGNALS[end]
-        assert process.stderr.read() == ""
-
-
-@pytest.mark.parametrize(("busy", "end", "within"), cases("interrupt"))
-def test_ctrl_c(tmp_path, busy, end, within):
-    """The terminal sends it to the whole process group; there is one traceback, the parent's."""
-    shm = shared_memory()
-    with run(tmp_path, busy, end, within) as (process, pids):
-        os.killpg(process.pid, SIGNALS[end])
-        check_nothing_left(process, pids, tmp_path, shm, within)
-        assert process.stderr.read().count("Traceback") == 1
-        assert process.returncode == -signal.SIGINT
-
-
-@pytest.mark.parametrize(("busy", "end", "within"), cases("exit", "raise"))
-def test_the_end_of_the_script(tmp_path, busy, end, within):
-    shm = shared_memory()
-    with run(tmp_path, busy, end, within) as (process, pids):
-        check_nothing_left(process, pids, tmp_path, shm, within)
-        assert process.returncode == {"exit": 5, "raise": 1}[end]
-        assert process.stderr.read().count("Traceback") == (end == "raise")
-
-
-def close_cases():
-    return [
-        ("hung holding the lock", PATIENCE),
-        *(slow(busy, WITHIN) for busy in BUSY),
-    ]
-
-
-@pytest.mark.parametrize(("busy", "within"), close_cases())
 @pytest.mark.slow
-def test_close_within_two_seconds(tmp_path, busy, within):
-    """Also while another thread is in the middle of a call, which then fails."""
-    shm = shared_memory()
-    with run(tmp_path, busy, "close", within) as (process, pids):
-        assert gone_within(pids, within)
-        assert process.stdout.readline() == ("ready\n" if busy == "idle" else "closed\n")
-        process.kill()
-        check_nothing_left(process, pids, tmp_path, shm, within)
+def test_a_parent_that_forked_is_killed():
+    """Its child, which lives on, has copies of all descriptors: they must not keep the workers alive."""
+    command = [sys.executable, "-c", FORKING_PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()) as parent:
+        child, *workers = map(int, parent.stdout.readline().split())
+        try:
+            parent.kill()
+            assert len(workers) == 2
+            assert gone(workers)
+            assert not gone_within([child], 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+# ---------------------------------------------------------------------- the ends of a sampler
 
 
 def ignores_interrupts(pid):
     with open(f"/proc/{pid}/status") as file:
         masks = dict(line.split(":\t") for line in file.read().splitlines() if line.startswith("Sig"))
     return bool((int(masks["SigBlk"], 16) | int(masks["SigIgn"], 16)) >> (signal.SIGINT - 1) & 1)
+
+
+def test_workers_ignore_ctrl_c_from_their_start_and_end_with_the_garbage():
+    """Also while they import: or each would print a traceback of its own."""
+    sampler = make()
+    pids = sampler.worker_pids()
+    assert all(map(ignores_interrupts, pids))
+    sampler.obtain_trajectories(2)
+    assert all(map(ignores_interrupts, pids))
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    del sampler
+    gc.collect()
+    assert gone(pids)
 
 
 @pytest.mark.usefixtures("patient")
@@ -238,10 +239,10 @@ def test_close_while_a_worker_is_being_started(monkeypatch):
             raised.append(error)
 
     monkeypatch.setattr("streamsampler.samplers.lifecycle._CANCEL_SECONDS", 0.05)
-    MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1).close()
+    make(1).close()
     gc.collect()  # or what an earlier test left would be closed while this one runs
     files = open_files()
-    sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
+    sampler = make()
     pids = sampler.worker_pids()
     os.kill(pids[0], signal.SIGKILL)
     # The first that the call sees is this death, while there is work: or no worker would be started.
@@ -258,70 +259,92 @@ def test_close_while_a_worker_is_being_started(monkeypatch):
     assert gone_within([*pids, *(child.pid for child in children)], 0)
 
 
-def test_workers_ignore_ctrl_c_from_their_start():
-    """Also while they import: or each would print a traceback of its own."""
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2) as sampler:
-        assert all(ignores_interrupts(pid) for pid in sampler.worker_pids())
-        sampler.obtain_trajectories(2)
-        assert all(ignores_interrupts(pid) for pid in sampler.worker_pids())
-        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_garbage_collection():
-    sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
-    sampler.obtain_trajectories(2)
-    pids = sampler.worker_pids()
-    del sampler
-    gc.collect()
-    assert gone(pids)
-
-
-@pytest.mark.usefixtures("patient")
-def test_an_exception_in_the_with_block():
-    pids = []
-
-    def fail_inside():
-        with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2) as sampler:
-            pids.extend(sampler.worker_pids())
-            raise InjectedError
-
-    with pytest.raises(InjectedError):
-        fail_inside()
-    assert gone_within(pids, 0)
-
-
-@pytest.mark.usefixtures("patient")
-@pytest.mark.slow
-def test_nothing_accumulates_over_samplers():
-    def resources():
-        gc.collect()
-        return open_files(), set(os.listdir("/proc/self/task")), descendants()
-
-    def cycle():
-        with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2) as sampler:
-            sampler.obtain_trajectories(2)
-
-    cycle()
-    before, shm = resources(), shared_memory()
-    for _ in range(200):
-        cycle()
-    # What an earlier test left may go meanwhile; nothing may come.
-    assert [now - then for now, then in zip(resources(), before, strict=True)] == [set()] * 3
-    assert not shared_memory() - shm
-
-
 def test_a_forked_copy_leaves_the_workers_alone():
-    """A process forked by the user ends, by any way, without taking the sampler's workers along."""
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=1) as sampler:
-        sampler.obtain_trajectories(2)
+    """A process forked by the user ends, or leaves a loop over a stream, without stopping the sampler's workers."""
+    with make(seed=1) as sampler:
+        stream = sampler.stream()
+        next(stream)
         pid = os.fork()
         if pid == 0:
             try:
+                stream.close()
                 sampler.obtain_trajectories(2)
             except Exception as error:
                 sampler.close()
                 os._exit(11 if "belongs to process" in str(error) else 12)
             os._exit(13)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 11
+        assert len([next(stream) for _ in range(100)]) == 100
+        stream.close()
         assert sampler.obtain_trajectories(4).n_trajectories == 4
         assert sampler.stats.restarts == 0
+
+
+# ---------------------------------------------------------------------- starts that fail
+
+
+def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
+    launch, await_start, said = links.launch, worker_child.WorkerChild.await_start, []  # type: ignore[attr-defined]
+
+    def asking(main, number, *rest):
+        said.append(f"ask for {number}")
+        return launch(main, number, *rest)
+
+    def waiting(child):
+        said.append("wait")
+        await_start(child)
+
+    monkeypatch.setattr(engine, "_AT_ONCE", 3)
+    monkeypatch.setattr(links, "launch", asking)
+    monkeypatch.setattr(worker_child.WorkerChild, "await_start", waiting)
+    make(4).close()
+    assert said == ["ask for 0", "ask for 1", "ask for 2", "wait", "ask for 3", "wait", "wait", "wait"]
+
+
+# ---------------------------------------------------------------------- what environments start
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.slow
+def test_what_a_killed_worker_leaves_has_ended_before_it_is_replaced(tmp_path):
+    """The new worker may need the same port. All other ends with such environments are those of the proof `ends`."""
+    os.mkfifo(tmp_path / "events")
+    events = os.open(tmp_path / "events", os.O_RDWR)
+    with make(env=[partial(StartsProcesses, str(tmp_path))] * 2, seed=1) as sampler:
+        sampler.obtain_exact_trajectories(2)
+        os.read(events, 1000)
+        killed, other = sampler.worker_pids()
+        os.kill(killed, signal.SIGKILL)
+        (died,) = sampler._session.engine.wait(PATIENCE)
+        assert died.worker == 0
+        left, others = (list(map(int, filter(str.isdigit, notes(tmp_path)[pid]))) for pid in (killed, other))
+        assert gone_within(left, 0)
+        # Daemons of a worker that lives go on: which worker's they are is known.
+        assert len(others) == len(KINDS)
+        assert not any(gone_within([pid], 0) for pid in others)
+    assert gone_within(others, 0)
+    os.close(events)
+
+
+class Daemonic(ScriptedEnv):
+    """Each reset leaves a daemon behind that ends at once."""
+
+    def reset(self, *, seed=None, options=None):
+        subprocess.run(["sh", "-c", "setsid true &"], check=True)
+        return super().reset(seed=seed, options=options)
+
+
+def parent_of(pid):
+    """A worker's watchdog."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_what_ends_while_its_worker_lives_leaves_no_zombie():
+    """A watchdog reaps the daemons that it has adopted."""
+    with make(1, Daemonic) as sampler:
+        for _ in range(3):
+            sampler.obtain_trajectories(1)
+        watchdog = parent_of(sampler.worker_pids()[0])
+        children = Path(f"/proc/{watchdog}/task/{watchdog}/children")  # dead ones included
+        while len(children.read_text().split()) > 1:  # for ever, if they are not reaped: the test's own limit ends it
+            os.sched_yield()

@@ -1,7 +1,6 @@
 """No memory, no shared memory, no descriptors: an error that says so, and nothing half done."""
 
 import functools
-import gc
 import os
 import re
 import subprocess
@@ -11,10 +10,8 @@ import textwrap
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.launch.descriptors import PER_WORKER
 from streamsampler.errors import RolloutError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
-from tests.contracts.conftest import open_files
 from tests.faults.out_of_memory import OutOfMemoryEnv
 from tests.faults.undisturbed import SEED, undisturbed
 
@@ -45,37 +42,6 @@ def test_out_of_memory(shape, wanted):
         assert it.stats.restarts == 0
         batch = it.obtain_trajectories(8, agent_update={"offset": 1}, env_update=ScriptedEnv)
         assert batch == undisturbed(2)[1]
-
-
-FULL_SHARED_MEMORY = """
-import functools, os
-from streamsampler import MultiprocessingSampler, LocalSampler
-from streamsampler.testing import ScriptedAgent, ScriptedEnv
-
-with open("/dev/shm/filler", "wb", buffering=0) as filler:
-    try:
-        while filler.write(bytes(4096)):
-            pass
-    except OSError as error:
-        print(error.errno)
-env = functools.partial(ScriptedEnv, shape=(20_000,))
-with MultiprocessingSampler(ScriptedAgent(), env, n_workers=2, seed=1) as sampler:
-    batch = sampler.obtain_trajectories(20)
-with LocalSampler(ScriptedAgent(), env, seed=1) as local:
-    print(batch == local.obtain_trajectories(20), *os.listdir("/dev/shm"))
-"""
-
-
-def may_have_namespaces():
-    return subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not may_have_namespaces(), reason="this user may not have mounts of his own (unshare -rm)")
-def test_full_shared_memory_does_not_matter(tmp_path):
-    mount = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$0" "$@"'
-    printed = run_script(tmp_path, FULL_SHARED_MEMORY, "unshare", "-rm", "sh", "-c", mount)
-    assert printed == ["28", "True", "filler"]
 
 
 FEW_DESCRIPTORS = """
@@ -181,22 +147,3 @@ def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path
     needed, n_open, advised, possible = map(int, found.groups())
     assert needed == advised == n_open + 40 + 50 * 7
     assert possible == (256 - n_open - 40) // 7
-
-
-def descriptors_with(n_workers):
-    """Return how many descriptors a sampler takes, whatever an earlier test's garbage gives back meanwhile."""
-    env = functools.partial(ScriptedEnv, shape=(10_000,))
-    gc.collect()
-    before = open_files()
-    with MultiprocessingSampler(ScriptedAgent(), env, n_workers=n_workers) as sampler:
-        sampler.obtain_exact_trajectories(2)
-        return len(open_files() - before)
-
-
-@pytest.mark.slow
-def test_a_worker_takes_as_many_descriptors_as_are_counted_for_it():
-    descriptors_with(1)  # the fork server stays, once there is one
-    shared_and_one, four = descriptors_with(1), descriptors_with(4)
-    each = (four - shared_and_one) / 3
-    assert 0 < each <= PER_WORKER
-    assert shared_and_one - each < 20

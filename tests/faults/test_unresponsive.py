@@ -1,11 +1,14 @@
-"""Processes that do not respond: a worker that no signal ends, a stopped server or watchdog."""
+"""Processes that do not respond: a worker that no signal ends, a stopped server or watchdog, garbage in its pipes."""
 
+import contextlib
+import functools
 import os
-import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -14,18 +17,28 @@ from streamsampler.engines import linked
 from streamsampler.engines.launch import descriptors, worker_child
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import engine as processes
-from streamsampler.engines.processes import links, worker_main
+from streamsampler.engines.processes import links, stacks, worker_main
+from streamsampler.engines.processes.wire import GarbageError, MessageReader
+from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
-from tests.faults.conftest import kill_only_hung
-from tests.faults.test_ends import gone, gone_within
+from streamsampler.testing.fail_points import Records
+from tests.faults.conftest import kill_only_hung, state_of
+from tests.faults.test_ends import gone, gone_within, parent_of
 from tests.faults.undisturbed import SEED, calls, undisturbed
+from tests.never_hangs import alarm
 from tests.patience import PATIENCE
 
 
-@pytest.fixture
-def short_deadlines(monkeypatch):
-    for module in (linked, processes):
-        monkeypatch.setattr(module, "END_SECONDS", 0.5)
+def make(env: Any = ScriptedEnv, n_workers: int = 2, **options: Any) -> Any:
+    return MultiprocessingSampler(ScriptedAgent(), env, n_workers=n_workers, seed=SEED, **options)
+
+
+def fork_server() -> Any:
+    return launch._servers[1, worker_main.main]._process
+
+
+def second_call(sampler: Any, **updates: Any) -> bool:
+    return sampler.obtain_trajectories(8, agent_update={"offset": 1}, **updates) == undisturbed(2)[1]
 
 
 @pytest.fixture
@@ -34,12 +47,20 @@ def unkillable(monkeypatch):
     monkeypatch.setattr(worker_child.WorkerChild, "kill", lambda self, signal_number=signal.SIGKILL: None)
 
 
+def limit_ends(monkeypatch, seconds):
+    for module in (linked, processes):
+        monkeypatch.setattr(module, "END_SECONDS", seconds)
+
+
+# ---------------------------------------------------------------------- workers
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("short_deadlines", "unkillable")
-def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path):
+@pytest.mark.usefixtures("unkillable")
+def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, monkeypatch):
+    limit_ends(monkeypatch, 0.5)
     faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
-    envs = faults.env(ScriptedEnv)
-    with MultiprocessingSampler(ScriptedAgent(), envs, n_workers=1, seed=SEED, step_timeout=0.4) as sampler:
+    with make(faults.env(ScriptedEnv), 1, step_timeout=0.4) as sampler:
         kill_only_hung(sampler, faults.pids)
         assert calls(sampler) == undisturbed()
         assert sampler.stats.hangs == sampler.stats.restarts == faults.fired() == 1
@@ -51,18 +72,63 @@ def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("unkillable")
 def test_workers_that_no_signal_ends_do_not_hold_up_the_end(tmp_path, monkeypatch):
-    for module in (linked, processes):
-        monkeypatch.setattr(module, "END_SECONDS", 4.0)
+    limit_ends(monkeypatch, 4.0)
     faults = Faults(tmp_path, Fault("hang_gil", "close", times=None))
-    with MultiprocessingSampler(
-        ScriptedAgent(), faults.env(ScriptedEnv), n_workers=8, seed=SEED, close_timeout=1.0
-    ) as sampler:
+    with make(faults.env(ScriptedEnv), 8, close_timeout=1.0) as sampler:
         assert calls(sampler) == undisturbed()
         pids = sampler.worker_pids()
         begin = time.monotonic()
     # One deadline for the kind part, and one for the rest: not one for each worker.
     assert time.monotonic() - begin < 5 * linked.END_SECONDS  # type: ignore[attr-defined]
     assert gone(pids)
+
+
+@pytest.mark.slow
+def test_stacks_are_asked_for_without_a_process_number(tmp_path, monkeypatch, caplog):
+    """The number may be another process's by then; the kernel's descriptor of the worker may not."""
+    faults = Faults(tmp_path, Fault("hang", trajectory=3), seed=SEED)
+    with make(faults.env(ScriptedEnv), 1, step_timeout=0.4) as sampler:
+        kill_only_hung(sampler, faults.pids)
+        with monkeypatch.context() as patch:
+            patch.delattr(os, "kill")
+            patch.setattr(stacks, "_FIRST_SECONDS", PATIENCE)
+            assert calls(sampler) == undisturbed()
+    assert "most recent call first" in caplog.text
+
+
+def test_a_worker_that_was_stopped_and_goes_on(tmp_path):
+    """Without a time limit that is no loss."""
+    faults = Faults(tmp_path, Fault("stop", trajectory=3), seed=SEED)
+
+    def go_on():
+        faults.wait(1, PATIENCE)
+        (pid,) = faults.pids()
+        while state_of(pid) != "T":  # only its parent is notified of the stop
+            os.sched_yield()
+        os.kill(pid, signal.SIGCONT)
+
+    with make(faults.env(ScriptedEnv)) as sampler:
+        helper = threading.Thread(target=go_on)
+        helper.start()
+        assert calls(sampler) == undisturbed()
+        helper.join()
+        assert faults.fired() == 1
+        assert sampler.stats.restarts == 0
+
+
+@pytest.mark.slow
+def test_an_endless_trajectory_is_no_hang():
+    """It makes progress; the user's Ctrl-C ends it, and the sampler is usable afterwards."""
+    with make(functools.partial(ScriptedEnv, 10**9, seconds=0.0005), step_timeout=5.0) as sampler:
+        with alarm(signal.default_int_handler):
+            signal.setitimer(signal.ITIMER_REAL, 12.0)
+            with pytest.raises(KeyboardInterrupt):
+                sampler.obtain_trajectories(2)
+        assert sampler.stats.hangs == sampler.stats.restarts == 0
+        assert second_call(sampler, env_update=ScriptedEnv)
+
+
+# ---------------------------------------------------------------------- fork servers
 
 
 @pytest.fixture
@@ -77,12 +143,12 @@ def give_up(monkeypatch):
     return lambda: left.append(False)
 
 
-@pytest.mark.usefixtures("short_deadlines")
 @pytest.mark.slow
-def test_a_stopped_fork_server_is_replaced(give_up):
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
+def test_a_stopped_fork_server_is_replaced(monkeypatch, give_up):
+    limit_ends(monkeypatch, 0.5)
+    with make() as sampler:
         first = calls(sampler)
-        server = launch._servers[1, worker_main.main]._process.pid
+        server = fork_server().pid
         os.kill(server, signal.SIGSTOP)
         for pid in sampler.worker_pids():
             os.kill(pid, signal.SIGKILL)
@@ -90,32 +156,32 @@ def test_a_stopped_fork_server_is_replaced(give_up):
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert 1 <= sampler.stats.restarts <= 2  # as many as there was work for
         assert gone([server])
-        assert launch._servers[1, worker_main.main]._process.pid != server
+        assert fork_server().pid != server
 
 
 @pytest.mark.slow
 def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
     """It must not read the messages of the worker that was started in its place."""
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1):
-        server = launch._servers[1, worker_main.main]._process.pid
+    with make(n_workers=1):
+        server = fork_server().pid
         give_up()
-        with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
-            assert launch._servers[1, worker_main.main]._process.pid != server
+        with make() as sampler:
+            assert fork_server().pid != server
             assert calls(sampler, 3) == undisturbed(3)
     assert gone([server])
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(monkeypatch, give_up, number):
     """Its answers to the others are not waited for either."""
-    MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1).close()
-    server = launch._servers[1, worker_main.main]._process.pid
+    make(n_workers=1).close()
+    server = fork_server().pid
     servers = []
 
     def launch_and_lose(*how):
         child = launch.launch(*how)
-        servers.append(launch._servers[1, worker_main.main]._process.pid)
+        servers.append(fork_server().pid)
         if len(servers) == 3:
             os.kill(server, number)
         return child
@@ -124,7 +190,7 @@ def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(mon
     if number == signal.SIGSTOP:
         give_up()
     monkeypatch.setattr(links, "launch", launch_and_lose)
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=3, seed=SEED) as sampler:
+    with make(n_workers=3) as sampler:
         assert servers == [server] * 3 + [servers[-1]] * 3
         assert servers[-1] != server
         assert gone([server])
@@ -132,15 +198,17 @@ def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(mon
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_fork_server_that_is_killed_takes_no_worker_with_it():
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
+def test_a_fork_server_that_is_killed_takes_no_worker_with_it_and_is_replaced():
+    with make() as sampler:
         first = calls(sampler)
-        pids = sampler.worker_pids()
-        os.kill(launch._servers[1, worker_main.main]._process.pid, signal.SIGKILL)
-        assert gone([launch._servers[1, worker_main.main]._process.pid])
+        pids, server = sampler.worker_pids(), fork_server().pid
+        os.kill(server, signal.SIGKILL)
+        assert gone([server])
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
-        assert sampler.worker_pids() == pids
-        assert sampler.stats.restarts == 0
+        assert (sampler.worker_pids(), sampler.stats.restarts) == (pids, 0)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert sampler.obtain_trajectories(8, agent_update={"offset": 2}) == undisturbed(3)[2]
     assert gone_within(pids, 0)
 
 
@@ -165,14 +233,12 @@ def test_a_stopped_fork_server_does_not_hold_up_the_end_of_the_program():
     assert gone(list(map(int, done.stdout.split())))
 
 
-def parent_of(pid):
-    """A worker's watchdog."""
-    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+# ---------------------------------------------------------------------- watchdogs
 
 
 def test_a_watchdog_that_is_stopped_does_not_hold_up_the_end(monkeypatch):
     monkeypatch.setattr(worker_child, "_REPORT_SECONDS", 0.1)
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
+    with make() as sampler:
         assert calls(sampler) == undisturbed()
         watchdogs = [parent_of(pid) for pid in sampler.worker_pids()]
         for pid in watchdogs:
@@ -184,7 +250,7 @@ def test_a_watchdog_that_is_stopped_does_not_hold_up_the_end(monkeypatch):
 
 def test_a_worker_whose_watchdog_is_killed_is_a_loss(caplog):
     """What its environment starts would not be ended with it."""
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
+    with make(n_workers=1) as sampler:
         first = calls(sampler)
         worker = sampler.worker_pids()[0]
         os.kill(parent_of(worker), signal.SIGKILL)
@@ -203,8 +269,8 @@ def test_ends_are_noticed_while_the_fork_server_is_stopped(monkeypatch):
     """The watchdogs report them."""
     monkeypatch.setattr(worker_child, "_REPORT_SECONDS", PATIENCE)
     monkeypatch.setattr(processes, "END_SECONDS", PATIENCE)
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
-        engine, server, causes = sampler._session.engine, launch._servers[1, worker_main.main]._process, []
+    with make(n_workers=1) as sampler:
+        engine, server, causes = sampler._session.engine, fork_server(), []
         for stopped in (True, False, False):
             if stopped:
                 server.send_signal(signal.SIGSTOP)
@@ -216,28 +282,95 @@ def test_ends_are_noticed_while_the_fork_server_is_stopped(monkeypatch):
     assert causes == [-signal.SIGKILL] * 3
 
 
-FORKS_IN_ITS_LOOP = """
-import os, sys
-from streamsampler import MultiprocessingSampler
-from streamsampler.testing import ScriptedAgent, ScriptedEnv
+# ---------------------------------------------------------------------- garbage, and copies of a worker
 
-def main():
-    for number, trajectory in enumerate(sampler.stream()):
-        if number == 3:
-            child = os.fork()
-            if child == 0:
-                sys.exit(0)
-            os.waitpid(child, 0)
-        if number == 100:
-            print("went on", sampler.stats.restarts)
-            return
-
-with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=1) as sampler:
-    main()
-"""
+NO_MESSAGE, NO_ANSWER, HANGS = "that is no message", "sent what is no answer", "made no progress"
+GARBAGE = {
+    "a length without end": (b"\xff\xff\xff\x7f", NO_MESSAGE),
+    "a negative length": (b"\xff\xff\xff\xff garbage", NO_MESSAGE),
+    "a message of nothing": (bytes(4), NO_ANSWER),
+    "a message of another kind": (b"\x05\x00\x00\x00hello", NO_ANSWER),
+    "a region that is not there": (b"\x11\x00\x00\x00r" + (1 << 40).to_bytes(8, "little") + bytes([9]) * 8, NO_ANSWER),
+    "half a length": (b"\x01", NO_MESSAGE),
+    "half a length, and a hang": (b"\x01", HANGS),
+    "half a message, and a hang": (b"\xff\x00\x00\x00half", HANGS),
+}
 
 
+class WritesGarbage(ScriptedEnv):
+    """Writes garbage to all descriptors that there are, in the second timestep of the first environment of all."""
+
+    def __init__(self, folder, garbage, hangs):
+        super().__init__()
+        self.hangs, self.steps = hangs, 0
+        self.garbage = garbage if Records(folder).add(garbage.hex(), most=1) else None
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 2 and self.garbage is not None:
+            for fd in range(3, 64):
+                with contextlib.suppress(OSError):
+                    os.write(fd, self.garbage)
+            if self.hangs:
+                time.sleep(1000)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.slow
-def test_a_copy_of_the_process_that_leaves_the_loop_stops_no_worker():
-    done = subprocess.run([sys.executable, "-c", FORKS_IN_ITS_LOOP], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "went on 0\n", "")
+def test_garbage_is_a_loss(tmp_path, hangs, caplog):
+    """Also where the worker hangs afterwards: nothing waits for the rest of a message without end."""
+    kinds = [(name, garbage, word) for name, (garbage, word) in GARBAGE.items() if (word is HANGS) == hangs]
+    with make(n_workers=1, step_timeout=0.5 if hangs else PATIENCE, max_restarts=None) as sampler:
+        kill_only_hung(sampler, Records(tmp_path).pids)
+        for call, (name, garbage, word) in enumerate(kinds):
+            caplog.clear()
+            envs = functools.partial(WritesGarbage, str(tmp_path), garbage, hangs)
+            batch = sampler.obtain_trajectories(8, agent_update={"offset": call}, env_update=envs)
+            assert batch == undisturbed(len(kinds))[call], name
+            assert sampler.stats.restarts == call + 1, name
+            assert word in caplog.text, name
+
+
+def test_a_reader_that_does_not_block():
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    reader = MessageReader(read_end)
+    assert reader.read() == []
+    os.write(write_end, b"\x03\x00\x00")
+    assert reader.read() == []
+    os.write(write_end, b"\x00abc\x01")
+    assert reader.read() == [b"abc"]
+    os.write(write_end, b"\x10\x00\x00")
+    with pytest.raises(GarbageError, match="of 4097 bytes"):
+        reader.read()
+    os.close(write_end)
+    os.close(read_end)
+
+
+class ComesBack(ScriptedEnv):
+    """Forks in its second timestep; the copy goes on as if it were the worker, which waits for the end of its copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 2 and (copy := os.fork()):
+            # Or the call, and even the next one, might be over before the copy is noticed.
+            os.waitpid(copy, 0)
+        return super().step(action)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_copy_that_comes_back_is_an_error():
+    """At once: a new worker would do the same. And the sampler is usable afterwards."""
+    with make(ComesBack) as sampler:
+        pids = sampler.worker_pids()
+        with pytest.raises(
+            WorkerDiedError, match=r"os.fork\(\), and the copy came back .* a new worker would do the same"
+        ):
+            sampler.obtain_trajectories(8)
+        assert second_call(sampler, env_update=ScriptedEnv)
+    assert gone_within(pids, 0)

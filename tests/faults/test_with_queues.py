@@ -11,24 +11,25 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "with_queues"
-FILES = ["losses", "hangs", "ends"]
+FILES = ["faults", "ends"]
 # What goes on in the sampler's process, or in a worker that runs, is the same however the worker was started.
-OTHERS = ["exceptions", "policies", "stragglers", "unneeded_failures", "surroundings"]
+OTHERS = ["unneeded_failures", "surroundings"]
 EXCEPTIONS = {
-    "policies": [
-        "a_limit_that_no_worker_can_keep_gives_a_warning",  # of memory
-        # A thread answers with stacks, and does not run while native code holds the interpreter's lock.
-        "too_many_hangs_are_an_error_that_shows_where",
+    "faults": [
+        "a_limit_of_memory_that_no_worker_can_keep_gives_a_warning",
+        "a_death_at_a_place_of_the_loop",  # places of the other engine
     ],
-    # As `multiprocessing` does, it kills by the process number.
-    "hangs": ["stacks_are_asked_for_without_a_process_number"],
-    # It is about the other engine's own functions; tests/engines/test_queues.py has one for this engine.
-    "ends": ["close_while_a_worker_is_being_started"],
-    "stragglers": ["a_call_does_not_wait_for_a_worker_that_has_just_become_slow[processes]"],
+    "ends": [
+        # They are about the other engine's own functions; tests/engines/test_queues.py has the first for this engine.
+        "close_while_a_worker_is_being_started",
+        "workers_start_side_by_side_and_not_all_at_once",
+        "what_ends_while_its_worker_lives_leaves_no_zombie",  # without watchdogs
+    ],
     "surroundings": [
         "in_a_daemonic_process",  # Python forbids its children
         "in_a_process_with_threads_of_torch",  # where a fork is unsafe
         "a_wall_clock_that_is_set_back_and_forth",  # with `max_worker_memory`
+        "workers_see_variables_and_the_working_directory_as_they_are_now",  # has its own cases for this engine
     ],
 }
 

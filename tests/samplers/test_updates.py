@@ -11,7 +11,7 @@ class Updates(module.Updates):
         super().__init__(n_workers)
         self.sent = [{} for _ in range(n_workers)]
         for kind, payload in kinds.items():
-            self.put(kind, payload)
+            self.put(kind, payload)  # type: ignore[arg-type]
 
     def send(self, worker):
         return self.missing(worker, self.sent[worker])
