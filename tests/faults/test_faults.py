@@ -72,6 +72,7 @@ def test_what_raises_in_a_worker_is_one_error_in_the_caller(tmp_path, place, kin
 
 QUICK = [*((place, "kill") for place in PLACES), ("step", "abort"), ("step", "hang_gil"), ("construct", "named raise")]
 ALL = [(place, kind) for place in PLACES for kind in (*HANGS, "exit", "named raise")]
+ALL.remove(("close", "named raise"))  # what is raised then is another exception, with this one as its cause
 
 
 @pytest.mark.parametrize(("place", "kind"), [*QUICK, *(slow(*cell) for cell in ALL if cell not in QUICK)])

@@ -17,7 +17,7 @@ from streamsampler.engines import linked
 from streamsampler.engines.launch import descriptors, worker_child
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import engine as processes
-from streamsampler.engines.processes import links, stacks, worker_main
+from streamsampler.engines.processes import stacks, worker_main
 from streamsampler.engines.processes.wire import GarbageError, MessageReader
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
@@ -169,32 +169,6 @@ def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
             assert fork_server().pid != server
             assert calls(sampler, 3) == undisturbed(3)
     assert gone([server])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(monkeypatch, give_up, number):
-    """Its answers to the others are not waited for either."""
-    make(n_workers=1).close()
-    server = fork_server().pid
-    servers = []
-
-    def launch_and_lose(*how):
-        child = launch.launch(*how)
-        servers.append(fork_server().pid)
-        if len(servers) == 3:
-            os.kill(server, number)
-        return child
-
-    os.kill(server, signal.SIGSTOP)
-    if number == signal.SIGSTOP:
-        give_up()
-    monkeypatch.setattr(links, "launch", launch_and_lose)
-    with make(n_workers=3) as sampler:
-        assert servers == [server] * 3 + [servers[-1]] * 3
-        assert servers[-1] != server
-        assert gone([server])
-        assert calls(sampler, 3) == undisturbed(3)
 
 
 @pytest.mark.usefixtures("patient")

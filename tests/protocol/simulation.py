@@ -1,15 +1,13 @@
-"""A call without processes: the real gathering, and workers that are a few numbers each.
+"""A call without processes: the real gathering, and workers that are two numbers each.
 
 A discrete-event simulation: what is asked, when, and in what order is what `call.Call` does.
 """
 
 import heapq
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from streamsampler.protocol.gathering import Gathering
-from streamsampler.protocol.plans import Layout
 from streamsampler.protocol.states import CAPACITY
 from streamsampler.protocol.throughput import Throughput
 
@@ -35,8 +33,8 @@ class Outcome:
     Attributes:
         seconds: Wall time.
         timesteps: What was wanted.
-        busy: What workers ran, in seconds of one row.
-        useful: What of it was returned, run once.
+        busy: Seconds that workers ran trajectories, summed.
+        useful: Seconds of it for what was returned, run once.
         copies: Tickets that were handed out a second time.
     """
 
@@ -54,7 +52,7 @@ class Outcome:
 
 @dataclass
 class Simulation:
-    """Workers that step `n_rows` environments at once, in `speeds[w] * (costs[0] + costs[1] * live rows)` seconds.
+    """Workers that take `speeds[w]` seconds for an average timestep.
 
     Trajectory `index` of call number `call` has `length(call, index)` timesteps, which take `effort(call, index)` times
     as long as on average. A worker that had nothing to do begins `latency` seconds after it was given a ticket.
@@ -63,10 +61,7 @@ class Simulation:
     speeds: list
     length: Callable[[int, int], int]
     effort: Callable[[int, int], float] = lambda call, index: 1.0
-    n_rows: int = 1
-    costs: tuple = (0.0, 1.0)
     latency: float = 0.0005
-    report: float = 0.00005
     order: str = "index"
     shows_steps: bool = True
     throughput: Throughput = field(default_factory=Throughput)
@@ -77,7 +72,7 @@ class Simulation:
         call = _Call(self, plan)
         self.n_calls += 1
         while not call.gathering.result.complete:
-            call.next_event()
+            call.next_report()
         if outcome is not None:
             call.add_to(outcome)
         return call.gathering.result
@@ -92,144 +87,75 @@ class Simulation:
         return outcome
 
     def share(self, outcome):
-        """Return how fast calls were beside workers whose rows are always live."""
-        each = self.costs[0] + self.n_rows * self.costs[1]
-        return outcome.timesteps / outcome.seconds / sum(self.n_rows / (each * speed) for speed in self.speeds)
-
-
-class _Worker:
-    def __init__(self, call, number):
-        self.call, self.number, self.simulation = call, number, call.simulation
-        self.speed, self.n_rows = self.simulation.speeds[number], self.simulation.n_rows
-        self.tickets = deque()  # [indices, how many have not ended]
-        self.waiting = [deque() for _ in range(self.n_rows)]
-        self.ends = []  # (what the worker has done when it ends, row, ticket)
-        self.clock = self.reported = self.done = self.ran = self.answered = 0.0
-
-    def step_seconds(self):
-        return (self.simulation.costs[0] + self.simulation.costs[1] * len(self.ends)) * self.speed
-
-    def advance(self, now):
-        """Go on until `now`, or until the next trajectory ends."""
-        if self.ends and now > self.clock:
-            self.run(min((now - self.clock) / self.step_seconds(), self.ends[0][0] - self.done))
-
-    def run(self, steps):
-        self.clock += steps * self.step_seconds()
-        self.done += steps
-        self.ran += steps * len(self.ends)
-
-    def give(self, indices, now):
-        if self.ends:
-            self.advance(now)
-        else:
-            self.clock = self.reported = max(self.clock, now + self.simulation.latency)
-        ticket = [indices, len(indices)]
-        self.tickets.append(ticket)
-        for index in indices:
-            self.waiting[index // indices.step % self.n_rows].append((index, ticket))
-        busy = {row for _, row, _ in self.ends}
-        for row in range(self.n_rows):
-            if row not in busy:
-                self.begin(row)
-
-    def begin(self, row):
-        if self.waiting[row]:
-            index, ticket = self.waiting[row].popleft()
-            heapq.heappush(self.ends, (self.done + self.call.effort_of([index]), row, ticket))
-
-    def next_end(self):
-        return self.clock + (self.ends[0][0] - self.done) * self.step_seconds()
-
-    def end(self):
-        """Run to the next end of a trajectory; return the tickets that are answered then, and their seconds."""
-        self.run(self.ends[0][0] - self.done)
-        ended = []
-        while self.ends and self.ends[0][0] <= self.done + 1e-9:
-            _, row, ticket = heapq.heappop(self.ends)
-            ticket[1] -= 1
-            ended.append(row)
-        for row in ended:
-            self.begin(row)
-        answered = []
-        while self.tickets and not self.tickets[0][1]:
-            self.clock += self.simulation.report
-            answered.append((self.tickets.popleft()[0], self.clock - self.reported))
-            self.answered += self.call.effort_of(answered[-1][0])
-            self.reported = self.clock
-        return answered
+        """Return what is left of the timesteps that the workers could have run in that time."""
+        return outcome.timesteps / outcome.seconds / sum(1 / speed for speed in self.speeds)
 
 
 class _Call:
     def __init__(self, simulation, plan):
         self.simulation, self.number = simulation, simulation.n_calls
-        n_workers, n_rows = len(simulation.speeds), simulation.n_rows
+        n_workers = len(simulation.speeds)
         self.gathering = Gathering(
             plan, n_workers=n_workers, order=simulation.order, throughput=simulation.throughput,
-            layout=Layout(n_rows, n_rows), steps_of=self.steps_of if simulation.shows_steps else None,
+            steps_of=self.steps_of if simulation.shows_steps else None,
         )  # fmt: skip
-        for worker in range(n_workers if n_rows > 1 else 0):
-            self.gathering.run_lanes(worker)
-        self.workers = [_Worker(self, number) for number in range(n_workers)]
-        self.held = [0] * n_workers
-        self.answers = []  # (time, serial, worker, indices, seconds)
-        self.serial = self.copies = 0
-        self.given = set()
-        self.now = 0.0
+        self.queues = [[] for _ in range(n_workers)]
+        self.began, self.ends, self.given = [0.0] * n_workers, [], set()
+        self.now = self.busy = 0.0
+        self.copies = 0
         self.feed()
 
-    def steps_of(self, number):
-        worker = self.workers[number]
-        worker.advance(self.now)
-        return int(worker.ran - worker.answered)
+    def lengths(self, indices):
+        return [self.simulation.length(self.number, index) for index in indices]
 
-    def effort_of(self, indices):
-        simulation = self.simulation
-        return sum(simulation.length(self.number, i) * simulation.effort(self.number, i) for i in indices)
+    def seconds(self, worker, indices):
+        efforts = [self.simulation.effort(self.number, index) for index in indices]
+        return self.simulation.speeds[worker] * sum(a * b for a, b in zip(self.lengths(indices), efforts, strict=True))
+
+    def begin(self, worker, latency):
+        self.began[worker] = self.now + latency
+        heapq.heappush(self.ends, (self.began[worker] + self.seconds(worker, self.queues[worker][0]), worker))
 
     def feed(self):
         for ahead in (False, True):
-            for number in range(len(self.workers)):
-                if self.held[number] < CAPACITY and ahead == bool(self.held[number]):
-                    self.hand(number, ahead)
+            for worker, queue in enumerate(self.queues):
+                if len(queue) < CAPACITY and ahead == bool(queue):
+                    self.hand(worker, ahead)
 
-    def hand(self, number, ahead):
-        indices = take(self.gathering, number, ahead=ahead, now=self.now)
+    def hand(self, worker, ahead):
+        indices = take(self.gathering, worker, ahead=ahead, now=self.now)
         if indices is not None:
             self.copies += not self.given.isdisjoint(indices)
             self.given.update(indices)
-            self.held[number] += 1
-            self.workers[number].give(indices, self.now)
+            self.queues[worker].append(indices)
+            if not ahead:
+                self.begin(worker, self.simulation.latency)
 
-    def next_event(self):
-        first = min((worker for worker in self.workers if worker.ends), key=_Worker.next_end, default=None)
-        end = first.next_end() if first else float("inf")
-        if self.now < (look := self.gathering.next_look()) < min([end, *(answer[0] for answer in self.answers[:1])]):
+    def steps_of(self, worker):
+        first = self.queues[worker][0]
+        took = self.seconds(worker, first)
+        return int(sum(self.lengths(first)) * min(1.0, max(0.0, self.now - self.began[worker]) / took))
+
+    def next_report(self):
+        assert self.ends, "all workers wait"
+        while self.now < (look := self.gathering.next_look()) < self.ends[0][0]:
             self.now = look
             self.feed()
-            return
-        if first is not None and (not self.answers or end < self.answers[0][0]):
-            for indices, seconds in first.end():
-                self.serial += 1
-                heapq.heappush(self.answers, (first.clock, self.serial, first.number, indices, seconds))
-            return
-        assert self.answers, "all workers wait"
-        self.now, _, number, indices, seconds = heapq.heappop(self.answers)
-        self.held[number] -= 1
-        lengths = [self.simulation.length(self.number, index) for index in indices]
-        self.gathering.add(number, indices, lengths, number, self.now)
-        self.simulation.throughput.add(lengths, seconds, number)
+        self.now, worker = heapq.heappop(self.ends)
+        indices = self.queues[worker].pop(0)
+        lengths, took = self.lengths(indices), self.seconds(worker, indices)
+        self.busy += took
+        if self.queues[worker]:
+            self.begin(worker, self.simulation.latency / 10)  # it need not be woken
+        self.gathering.add(worker, indices, lengths, worker, self.now)
+        self.simulation.throughput.add(lengths, took, worker)
         self.feed()
 
     def add_to(self, outcome):
         """Add a call that is complete; what is still under way is abandoned now."""
+        under_way = [began for began, queue in zip(self.began, self.queues, strict=True) if queue]
         outcome.seconds += self.now
         outcome.timesteps += self.gathering.result.n_timesteps
+        outcome.busy += self.busy + sum(max(0.0, self.now - began) for began in under_way)
+        outcome.useful += sum(self.seconds(one.delivery, one.indices) for one in self.gathering.result.segments())
         outcome.copies += self.copies
-        for worker in self.workers:
-            worker.advance(self.now)
-            outcome.busy += worker.ran * worker.speed
-        outcome.useful += sum(
-            self.effort_of(segment.indices) * self.simulation.speeds[segment.delivery]
-            for segment in self.gathering.result.segments()
-        )

@@ -10,8 +10,7 @@ from streamsampler.protocol import states
 from streamsampler.protocol.messages import Exit, Failure
 from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, Layout
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerState, WorkerState
-from tests.protocol.canonical import key_of
-from tests.protocol.model import ONE_LOSS, RAISE_AT_ONCE, World, explore
+from tests.protocol.model import ONE_LOSS, RAISE_AT_ONCE, explore
 from tests.protocol.processes import N_WORKERS
 
 BLOCKS = {"layout": Layout(2, 2)}
@@ -112,24 +111,6 @@ def test_a_fault_anywhere_fails_at_most_one_call(capacity, plans, fault):
     """It may come so late that no call notices it, or be noticed by one."""
     _, _, endings = explore(capacity, plans, **AT_ONCE, **{fault: 1})
     assert endings == {(2, 0), (1, 1)}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda world: world.session.throughput.add([7], 0.5, 0),
-        lambda world: world.session.records[1].side.mark_for_replacement(),
-        lambda world: world.engine.processes[0].side._tickets.clear(),
-        lambda world: world.call.gathering._considered.clear(),
-        lambda world: world.session._published.clear(),
-    ],
-)
-def test_the_key_of_a_state_is_that_of_the_whole_world(change):
-    world = World(2, [Exactly(4)])
-    next(world.actions())[0]()
-    before = key_of(world)
-    change(world)
-    assert key_of(world) != before
 
 
 NEVER = {

@@ -19,12 +19,6 @@ def varied(call, index):
 
 
 @functools.cache
-def falling(call, index):
-    """How long CartPole stays up with a fresh network: about 20 timesteps."""
-    return 9 + int(random.Random(100_003 * call + index).expovariate(1 / 11))
-
-
-@functools.cache
 def heavy_tailed(call, index):
     """Twenty timesteps of log-normal times, 1 on average."""
     rng = random.Random(100_003 * call + index)
@@ -119,7 +113,7 @@ def test_workers_ten_times_slower_cost_hardly_more_than_they_must(each, shows_st
 
     fast = [each / 20] * 4
     slowed = [each / 2, *fast[1:]]
-    for n_calls, before, most in [(0, fast, 1.33), (2, slowed, 1.33), (2, fast, 1.4 if shows_steps else 3.75)]:
+    for n_calls, before, most in [(0, fast, 1.33), (2, slowed, 1.33), (2, fast, 1.4 if shows_steps else 3.0)]:
         assert seconds(slowed, before, n_calls) < most * seconds(fast, fast, n_calls)
     four = [each / 2] * 4 + fast * 3
     assert seconds(four, four, 2) < 1.51 * seconds(fast * 4, fast * 4, 2), "six turns of twelve workers, where four do"
@@ -154,61 +148,3 @@ def test_a_worker_that_was_slow_once_is_tried_again():
         shares.append(sum(len(segment.indices) for segment in segments if segment.delivery == 3))
     assert shares[0] == 0
     assert sum(shares[-5:]) >= 40
-
-
-# ---------------------------------------------------------------------- lanes
-
-# Measured: a call of a network with two layers of 64 units, and a step of the environment with what is recorded.
-CARTPOLE, CHEETAH, WALKER = (40e-6, 8e-6), (45e-6, 60e-6), (30e-6, 82e-6)
-
-
-def lanes(speeds, n_rows, length, costs):
-    return Simulation(speeds, length, n_rows=n_rows, costs=costs, report=0.0002, latency=0.0002)
-
-
-@pytest.mark.parametrize(
-    ("costs", "n_rows", "length", "plan", "at_least"),
-    [
-        (CARTPOLE, 32, twenty, AtLeast(30_000), {1: 0.98, 8: 0.95}),
-        (CARTPOLE, 32, falling, AtLeast(30_000), {1: 0.95, 8: 0.80}),
-        # 60 trajectories: on eight workers eight of 32 rows have one.
-        (CARTPOLE, 32, always(500), AtLeast(30_000), {1: 0.98, 8: 0.65}),
-        (CHEETAH, 8, always(1000), Exactly(20), {1: 0.98, 2: 0.945, 8: 0.72}),
-        (WALKER, 8, varied, AtLeast(4_000), {1: 0.88, 2: 0.75, 8: 0.43}),
-        (CHEETAH, 8, varied, AtLeast(100_000), {2: 0.95, 8: 0.84}),
-    ],
-)
-def test_lanes_lose_little(costs, n_rows, length, plan, at_least):
-    """Beside a batched loop whose rows are always live, on each of the workers."""
-    found = {}
-    for n_workers in at_least:
-        simulation = lanes([1.0] * n_workers, n_rows, length, costs)
-        outcome = simulation.calls_of(plan, 50 if plan.timesteps == 4_000 else 3)
-        assert outcome.copies <= 7
-        found[n_workers] = simulation.share(outcome)
-    assert all(found[n_workers] > share for n_workers, share in at_least.items()), found
-
-
-def test_the_margin_of_lanes_is_a_good_one(monkeypatch):
-    found, right = {}, gathering.LANES_MARGIN
-    for margin in (0.0, right, 0.5):
-        monkeypatch.setattr(gathering, "LANES_MARGIN", margin)
-        for costs in (WALKER, (1e-3, 20e-6)):
-            simulation = lanes([1.0] * 2, 8, varied, costs)
-            outcome = simulation.calls_of(AtLeast(4_000), 100)
-            found[margin, costs] = simulation.share(outcome), outcome.waste
-    assert found[right, WALKER][0] > 0.99 * max(share for (_, costs), (share, _) in found.items() if costs is WALKER)
-    assert found[right, costs][0] > 1.04 * found[0.0, costs][0], "where a call costs most, rows cost little"
-    assert found[right, WALKER][1] < 0.12 < found[0.5, WALKER][1]
-
-
-@pytest.mark.parametrize(("plan", "least"), [(Exactly(20), 0.75), (AtLeast(100_000), 0.85)])
-def test_a_slow_worker_that_runs_lanes_is_not_waited_for(plan, least, monkeypatch):
-    def share():
-        simulation = lanes([4.0] + [1.0] * 7, 8, always(1000), CHEETAH)
-        return simulation.share(simulation.calls_of(plan, 10))
-
-    assert share() > least
-    monkeypatch.setattr(in_flight, "WORTH_A_COPY", float("inf"))
-    monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
-    assert share() < 0.7 * least

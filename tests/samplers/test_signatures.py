@@ -1,6 +1,5 @@
 """Signatures: the same wherever they should be, and documented in one place."""
 
-import ast
 import inspect
 import pydoc
 import re
@@ -27,24 +26,11 @@ OPTIONS = {
 }
 OBTAINING = ["obtain_samples", "obtain_trajectories", "obtain_exact_trajectories"]
 
-# The command line's name for an argument of MultiprocessingSampler; None where it has no option for it.
-ON_THE_COMMAND_LINE = {
-    "agents": "agent",
-    "envs": "env_id",
-    "n_workers": "workers",
-    "worker_class": None,
-    "worker_args": None,
-    "restart_window": None,
-    "max_lifetime_restarts": None,
-    "restart_on": None,
-    "construction_timeout": None,
-    "check": None,
-    "observation_filter": None,
-    "reward_filter": None,
-    "hooks": None,
-    "inference": None,
-    "drop_if": None,
-    "staleness": None,
+# The names of arguments on the command line where they differ, and the arguments that it has no option for.
+RENAMED = {"agents": "agent", "envs": "env_id", "n_workers": "workers"}
+OF_THE_LIBRARY_ALONE = {
+    *("worker_class", "worker_args", "restart_window", "max_lifetime_restarts", "restart_on", "construction_timeout"),
+    *("check", "observation_filter", "reward_filter", "hooks", "inference", "drop_if", "staleness"),
 }
 
 
@@ -58,13 +44,6 @@ def documented(text, section="Args"):
     return dict(re.findall(r"^    (\w+): (.*)", text, re.MULTILINE))
 
 
-def written(cls):
-    """Return the docstring of a class as it stands in the source."""
-    (found,) = ast.parse(inspect.getsource(cls)).body
-    assert isinstance(found, ast.ClassDef)
-    return ast.get_docstring(found)
-
-
 @pytest.mark.parametrize("cls", ALL_SAMPLERS)
 def test_samplers_take_what_is_common_to_all_alike_by_keyword(cls):
     own = parameters(cls)
@@ -75,16 +54,6 @@ def test_samplers_take_what_is_common_to_all_alike_by_keyword(cls):
     assert LocalSampler.__init__ is Sampler.__init__
 
 
-def test_each_argument_is_documented_once():
-    assert list(documented(written(Sampler))) == list(parameters(Sampler))
-    for sampler in (MultiprocessingSampler, RaySampler):
-        own = [name for name in parameters(sampler) if name not in parameters(Sampler)]
-        assert list(documented(written(sampler))) == ["agents", "envs", *own]
-    assert documented(written(LocalSampler)) == documented(written(WorkerFactory)) == {}
-    for cls in (*ALL_SAMPLERS, WorkerFactory):
-        assert "See `Sampler`" in str(written(cls))
-
-
 @pytest.mark.parametrize("cls", [Sampler, *ALL_SAMPLERS])
 def test_help_explains_all_arguments_of_a_sampler(cls):
     explained = documented(cls.__doc__)
@@ -93,8 +62,8 @@ def test_help_explains_all_arguments_of_a_sampler(cls):
     help_text = pydoc.plain(pydoc.render_doc(cls))
     for text in explained.values():
         assert text in help_text
-    for section in ("Attributes", "Raises"):
-        assert documented(cls.__doc__, section) == documented(written(cls), section)
+    assert documented(cls.__doc__, "Attributes")
+    assert documented(cls.__doc__, "Raises")
 
 
 def hints_of(cls):
@@ -122,9 +91,9 @@ def test_from_worker_factory_takes_all_that_the_factory_has_not(cls):
 def test_the_command_line_mirrors_the_sampler():
     options = {option.name: option for option in sample.params}
     for name, parameter in parameters(MultiprocessingSampler).items():
-        mirrored = ON_THE_COMMAND_LINE.get(name, name)
-        if mirrored is None:
+        if name in OF_THE_LIBRARY_ALONE:
             continue
+        mirrored = RENAMED.get(name, name)
         assert mirrored in options, f"{name}: give the command an option, or say in this test that it has none"
         option = options[mirrored]
         default = None if option.default is not None and "UNSET" in repr(option.default) else option.default

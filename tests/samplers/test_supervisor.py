@@ -1,6 +1,7 @@
 """Workers that hang, retire and die, with an engine that only records what it is asked."""
 
 import math
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -13,38 +14,12 @@ from streamsampler.samplers.supervisor import Supervisor
 from streamsampler.workers.board import Progress
 
 
-class Workers:
-    """An engine whose workers stand still in the middle of a step."""
-
-    n_workers = 1
-    can_retire = True
-
-    def __init__(self):
-        self.killed, self.retired, self.restarted = [], [], []
-        self.phase = Phase.STEP
-        self.memory = 0
-
-    def progress(self, worker):
-        return Progress(1, 7, 2, self.phase)
-
-    def request_progress(self, worker):
-        pass
-
-    def stacks(self, worker):
-        return "a stack"
-
-    def memory_bytes(self, worker):
-        return self.memory
-
-    def kill_worker(self, worker):
-        self.killed.append(worker)
-
-    def retire(self, worker):
-        self.retired.append(worker)
-        return self.can_retire
-
-    def restart(self, worker):
-        self.restarted.append(worker)
+def standing_still():
+    """Return an engine whose worker stands still in the middle of a step."""
+    engine = Mock(n_workers=1)
+    engine.progress.return_value = Progress(1, 7, 2, Phase.STEP)
+    engine.stacks.return_value, engine.memory_bytes.return_value, engine.retire.return_value = "a stack", 0, True
+    return engine
 
 
 class Course:
@@ -52,7 +27,7 @@ class Course:
 
     def __init__(self, **policy):
         self.now = 0.0
-        self.engine = Workers()
+        self.engine = standing_still()
         self.records = []
         self.new_record()
         self.supervisor = Supervisor(self.engine, self.records, Policy(**policy), lambda: self.now)  # type: ignore[arg-type]
@@ -81,9 +56,10 @@ class Course:
             assert seconds is not None
             self.now += seconds
             self.supervisor.kill_overdue(seconds, seconds)
-            if self.engine.killed:
-                return self.engine.killed.pop()
-        return None
+            if self.engine.kill_worker.called:
+                self.engine.kill_worker.reset_mock()
+                return True
+        return False
 
     def die(self):
         incident = self.supervisor.loss_of(Died(0, -9), self.record, self.engine.progress(0), 1)
@@ -96,26 +72,26 @@ def test_a_worker_is_killed_for_a_hang_once_and_its_successor_is_watched():
     """Also one that hangs before it retires: a loss like any other."""
     course = Course(step_timeout=1.0)
     course.record.side.mark_for_replacement()
-    assert course.until_killed() == 0
+    assert course.until_killed()
     assert course.record.side.state is SamplerState.CONDEMNED
-    assert course.until_killed() is None
+    assert not course.until_killed()
     incident = course.die()
     assert incident is not None
     assert (incident.hung, incident.stack) == (True, "a stack")
     course.start()
-    assert course.until_killed() == 0
+    assert course.until_killed()
 
 
 def test_a_worker_that_dies_before_it_retires_is_a_loss_and_one_that_dies_then_is_none():
     course = Course()
     course.record.side.mark_for_replacement()
     course.supervisor.retire_if_marked(course.record)
-    assert course.engine.retired == []
+    assert not course.engine.retire.called
     assert course.die() is not None
     course.start()
     course.record.side.mark_for_replacement()
     course.answer()
-    assert course.engine.retired == [0]
+    assert course.engine.retire.call_args_list == [call(0)]
     assert course.die() is None
 
 
@@ -125,7 +101,7 @@ def test_a_worker_that_takes_too_long_to_retire_is_killed_and_is_no_loss():
     course.record.side.mark_for_replacement()
     course.answer()
     assert course.supervisor.wait_limit(None) == 2.0
-    assert course.until_killed() == 0
+    assert course.until_killed()
     assert (course.now, course.supervisor.wait_limit(None)) == (2.0, None)
     assert course.die() is None
     assert course.record.deadline == math.inf
@@ -133,7 +109,7 @@ def test_a_worker_that_takes_too_long_to_retire_is_killed_and_is_no_loss():
 
 def test_a_worker_that_cannot_be_replaced_goes_on():
     course = Course()
-    course.engine.can_retire = False
+    course.engine.retire.return_value = False
     course.record.side.mark_for_replacement()
     course.answer()
     assert (course.record.side.state, course.record.side.room) == (SamplerState.WAITING, 2)
@@ -142,7 +118,7 @@ def test_a_worker_that_cannot_be_replaced_goes_on():
 def test_a_worker_is_too_large_until_it_is_being_replaced():
     course = Course(max_worker_memory=1000)
     found = [course.supervisor.is_too_large(course.record)]
-    course.engine.memory = 1001
+    course.engine.memory_bytes.return_value = 1001
     found.append(course.supervisor.is_too_large(course.record))
     course.record.side.mark_for_replacement()
     assert [*found, course.supervisor.is_too_large(course.record)] == [False, True, False]
@@ -155,6 +131,6 @@ def test_what_is_done_once_a_ticket_is_no_step():
     within_trajectories = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, *hooks}
     for phase in set(Phase) - {Phase.UNSEEN, Phase.CALL}:
         course = Course(step_timeout=1.0, construction_timeout=8.0)
-        course.engine.phase = phase
-        assert course.until_killed() == 0
+        course.engine.progress.return_value = Progress(1, 7, 2, phase)
+        assert course.until_killed()
         assert (course.now < 2.0) == (phase in {*within_trajectories, Phase.WAITING, Phase.CLOSE, Phase.CHECK}), phase
