@@ -77,7 +77,7 @@ class Soak:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_kills", [40, 1_000])
+@pytest.mark.parametrize("n_kills", [40, 400])
 def test_many_kills(n_kills):
     unlimited: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
     with (

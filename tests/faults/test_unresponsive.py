@@ -25,7 +25,6 @@ from streamsampler.testing.fail_points import Records
 from tests.faults.conftest import kill_only_hung, state_of
 from tests.faults.test_ends import gone, gone_within, parent_of
 from tests.faults.undisturbed import SEED, calls, undisturbed
-from tests.never_hangs import alarm
 from tests.patience import PATIENCE
 
 
@@ -114,18 +113,6 @@ def test_a_worker_that_was_stopped_and_goes_on(tmp_path):
         helper.join()
         assert faults.fired() == 1
         assert sampler.stats.restarts == 0
-
-
-@pytest.mark.slow
-def test_an_endless_trajectory_is_no_hang():
-    """It makes progress; the user's Ctrl-C ends it, and the sampler is usable afterwards."""
-    with make(functools.partial(ScriptedEnv, 10**9, seconds=0.0005), step_timeout=5.0) as sampler:
-        with alarm(signal.default_int_handler):
-            signal.setitimer(signal.ITIMER_REAL, 12.0)
-            with pytest.raises(KeyboardInterrupt):
-                sampler.obtain_trajectories(2)
-        assert sampler.stats.hangs == sampler.stats.restarts == 0
-        assert second_call(sampler, env_update=ScriptedEnv)
 
 
 # ---------------------------------------------------------------------- fork servers
@@ -236,24 +223,6 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(caplog):
         sampler.obtain_trajectories(8)
         assert sampler.worker_pids() != [worker]
         assert caplog.text.count("worker 0 lost its watchdog process, and was killed, while") == 1
-
-
-@pytest.mark.slow
-def test_ends_are_noticed_while_the_fork_server_is_stopped(monkeypatch):
-    """The watchdogs report them."""
-    monkeypatch.setattr(worker_child, "_REPORT_SECONDS", PATIENCE)
-    monkeypatch.setattr(processes, "END_SECONDS", PATIENCE)
-    with make(n_workers=1) as sampler:
-        engine, server, causes = sampler._session.engine, fork_server(), []
-        for stopped in (True, False, False):
-            if stopped:
-                server.send_signal(signal.SIGSTOP)
-            engine.kill_worker(0)
-            (died,) = engine.wait(None)
-            causes.append(died.exitcode)
-            server.send_signal(signal.SIGCONT)
-            engine.restart(0)
-    assert causes == [-signal.SIGKILL] * 3
 
 
 # ---------------------------------------------------------------------- garbage, and copies of a worker

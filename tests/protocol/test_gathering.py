@@ -260,16 +260,6 @@ def test_each_worker_begins_with_one_block_and_the_last_block_is_what_is_left() 
     assert [take(gathering, worker) for worker in (0, 1)] == [range(8), None], "few timesteps take one block"
 
 
-def test_a_lost_ticket_is_cut_between_blocks_only() -> None:
-    gathering = Gathering(Exactly(100), n_workers=1, throughput=known(0.0001), layout=Layout(8, 8))
-    first = taken_by(gathering, 0)[0]
-    assert len(first) == 48
-    gathering.put_back(0, first)
-    again = taken_by(gathering, 0)
-    assert all(indices[0] % 8 == 0 for indices in again)
-    assert list(chain(*again)) == list(first)
-
-
 def test_no_more_is_handed_out_than_is_expected_to_be_needed() -> None:
     gathering = Gathering(AtLeast(100), n_workers=4, throughput=known(0.1))  # a ticket is one trajectory
     taken = taken_by(gathering, 0)
@@ -367,17 +357,6 @@ def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_no_work
     assert set(slow).isdisjoint(indices_of(gathering))
 
 
-def test_a_slow_worker_is_spared_where_the_others_end_sooner() -> None:
-    gathering = Gathering(Exactly(4), n_workers=3, throughput=known(40.0, 1.0, 1.0))
-    assert [take(gathering, worker) for worker in (1, 2, 0)] == [range(1), range(1, 2), None]
-    gathering.add(1, range(1), [10], None, 1.0)
-    assert [take(gathering, worker, now=1.0) for worker in (1, 0)] == [range(2, 3), None]
-    gathering = Gathering(Exactly(400), n_workers=3, throughput=known(40.0, 1.0, 1.0))
-    assert None not in [take(gathering, worker) for worker in (1, 0)], "there is enough for all"
-    gathering = Gathering(Exactly(2), n_workers=2, throughput=known(40.0, 1.0))
-    assert take(gathering, 0) == range(1), "no other worker is busy"
-
-
 # ---------------------------------------------------------------------- failures and copies
 
 
@@ -414,16 +393,6 @@ def test_what_fails_for_good_in_one_worker_and_not_in_another_does_not_hide_what
     assert gathering.result.end > 3
     assert gathering.add(0, range(1, 2), [10], "second")
     assert gathering.result.complete
-
-
-def test_late_copies_are_not_part_of_the_accounts() -> None:
-    gathering = Gathering(AtLeast(10), n_workers=2, throughput=known(4.0, 1.0))
-    assert [take(gathering, worker) for worker in range(2)] == [range(1), range(1)]
-    assert gathering.add(1, range(1), [10], "first", 1.0) is True
-    assert gathering.add(0, range(1), [10], "second", 4.0) is False
-    assert gathering.arrived_trajectories == 1
-    assert gathering.result.pending() == (0, 0)
-    assert [segment.delivery for segment in gathering.result.segments()] == ["first"]
 
 
 @pytest.mark.parametrize("arguments", [{"own_queues": True}, {"concurrent": False}])

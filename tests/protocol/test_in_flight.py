@@ -1,10 +1,12 @@
-"""Which worker has what, and what is worth running twice: by which worker, and when to look again."""
+"""What is worth running twice: by which worker, and when to look again.
+
+What becomes of tickets and their copies is part of any course of events in `test_gathering` and `test_exploration`.
+"""
 
 import math
 
 import pytest
 
-from streamsampler.errors import ProtocolError
 from streamsampler.protocol.in_flight import Copies, InFlight
 from streamsampler.protocol.throughput import Throughput
 
@@ -26,78 +28,6 @@ class World:
 
     def take(self, worker, now, block=1, end=NEVER):
         return self.copies.take(worker, now, block, end)
-
-
-# ---------------------------------------------------------------------- tickets and their copies
-
-
-def copied_whole():
-    in_flight = World((4.0, 1.0), [(0, range(1))]).in_flight
-    in_flight.add_copy(1, range(1), range(1), 0.0)
-    return in_flight
-
-
-def cut():
-    """Worker 0 holds a ticket of nine; worker 1 has copied the first three, worker 2 the next two."""
-    in_flight = World((4.0, 1.0, 1.0), [(0, range(9))]).in_flight
-    in_flight.add_copy(1, range(9), range(3), 0.0)
-    in_flight.add_copy(2, range(9), range(3, 5), 0.0)
-    assert in_flight.uncopied(range(9)) == [range(5, 9)]
-    return in_flight
-
-
-# What happens in turn: whether a ticket of a worker arrives or is lost, and what becomes of it then.
-@pytest.mark.parametrize(
-    ("start", "events"),
-    [
-        (copied_whole, [("arrives", 1, range(1), (True, [], [0])), ("arrives", 0, range(1), (False, [], []))]),
-        (copied_whole, [("is lost", 0, range(1), []), ("is lost", 1, range(1), [range(1)])]),
-        (copied_whole, [("arrives", 1, range(1), (True, [], [0])), ("is lost", 0, range(1), [])]),
-        (
-            cut,
-            [
-                ("arrives", 0, range(9), (True, [], [1, 2])),
-                ("arrives", 2, range(3, 5), (False, [], [])),
-                ("is lost", 1, range(3), []),
-            ],
-        ),
-        (
-            cut,
-            [
-                ("arrives", 1, range(3), (True, [], [0])),
-                ("arrives", 0, range(9), (False, [range(5, 9)], [])),
-                ("arrives", 2, range(3, 5), (True, [], [])),
-            ],
-        ),
-        (
-            cut,
-            [
-                ("arrives", 1, range(3), (True, [], [0])),
-                ("is lost", 0, range(9), [range(5, 9)]),
-                ("is lost", 2, range(3, 5), [range(3, 5)]),
-            ],
-        ),
-    ],
-)
-def test_what_becomes_of_a_ticket_and_of_copies_of_its_parts(start, events):
-    in_flight = start()
-    for what, worker, indices, expected in events:
-        assert (in_flight.arrive if what == "arrives" else in_flight.remove)(worker, indices, 1.0) == expected
-    with pytest.raises(ProtocolError, match="does not hold"):
-        in_flight.arrive(worker, indices, 4.0)
-
-
-def test_a_ticket_begins_when_the_one_before_it_comes_in():
-    in_flight = World((1.0,), []).in_flight
-    in_flight.add(0, range(2), 10.0)
-    in_flight.add(0, range(2, 3), 10.0)
-    assert in_flight.expected_end(0, 10.5) == pytest.approx(13)
-    in_flight.arrive(0, range(2), 11.0)
-    assert in_flight.expected_end(0, 11.5) == pytest.approx(12)
-    assert in_flight.expected_end(0, 20.0) == 20.0, "overdue"
-
-
-# ---------------------------------------------------------------------- what is copied
 
 
 TWO_OF_DIFFERENT_SPEED = [(0, range(1)), (1, range(1, 2))]

@@ -6,7 +6,7 @@ import pytest
 
 from streamsampler.errors import ProtocolError
 from streamsampler.protocol.messages import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
-from streamsampler.protocol.states import Happened, SamplerSide, SamplerState, WorkerSide, WorkerState, next_state
+from streamsampler.protocol.states import Happened, SamplerSide, SamplerState, WorkerState, next_state
 
 W, S = WorkerState, SamplerState
 # Of each state, all events that are refused in it, by name.
@@ -28,48 +28,6 @@ def test_what_is_not_in_the_table_is_refused(state, names):
             next_state(state, events.pop(name))
     for event in events.values():
         next_state(state, event)
-
-
-# ---------------------------------------------------------------------- the worker's end
-
-TICKETS = (Ticket(1, range(3)), Ticket(1, range(3, 5)))
-
-
-def started(n_begun=0):
-    side = WorkerSide()
-    assert side.receive(Start(1, TICKETS)) == ()
-    for ticket in TICKETS[:n_begun]:
-        assert side.next_ticket() is ticket
-    return side
-
-
-def test_tickets_are_run_in_order_and_the_last_answer_leaves_the_worker_idle():
-    side, states = started(), []
-    for ticket in TICKETS:
-        assert side.next_ticket() is ticket
-        side.before_answer()
-        states.append(side.state)
-    assert states == [W.STREAMING, W.IDLE]
-    assert side.next_ticket() is None
-
-
-def test_stop_gives_up_what_is_not_in_hand():
-    side = started(1)
-    assert side.receive(Stop()) == TICKETS[1:]
-    assert side.state is W.IDLE
-    side.receive(Continue(TICKETS))
-    with pytest.raises(ProtocolError, match="Start"):
-        side.receive(Start(2, TICKETS))
-
-
-def test_after_a_failure_everything_is_given_up_until_the_next_start():
-    side = started(1)
-    assert side.fail() == TICKETS[1:]
-    late = (Ticket(1, range(9, 10)),)
-    assert side.receive(Continue(late)) == late
-    assert side.state is W.IDLE
-    side.receive(Start(2, (Ticket(2, range(1)),)))
-    assert side.next_ticket() == Ticket(2, range(1))
 
 
 # ---------------------------------------------------------------------- the sampler's end
@@ -100,35 +58,6 @@ def test_the_first_ticket_of_a_version_travels_in_a_start_and_others_in_a_contin
     answers = [side.record_answer(Report(ticket)) for ticket in (Ticket(1, range(3), 2), Ticket(1, range(3, 5)))]
     assert (answers, side.state, side.room) == ([True, True], S.WAITING, 2)
     assert isinstance(side.assign(range(5, 6)), Continue)
-
-
-def test_a_worker_with_an_unanswered_older_ticket_gets_no_new_one():
-    side = launched(range(1))
-    side.begin_version(2)
-    assert (side.room, side.stop(), side.current_tickets()) == (0, None, [])
-    assert side.record_answer(Report(Ticket(1, range(1)))) is False
-    assert isinstance(side.assign(range(1)), Start)
-    assert side.record_answer(Report(Ticket(2, range(1)))) is True
-    with pytest.raises(ProtocolError, match="follow"):
-        side.begin_version(2)
-
-
-def test_a_worker_is_stopped_once_and_only_if_it_works():
-    side = launched()
-    assert side.stop() is None
-    side.assign(range(1))
-    assert [side.stop(), side.stop(), side.room] == [Stop(), None, 0]
-    side.record_answer(Report(Ticket(1, range(1)), given_up=True))
-    assert side.state is S.READY
-
-
-def test_a_worker_that_failed_gets_a_start_when_it_has_answered_all():
-    side = launched(range(1), range(1, 2))
-    side.record_answer(failure(Ticket(1, range(1))))
-    assert side.room == 0
-    side.record_answer(Report(Ticket(1, range(1, 2)), given_up=True))
-    assert side.room == 2
-    assert side.assign(range(1)) == Start(1, (Ticket(1, range(1)),))
 
 
 @pytest.mark.parametrize("answer", [Report, failure])
