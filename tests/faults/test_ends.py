@@ -14,6 +14,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_the_end_of_a_program(tmp_path, busy, end, within):
     script.write_text(textwrap.dedent(SCRIPT).format(**values, patience=within if within > WITHIN else None))
     temporary.mkdir()
     environ = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.getcwd()}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     number, to_all, exit_code, n_tracebacks = ENDS[end]
     with subprocess.Popen([sys.executable, script], start_new_session=True, env=environ, **pipes) as process:
         try:

@@ -1,5 +1,6 @@
 """C5: whatever a worker does, the call ends with the right batch or with one error, and the sampler is usable again."""
 
+import contextlib
 import functools
 import os
 import pickle
@@ -189,7 +190,8 @@ def test_several_deaths_of_several_kinds_in_one_call_and_all_workers_at_once(tmp
         batches = calls(sampler)
         assert faults.fired() == 4
         for pid in sampler.worker_pids():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # one may have died last, and not be replaced yet
+                os.kill(pid, signal.SIGKILL)
         batches.append(sampler.obtain_trajectories(8, agent_update={"offset": 1}))
         assert batches == undisturbed(2)
         assert sampler.stats.kept_trajectories == 16
@@ -267,11 +269,12 @@ def test_what_cannot_be_pickled_is_named_and_changes_nothing():
         make(Unpicklable(), Env)
     with make(Agent(), Env) as sampler:
         sampler.obtain_trajectories(1)
-        for update, words in [
+        wrong: list[tuple[dict[str, Any], str]] = [
             ({"agent_update": Unpicklable()}, "the agent update"),
             ({"agent_update": {"action": 2, "lock": Unpicklable()}}, "the agent update"),
             ({"env_update": functools.partial(Env, Unpicklable())}, "the environment update"),
-        ]:
+        ]
+        for update, words in wrong:
             with pytest.raises(SerializationError, match=words):
                 sampler.obtain_trajectories(1, **update)
         assert sampler.obtain_trajectories(1).agent_version == 2

@@ -48,8 +48,11 @@ def test_in_a_daemonic_process(tmp_path):
 def test_in_a_thread_that_ends_before_the_sampler(tmp_path):
     """The kernel's own signal for a parent's death would come when the thread ends."""
     made = []
-    make = functools.partial(MultiprocessingSampler, ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED)
-    thread = threading.Thread(target=lambda: made.append(make()))
+
+    def make():
+        made.append(MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED))
+
+    thread = threading.Thread(target=make)
     thread.start()
     thread.join()
     with made[0] as sampler:

@@ -216,7 +216,7 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(caplog):
         worker = sampler.worker_pids()[0]
         os.kill(parent_of(worker), signal.SIGKILL)
         # Until it can be seen, which takes the server that reaps it: or the call might end before.
-        assert descriptors.readable_within(sampler._session.engine._links[0].child._fd, PATIENCE)  # type: ignore[attr-defined]
+        assert descriptors.readable_within(sampler._session.engine._links[0].child._fd, PATIENCE)
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert gone([worker])
         # Another one takes its place when there is work for it: here, or in the next call.

@@ -111,7 +111,8 @@ def test_wrong_arguments_of_samplers_with_processes_are_refused():
 
 @pytest.mark.parametrize("amount", [0, -3, 1.5, None, True])
 def test_bad_amounts_name_the_argument(amount):
-    with LocalSampler(Agent(), Env) as sampler:
+    with LocalSampler(Agent(), Env) as made:
+        sampler: Any = made
         with pytest.raises(ValueError, match=r"num_samples must be .*" + str(amount)):
             sampler.obtain_samples(amount)
         with pytest.raises(ValueError, match="n_trajectories must be"):
@@ -119,7 +120,7 @@ def test_bad_amounts_name_the_argument(amount):
         with pytest.raises(ValueError, match="n_traj_per_worker must be"):
             sampler.obtain_exact_trajectories(amount)
         with pytest.raises(TypeError, match="environment"):
-            sampler.obtain_samples(1, env_update=3)  # type: ignore[arg-type]
+            sampler.obtain_samples(1, env_update=3)
         assert sampler.agent_version == 0, "no version is used up"
         assert sampler.obtain_samples(np.int64(3)).n_timesteps == 5
 
@@ -238,7 +239,7 @@ class Varying(Env):
 
 def test_memory_of_a_batch_is_its_own():
     """Later calls use the shared memory again; what was returned does not change, nor do objects in it."""
-    sampler = MultiprocessingSampler(Agent(), Varying, n_workers=2, seed=0)
+    sampler: Any = MultiprocessingSampler(Agent(), Varying, n_workers=2, seed=0)
     with sampler, LocalSampler(Agent(), Varying, seed=0) as local:
         first, expected = sampler.obtain_trajectories(200), local.obtain_trajectories(200)
         for _ in range(3):

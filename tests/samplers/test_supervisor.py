@@ -30,7 +30,7 @@ class Course:
         self.engine = standing_still()
         self.records = []
         self.new_record()
-        self.supervisor = Supervisor(self.engine, self.records, Policy(**policy), lambda: self.now)  # type: ignore[arg-type]
+        self.supervisor = Supervisor(self.engine, self.records, Policy(**policy), lambda: self.now)
         self.start()
 
     def new_record(self):
