@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
-from streamsampler.protocol.plans import IndexQueue, Layout, Part, checked_part, in_order, part_of, part_of_facts
+from streamsampler.protocol.plans import (
+    AtLeast,
+    Exactly,
+    IndexQueue,
+    Layout,
+    Part,
+    checked_part,
+    expected_rows,
+    in_order,
+    part_of,
+    part_of_facts,
+)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -32,6 +43,11 @@ def test_tickets_are_whole_blocks():
     for nothing in ((0, 1), (1, 0), (-1, 8)):
         with pytest.raises(UsageError):
             Layout(*nothing)
+
+
+def test_a_result_is_expected_to_be_a_little_larger_than_asked_for():
+    assert expected_rows(AtLeast(100), 10.0) == (110, 11)
+    assert expected_rows(Exactly(7), None) == (8, 7)
 
 
 # ---------------------------------------------------------------------- parts of a run
