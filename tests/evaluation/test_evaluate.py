@@ -313,7 +313,6 @@ def test_arguments_that_cannot_work_are_refused(arguments, message):
         ({"env": None}, "evaluate takes an agent and an environment"),
         ({"agent": None, "env": None, "sampler": "local"}, "not a str"),
         ({"order": "arrival"}, "favours short"),
-        ({"agent": None, "env": None, "sampler": LocalSampler(zero, Known, order="arrival")}, "favours short"),
         ({"deterministic": True}, "deterministic is for agents with predict"),
         ({"vec_normalize": "file.pkl"}, "vec_normalize is for"),
     ],
@@ -322,6 +321,14 @@ def test_there_must_be_an_agent_an_environment_and_an_order(arguments, message):
     given: Any = {"agent": zero, "env": Known, "num_trajectories": 5, **arguments}
     with pytest.raises(UsageError, match=message):
         evaluate(**given)
+
+
+def test_a_sampler_in_another_order_is_refused():
+    with (
+        LocalSampler(zero, Known, order="arrival") as sampler,
+        pytest.raises(UsageError, match="favours short"),
+    ):
+        evaluate(sampler=sampler, num_trajectories=5)
 
 
 def interrupt(snapshot):

@@ -65,11 +65,12 @@ def make(agents: Any, envs: Any = Steps, n_workers: int = 2) -> Any:
     return LocalSampler(agents, envs, seed=3, n_workers=n_workers, worker_class=Laned)
 
 
+@pytest.mark.slow
 def test_a_word_holds_until_agent_or_environment_are_replaced(tickets):
     with make(Told()) as sampler:
 
         def blocks(**updates):
-            sampler.obtain_trajectories(200, **updates)
+            sampler.obtain_trajectories(2_000, **updates)
             found = [ticket.block for ticket in tickets]
             tickets.clear()
             assert found == sorted(found, reverse=True)
