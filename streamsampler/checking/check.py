@@ -36,13 +36,12 @@ from streamsampler.checking.tasks import (
     run_twice,
 )
 from streamsampler.checking.ways import env_code
-from streamsampler.core.errors import SamplerError, SerializationError, UsageError, positive, positive_seconds
+from streamsampler.core.errors import Phase, SamplerError, SerializationError, UsageError, positive, positive_seconds
 from streamsampler.core.progress import Display, ProgressArgument, display
 from streamsampler.core.seeding import check_seed
 from streamsampler.core.words import count, duration
 from streamsampler.environments.updates import EnvLike, EnvUpdate, as_env_update, describe
 from streamsampler.evaluation.agents import EvaluatedAgent, agent_facts, evaluated_agent
-from streamsampler.protocol.messages import Phase
 from streamsampler.samplers.payloads import packages_of, versions_of
 from streamsampler.workers.factory import usable_cores
 

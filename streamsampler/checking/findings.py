@@ -10,6 +10,7 @@ from streamsampler.checking.benchmark_report import BenchReport
 from streamsampler.core.errors import (
     ActionError,
     DataError,
+    Phase,
     SamplerError,
     UsageError,
     WorkerDiedError,
@@ -17,7 +18,6 @@ from streamsampler.core.errors import (
     WorkerHungError,
 )
 from streamsampler.core.words import count
-from streamsampler.protocol.messages import Phase
 from streamsampler.workers.explain import traceback_of
 from streamsampler.workers.known_wrappers import files_of, stateful_wrapper
 

@@ -4,11 +4,12 @@ import math
 import numbers
 import operator
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 __all__ = [
     "ActionError", "CheckMode", "ClosedError", "ConcurrentCallError", "DamagedShardError", "DataError",
-    "NotReproducibleError", "ObservationError", "ProtocolError", "ResourceLimitError", "RolloutError",
+    "NotReproducibleError", "ObservationError", "Phase", "ProtocolError", "ResourceLimitError", "RolloutError",
     "SamplerError", "SerializationError", "SpentQuota", "StorageError", "UnknownAgentError",
     "UnknownEnvironmentError", "UnwritableInfoError", "UsageError", "WorkerDiedError", "WorkerError",
     "WorkerHungError", "check_mode", "keywords", "missing_attribute", "number", "positive", "positive_seconds",
@@ -151,12 +152,37 @@ def _without_init(cls: "type[WorkerError]", args: tuple[Any, ...]) -> "WorkerErr
     return error
 
 
+class Phase(StrEnum):
+    """What a worker is doing, in the words that error messages use."""
+
+    WAITING = "waiting for work"
+    AGENT_CONSTRUCTION = "constructing the agent"
+    AGENT_UPDATE = "updating the agent"
+    ENV_CONSTRUCTION = "making the environment"
+    RESET = "resetting the environment"
+    AGENT_RESET = "resetting the agent"
+    ACTION = "choosing an action"
+    STEP = "stepping the environment"
+    RECORDING = "recording the trajectory"
+    SENDING = "sending the rollouts"
+    CLOSE = "closing the environment"
+    CHECK = "checking that trajectories depend on their seeds alone"
+    UNSEEN = "running its tickets"
+    """The sampler does not know what the worker did when it died."""
+    HOOK_START = "calling the hook on_trajectory_start"
+    HOOK_TIMESTEP = "calling the hook on_timestep"
+    HOOK_END = "calling the hook on_trajectory_end"
+    HOOK_LOST = "calling the hook on_trajectory_lost"
+    DROP_IF = "calling drop_if"
+    CALL = "calling a method of the environment"
+
+
 class WorkerError(SamplerError):
     """What a worker was asked to do failed.
 
     Attributes:
         worker_number: The worker, 0 to n-1.
-        phase: What it was doing, a word of `streamsampler.protocol.messages.Phase`.
+        phase: What it was doing, a word of `Phase`.
         trajectory: Index of the trajectory in hand, or None outside trajectories.
         incidents: The losses before (`streamsampler.protocol.restarts.Incident`), this loss included
             if it was one; oldest first, and empty for an exception that is raised at once.

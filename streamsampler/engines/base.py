@@ -37,10 +37,7 @@ from streamsampler.protocol.messages import Answer, Failure, Message, Phase
 from streamsampler.protocol.throughput import SHORTEST_TICKET_SECONDS
 from streamsampler.workers.board import Progress, StatusBoard
 
-__all__ = ["FAIL_POINT_VARIABLE", "Answered", "Died", "Engine", "Event", "Logged", "Restored", "unreadable"]
-
-FAIL_POINT_VARIABLE = "STREAMSAMPLER_FAIL_POINT"
-"""The environment variable that switches fail points on; see `streamsampler.testing.fail_points`."""
+__all__ = ["Answered", "Died", "Engine", "Event", "Logged", "Restored", "unreadable"]
 
 
 def _nothing() -> None:

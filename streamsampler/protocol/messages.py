@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
+from streamsampler.core.errors import Phase
 from streamsampler.core.timing import Measured
 
 __all__ = [
@@ -167,31 +167,6 @@ def by_position(cls: type[T]) -> type[T]:
 
 NEVER_AGAIN = 2**62
 """As the oldest version that workers may run: they abandon every rollout."""
-
-
-class Phase(StrEnum):
-    """What a worker is doing, in the words that error messages use."""
-
-    WAITING = "waiting for work"
-    AGENT_CONSTRUCTION = "constructing the agent"
-    AGENT_UPDATE = "updating the agent"
-    ENV_CONSTRUCTION = "making the environment"
-    RESET = "resetting the environment"
-    AGENT_RESET = "resetting the agent"
-    ACTION = "choosing an action"
-    STEP = "stepping the environment"
-    RECORDING = "recording the trajectory"
-    SENDING = "sending the rollouts"
-    CLOSE = "closing the environment"
-    CHECK = "checking that trajectories depend on their seeds alone"
-    UNSEEN = "running its tickets"
-    """The sampler does not know what the worker did when it died."""
-    HOOK_START = "calling the hook on_trajectory_start"
-    HOOK_TIMESTEP = "calling the hook on_timestep"
-    HOOK_END = "calling the hook on_trajectory_end"
-    HOOK_LOST = "calling the hook on_trajectory_lost"
-    DROP_IF = "calling drop_if"
-    CALL = "calling a method of the environment"
 
 
 class Ticket(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any
 
 from streamsampler.agents.filters import Filters
 from streamsampler.core.errors import CheckMode
+from streamsampler.core.memory import Pool
 from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.core.serialization import Payload, dumps, loads, refers_to
-from streamsampler.data.memory import Pool
 from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.protocol.messages import NEVER_AGAIN, Fingerprint, Start, agree, disagreement

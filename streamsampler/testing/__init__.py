@@ -22,7 +22,7 @@ The number of times it fires is counted over all processes: the worker that repl
 
 from streamsampler.testing.faults import Fault, Faults, FaultyAgent, FaultyEnv, InjectedError
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
-from streamsampler.testing.workers import FailPoint
+from streamsampler.workers.fail_points import FailPoint
 
 __all__ = [
     "FailPoint",

@@ -18,7 +18,7 @@ from streamsampler.agents.base import Agent, as_agent, give_spaces, reset_agent_
 from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.core.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, apply_env_update, as_env_update
-from streamsampler.testing.fail_points import Records
+from streamsampler.workers.fail_points import Records
 from streamsampler.workers.purity import is_checking
 
 # ----------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from streamsampler import LocalSampler
 from streamsampler.errors import ClosedError, RolloutError, SamplerError
-from streamsampler.testing.fail_points import Records
+from streamsampler.workers.fail_points import Records
 from tests.contracts.conftest import PARENT, PROCESSES, RAY, SLOW_QUEUES, Maker, on, slow
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, Marathon, Steps, jittery

@@ -18,7 +18,7 @@ import pytest
 
 from streamsampler import LocalSampler, RaySampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
-from streamsampler.testing.fail_points import Records
+from streamsampler.workers.fail_points import Records
 from tests.contracts.conftest import PARENT, PROCESSES, RAY, SIDE_BY_SIDE, SLOW_QUEUES, Maker, on, slow
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, SlowOne, Steps, Wide, counted, jittery

@@ -15,7 +15,7 @@ import pytest
 from streamsampler import PerWorker
 from streamsampler.errors import ClosedError, RolloutError, WorkerDiedError
 from streamsampler.testing import Fault, Faults
-from streamsampler.testing.fail_points import Records
+from streamsampler.workers.fail_points import Records
 from tests.contracts.conftest import ENGINES, PROCESSES, RAY, Maker, on, slow
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, Steps, TwoOrFifty, counted

@@ -12,8 +12,8 @@ import pytest
 
 from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, VecWorker, evaluate, sample_to_folder
 from streamsampler.errors import RolloutError, SerializationError, UsageError
-from streamsampler.testing.fail_points import Records
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
+from streamsampler.workers.fail_points import Records
 from tests.contracts.conftest import RAY, Maker, on
 from tests.extending.pairs import PairWorker
 

@@ -19,8 +19,8 @@ from gymnasium.wrappers import NormalizeObservation, RecordVideo
 
 from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, SetTaskUpdate, VecWorker
 from streamsampler.errors import NotReproducibleError, RolloutError
-from streamsampler.testing.fail_points import Records
 from streamsampler.workers import purity
+from streamsampler.workers.fail_points import Records
 from streamsampler.workers.purity import is_checking
 from tests.contracts.conftest import on, slow
 from tests.scripted.agents import always_zero

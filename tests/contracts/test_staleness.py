@@ -21,7 +21,7 @@ from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.sharded import sample_to_folder
 from streamsampler.testing import Fault, Faults
-from streamsampler.testing.fail_points import Records
+from streamsampler.workers.fail_points import Records
 from tests.contracts.conftest import RAY, SLOW_QUEUES, Maker, on, slow
 from tests.contracts.told import Tasked, first_rewards, told
 from tests.patience import PATIENCE

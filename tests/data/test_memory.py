@@ -3,7 +3,7 @@ import os
 
 import numpy as np
 
-from streamsampler.data.memory import Pool, lend
+from streamsampler.core.memory import Pool, lend
 
 LARGE = (1 << 20) + 4096
 

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium
 
 from streamsampler.testing import ScriptedEnv
-from streamsampler.testing.fail_points import Records
+from streamsampler.workers.fail_points import Records
 
 _FOREVER = ("sleep", "1000")
 _IGNORING_SIGTERM = ("sh", "-c", 'trap "" TERM; exec sleep 1000')

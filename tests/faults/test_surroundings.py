@@ -19,7 +19,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.launch.start_methods import import_path
 from streamsampler.errors import SamplerError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
-from streamsampler.testing.fail_points import Records
+from streamsampler.workers.fail_points import Records
 from tests.faults.conftest import slow
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.patience import PATIENCE

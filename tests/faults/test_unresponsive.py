@@ -21,7 +21,7 @@ from streamsampler.engines.processes import stacks, worker_main
 from streamsampler.engines.processes.wire import GarbageError, MessageReader
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
-from streamsampler.testing.fail_points import Records
+from streamsampler.workers.fail_points import Records
 from tests.faults.conftest import kill_only_hung, state_of
 from tests.faults.test_ends import gone, gone_within, parent_of
 from tests.faults.undisturbed import SEED, calls, undisturbed

@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from streamsampler.testing.fail_points import Records
+from streamsampler.workers.fail_points import Records
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 

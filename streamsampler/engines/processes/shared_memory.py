@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from streamsampler.core.memory import Pool, lend
 from streamsampler.core.serialization import Place
-from streamsampler.data.memory import Pool, lend
-from streamsampler.data.trees import Array
 
 _ALIGNMENT = 64
 _FIRST_MAPPING = 1 << 24
@@ -103,7 +103,7 @@ class Regions:
         return self._used[-1].offset + self._used[-1].size if self._used else 0
 
 
-def _address(array: Array) -> int:
+def _address(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -122,7 +122,7 @@ class ArenaWriter:
         self._backed = 0  # bytes of the file, from its start, that memory was set aside for
         self._lent: dict[int, Region] = {}  # by address in this process
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Make an uninitialised array in the arena.
 
         Its region is free again when the array and its views are gone; unless it was sent before, then when its reader
@@ -138,7 +138,7 @@ class ArenaWriter:
         except BaseException:
             self._regions.give_back(region)
             raise
-        array: Array = np.ndarray(shape, dtype, mapping, region.offset)
+        array: NDArray[Any] = np.ndarray(shape, dtype, mapping, region.offset)
         address = _address(array)
         self._lent[address] = region
         return lend(array, lambda: self._dropped(address, region))

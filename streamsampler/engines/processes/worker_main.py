@@ -10,14 +10,14 @@ import signal
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import ProcessChannel
 from streamsampler.engines.worker_side import MemoryReporter, ProcessSetup
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard, WorkerRow
+from streamsampler.workers.fail_points import armed
 from streamsampler.workers.logs import RecordKeeper
-from streamsampler.workers.loop import Channel, run_worker
+from streamsampler.workers.loop import run_worker
 from streamsampler.workers.threads import ThreadLimit
 
 
@@ -79,7 +79,7 @@ def main(number: int, fds: Sequence[int]) -> None:
         begun.commands_fd, begun.answers_fd, arena_fd, updates_fd, inline_limit, begun.keeper, begun.threads, memory
     )
     context = WorkerContext(begun.row, number, setup.seed, allocate=channel.allocate)
-    run_worker(_with_fail_points(channel, number), setup.worker, context)
+    run_worker(armed(channel, number), setup.worker, context)
     channel.send_records()
 
 
@@ -95,12 +95,3 @@ def _redirect_descriptors_of(fd: int) -> None:
             if os.path.samestat(os.fstat(other), file):
                 os.dup2(null, other, inheritable=False)
     os.close(null)
-
-
-def _with_fail_points(channel: ProcessChannel, number: int) -> Channel:
-    """Return the channel; where a test has switched fail points on, one that kills the worker at a chosen place."""
-    if FAIL_POINT_VARIABLE not in os.environ:
-        return channel
-    from streamsampler.testing.fail_points import armed
-
-    return armed(channel, number)

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-from streamsampler.data.trees import Array
+from numpy.typing import NDArray
 
 _SMALL_BYTES = 1 << 20
 # A block so many times larger than needed is freed, so that one large batch does not bind memory for ever.
@@ -23,7 +22,7 @@ _LARGEST_SURPLUS = 4
 class _Lease:
     """What a lent array, and every view of it, has as its base: it lives as long as they do."""
 
-    def __init__(self, array: Array, returned: Callable[[], None]) -> None:
+    def __init__(self, array: NDArray[Any], returned: Callable[[], None]) -> None:
         self._array = array  # keeps the memory mapped
         self._returned = returned
         self.__array_interface__: dict[str, Any] = array.__array_interface__
@@ -32,7 +31,7 @@ class _Lease:
         self._returned()
 
 
-def lend(array: Array, returned: Callable[[], None]) -> Array:
+def lend(array: NDArray[Any], returned: Callable[[], None]) -> NDArray[Any]:
     """Return an array over the memory of `array`.
 
     Args:
@@ -52,7 +51,7 @@ class Pool:
     def __init__(self) -> None:
         self._free: mmap.mmap | None = None
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Make an uninitialised array."""
         n_bytes = math.prod(shape) * dtype.itemsize
         if n_bytes < _SMALL_BYTES or dtype.hasobject:
@@ -62,7 +61,7 @@ class Pool:
             block = _new_block(n_bytes)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 block.madvise(mmap.MADV_HUGEPAGE)
-        array: Array = np.ndarray(shape, dtype, block)
+        array: NDArray[Any] = np.ndarray(shape, dtype, block)
         pool = weakref.ref(self)  # which the arrays may outlive
         return lend(array, lambda: _give_back(pool, block))
 

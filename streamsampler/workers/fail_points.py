@@ -13,7 +13,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,10 +22,12 @@ from typing import Any, Protocol
 
 import gymnasium
 
-from streamsampler.engines.base import FAIL_POINT_VARIABLE
+from streamsampler.core.errors import UsageError
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Report, Start, Stop
 from streamsampler.workers.loop import Channel
+
+_VARIABLE = "STREAMSAMPLER_FAIL_POINT"  # of the environment: switches them on
 
 # ----------------------------------------------------------------------
 # What happened, counted over all processes and beyond their deaths: a symbolic link for each event.
@@ -132,14 +135,9 @@ class SendingChannel(Channel, Protocol):
     send: Send
 
 
-def encode(point: str, worker: int, occurrence: int, folder: Path) -> str:
-    """Return the environment variable's value: at which time which worker dies where, and the folder that counts."""
-    return json.dumps([point, worker, occurrence, str(folder)])
-
-
 def armed(channel: SendingChannel, number: int) -> Channel:
-    """Return the channel of worker `number`; one that counts, if that worker is to die somewhere."""
-    value = os.environ.get(FAIL_POINT_VARIABLE)
+    """Return the channel of worker `number`; where a test lets it die somewhere, one that counts what passes by."""
+    value = os.environ.get(_VARIABLE)
     if value is None:
         return channel
     point, worker, occurrence, folder = json.loads(value)
@@ -231,3 +229,56 @@ class _MortalEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._steps == _STEP:
             self._point.reach("rollout")
         return self.env.step(action)
+
+
+# ----------------------------------------------------------------------
+
+
+class FailPoint:
+    """Lets a worker process kill itself (SIGKILL) at a place in its loop, once.
+
+    ::
+
+        point = FailPoint("sent", worker=1, occurrence=2, folder=tmp_path)
+        with point.armed(), MultiprocessingSampler(agent, env, n_workers=3, seed=1) as sampler:
+            batch = sampler.obtain_trajectories(30)
+        assert point.fired()
+
+    Args:
+        point: "start": it has read a `Start`, and done nothing yet. "continue": the same with further tickets.
+            "rollout": in a trajectory's second step. "write": its rollouts lie in shared memory, if they are large, and
+            nothing is sent. "send": half of the message is sent. "sent": all of it is, and nothing else happened.
+            "stop" and "exit": it has read that message, and done nothing yet.
+        worker: The worker number.
+        occurrence: At which time that worker gets there, from 1; those before it in the same place are counted, too.
+        folder: Where the record is kept; a fresh one.
+
+    Raises:
+        UsageError: There is no such point, or a number cannot be.
+    """
+
+    def __init__(self, point: str, *, worker: int, folder: str | os.PathLike[str], occurrence: int = 1) -> None:
+        if point not in POINTS:
+            raise UsageError(f"a fail point is one of {', '.join(POINTS)}; got {point!r}")
+        if worker < 0 or occurrence < 1:
+            raise UsageError(f"worker is at least 0 and occurrence at least 1, got {worker} and {occurrence}")
+        self._records = Records(folder)
+        self._occurrence = occurrence
+        self._value = json.dumps([point, worker, occurrence, str(self._records.folder)])
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Switch the fail point on, for all the life of workers of samplers that are made inside."""
+        before = os.environ.get(_VARIABLE)
+        os.environ[_VARIABLE] = self._value
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_VARIABLE]
+            else:
+                os.environ[_VARIABLE] = before
+
+    def fired(self) -> bool:
+        """Whether the worker has died there."""
+        return self._records.count() >= self._occurrence
