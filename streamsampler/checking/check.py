@@ -204,7 +204,7 @@ class CheckRun:
         if not self._make():
             return
         within, limits = self.settings.ends_within, self._limits
-        ran = self._tried("runs", run, "random", self.env, self._known, limits, within, self._share(5.0, 0.2))
+        ran = self._tried("runs", lambda: run("random", self.env, self._known, limits, within, self._share(5.0, 0.2)))
         if ran is not None:
             self.findings += self._findings_of(ran)
         self.findings.append(self._known.wrappers)
@@ -315,7 +315,7 @@ class CheckRun:
             self._skip("agent", obstacle)
             return
         seconds = self._share(3.0, 0.1)
-        ran = self._tried("agent", run, self._agent, self.env, self._known, self._limits, _ACTS, seconds)
+        ran = self._tried("agent", lambda: run(self._agent, self.env, self._known, self._limits, _ACTS, seconds))
         if ran is None:
             return
         self.findings += self._findings_of_agent(ran)

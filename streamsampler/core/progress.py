@@ -137,9 +137,12 @@ class Display:
         self._most = timesteps
         seconds = self._shown - self._begun
         note = self._note()
-        self._show(
-            Snapshot(self._most, trajectories, self._target, self._unit, seconds, complete, *self._earlier, note)
-        )
+        timesteps_before, trajectories_before = self._earlier
+        snapshot = Snapshot(
+            self._most, trajectories, self._target, self._unit, seconds, complete,
+            earlier_timesteps=timesteps_before, earlier_trajectories=trajectories_before, note=note,
+        )  # fmt: skip
+        self._show(snapshot)
 
 
 class Output:

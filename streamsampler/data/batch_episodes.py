@@ -167,9 +167,10 @@ class BatchEpisodes:
 
                 is_last = step == n - 1
                 yield TimeStep(
-                    at(one.observations), at(one.actions), float(one.rewards[step]), at(following),
-                    is_last and bool(one.terminated[0]), is_last and bool(one.truncated[0]),
-                    _row(one.env_infos, step), _row(one.agent_infos, step), trajectory, step,
+                    at(one.observations), at(one.actions), float(one.rewards[step]), next_observation=at(following),
+                    terminated=is_last and bool(one.terminated[0]), truncated=is_last and bool(one.truncated[0]),
+                    env_info=_row(one.env_infos, step), agent_info=_row(one.agent_infos, step),
+                    trajectory=trajectory, timestep=step,
                 )  # fmt: skip
 
 

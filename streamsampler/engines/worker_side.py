@@ -132,7 +132,10 @@ class ProcessSetup:
 
             title = setproctitle.getproctitle()
         cwd = working_directory() or "/"
-        return cls(make_worker.owned(), seed, threads, list(sys.path), cwd, dict(os.environ), title, original_limit())
+        return cls(
+            make_worker.owned(), seed, threads=threads, path=list(sys.path), cwd=cwd, environ=dict(os.environ),
+            title=title, descriptors=original_limit(),
+        )  # fmt: skip
 
     def apply(self) -> ThreadLimit:
         """Make this process, a worker, like the sampler's; return what limits its threads."""

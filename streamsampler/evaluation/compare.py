@@ -103,7 +103,9 @@ def compare(
         refuse_useless({"bounds": bounds, "max_trajectories": max_trajectories}, "until_decided")
         amount = amount_of(num_trajectories=num_trajectories, seeds=seeds, scenarios=scenarios)
         amount = in_part(amount, part, None, given, *named.values(), env)
-        return _one_after_the_other(named, env, amount, (success, return_of), progress, options, how)
+        return _one_after_the_other(
+            named, env, amount, meaning=(success, return_of), progress=progress, options=options, how=how
+        )
     refuse_amounts("until_decided", num_trajectories, scenarios)
     if part is not None:
         raise UsageError(

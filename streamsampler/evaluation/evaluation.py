@@ -442,7 +442,7 @@ class Evaluation(Found):
         ):
             name = None if self.names is None else self.names[i]
             success = None if self.successes is None else bool(self.successes[i])
-            yield Evaluated(index, self.seeds[i], name, value, length, ends[i], success)
+            yield Evaluated(index, self.seeds[i], name, value=value, length=length, end=ends[i], success=success)
 
     def __getitem__(self, name: str) -> Evaluated:
         """Return the trajectory of a scenario, by its name.

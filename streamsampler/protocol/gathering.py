@@ -189,8 +189,9 @@ class Gathering:
         else:
             rows = self._unit if in_lanes else 0
             size = ticket_size(
-                self.throughput, remaining, self._n_workers, slowness, self._unit, rows, self._shortest_ticket
-            )
+                self.throughput, remaining, self._n_workers, slowness=slowness, unit=self._unit, rows=rows,
+                shortest=self._shortest_ticket,
+            )  # fmt: skip
         # Even if none remain, a returned ticket must run: without it the prefix has a gap.
         if remaining and slowness > 1 and self._is_better_idle(worker, size, remaining, now):
             indices = self._pass_over(worker)

@@ -454,5 +454,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
             (version, first), of_lag = self._lag.next_of(self.agent_version), {"staleness": 1}
             of_lag |= {"first_trajectory": first} if first else {}
         bits, need = self._fingerprints.bits, self._session.need
-        facts = provenance_of(self._setup, self._policy, self._order, updates, version, bits, need)
+        facts = provenance_of(
+            self._setup, self._policy, self._order, updates, version=version, fingerprints=bits, need=need
+        )
         return facts | of_lag | self.filters.facts()

@@ -559,7 +559,19 @@ class ReplayingSampler(SamplerLife):
                 f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of "
                 f"{[other for other in block if other not in seeds]} were not recorded"
             )
-        ways = [_Rerun(setup, contents, version, index, each, seeds, queue, origin.resets) for each in known]
+        ways = [
+            _Rerun(
+                setup,
+                contents,
+                version=version,
+                index=index,
+                block=each,
+                seeds=seeds,
+                worker=queue,
+                resets=origin.resets,
+            )
+            for each in known
+        ]
         return _replayed(ways, one, origin, None if video is None else Path(video), actions=actions)
 
     def _said(self, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:

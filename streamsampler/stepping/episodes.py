@@ -317,9 +317,10 @@ class Episodes:
         truncated |= abnormal
         ended = terminated | truncated
         steps = Steps(
-            ids, observations, rewards, terminated, truncated, self._taken_infos(env_ids), last, self._numbers[ids],
-            self._timesteps[ids], rows.taken_actions(ids), previous, failed | abnormal, self._seeds_now[ids],
-            self.n_results[ids],
+            ids, observations, rewards, terminated=terminated, truncated=truncated,
+            info_by_row=self._taken_infos(env_ids), last_observations=last, episodes=self._numbers[ids],
+            timesteps=self._timesteps[ids], actions=rows.taken_actions(ids), previous_observations=previous,
+            failed=failed | abnormal, seeds=self._seeds_now[ids], result_numbers=self.n_results[ids],
         )  # fmt: skip
         self.n_results[ids] += 1
         events = self._events(env_ids, states, ended, abnormal)

@@ -350,4 +350,7 @@ class Histories:
         rewards = self._rewards[1 : n + 1, env_id].copy()
         digests = None if self._digests is None else self._digests[:n_digests, env_id].copy()
         parameters = self._parameters.of(self.set_numbers[env_id])
-        return RestoreOrder(env_id, remake, self.seeds[env_id], actions, rewards, slot, digests, parameters=parameters)
+        return RestoreOrder(
+            env_id, remake, self.seeds[env_id], actions=actions, rewards=rewards, slot=slot, digests=digests,
+            parameters=parameters,
+        )  # fmt: skip

@@ -193,7 +193,8 @@ class EnvManager(AnyEnvManager):
             )
         n_envs = n_envs_of(envs, n_envs)
         options = ManagerOptions(
-            n_envs, mode_of(autoreset), max_episodes, min_envs, recv_timeout, on_failure, abnormal,
+            n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,
+            recv_timeout=recv_timeout, on_failure=on_failure, abnormal=abnormal,
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
             own_generators=own_generators,
         )  # fmt: skip
@@ -213,8 +214,8 @@ class EnvManager(AnyEnvManager):
 
         new_stepper = partial(Stepper, autoreset=self._options.autoreset, own_generators=self._options.own_generators)
         return ProcessTransport(
-            self._updates, self.n_workers, new_stepper, self._policy, watch_of(*self._limits),
-            self._threads, self._options.restart_wait,
+            self._updates, self.n_workers, new_stepper, self._policy, watch=watch_of(*self._limits),
+            threads=self._threads, restart_wait=self._options.restart_wait,
         )  # fmt: skip
 
     def worker_pids(self) -> list[int | None]:
@@ -431,7 +432,8 @@ class SerialEnvManager(AnyEnvManager):
     ) -> None:
         n_envs = n_envs_of(envs, n_envs)
         options = ManagerOptions(
-            n_envs, mode_of(autoreset), max_episodes, min_envs, recv_timeout, on_failure, abnormal,
+            n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,
+            recv_timeout=recv_timeout, on_failure=on_failure, abnormal=abnormal,
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
             own_generators=own_generators,
         )  # fmt: skip

@@ -134,15 +134,11 @@ class TimestepRecorder(RowRecorder):
         together = np.concatenate([np.arange(0), *numbers])
         self._gather_infos(trajectories, together)
         return self.gathered_numbers(
-            together,
-            lengths,
-            np.arange(len(trajectories)),
-            allocate,
-            self._rewards.gather,
-            partial(last_observations, self._last, trajectories),
-            np.array([each.terminated for each in trajectories], dtype=np.bool_),
-            np.array([each.truncated for each in trajectories], dtype=np.bool_),
-        )
+            together, lengths, np.arange(len(trajectories)), allocate, rewards=self._rewards.gather,
+            last_observations=partial(last_observations, self._last, trajectories),
+            terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
+            truncated=np.array([each.truncated for each in trajectories], dtype=np.bool_),
+        )  # fmt: skip
 
     def _gather_infos(self, trajectories: Sequence[Trajectory], numbers: NDArray[np.int64]) -> None:
         self._env_infos.clear()

@@ -264,8 +264,8 @@ class DefaultWorker(WorkerWithSeams):
         seams = None
         if hooks is not None or self.overrides_seams():
             seams = Seams(
-                self, hooks or Observer(), version, agent, env, recorder, self._reset_agent,
-                lambda index: reset_function(env, self.resets, (index,)),
+                self, hooks or Observer(), version, agent, env=env, recorder=recorder, reset_agent=self._reset_agent,
+                reset_of=lambda index: reset_function(env, self.resets, (index,)),
             )  # fmt: skip
         elif isinstance(recorder, JointRecorder) and recorder.suits_fast_loop and not rehearsing:
             return self._run_parallel(version, indices, seeds, recorder)

@@ -150,7 +150,10 @@ class Row:
             self._digests.add(compared, ends[position], ends[position + 1])
             state = EpisodeState(self.length, digests=self._digests.values(compared, position), **of_state)
         lost, self.lost = self.lost, ""
-        return EnvFragment(self.number, self.n_episodes, self.first, self.continued, state, lost, self.number)
+        return EnvFragment(
+            self.number, self.n_episodes, self.first, continued=self.continued, state=state, lost=lost,
+            group=self.number,
+        )  # fmt: skip
 
 
 def told(

@@ -417,4 +417,7 @@ def failure_of(ticket: Ticket | None, phase: Phase, trajectory: int | None, erro
     except Exception:
         exception = None
     text = "".join(traceback.format_exception(error)).rstrip()
-    return Failure(ticket, phase, trajectory, summary_of(error), text, exception, class_names(error))
+    return Failure(
+        ticket, phase, trajectory, summary=summary_of(error), traceback=text, exception=exception,
+        kinds=class_names(error),
+    )  # fmt: skip

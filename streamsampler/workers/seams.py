@@ -251,8 +251,8 @@ class Seams:
         worker, reset_of, index = self._worker, self._reset_of, self._worker.trajectory
         assert index is not None
         context = self._context = TrajectoryContext(
-            *self._parts, index, seed, self._version, self._recorder,
-            lambda **arguments: reset_of(index)(**arguments), self._reset_agent,
+            *self._parts, index, seed, agent_version=self._version, recorder=self._recorder,
+            reset=lambda **arguments: reset_of(index)(**arguments), reset_agent=self._reset_agent,
         )  # fmt: skip
         worker.enter(Phase.RESET)
         context.observation, info = begin_of(worker.begin_trajectory(context))

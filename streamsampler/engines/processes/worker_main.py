@@ -60,7 +60,7 @@ def begin(number: int, fds: Sequence[int]) -> Begun:
     _redirect_descriptors_of(board_fd)
     keeper = RecordKeeper(number)
     keeper.install()
-    return Begun(commands_fd, answers_fd, setup, row, keeper, threads, others)
+    return Begun(commands_fd, answers_fd, setup=setup, row=row, keeper=keeper, threads=threads, others=others)
 
 
 def main(number: int, fds: Sequence[int]) -> None:
@@ -76,8 +76,9 @@ def main(number: int, fds: Sequence[int]) -> None:
     setup, inline_limit, report_memory = begun.setup
     memory = MemoryReporter(begun.row) if report_memory else None
     channel = ProcessChannel(
-        begun.commands_fd, begun.answers_fd, arena_fd, updates_fd, inline_limit, begun.keeper, begun.threads, memory
-    )
+        begun.commands_fd, begun.answers_fd, arena_fd=arena_fd, updates_fd=updates_fd, inline_limit=inline_limit,
+        keeper=begun.keeper, threads=begun.threads, before_answer=memory,
+    )  # fmt: skip
     context = WorkerContext(begun.row, number, setup.seed, allocate=channel.allocate)
     run_worker(armed(channel, number), setup.worker, context)
     channel.send_records()

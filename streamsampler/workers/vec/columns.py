@@ -416,8 +416,9 @@ class RowRecorder:
         numbers = np.repeat(first - (stops - lengths) * n_rows, lengths)
         numbers += np.arange(0, len(numbers) * n_rows, n_rows)
         return self.gathered_numbers(
-            numbers, lengths, episodes, allocate, rewards, last_observations, terminated, truncated
-        )
+            numbers, lengths, episodes, allocate, rewards=rewards, last_observations=last_observations,
+            terminated=terminated, truncated=truncated,
+        )  # fmt: skip
 
     def gathered_numbers(
         self, numbers: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,

@@ -93,9 +93,9 @@ class HookedRunner(LaneRunner):
         agent, env, ticket = agents[row % len(agents)], self._envs[row], running.ticket
         index = ticket.indices[position]
         return TrajectoryContext(
-            env, agent, index, running.seeds[position], ticket.version, _Row(self, row),
-            lambda **arguments: reset_function(env, self._worker.resets, (index,))(**arguments),
-            reset_agent_function(agent) if one_by_one else None,
+            env, agent, index, running.seeds[position], agent_version=ticket.version, recorder=_Row(self, row),
+            reset=lambda **arguments: reset_function(env, self._worker.resets, (index,))(**arguments),
+            reset_agent=reset_agent_function(agent) if one_by_one else None,
         )  # fmt: skip
 
     def _reset(self, row: int, index: int, seed: int) -> Any:

@@ -170,11 +170,12 @@ class StepRecorder(RowRecorder):
             np.array([each.begun * self.n_rows + each.row for each in trajectories], dtype=np.int64),
             np.array([each.length for each in trajectories], dtype=np.int64),
             np.array([each.number for each in trajectories], dtype=np.int64),
-            allocate,
-            lambda numbers: np.frombuffer(self.rewards, np.float64).take(numbers),  # a view that stays cannot grow
-            partial(last_observations, self._last, trajectories),
-            np.array([each.terminated for each in trajectories], dtype=np.bool_),
-            np.array([each.truncated for each in trajectories], dtype=np.bool_),
+            allocate=allocate,
+            # A view that stays would keep the rewards from growing.
+            rewards=lambda numbers: np.frombuffer(self.rewards, np.float64).take(numbers),
+            last_observations=partial(last_observations, self._last, trajectories),
+            terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
+            truncated=np.array([each.truncated for each in trajectories], dtype=np.bool_),
         )
 
     def keep(self, trajectories: Sequence[Trajectory]) -> None:
