@@ -193,7 +193,7 @@ Each name is a folder, which imports only from those below it. `testing` has fau
 
 | question | place |
 |---|---|
-| how many trajectories does a ticket have | `streamsampler.protocol.throughput` |
+| how many trajectories does a ticket have | `streamsampler.protocol.tickets` |
 | when is a batch complete | `streamsampler.protocol.gathering` |
 | when is a dead worker replaced | `streamsampler.samplers.supervisor`, within `streamsampler.protocol.restarts` |
 | where is an environment stepped | `streamsampler.workers.default`; several at once: `streamsampler.workers.vec` |
@@ -216,7 +216,7 @@ More is public for workers and engines of your own, the names in `__all__` of th
 `streamsampler.workers.base`, `streamsampler.engines.base`, `streamsampler.workers.loop`, `streamsampler.workers.board`,
 `streamsampler.workers.factory`, `streamsampler.workers.generators`, `streamsampler.protocol.messages`,
 `streamsampler.protocol.plans`, `streamsampler.data.recorder`, `streamsampler.agents.base`,
-`streamsampler.agents.draws`, `streamsampler.agents.independence`, `streamsampler.agents.updates`,
+`streamsampler.agents.draws`, `streamsampler.agents.base`, `streamsampler.agents.updates`,
 `streamsampler.environments.updates`, `streamsampler.core.seeding` and `streamsampler.core.serialization`.
 """
 

@@ -19,16 +19,16 @@ PATIENCE = 120.0
 """Seconds that anything may take which is about to happen; nothing takes so long if all is well."""
 
 _EXIT_CODES = [
-    "engines.launch.worker_child._REPORT_SECONDS",
+    "engines.launch.start._REPORT_SECONDS",
     "engines.processes.engine.END_SECONDS",
-    "engines.processes.links.END_SECONDS",
+    "engines.processes.engine.END_SECONDS",
     "stepping.links.END_SECONDS",
 ]
 _ENDS = [
-    "engines.launch.worker_child._GONE_SECONDS",
+    "engines.launch.start._GONE_SECONDS",
     "engines.processes.engine.GRACE_SECONDS",
     "stepping.inference.environments.STUCK_SECONDS",
-    "stepping.inference.env_processes.STUCK_SECONDS",
+    "stepping.inference.stepper.STUCK_SECONDS",
     "stepping.processes._REPORT_SECONDS",
 ]
 _ENDS_EVERYWHERE = [

@@ -139,7 +139,7 @@ def make_sampler(agents: Any, envs: Any, engine: str | None, **options: Any) -> 
 
 def ticket_sizes() -> Any:
     """Return the module that says how long tickets are, which is elsewhere in earlier versions: these are measured."""
-    from streamsampler.protocol import throughput
+    from streamsampler.protocol import tickets as throughput
 
     if hasattr(throughput, "TICKET_SECONDS"):
         return throughput

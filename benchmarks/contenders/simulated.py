@@ -31,7 +31,7 @@ from streamsampler import RandomAgent, Sampler, VecWorker
 from streamsampler.data.info_columns import InfoColumns
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Engine, Event
-from streamsampler.engines.processes import links
+from streamsampler.engines.processes import engine as links
 from streamsampler.engines.processes.engine import ProcessEngine
 
 try:

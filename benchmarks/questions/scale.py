@@ -29,7 +29,7 @@ from benchmarks.harness.tables import goals_table, table
 from benchmarks.problems import agents
 from benchmarks.problems.measured import CARTPOLE, HALF_CHEETAH, ON_POLICY, Distribution
 from streamsampler import MultiprocessingSampler
-from streamsampler.protocol import throughput
+from streamsampler.protocol import tickets as throughput
 
 NUMBERS = (100, 300, 1_000, 3_000, 10_000)
 WORKLOADS = {"CartPole-v1": (CARTPOLE, 150), "HalfCheetah-v5": (HALF_CHEETAH, 1_000), "on-policy": (ON_POLICY, 150)}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.heads import ActsByHead, GaussianHead, Head, default_head
-from streamsampler.agents.parameters import ModuleConverter
+from streamsampler.agents.updates import ModuleConverter
 from streamsampler.core.errors import ActionError, UsageError
 
 Activation = Callable[[NDArray[Any]], NDArray[Any]]

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.agents.base import is_module
-from streamsampler.agents.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
-from streamsampler.agents.updates import is_parameters
+from streamsampler.agents.updates import ModuleConverter, arrays_of, is_parameters, load_arrays, on_cpu, refuse_lazy
 from streamsampler.agents.vec_normalize import (
     PREFIX,
     ObservationStatistics,

@@ -45,9 +45,8 @@ from typing import Any
 from gymnasium import Space
 
 from streamsampler.agents.base import as_agent
-from streamsampler.checking.benchmark_report import BenchReport, WayMeasured
+from streamsampler.checking.benchmark_report import BenchReport, Tally, WayMeasured
 from streamsampler.checking.costs import Probed, probe, processes_for, with_agent
-from streamsampler.checking.tally import Tally
 from streamsampler.checking.ways import Problem, Round, Way, env_code, ways_in_workers, ways_of
 from streamsampler.core.errors import UsageError, WorkerError, positive, positive_seconds
 from streamsampler.core.progress import ProgressArgument, display

@@ -11,7 +11,8 @@ from typing import Any
 from streamsampler.checking.bench import BenchInterruptedError, BenchSettings, MakeAgent, bench_workers
 from streamsampler.checking.benchmark_report import BenchReport
 from streamsampler.checking.costs import Probed, stepped, with_agent
-from streamsampler.checking.findings import (
+from streamsampler.checking.report import (
+    CheckReport,
     Finding,
     finding_of_ends,
     finding_of_error,
@@ -20,12 +21,11 @@ from streamsampler.checking.findings import (
     findings_of_anomalies,
     not_checked,
 )
-from streamsampler.checking.others import ProbeRows, run_gymnasium_checker, run_pettingzoo_tests
-from streamsampler.checking.report import CheckReport
 from streamsampler.checking.tasks import (
     EnoughError,
     Facts,
     Limits,
+    ProbeRows,
     Ran,
     TimeIsUpError,
     call_apart,
@@ -33,6 +33,8 @@ from streamsampler.checking.tasks import (
     facts_of,
     run,
     run_elsewhere,
+    run_gymnasium_checker,
+    run_pettingzoo_tests,
     run_twice,
 )
 from streamsampler.checking.ways import env_code

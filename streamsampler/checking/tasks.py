@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import re
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
@@ -12,20 +16,24 @@ import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils import env_checker
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from streamsampler.checking.findings import Finding, finding_of_wrappers, not_checked
-from streamsampler.core.errors import SamplerError, WorkerError
+from streamsampler.agents.base import as_agent, give_spaces, is_row_independent
+from streamsampler.checking.report import Finding, finding_of_wrappers, not_checked
+from streamsampler.core.errors import SamplerError, UsageError, WorkerError
+from streamsampler.core.extras import install_hint
 from streamsampler.core.progress import Snapshot
 from streamsampler.core.words import count
 from streamsampler.data.differences import first_difference, shown
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import EnvUpdate, apply_any_env_update
 from streamsampler.samplers.processes import MultiprocessingSampler
-from streamsampler.workers.explain import name_of_env
+from streamsampler.workers.explain import name_of_env, summary_of, traceback_of
 from streamsampler.workers.known_wrappers import chain_of
 from streamsampler.workers.logs import quiet
+from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.worker import VecWorker
 
 _TRAJECTORIES, _COMPARED = 20, 3
@@ -401,3 +409,122 @@ _WAYS_OUT = {
     ),
 }
 """What to do where a trajectory came out differently, by whether that was first seen in an action."""
+
+
+# ----------------------------------------------------------------------
+# Let others check: Gymnasium's checker, PettingZoo's tests, and the probe of whether an agent's rows are independent.
+#
+# What the first two find are warnings here: what samplers need is seen where trajectories are run.
+
+
+_CYCLES = 100  # steps of each of PettingZoo's tests
+_ROWS = 8, 32
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+_NO_FAULT = {
+    "Gymnasium": (
+        "minimum value is -infinity", "maximum value is infinity", "symmetric and normalized", "render mode",
+        "is different from the unwrapped version", "Not able to test",
+    ),
+    "PettingZoo": (
+        "possible_agents", "render() method", "all zeros", "more than 3 dimensions", "different classes",
+        "different shapes", "different number of dimensions", "different observation space", "different action space",
+        "class of observation spaces", "class of action spaces", "minimum value is -infinity",
+        "maximum value is infinity",
+    ),
+}  # fmt: skip
+"""What they warn of, and is a matter of taste, or about what samplers do not use."""
+
+_ADVICE = {
+    "Gymnasium": "Gymnasium's documentation of environments says what it expects: help(gymnasium.Env)",
+    "PettingZoo": (
+        "PettingZoo's documentation says what it expects: help(pettingzoo.ParallelEnv), help(pettingzoo.AECEnv)"
+    ),
+}
+
+
+def run_gymnasium_checker(env: Any) -> list[Finding]:
+    """Run `gymnasium.utils.env_checker.check_env` without rendering: a dozen resets and steps."""
+
+    def check_env() -> None:
+        env_checker.check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
+
+    return _findings_of("Gymnasium", "its checker", check_env)
+
+
+def run_pettingzoo_tests(env: Any) -> list[Finding]:
+    """Run PettingZoo's `parallel_api_test` or `api_test`: a few resets, and some hundred steps."""
+    try:
+        from pettingzoo.test import api_test, parallel_api_test
+    except ImportError:
+        return [not_checked("PettingZoo", "it is not installed, and has tests of its own", install_hint("pettingzoo"))]
+    test: Any = api_test if env.takes_turns else parallel_api_test
+    return _findings_of("PettingZoo", test.__name__, lambda: test(env.env, _CYCLES))
+
+
+def _findings_of(name: str, what: str, run: Callable[[], Any]) -> list[Finding]:
+    """Run a test, and make findings of what it raises and warns of."""
+    found: list[Finding] = []
+    with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("always")
+        try:
+            run()
+        except AssertionError as error:
+            why = _plain(str(error)) or traceback.extract_tb(error.__traceback__)[-1].line or "an assertion"
+            advice = "Samplers copy what they record; others must, too" if "share an object" in why else _ADVICE[name]
+            found.append(Finding(name, "warning", f"{what} finds: {why}", advice, traceback_of(error)))
+        except (Exception, SystemExit) as error:
+            text = f"{what} ended with {_plain(summary_of(error))}"
+            found.append(Finding(name, "warning", text, _ADVICE[name], traceback_of(error)))
+    texts = dict.fromkeys(_plain(str(each.message)) for each in warned if issubclass(each.category, UserWarning))
+    said = [text for text in texts if not any(part in text for part in _NO_FAULT[name])]
+    found += [Finding(name, "warning", f"{what} warns: {text}", _ADVICE[name]) for text in said]
+    return found or [Finding(name, "pass", f"{what} finds nothing")]
+
+
+def _plain(text: str) -> str:
+    return " ".join(_COLOUR.sub("", text).replace("WARN: ", "", 1).split())
+
+
+@dataclass(frozen=True)
+class ProbeRows:
+    """Probes whether the rows of an agent's batches depend on one another; called with an environment, for its spaces.
+
+    Attributes:
+        agent: The agent, as samplers take it.
+        spaces: The observation space and the action space of one environment.
+    """
+
+    agent: Any
+    spaces: tuple[Any, Any]
+
+    def __call__(self, env: Any) -> Finding:
+        """Probe them."""
+        del env
+        agent: Any = as_agent(self.agent)
+        if not callable(getattr(agent, "get_actions", None)):
+            return Finding("rows", "pass", "the agent has no get_actions: VecWorker asks it for one action at a time")
+        give_spaces(agent, *self.spaces)
+        try:
+            says, conclusive = is_row_independent(agent), True
+            for n_rows in _ROWS:
+                pool = AgentPool(hint=False)
+                pool.update(agent, n_rows, None)
+                with quiet():
+                    conclusive = pool.probe(self.spaces[0], n_rows) and conclusive
+        except UsageError as error:
+            what, _, advice = str(error).partition(". ")
+            if getattr(agent, "row_independent", False) or "row_independent of the agent" in what:
+                return Finding("rows", "failure", what, advice)
+            what = "rows of batches depend on one another, or on draws: VecWorker runs in blocks"
+            return Finding("rows", "pass", what)
+        alone = f"each row of batches of {' and '.join(map(str, _ROWS))} is computed from that row alone"
+        if says:
+            return Finding("rows", "pass", f"{alone}, as it says")
+        if not conclusive:
+            return Finding("rows", "pass", "VecWorker runs trajectories in blocks")
+        return Finding(
+            "rows", "pass", f"{alone}, but the agent does not say so",
+            "With row_independent = True VecWorker runs trajectories in lanes, which is faster, if that holds for all "
+            "parameters",
+        )  # fmt: skip

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from streamsampler.agents.base import as_agent, give_spaces, reset_agent_function
-from streamsampler.checking.tally import Tally
+from streamsampler.checking.benchmark_report import Tally
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.progress import Snapshot
 from streamsampler.core.seeding import Stream, derived_seed

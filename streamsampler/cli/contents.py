@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from streamsampler.cli.report import policy_rows, spread_text
-from streamsampler.cli.tally import Tally
+from streamsampler.cli.running import Tally
 from streamsampler.core.errors import DamagedShardError
 from streamsampler.core.words import table
 from streamsampler.data import npz as storage
 from streamsampler.data.batch_fields import sums
 from streamsampler.data.codec import damage_raised, decode_space
-from streamsampler.data.files import load as load_file
-from streamsampler.data.manifest import Manifest, Shard, read_manifest, shard_name
-from streamsampler.data.shards import ShardFiles
+from streamsampler.data.shards import Manifest, Shard, ShardFiles, read_manifest, shard_name
+from streamsampler.data.shards import load as load_file
 from streamsampler.evaluation.charts import returns_of
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation

@@ -25,8 +25,7 @@ from streamsampler.agents.random import RandomAgent
 from streamsampler.cli.streams import failure
 from streamsampler.core.atomic import temporary_beside
 from streamsampler.core.errors import StorageError, UnknownAgentError, UnknownEnvironmentError, UsageError
-from streamsampler.data.manifest import MANIFEST
-from streamsampler.data.shards import check_folder
+from streamsampler.data.shards import MANIFEST, check_folder
 from streamsampler.engines.launch.start_methods import working_directory
 from streamsampler.environments.ids import find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import SpacesOfAgents

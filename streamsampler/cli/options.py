@@ -3,18 +3,181 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from streamsampler.cli.grouping import is_from_file, option, options_of
 from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.engines.registry import ENGINES
+
+# ----------------------------------------------------------------------
+# What all commands have: options in groups in the help, examples below them, and options from a TOML file.
+
+
+TYPED = "streamsampler.cli.typed"
+"""Where a context's `meta` has what the user typed: the command's name, and then its arguments."""
+_FILE = "streamsampler.cli.config"
+"""Where a context's `meta` has the name of the file with options."""
+
+_JOINED = {"seeds", "without_infos"}
+"""Options of one text that may be a list in a file."""
+
+
+class GroupedOption(click.Option):
+    """An option with the heading that it stands under.
+
+    Attributes:
+        heading: The heading.
+    """
+
+    def __init__(self, *args: Any, heading: str, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.heading = heading
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert a value.
+
+        Raises:
+            click.BadParameter: It is something else; names the file that has it.
+        """
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as error:
+            if not is_from_file(ctx, str(self.name)):
+                raise
+            raise click.BadParameter(f"{error.message} (in {ctx.meta[_FILE]!r})", ctx, self) from None
+
+
+class SeveralArgument(click.Argument):
+    """An argument that is typed once or more. Where none is typed, those of a file count."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        """Return the values, and where they come from."""
+        # click 8.2.0 takes an empty tuple for what was typed, and looks no further.
+        typed = {name: value for name, value in opts.items() if name != self.name or value}
+        return super().consume_value(ctx, typed)
+
+
+def option(heading: str, *names: str, **attributes: Any) -> Callable[[Any], Any]:
+    """Do what `click.option` does, under a heading."""
+    return click.option(*names, cls=GroupedOption, heading=heading, **attributes)
+
+
+def options_of(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a decorator that gives a command several options, in this order."""
+
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+def is_from_file(ctx: click.Context, name: str) -> bool:
+    """Whether an option's value comes from a file of options."""
+    return ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP
+
+
+class GroupedCommand(click.Command):
+    """Lists its options under their headings, in the order in which these first appear; it has `--config`.
+
+    What its docstring has from "Examples:" on is printed below the options, line by line.
+    """
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.help, _, examples = inspect.cleandoc(self.help or "").partition("\n\nExamples:")
+        self.epilog = "\b\nExamples:" + examples.replace("\n\n", "\n\n\b\n")
+        config = GroupedOption(
+            ["--config"], heading="Options from a file", callback=_from_file, is_eager=True, expose_value=False,
+            metavar="FILE",
+            help="Take options from a TOML file, such as 'num-trajectories = 100'; those that are typed win.",
+        )  # fmt: skip
+        self.params.append(config)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and keep what was typed: `ctx.meta[TYPED]`."""
+        ctx.meta[TYPED] = (ctx.command_path, *args)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups into the help."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                groups.setdefault(getattr(parameter, "heading", "Other options"), []).append(record)
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def command(short_help: str) -> Callable[[Any], Any]:
+    """Return the decorator that makes a function a command; its docstring is the help, with the examples at the end."""
+    return click.command(cls=GroupedCommand, short_help=short_help)
+
+
+def _from_file(ctx: click.Context, _param: click.Parameter, name: str | None) -> None:
+    """Take a command's options from a file, where they are not typed: an option's callback.
+
+    Raises:
+        click.BadParameter: The file cannot be read, is no TOML, or has what the command does not.
+    """
+    if name is None:
+        return
+    try:
+        found = tomllib.loads(Path(name).read_bytes().decode())
+    except OSError as error:
+        raise click.BadParameter(f"{name!r} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"{name!r} is no TOML: {error}") from None
+    params = {}
+    for param in ctx.command.params:
+        long = next((each for each in param.opts if each.startswith("--")), str(param.name))
+        params[long.removeprefix("--").replace("_", "-")] = param
+    del params["config"]
+    ctx.meta[_FILE], ctx.default_map = name, {}
+    for key, value in found.items():
+        if (known := params.get(key.replace("_", "-"))) is None:
+            near = difflib.get_close_matches(key.replace("_", "-"), params, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(sorted(params))}."
+            raise click.BadParameter(f"{name!r} has {key!r}, which is no option of {ctx.command.name}.{hint}")
+        ctx.default_map[str(known.name)] = _as_typed(value, known, f"{name!r}: {key}")
+
+
+def _as_typed(value: Any, param: click.Parameter, what: str) -> Any:
+    """Return a value as the command line would give it: as text, but for flags."""
+    if getattr(param, "is_flag", False):
+        if not isinstance(value, bool):
+            raise click.BadParameter(f"{what} should be true or false, and is {value!r}")
+        return value
+    if isinstance(value, Mapping) and param.name == "env_kwargs":
+        return [f"{key}={item!r}" for key, item in value.items()]
+    takes_list = getattr(param, "multiple", False) or param.nargs != 1 or param.name in _JOINED
+    items = value if takes_list and isinstance(value, list) else [value]
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise click.BadParameter(f"{what} should be a text or a number, and is {item!r}")
+    texts = [str(item) for item in items]
+    if getattr(param, "multiple", False) or param.nargs == -1:
+        return texts
+    if param.nargs != 1 and len(texts) != param.nargs:
+        raise click.BadParameter(f"{what} should be a list of {param.nargs} values, and is {value!r}")
+    return texts if param.nargs != 1 else ",".join(texts)
+
+
+# ----------------------------------------------------------------------
+
 
 _COUNT = re.compile(
     r"(?P<thousands>[0-9]{1,3}(,[0-9]{3})+)"

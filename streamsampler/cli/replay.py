@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from streamsampler.cli import options as shared
-from streamsampler.cli.grouping import command, option, options_of
+from streamsampler.cli.options import command, option, options_of
 
 _WHICH = options_of(
     option("Which", "--index", type=shared.Count(min=0), required=True, metavar="I",
@@ -100,7 +100,7 @@ def _agent(path: Path, options: Mapping[str, Any]) -> Any:
     from streamsampler.core.errors import UsageError
     from streamsampler.data import npz as storage
     from streamsampler.data.codec import decode_space
-    from streamsampler.data.manifest import shard_name
+    from streamsampler.data.shards import shard_name
 
     header = storage.read(path / shard_name(0) if path.is_dir() else path)[1]
     said, given = header.get("policies") or {}, options["policies"]

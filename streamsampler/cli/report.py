@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamsampler.cli.request import Outcome, Request
-from streamsampler.cli.tally import Tally
+from streamsampler.cli.running import Tally
 from streamsampler.core.version import __version__
 from streamsampler.core.words import count, duration, table
 from streamsampler.data.statistics import Stats, timers_text

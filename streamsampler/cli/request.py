@@ -14,20 +14,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from streamsampler.cli.interrupts import Interrupted
 from streamsampler.cli.naming import environment_of, is_model_file, load_agents
-from streamsampler.cli.running import Follower, Run
-from streamsampler.cli.tally import Tally
+from streamsampler.cli.running import Follower, Run, Tally
+from streamsampler.cli.streams import Interrupted
 from streamsampler.core.errors import DamagedShardError, SamplerError, UnwritableInfoError, UsageError
 from streamsampler.core.version import __version__
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.codec import check_writable
 from streamsampler.data.kept_infos import KeptInfos
-from streamsampler.data.manifest import MANIFEST, read_manifest
+from streamsampler.data.shards import MANIFEST, read_manifest
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.registry import RAY
+from streamsampler.evaluation.agents import make_sampler
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.choosing import make_sampler
 from streamsampler.samplers.sharded import sample_to_folder
 from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.vec.worker import VecWorker
@@ -54,7 +53,7 @@ def drawn_seed() -> int:
 
 
 def sampler_arguments(options: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    """Return what `streamsampler.samplers.choosing.make_sampler` takes, besides agent and environment.
+    """Return what `streamsampler.evaluation.agents.make_sampler` takes, besides agent and environment.
 
     Args:
         options: The options of all commands that run an environment, by name.

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from streamsampler.cli import options as shared
-from streamsampler.cli.grouping import TYPED, command, option, options_of
+from streamsampler.cli.options import TYPED, command, option, options_of
 
 _WHERE = (
     "What is sampled goes into a .npz file, or with --shard-size into a folder of them; streamsampler.load reads both"

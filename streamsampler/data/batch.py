@@ -511,7 +511,7 @@ class TrajectoryBatch(
 
     @staticmethod
     def load(path: str | PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
-        """Read a batch from a file; see `streamsampler.data.files.load`."""
+        """Read a batch from a file; see `streamsampler.data.shards.load`."""
         from streamsampler.data.npz import load_with_header  # the layer above
 
         batch: TrajectoryBatch[AnyObservationsT, AnyActionsT] = load_with_header(path, batch_of_fields)[0]

@@ -63,9 +63,8 @@ from streamsampler.data.batch import (
     TrajectoryBatch,
     brackets,
 )
-from streamsampler.data.files import load as load_file
-from streamsampler.data.manifest import Shard, read_manifest
-from streamsampler.data.shards import ShardFiles
+from streamsampler.data.shards import Shard, ShardFiles, read_manifest
+from streamsampler.data.shards import load as load_file
 
 if TYPE_CHECKING:
     from streamsampler.data.sequences import SequenceDataset

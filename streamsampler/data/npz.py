@@ -381,7 +381,7 @@ def _free_name(name: str, entries: dict[str, Array]) -> str:
 
 
 def load_with_header(path: str | os.PathLike[str], make: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any]]:
-    """Read a batch that `save` wrote, and the header of its file; see `streamsampler.data.files`.
+    """Read a batch that `save` wrote, and the header of its file; see `streamsampler.data.shards`.
 
     Args:
         path: The file; `.npz` is appended where there is none of that name.

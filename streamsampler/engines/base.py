@@ -34,7 +34,7 @@ from typing import Any
 
 from streamsampler.core.serialization import Payload
 from streamsampler.protocol.messages import Answer, Failure, Message, Phase
-from streamsampler.protocol.throughput import SHORTEST_TICKET_SECONDS
+from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
 from streamsampler.workers.board import Progress, StatusBoard
 
 __all__ = ["Answered", "Died", "Engine", "Event", "Logged", "Restored", "unreadable"]

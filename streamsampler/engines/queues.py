@@ -39,8 +39,7 @@ from typing import Any
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.base import Died, Event
-from streamsampler.engines.launch.child import END_SECONDS, interrupts_blocked
-from streamsampler.engines.launch.descriptors import make_room
+from streamsampler.engines.launch.child import END_SECONDS, interrupts_blocked, make_room
 from streamsampler.engines.launch.start_methods import StartMethod, working_directory
 from streamsampler.engines.linked import GRACE_SECONDS, EngineLink, LinkedEngine, shown_stacks
 from streamsampler.engines.queue_worker import WorkerEnds, main

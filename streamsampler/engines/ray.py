@@ -47,8 +47,7 @@ from streamsampler.core.errors import SamplerError
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.base import Died, Event
 from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
-from streamsampler.engines.ray_cluster import Demand, attach
-from streamsampler.engines.ray_link import Kind, RayLink, Starts
+from streamsampler.engines.ray_link import Demand, Kind, RayLink, Starts, attach
 from streamsampler.engines.ray_worker import Published, RaySetup, Said
 from streamsampler.protocol.messages import Message, Phase
 from streamsampler.workers.board import Progress, StatusBoard, board_bytes
@@ -67,7 +66,7 @@ class RayEngine(LinkedEngine[RayLink]):
         n_workers: How many workers there are.
         make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
-        address: See `streamsampler.engines.ray_cluster.attach`.
+        address: See `streamsampler.engines.ray_link.attach`.
         worker_resources: What Ray is asked for each worker.
         runtime_env: Ray's runtime environment for workers; None for that of this process.
         close_timeout: Seconds that all workers together may take to close their environments at the end.

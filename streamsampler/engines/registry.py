@@ -82,7 +82,7 @@ Environments do not run in the main thread, so they cannot set signal handlers, 
 
 
 PARENT = Capabilities(
-    ("stepping.inference.engine", "ParentEngine"),
+    ("stepping.inference.worker", "ParentEngine"),
     lacks={
         "start_method": "its processes are started by a fork server",
         "max_worker_memory": "its processes have environments in which trajectories go on from ticket to ticket",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from streamsampler.core.serialization import Payload, loads
-from streamsampler.engines.launch.descriptors import lower_limit, original_limit
+from streamsampler.engines.launch.child import lower_limit, original_limit
 from streamsampler.engines.launch.start_methods import working_directory
 from streamsampler.protocol.messages import Answer, Message, Start
 from streamsampler.workers.base import Worker, WorkerContext

@@ -23,8 +23,7 @@ from streamsampler.core.words import count
 from streamsampler.data import npz as storage
 from streamsampler.data.batch_fields import sums
 from streamsampler.data.codec import damage_raised
-from streamsampler.data.manifest import Shard, read_manifest
-from streamsampler.data.shards import ShardFiles
+from streamsampler.data.shards import Shard, ShardFiles, read_manifest
 from streamsampler.evaluation.comparison import Comparison, Pairs
 from streamsampler.evaluation.evaluation import Evaluation, number
 from streamsampler.evaluation.intervals import Interval, Unknown, mean_interval

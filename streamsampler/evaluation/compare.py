@@ -14,9 +14,15 @@ from streamsampler.core.seeding import check_seed
 from streamsampler.core.words import count
 from streamsampler.evaluation.agents import ReturnOf, Row, SuccessMeaning, agent_facts, has_predict
 from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
-from streamsampler.evaluation.evaluate import INTERRUPTED, EvaluationInterruptedError, gather
+from streamsampler.evaluation.evaluate import (
+    INTERRUPTED,
+    EvaluationInterruptedError,
+    Gathering,
+    gather,
+    in_part,
+    opened_sampler,
+)
 from streamsampler.evaluation.evaluation import Evaluation, number
-from streamsampler.evaluation.gathering import Gathering, in_part, opened_sampler
 from streamsampler.evaluation.rules import (
     FLOORS,
     Amount,

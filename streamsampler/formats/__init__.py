@@ -25,8 +25,8 @@ streamsampler export early.json late.json --to sb3 --timesteps 10000 --timesteps
 | Minari (HDF5) | `minari` | `streamsampler.formats.minari` |
 | Parquet | `parquet` | `streamsampler.formats.tables` |
 | pandas | `pandas` | `streamsampler.formats.tables` |
-| TensorDict | `tensordict` | `streamsampler.formats.tensordict` |
-| evaluations of Stable-Baselines3 | none | `streamsampler.formats.sb3` |
+| TensorDict | `tensordict` | `streamsampler.formats.tables` |
+| evaluations of Stable-Baselines3 | none | `streamsampler.formats.export` |
 
 An export reads one shard of a folder at a time, so that memory holds one or two of them, whatever the amount.
 `to_tensordict` and `to_pandas` return all of it, in memory.
@@ -34,9 +34,7 @@ An export reads one shard of a folder at a time, so that memory holds one or two
 For training, `TrajectoryFolder.torch_dataset` reads folders as they are.
 """
 
-from streamsampler.formats.export import export
-from streamsampler.formats.sb3 import save_evaluations
-from streamsampler.formats.tables import Frames, to_pandas
-from streamsampler.formats.tensordict import to_tensordict
+from streamsampler.formats.export import export, save_evaluations
+from streamsampler.formats.tables import Frames, to_pandas, to_tensordict
 
 __all__ = ["Frames", "export", "save_evaluations", "to_pandas", "to_tensordict"]

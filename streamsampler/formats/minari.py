@@ -41,8 +41,7 @@ from streamsampler.core.progress import Display
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
-from streamsampler.formats.columns import Column, ColumnRows, Source, info_rows, space_columns
-from streamsampler.formats.staging import allocate, new_folder
+from streamsampler.formats.columns import Column, ColumnRows, Source, allocate, info_rows, new_folder, space_columns
 
 # ----------------------------------------------------------------------
 # Trajectories as the episodes of Minari.

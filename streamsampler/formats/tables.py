@@ -33,17 +33,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from streamsampler.core.errors import StorageError
 from streamsampler.core.extras import needed
 from streamsampler.core.progress import Display
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.codec import encode_space
+from streamsampler.data.info_columns import KeyPath
 from streamsampler.formats.columns import (
     Column,
     ColumnRows,
@@ -52,13 +56,14 @@ from streamsampler.formats.columns import (
     info_rows,
     leaf_column,
     leaf_values,
+    new_folder,
     open_source,
     space_columns,
 )
-from streamsampler.formats.staging import new_folder
 
 if TYPE_CHECKING:
     import pandas
+    from tensordict import TensorDict
 
 _OF_FRAGMENTS = ("continued", "cut", "env_number", "earlier_length", "earlier_return")
 """Names of columns, which are those of `fragments` in the singular."""
@@ -265,3 +270,103 @@ def _series(pd: Any, columns: ColumnRows) -> Any:
     if present is not None:
         cells[~present] = None
     return pd.Series(cells, dtype=object)
+
+
+# ----------------------------------------------------------------------
+# Trajectories as a TensorDict. Needs tensordict: `pip install tensordict`.
+#
+# Timesteps are the batch dimension, T, and the keys those of TorchRL's collectors:
+#
+# | key | |
+# |---|---|
+# | `observation`, `action` | (T, …), nested as the space nests; positions of Tuple spaces are keys `"0"`, `"1"` |
+# | `("next", "observation")` | what the action led to; at a trajectory's end the true final observation |
+# | `("next", "reward")`, `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | (T, 1) |
+# | `terminated`, `truncated`, `done` | (T, 1), all false: no action was chosen after an end |
+# | `("collector", "traj_ids")` | (T,) the number of the trajectory, from 0 |
+# | `policy_version` | (T,) the agent version |
+# | `("next", "env_infos", KEY)`, `("agent_infos", KEY)` | (T, …); `_KEY` is the mask of an info that comes and goes |
+#
+# Dtypes are kept: rewards are float64. A TensorDict holds numbers: infos that are none are left out, and a warning
+# names them.
+
+
+_log = logging.getLogger("streamsampler")
+_WHERE = {"env_infos": ("next", "env_infos"), "agent_infos": ("agent_infos",)}
+
+
+def to_tensordict(source: Sourced) -> TensorDict:
+    """Return trajectories as one TensorDict of T timesteps, which must fit into memory.
+
+    Where it is possible the tensors share the memory of a batch, so that what is written into them is written into it.
+
+    Args:
+        source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
+
+    Raises:
+        ImportError: tensordict is not there; says how to install it.
+        DataError: There are no trajectories.
+        StorageError: The file or the folder is damaged, or a space has values that are no numbers.
+    """
+    parts = list(_parts(open_source(source)))
+    return parts[0] if len(parts) == 1 else import_module("torch").cat(parts)
+
+
+def _parts(source: Source) -> Iterator[Any]:
+    """Yield a TensorDict of each shard, all with the same keys."""
+    torch, tensordict = (needed(name, "the format TensorDict", "tensordict") for name in ("torch", "tensordict"))
+    for name in ("observation_space", "action_space"):
+        for path, space, _ in space_columns(getattr(source, name), None, (name,)):
+            if leaf_column(space).kind != "numbers":
+                raise StorageError(
+                    f"a TensorDict holds numbers, and {'.'.join(path)} is a {type(space).__name__} space"
+                )
+    infos, _ = source.survey()
+    numbers = {name: _tensor_numbers(infos[name], name) for name in _WHERE}
+    for first, batch in source.shards():
+        made = tensordict.TensorDict({}, batch_size=[batch.n_timesteps])
+        for path, rows in _rows(batch, first, numbers).items():
+            made[path] = torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ["C", "W"]))
+        yield made
+
+
+def _rows(batch: TrajectoryBatch[Any, Any], first: int, infos: Mapping[str, Any]) -> dict[KeyPath, Any]:
+    """Return the rows of a shard by key.
+
+    Args:
+        batch: The shard.
+        first: How many trajectories come before it.
+        infos: The columns of its infos.
+    """
+    found: dict[KeyPath, Any] = {}
+    spaces: list[tuple[KeyPath, Any, Any]] = [
+        (("observation",), batch.observation_space, batch.observations),
+        (("action",), batch.action_space, batch.actions),
+        (("next", "observation"), batch.observation_space, batch.next_observations),
+    ]
+    for root, space, tree in spaces:
+        found |= {key: rows for key, _, rows in space_columns(space, tree, root)}
+    found["next", "reward"] = batch.rewards[:, None]
+    last = batch.starts + batch.lengths - 1
+    for name in ("terminated", "truncated"):
+        found[name,] = np.zeros((batch.n_timesteps, 1), np.bool_)
+        found["next", name] = np.zeros((batch.n_timesteps, 1), np.bool_)
+        found["next", name][last, 0] = getattr(batch, name)
+    found["done",] = np.zeros((batch.n_timesteps, 1), np.bool_)
+    found["next", "done"] = found["next", "terminated"] | found["next", "truncated"]
+    found["collector", "traj_ids"] = np.repeat(np.arange(first, first + len(batch)), batch.lengths)
+    found["policy_version",] = np.repeat(batch.agent_versions, batch.lengths)
+    for name, root in _WHERE.items():
+        for path, column, rows, present in info_rows(getattr(batch, name), batch.n_timesteps, infos[name], name, root):
+            found[path] = rows
+            if not column.always:
+                found[*path[:-1], f"_{path[-1]}"] = np.ones(len(rows), np.bool_) if present is None else present
+    return found
+
+
+def _tensor_numbers(columns: dict[KeyPath, Column], name: str) -> dict[KeyPath, Column]:
+    kept = {path: column for path, column in columns.items() if column.kind == "numbers"}
+    if left_out := [f"{name}[{'/'.join(path)!r}]" for path in columns.keys() - kept.keys()]:
+        _log.warning("a TensorDict holds numbers, and %s %s left out", ", ".join(sorted(left_out)),
+                     "is" if len(left_out) == 1 else "are")  # fmt: skip
+    return kept

@@ -32,12 +32,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamsampler.core.errors import ProtocolError
-from streamsampler.protocol.in_flight import Copies, InFlight, IsAwaited, StepsOf
 from streamsampler.protocol.messages import Dropped
 from streamsampler.protocol.plans import Exactly, GatherPlan, IndexQueue, Layout, Streamed, endless
 from streamsampler.protocol.result import HeldFailure, Order, Result, too_many_dropped
-from streamsampler.protocol.throughput import (
+from streamsampler.protocol.tickets import (
     SHORTEST_TICKET_SECONDS,
+    Copies,
+    InFlight,
+    IsAwaited,
+    StepsOf,
     Throughput,
     needed_for,
     ticket_size,

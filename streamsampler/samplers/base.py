@@ -25,14 +25,12 @@ from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.obtaining import ObtainingSampler
 from streamsampler.samplers.options import SamplerOptions, check_policies, policies_of
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
-from streamsampler.samplers.per_worker import Agents, Envs, items_by_worker
-from streamsampler.samplers.updates import Updates
+from streamsampler.samplers.per_worker import Agents, Envs, Updates, items_by_worker
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
-from streamsampler.workers.hooks import pickled_hooks, raises_all
+from streamsampler.workers.hooks import WorkerWithSeams, pickled_hooks, raises_all
 from streamsampler.workers.resets import Options, common_resets
-from streamsampler.workers.seams import WorkerWithSeams
 from streamsampler.workers.threads import check_threads
 
 # ----------------------------------------------------------------------

@@ -6,22 +6,152 @@ import copy
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from streamsampler.agents.filters import Filters
 from streamsampler.core.errors import DataError, UnwritableInfoError
 from streamsampler.core.words import count
+from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.assembly import Delivery, GrowingBatch
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import assembled
-from streamsampler.data.statistics import EndedEpisodes, Stats
+from streamsampler.data.statistics import (
+    REMEMBERED,
+    DroppedTrajectory,
+    EndedEpisodes,
+    FoundAnomaly,
+    MetricsSoFar,
+    Stats,
+)
+from streamsampler.engines.base import Logged, Restored
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.plans import Streamed, expected_rows
-from streamsampler.protocol.result import Segment
+from streamsampler.protocol.result import LeftOut, Segment
 from streamsampler.samplers.fragments import Episodes
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.setbacks import Spaces
+from streamsampler.samplers.supervisor import Spaces
+from streamsampler.workers.logs import handle_records
+
+# ----------------------------------------------------------------------
+# Count what became of the trajectories of a call.
+
+
+class CallAccounts:
+    """The accounts of one call.
+
+    Anomalies are counted in trajectories that are returned, and in no others: so does one process alone.
+
+    Args:
+        session: What outlives the call; knows whether the user was warned of an anomaly.
+        gathering: What arrived.
+        stats: Where it is counted.
+        version: The call's agent version.
+    """
+
+    def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
+        self.stats = stats
+        self._session = session
+        self._gathering = gathering
+        self._version = version
+        self._anomalies: dict[int, Anomaly] = {}  # by trajectory index
+        self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
+        self._metrics = MetricsSoFar()  # of what that consumer has seen
+        self._is_closed = False
+        self.excess = 0  # by how many timesteps what arrived was counted as more than steps of the environment
+        self._begun: float | None = perf_counter()
+
+    def stop_clock(self) -> None:
+        """Add the call's wall time, once."""
+        if self._begun is not None:
+            self.stats.seconds += perf_counter() - self._begun
+            self._begun = None
+
+    def take_notice(self, event: Logged | Restored) -> None:
+        """Take in what a worker tells besides its answers."""
+        if isinstance(event, Logged):
+            handle_records(event.worker, event.records)
+        else:
+            self.stats.restarts += 1
+            self.stats.hangs += event.hung
+
+    def add_anomalies(self, segments: Sequence[Segment]) -> None:
+        """Remember the anomalies of trajectories in the result."""
+        for delivery, start, stop, indices in segments:
+            for anomaly in delivery.rollouts.anomalies:
+                if start <= anomaly.position < stop:
+                    self._anomalies[indices[anomaly.position - start]] = anomaly
+
+    def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
+        """Count what was left out, and remember the anomalies of what was not."""
+        self.add_anomalies(segments)
+        stats, version = self.stats, self._version
+        stats.dropped_trajectories += len(left_out)
+        stats.dropped += [DroppedTrajectory(version, index, worker, *it[1:]) for worker, index, it, _ in left_out]
+        del stats.dropped[:-REMEMBERED]
+
+    def _count_anomalies(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            anomaly = self._anomalies.pop(index)
+            self.stats.anomalies += anomaly.count
+            first = FoundAnomaly(self._version, index, anomaly.timestep, anomaly.what)
+            if self.stats.first_anomaly is None:
+                self.stats.first_anomaly = first
+            self._session.warn_of_anomaly(first)
+
+    def add_yielded(self, batch: TrajectoryBatch[Any, Any]) -> None:
+        """Count the trajectories that a stream hands to its consumer."""
+        self.stats.kept_trajectories += batch.n_trajectories
+        self.stats.kept_timesteps += batch.n_timesteps
+        self.stats.episodes += EndedEpisodes.of(batch.raw_rewards, batch.lengths)  # whose sum is that of returns
+        self._yielded[0] += batch.n_trajectories
+        self._yielded[1] += batch.n_timesteps
+        if kinds := self.stats.metric_kinds:
+            self._metrics.add(batch.episode_infos, kinds)
+            self._metrics.update(self.stats.metrics, kinds)
+        if self._anomalies:
+            self._count_anomalies(sorted(self._anomalies.keys() & set(batch.indices.tolist())))
+
+    def close_with(self, segments: Sequence[Segment]) -> None:
+        """Count what is returned as kept and what else arrived as surplus, once."""
+        if self._is_closed:  # an interrupt may have come after that
+            return
+        self._is_closed = True
+        gathering = self._gathering
+        self.add_dropped(segments, gathering.result.pop_left_out())
+        self._count_anomalies(sorted(self._anomalies))
+        kept, excess = gathering.result.n_timesteps, 0
+        if self.excess:
+            env_steps = sum(int(it.delivery.rollouts.lengths[it.start : it.stop].sum()) for it in segments)
+            kept, excess = env_steps, self.excess - (kept - env_steps)
+        self.stats.kept_trajectories = gathering.result.n_trajectories
+        self.stats.kept_timesteps = kept
+        n_trajectories, n_timesteps = gathering.result.pending()
+        self.add_surplus(n_trajectories + len(gathering.result.held_failures()), n_timesteps - excess)
+
+    def close_unseen(self) -> None:
+        """Count what arrived and was never returned as surplus, if the accounts are not closed yet."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        gathering = self._gathering
+        arrived = gathering.arrived_trajectories + len(gathering.result.held_failures())
+        self.add_surplus(arrived - self._yielded[0], gathering.arrived_timesteps - self.excess - self._yielded[1])
+
+    def add_surplus(self, n_trajectories: int, n_timesteps: int) -> None:
+        """Count trajectories that the batch does not need."""
+        self.stats.surplus_trajectories += n_trajectories
+        self.stats.surplus_timesteps += n_timesteps
+
+    def add_stale(self, n_trajectories: int, n_timesteps: int) -> None:
+        """Count trajectories of an older agent version."""
+        self.stats.stale_trajectories += n_trajectories
+        self.stats.stale_timesteps += n_timesteps
+
+
+# ----------------------------------------------------------------------
+
 
 # ----------------------------------------------------------------------
 # Keep a sampler's filters, and merge into them what calls return.

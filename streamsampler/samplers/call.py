@@ -16,20 +16,19 @@ from streamsampler.data.trees import bytes_of
 from streamsampler.engines.base import Answered, Died, Event, Logged, Restored
 from streamsampler.protocol.messages import Answer, Checked, Failure, Fingerprint, Phase, Report
 from streamsampler.protocol.plans import GatherPlan, Streamed
-from streamsampler.samplers.accounts import CallAccounts
-from streamsampler.samplers.batches import BatchMaker, Summaries
+from streamsampler.samplers.batches import BatchMaker, CallAccounts, Summaries
+from streamsampler.samplers.per_worker import Snapshot
 from streamsampler.samplers.run_ahead import TakenOver, gathering_for
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.setbacks import (
+from streamsampler.samplers.supervisor import (
     UPDATE_PHASES,
     Setback,
     WorkerRecord,
     dropped_error,
     failure_error,
     kernels_error,
+    logger,
 )
-from streamsampler.samplers.supervisor import logger
-from streamsampler.samplers.updates import Snapshot
 
 _NOT_NEEDED = "%s; the call did not need it"
 

@@ -25,9 +25,9 @@ from streamsampler.protocol.plans import GatherPlan
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.payloads import put
+from streamsampler.samplers.per_worker import Kind
 from streamsampler.samplers.run_ahead import RunAhead
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.updates import Kind
 from streamsampler.workers.resets import Resets
 
 # ----------------------------------------------------------------------

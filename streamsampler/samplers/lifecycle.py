@@ -24,12 +24,11 @@ from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.batches import Filtering
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.kept_infos import InfosOfFiles
 from streamsampler.samplers.lagging import Lag, begun
 from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates
-from streamsampler.samplers.session import Fingerprints, PurityChecks, Session
-from streamsampler.samplers.setbacks import failure_error, kernels_error
-from streamsampler.samplers.updates import Kind, Updates
+from streamsampler.samplers.per_worker import Kind, Updates
+from streamsampler.samplers.session import Fingerprints, InfosOfFiles, PurityChecks, Session
+from streamsampler.samplers.supervisor import failure_error, kernels_error
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.logs import handle_records
 from streamsampler.workers.resets import Resets

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from streamsampler.agents.base import AgentLike
 from streamsampler.core.errors import UsageError
@@ -82,3 +83,166 @@ def check_length(name: str, items: list[Any], n_workers: int) -> None:
     """
     if len(items) != n_workers:
         raise UsageError(f"{name} has {count(len(items), 'item')}, but there are {count(n_workers, 'worker')}")
+
+
+# ----------------------------------------------------------------------
+# Track which agent, parameters and environment are in force, and which of them a worker was not sent yet. Pure.
+#
+# Only the latest of each kind is kept. That is enough, because a new agent makes earlier parameters void, parameters
+# are complete, and an environment update does not depend on those before it (see `updates.EnvUpdate`). So a worker
+# that was busy during three updates, or was started after them, is brought up to date by one message of bounded size.
+
+
+Payload = TypeVar("Payload")
+Other = TypeVar("Other")
+Kind = Literal["agent", "parameters", "env", "filters", "levels"]
+_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "filters", "levels")
+
+
+@dataclass(frozen=True)
+class InForce(Generic[Payload]):
+    """The latest update of one kind: one payload for all workers, or one each."""
+
+    serials: tuple[int, ...]  # by worker: another number whenever its payload changes
+    payloads: tuple[Payload | None, ...]
+    shared: bool
+    about: tuple[Any, ...]  # by worker: what the sampler knows of what was pickled
+
+
+Snapshot = dict[Kind, InForce[Any]]
+
+
+class Updates(Generic[Payload]):
+    """The updates in force.
+
+    Args:
+        n_workers: How many workers there are.
+    """
+
+    def __init__(self, n_workers: int) -> None:
+        self._n_workers = n_workers
+        self._serial = 0
+        self._in_force: dict[Kind, InForce[Payload]] = {}
+
+    def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload, about: Any = None) -> None:
+        """Put an update in force.
+
+        Args:
+            kind: Its kind.
+            payloads: One payload, or a list with one for each worker (None: nothing changes for it).
+            about: What is to be known of what was pickled; with a list of payloads a list, too. See the method.
+        """
+        shared = not isinstance(payloads, list)
+        notes = tuple(about) if isinstance(about, list) else (about,) * self._n_workers
+        each = tuple(payloads) if isinstance(payloads, list) else (payloads,) * self._n_workers
+        self._serial += 1
+        serials = (self._serial,) * self._n_workers
+        before = self._in_force.get(kind)
+        if before is not None:
+            unchanged = [payload is None for payload in each]
+            each = tuple(old if same else new for same, new, old in zip(unchanged, each, before.payloads, strict=True))
+            serials = tuple(old if same else self._serial for same, old in zip(unchanged, before.serials, strict=True))
+            notes = tuple(old if same else new for same, new, old in zip(unchanged, notes, before.about, strict=True))
+        self._in_force[kind] = InForce(serials, each, shared, notes)  # type: ignore[arg-type]
+        if kind == "agent" and "parameters" in self._in_force:
+            self._void_parameters(payloads if isinstance(payloads, list) else None)
+
+    def _void_parameters(self, agents: list[Payload | None] | None) -> None:
+        parameters = self._in_force.pop("parameters")
+        kept = tuple(
+            payload if agents is not None and agents[number] is None else None
+            for number, payload in enumerate(parameters.payloads)
+        )
+        if any(payload is not None for payload in kept):
+            self._in_force["parameters"] = replace(parameters, payloads=kept, shared=False)
+
+    def forget(self, kind: Kind) -> None:
+        """Take back what is in force of a kind, if anything is."""
+        self._in_force.pop(kind, None)
+
+    def repeat(self, kind: Kind) -> None:
+        """Let all workers be sent once more what is in force of a kind, if anything is."""
+        update = self._in_force.get(kind)
+        if update is not None:
+            self._serial += 1
+            self._in_force[kind] = replace(update, serials=(self._serial,) * self._n_workers)
+
+    def about(self, kind: Kind) -> tuple[Any, ...]:
+        """Return, by worker, what is known about the updates in force; survives `restore` and `mapped`."""
+        return self._in_force[kind].about
+
+    def __contains__(self, kind: Kind) -> bool:
+        return kind in self._in_force
+
+    def of_workers(self, kind: Kind) -> tuple[Payload | None, ...]:
+        """Return the payloads in force of a kind, by worker."""
+        return self._in_force[kind].payloads
+
+    @property
+    def differ(self) -> bool:
+        """Whether workers have agents or environments of their own."""
+        return any(not update.shared for update in self._in_force.values())
+
+    def missing(self, worker: int, sent: dict[Kind, int]) -> dict[Kind, Payload]:
+        """Return the payloads in force that a worker was not sent, and record them as sent.
+
+        Args:
+            worker: The worker number.
+            sent: The serial number of each kind of update that the worker was sent: brought up to date.
+        """
+        missing: dict[Kind, Payload] = {}
+        for kind in _KINDS:
+            update = self._in_force.get(kind)
+            if update is None or sent.get(kind) == update.serials[worker]:
+                continue
+            if kind == "agent":
+                sent.pop("parameters", None)  # a new agent comes without them
+            sent[kind] = update.serials[worker]
+            payload = update.payloads[worker]
+            if payload is not None:
+                missing[kind] = payload
+        return missing
+
+    def structure(self, worker: int) -> tuple[int, ...]:
+        """Return numbers of the agent and the environment of a worker: others whenever one of the two is replaced."""
+        return tuple(self._in_force[kind].serials[worker] for kind in ("agent", "env"))
+
+    def are_in_force(self, worker: int, sent: dict[Kind, int]) -> bool:
+        """Whether no update that a worker was sent has been replaced or taken back."""
+        updates = [(self._in_force.get(kind), serial) for kind, serial in sent.items()]
+        return all(update is not None and update.serials[worker] == serial for update, serial in updates)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, n_workers: int) -> Updates[Any]:
+        """Return updates of which those of a snapshot are in force."""
+        updates: Updates[Any] = cls(n_workers)
+        updates.restore(snapshot)
+        return updates
+
+    def snapshot(self) -> Snapshot:
+        """Return what is in force, for `restore`."""
+        return dict(self._in_force)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put back what was in force: a worker refused the updates since."""
+        self._in_force = dict(snapshot)
+
+    def payloads(self, kinds: Sequence[Kind] = _KINDS) -> dict[int, Payload]:
+        """Return the payloads in force, by identity."""
+        return {
+            id(payload): payload
+            for kind in kinds
+            if kind in self._in_force
+            for payload in self._in_force[kind].payloads
+            if payload is not None
+        }
+
+    def mapped(self, convert: Callable[[Payload], Other]) -> Updates[Other]:
+        """Return the same updates with other payloads, for workers that were sent none of them."""
+        converted = {key: convert(payload) for key, payload in self.payloads().items()}
+        other: Updates[Other] = Updates(self._n_workers)
+        for kind, update in self._in_force.items():
+            payloads = tuple(None if payload is None else converted[id(payload)] for payload in update.payloads)
+            other._serial += 1
+            other._in_force[kind] = InForce((other._serial,) * self._n_workers, payloads, update.shared, update.about)
+        return other

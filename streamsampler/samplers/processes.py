@@ -27,8 +27,7 @@ from streamsampler.samplers.options import (
     refuse_items,
     refuse_policies,
 )
-from streamsampler.samplers.per_worker import Agents, Envs
-from streamsampler.samplers.updates import Kind
+from streamsampler.samplers.per_worker import Agents, Envs, Kind
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 from streamsampler.workers.resets import Resets

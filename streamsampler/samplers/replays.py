@@ -25,22 +25,21 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.differences import Difference, first_difference
 from streamsampler.data.infos import take_infos
 from streamsampler.data.multi_agent import MultiAgentBatch, assembled
-from streamsampler.data.videos import VideoFile, check_video
 from streamsampler.engines.base import Answered, Event
 from streamsampler.engines.local import LocalEngine
-from streamsampler.environments.filming import Film, FilmedEnvUpdate, check_renders
+from streamsampler.environments.filming import Film, FilmedEnvUpdate, VideoFile, check_renders, check_video
 from streamsampler.environments.updates import EnvUpdate, for_worker
 from streamsampler.protocol.messages import Failure, Report, Start, Ticket, agree
 from streamsampler.protocol.plans import Fragments, GatherPlan, Streamed
 from streamsampler.protocol.result import Segment
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put, versions_of
-from streamsampler.samplers.setbacks import failure_error
-from streamsampler.samplers.updates import Updates
+from streamsampler.samplers.per_worker import Updates
+from streamsampler.samplers.supervisor import failure_error
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
-from streamsampler.workers.kernels import fingerprint
 from streamsampler.workers.resets import Options, Resets, common_resets, tasks_as_recorded
+from streamsampler.workers.threads import fingerprint
 from streamsampler.workers.vec.rows import singles_of
 
 # ----------------------------------------------------------------------
@@ -553,26 +552,14 @@ class ReplayingSampler(SamplerLife):
         if one is not None and (actions or one.cut[0]):
             origin = replace(origin, cut=origin.cut or bool(one.cut[0]))
             setup = replace(setup, factory=_going_on(setup.factory, len(one.rewards), alone=actions))
-        known = [each for each in blocks if seeds.keys() >= {*each}]
-        if not known:
+        if not (known := [each for each in blocks if seeds.keys() >= {*each}]):
             raise UsageError(
                 f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of "
                 f"{[other for other in block if other not in seeds]} were not recorded"
             )
-        ways = [
-            _Rerun(
-                setup,
-                contents,
-                version=version,
-                index=index,
-                block=each,
-                seeds=seeds,
-                worker=queue,
-                resets=origin.resets,
-            )
-            for each in known
-        ]
-        return _replayed(ways, one, origin, None if video is None else Path(video), actions=actions)
+        rerun = partial(_Rerun, setup, contents, version, index, seeds=seeds, worker=queue, resets=origin.resets)
+        film = None if video is None else Path(video)
+        return _replayed([rerun(block=each) for each in known], one, origin, film, actions=actions)
 
     def _said(self, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
         """Return what the last call was to obtain, and what it said of resets, for one of its trajectories."""

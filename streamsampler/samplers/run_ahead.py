@@ -17,9 +17,9 @@ from streamsampler.engines.base import Answered, Died, Event
 from streamsampler.protocol.gathering import Gathering, GivenTicket
 from streamsampler.protocol.plans import Fragments, GatherPlan
 from streamsampler.protocol.states import SamplerState
+from streamsampler.samplers.per_worker import Kind, Snapshot
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.setbacks import WorkerRecord
-from streamsampler.samplers.updates import Kind, Snapshot
+from streamsampler.samplers.supervisor import WorkerRecord
 
 # ----------------------------------------------------------------------
 # Decide with which gathering a session gathers what a plan asks for.

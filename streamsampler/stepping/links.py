@@ -9,14 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from streamsampler.core.errors import WorkerError
-from streamsampler.engines.launch.child import END_SECONDS
-from streamsampler.engines.launch.descriptors import make_room
-from streamsampler.engines.processes.engine import ProcessPool
-from streamsampler.engines.processes.links import CAME_BACK, HAS_ROOM, PipeLink, SharedFiles, WorkerStart
+from streamsampler.engines.launch.child import END_SECONDS, make_room
+from streamsampler.engines.processes.engine import CAME_BACK, HAS_ROOM, PipeLink, ProcessPool, SharedFiles, WorkerStart
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.processes.wire import GarbageError
 from streamsampler.protocol.restarts import Stillness
-from streamsampler.stepping.wire import COPY, FrameReader, pickle_frame
+from streamsampler.stepping.transport import COPY, FrameReader, pickle_frame
 from streamsampler.stepping.worker_main import main
 
 _SELECTABLE = 1024

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from streamsampler.core.errors import ClosedError, UsageError, positive
 from streamsampler.core.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.environments.parameters import SetParameters
-from streamsampler.stepping.accounts import ManagerStats
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.histories import ParameterSets
 from streamsampler.stepping.inbox import Inbox
-from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger
+from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
 from streamsampler.stepping.options import (
     ManagerOptions,
     Updates,

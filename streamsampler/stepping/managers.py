@@ -18,8 +18,8 @@ from streamsampler.data.trees import snapshot
 from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.protocol.restarts import Policy, Quota
-from streamsampler.stepping.accounts import WorkerReport
 from streamsampler.stepping.histories import RestoreOrder
+from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import (
     RESTORE_LIMIT,

@@ -37,13 +37,16 @@ from streamsampler.engines.base import Died
 from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Policy, Watch, cause_of_death
-from streamsampler.samplers.setbacks import Hang, unpickled
-from streamsampler.stepping.accounts import WorkerReport
+from streamsampler.samplers.supervisor import Hang, unpickled
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
+from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.links import EnvLink, EnvPool
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows, bytes_needed
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.transport import (
+    IDS,
+    LOG,
+    PICKLE,
     Broken,
     Done,
     Event,
@@ -51,10 +54,13 @@ from streamsampler.stepping.transport import (
     Setbacks,
     Transport,
     UnansweredError,
+    ids_frame,
+    ids_in,
+    pickle_frame,
+    request_frame,
     warn_of_draws,
     warn_of_unclosed,
 )
-from streamsampler.stepping.wire import IDS, LOG, PICKLE, ids_frame, ids_in, pickle_frame, request_frame
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.logs import Levels, handle_records, levels_here

@@ -20,7 +20,6 @@ from streamsampler.data.trees import leaves, snapshot
 from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, for_worker
 from streamsampler.protocol.messages import Phase
-from streamsampler.stepping.accounts import IN_STEP, EnvTimes
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.histories import (
     BEFORE,
@@ -30,6 +29,7 @@ from streamsampler.stepping.histories import (
     digest_of,
     digest_of_result,
 )
+from streamsampler.stepping.ledger import IN_STEP, EnvTimes
 from streamsampler.stepping.rows import Rows
 from streamsampler.workers.board import WorkerRow, phase_number
 from streamsampler.workers.explain import begin_of, name_of_env, step_error, summary_of

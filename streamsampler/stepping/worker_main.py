@@ -18,7 +18,7 @@ from streamsampler.engines.processes.worker_main import Begun, begin
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows
 from streamsampler.stepping.stepper import Stepper
-from streamsampler.stepping.wire import (
+from streamsampler.stepping.transport import (
     COPY_FRAME,
     IDS,
     FrameReader,

@@ -24,14 +24,13 @@ from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate,
 from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.exact_actions import AS_GIVEN, Rounding, action_for_env
 from streamsampler.workers.explain import begin_of, explain_rollout
 from streamsampler.workers.finishing import record_last_value, shares, timed
 from streamsampler.workers.fragments import Course, RunningEnvs
 from streamsampler.workers.generators import seed_generators
-from streamsampler.workers.hooks import HookCaller, left_out_by
+from streamsampler.workers.hooks import HookCaller, Observer, Seams, WorkerWithSeams, left_out_by
 from streamsampler.workers.resets import reset_function
-from streamsampler.workers.seams import Observer, Seams, WorkerWithSeams
+from streamsampler.workers.restoring import AS_GIVEN, Rounding, action_for_env
 from streamsampler.workers.several.loop import ParallelLoop
 from streamsampler.workers.several.players import Players, refuse_for_several
 from streamsampler.workers.several.recorder import JointRecorder

@@ -14,8 +14,7 @@ from streamsampler.core.errors import CheckMode, UsageError, keywords, positive
 from streamsampler.core.seeding import check_seed
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.hooks import Hooks, raises_all
-from streamsampler.workers.seams import refuse_ignored_seams
+from streamsampler.workers.hooks import Hooks, raises_all, refuse_ignored_seams
 
 __all__ = ["WorkerFactory", "WorkerSetup", "usable_cores"]
 

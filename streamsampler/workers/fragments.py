@@ -24,7 +24,6 @@ from streamsampler.data.recorder import EnvFragment, EpisodeState, RolloutRecord
 from streamsampler.environments.updates import AnyEnv, apply_env_update, for_worker
 from streamsampler.protocol.messages import Phase, Ticket, Times
 from streamsampler.workers.base import Outcome, Worker
-from streamsampler.workers.exact_actions import rounding_for
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.finishing import UNKNOWN, give_memory, is_restorable, memory_of, with_filters
 from streamsampler.workers.generators import drawn_states, fresh_states, put_states, set_states
@@ -40,6 +39,7 @@ from streamsampler.workers.restoring import (
     compared_of,
     no_failure,
     release,
+    rounding_for,
 )
 
 # ----------------------------------------------------------------------

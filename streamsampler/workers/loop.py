@@ -37,9 +37,9 @@ from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.explain import class_names, summary_of
 from streamsampler.workers.finishing import Finishing
 from streamsampler.workers.generators import seed_generators
-from streamsampler.workers.kernels import fingerprint
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import PurityCheck, check_purity
+from streamsampler.workers.threads import fingerprint
 
 _PHASES = {
     "env": Phase.ENV_CONSTRUCTION,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler.checking.benchmark_report import Tally
 from streamsampler.checking.costs import Costs, Spinning, processes_for
-from streamsampler.checking.tally import Tally
 from streamsampler.checking.ways import Round, Stopwatch, TooSlowError
 from streamsampler.core.progress import Snapshot
 

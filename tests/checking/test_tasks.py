@@ -12,9 +12,8 @@ from gymnasium import wrappers
 from streamsampler import LocalSampler
 from streamsampler.checking import tasks
 from streamsampler.checking.check import CheckRun, Settings
-from streamsampler.checking.findings import Finding
-from streamsampler.checking.others import ProbeRows, run_gymnasium_checker, run_pettingzoo_tests
-from streamsampler.checking.tasks import Limits, call_apart
+from streamsampler.checking.report import Finding
+from streamsampler.checking.tasks import Limits, ProbeRows, call_apart, run_gymnasium_checker, run_pettingzoo_tests
 from streamsampler.environments.updates import as_env_update
 from tests.checking.envs import Agent, Ball, Batched, Nested, Rule
 from tests.scripted.games import Chooser, Comings, Turns

@@ -10,7 +10,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from streamsampler.engines.processes import links
+from streamsampler.engines.processes import engine as links
 from tests.cli.harness import SCRIPTED, Announcements, Terminal, invoke
 from tests.patience import wait_for_exit_codes
 

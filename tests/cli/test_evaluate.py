@@ -13,7 +13,7 @@ from streamsampler import evaluate
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.videos import VideoError, Videos
+from streamsampler.evaluation.replay import VideoError, Videos
 from tests.cli.harness import invoke, run, told
 from tests.evaluation.envs import Better
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler import LocalSampler, __version__
-from streamsampler.data.manifest import Shard
-from streamsampler.data.shards import check_shard
+from streamsampler.data.shards import Shard, check_shard
 from streamsampler.errors import StorageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation, Found

@@ -16,9 +16,8 @@ import streamsampler
 from streamsampler.checking.bench import BenchInterruptedError
 from streamsampler.checking.benchmark_report import BenchReport, WayMeasured
 from streamsampler.checking.check import CheckInterruptedError
-from streamsampler.checking.findings import Finding
-from streamsampler.checking.report import CheckReport
-from streamsampler.cli.interrupts import Interrupted, Interrupts
+from streamsampler.checking.report import CheckReport, Finding
+from streamsampler.cli.streams import Interrupted, Interrupts
 from streamsampler.data import npz as storage
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
@@ -51,7 +50,7 @@ def test_the_finished_prefix_is_kept(at_home: Path, announcements: Announcements
 @pytest.mark.slow
 def test_pressing_ctrl_c_twice_loses_nothing(at_home: Path, announcements: Announcements) -> None:
     # However long the command waits for a core between the two.
-    (at_home / "patient.py").write_text("from streamsampler.cli.interrupts import Interrupts\nInterrupts.GRACE = 1e9\n")
+    (at_home / "patient.py").write_text("from streamsampler.cli.streams import Interrupts\nInterrupts.GRACE = 1e9\n")
     given = (*SAMPLE, "--import", "patient", "--num-trajectories", 40, *endless(announcements))
     terminal = Terminal(*given, cwd=at_home)
     announcements.wait()

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler.agents.random import RandomAgent
-from streamsampler.cli.compare import short_names
+from streamsampler.cli.evaluate import short_names
 from streamsampler.cli.naming import load_agent
 from streamsampler.engines.launch.start_methods import import_path
 from streamsampler.errors import UnknownAgentError

@@ -15,9 +15,8 @@ import pytest
 
 from streamsampler import LocalSampler
 from streamsampler.cli.app import cli
-from streamsampler.cli.interrupts import Interrupts
-from streamsampler.cli.running import Follower, Run, notices_shown
-from streamsampler.cli.tally import Tally
+from streamsampler.cli.running import Follower, Run, Tally, notices_shown
+from streamsampler.cli.streams import Interrupts
 from streamsampler.core import progress
 from streamsampler.core.progress import Bar, Snapshot, clock, describe, output_on
 from tests.cli.harness import Terminal, invoke

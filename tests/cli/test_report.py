@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler.cli import report
-from streamsampler.cli.tally import Spread, Tally
+from streamsampler.cli.running import Spread, Tally
 from streamsampler.core.errors import RemoteTraceback, StorageError
 from streamsampler.core.words import count, duration
 from streamsampler.workers.explain import traceback_of

@@ -17,7 +17,7 @@ from click.testing import Result
 
 import streamsampler
 from streamsampler.data.npz import read
-from streamsampler.workers.kernels import fingerprint
+from streamsampler.workers.threads import fingerprint
 from tests.cli.harness import SCRIPTED, command, finish, invoke, run, start, told
 from tests.patience import PATIENCE
 

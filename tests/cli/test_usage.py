@@ -249,7 +249,7 @@ def test_what_the_library_foresees_is_a_failure(monkeypatch: pytest.MonkeyPatch,
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("streamsampler.samplers.choosing.MultiprocessingSampler", refuse)
+    monkeypatch.setattr("streamsampler.evaluation.agents.MultiprocessingSampler", refuse)
     result = invoke(*shlex.split(SAMPLE))
     assert (result.exit_code, words in told(result)) == (1, True)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from streamsampler.data.manifest import read_manifest, shard_name, write_manifest
+from streamsampler.data.shards import read_manifest, shard_name, write_manifest
 
 STRANGE = [
     None, True, False, 0, 1, -1, 2**31, 2**63, 10**400, -(10**30), 0.5, 1e308, float("nan"), float("inf"), "", "x", "0",

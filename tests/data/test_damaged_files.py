@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.files import load
-from streamsampler.data.manifest import MANIFEST
 from streamsampler.data.npz import read, save
+from streamsampler.data.shards import MANIFEST, load
 from streamsampler.errors import StorageError
 from tests.data.damage import damaged_bytes, damaged_json, entry, header_of, nested, npy, with_entry, with_header
 from tests.data.test_recorder import batch_of, tickets

@@ -22,9 +22,8 @@ from streamsampler.data import npz as storage
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.codec import OpaqueSpace, Unwritten, check_writable, decode, decode_space, encode, encode_space
-from streamsampler.data.files import load
-from streamsampler.data.manifest import Manifest, Shard, _as_json
 from streamsampler.data.npz import read, save
+from streamsampler.data.shards import Manifest, Shard, _as_json, load
 from streamsampler.errors import StorageError, UsageError
 from tests.data.test_batch import batches
 from tests.data.test_recorder import batch_of, tickets

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler import TrajectoryBatch, TrajectoryFolder
-from streamsampler.data import files
 from streamsampler.data import npz as storage
-from streamsampler.data.manifest import MANIFEST, Manifest, read_manifest, shard_name
-from streamsampler.data.shards import ShardWriter
+from streamsampler.data import shards as files
+from streamsampler.data.shards import MANIFEST, Manifest, ShardWriter, read_manifest, shard_name
 from streamsampler.errors import DataError, StorageError, UsageError
 from streamsampler.protocol.plans import Portion, Target
 from tests.data.test_recorder import batch_of, tickets

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from streamsampler.data.videos import VideoFile, check_video
+from streamsampler.environments.filming import VideoFile, check_video
 from streamsampler.errors import UsageError
 
 

@@ -144,7 +144,7 @@ def test_resources_that_are_missing_or_in_use_are_said(make):
 def test_what_has_just_ended_leaves_its_room(make, monkeypatch):
     import ray
 
-    monkeypatch.setattr("streamsampler.engines.ray_cluster._RELEASE_SECONDS", 60)
+    monkeypatch.setattr("streamsampler.engines.ray_link._RELEASE_SECONDS", 60)
     everything = {"num_cpus": int(ray.cluster_resources()["CPU"])}
     for _ in range(2):
         sampler = make(n_workers=1, worker_resources=everything)

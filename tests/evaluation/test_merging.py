@@ -8,9 +8,8 @@ import pytest
 from streamsampler import LocalSampler, VecWorker, compare, evaluate, merge
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.evaluation.comparison import Comparison
-from streamsampler.evaluation.evaluate import EvaluationInterruptedError
+from streamsampler.evaluation.evaluate import EvaluationInterruptedError, Gathering
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.gathering import Gathering
 from tests.evaluation.envs import Better, Known, zero
 
 N = 23

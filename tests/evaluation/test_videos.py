@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, UsageError, VecWorker, evaluate
-from streamsampler.data import videos as storage
+from streamsampler.environments import filming as storage
 from streamsampler.evaluation.agents import Row
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
-from streamsampler.evaluation.videos import VideoError, Videos, video_name
+from streamsampler.evaluation.replay import VideoError, Videos, video_name
 from tests.evaluation.envs import Known, zero
 
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
-from streamsampler.engines.processes import links
+from streamsampler.engines.processes import engine as links
 from streamsampler.engines.processes.wire import MessageReader
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from streamsampler import LocalSampler, TrajectoryFolder, sample_to_folder
-from streamsampler.data.files import load
-from streamsampler.data.manifest import MANIFEST
 from streamsampler.data.npz import read, save
+from streamsampler.data.shards import MANIFEST, load
 from streamsampler.errors import StorageError
 from tests.data.damage import damaged_bytes, damaged_json, entry, header_of, with_entry, with_header
 from tests.scripted.envs import Nested

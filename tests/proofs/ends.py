@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from streamsampler.cli.interrupts import Interrupts
+from streamsampler.cli.streams import Interrupts
 from tests.faults.child_processes import KINDS, Run, n_closed, notes, processes
 from tests.faults.test_ends import gone_within
 

@@ -15,9 +15,9 @@ from streamsampler.protocol.plans import Layout
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.states import SamplerState, WorkerState
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.per_worker import Updates
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.setbacks import Hang
-from streamsampler.samplers.updates import Updates
+from streamsampler.samplers.supervisor import Hang
 from tests.protocol.canonical import key_of
 from tests.protocol.processes import N_WORKERS, ModelEngine, length_of, seconds_of
 

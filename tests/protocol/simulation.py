@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.states import CAPACITY
-from streamsampler.protocol.throughput import Throughput
+from streamsampler.protocol.tickets import Throughput
 
 
 def take(gathering, worker, **options):

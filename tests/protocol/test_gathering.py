@@ -14,7 +14,7 @@ from streamsampler.protocol.gathering import ADVANCE_BYTES, Gathering, GivenTick
 from streamsampler.protocol.messages import Dropped
 from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed
 from streamsampler.protocol.result import Result
-from streamsampler.protocol.throughput import TICKET_SECONDS, Throughput
+from streamsampler.protocol.tickets import TICKET_SECONDS, Throughput
 from tests.protocol.simulation import take, taken_by
 
 LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]

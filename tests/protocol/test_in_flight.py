@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from streamsampler.protocol.in_flight import Copies, InFlight
-from streamsampler.protocol.throughput import Throughput
+from streamsampler.protocol.tickets import Copies, InFlight, Throughput
 
 NEVER = 2**62
 

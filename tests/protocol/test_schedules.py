@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from streamsampler.protocol import gathering, in_flight
+from streamsampler.protocol import gathering
+from streamsampler.protocol import tickets as in_flight
 from streamsampler.protocol.plans import AtLeast, Exactly
 from tests.protocol.simulation import Outcome, Simulation
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, sample_to_folder
-from streamsampler.data.manifest import MANIFEST, read_manifest
+from streamsampler.data.shards import MANIFEST, read_manifest
 from streamsampler.errors import NotReproducibleError, UsageError
 from streamsampler.protocol.messages import Fingerprint
 from streamsampler.samplers.session import Fingerprints, sampled_elsewhere
 from streamsampler.workers import loop
-from streamsampler.workers.kernels import fingerprint
+from streamsampler.workers.threads import fingerprint
 from tests.data.damage import forget_shards
 
 OWN = fingerprint().without_torch().bits

@@ -14,8 +14,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, TrajectoryFolder, VecWorker, sample_to_folder
 from streamsampler.data import npz as storage
-from streamsampler.data.manifest import shard_name
-from streamsampler.data.shards import ShardWriter
+from streamsampler.data.shards import ShardWriter, shard_name
 from streamsampler.errors import ClosedError, DamagedShardError, RolloutError, StorageError, UsageError
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 

@@ -9,8 +9,7 @@ from streamsampler.engines.base import Died
 from streamsampler.protocol.messages import Phase, Report
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.states import Happened, SamplerSide, SamplerState
-from streamsampler.samplers.setbacks import WorkerRecord
-from streamsampler.samplers.supervisor import Supervisor
+from streamsampler.samplers.supervisor import Supervisor, WorkerRecord
 from streamsampler.workers.board import Progress
 
 

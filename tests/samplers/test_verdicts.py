@@ -4,7 +4,7 @@ import pytest
 
 from streamsampler.protocol.states import SamplerSide
 from streamsampler.samplers.session import PurityChecks
-from streamsampler.samplers.setbacks import WorkerRecord
+from streamsampler.samplers.supervisor import WorkerRecord
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 import streamsampler.stepping
 from streamsampler.engines import linked
 from streamsampler.engines.launch import start
-from streamsampler.engines.processes import engine, links
+from streamsampler.engines.processes import engine
+from streamsampler.engines.processes import engine as links
 from streamsampler.errors import RolloutError, SerializationError, UsageError, WorkerDiedError
 from streamsampler.stepping.episodes import EpisodeSeeds
 from streamsampler.stepping.ledger import EnvState

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from streamsampler import LocalSampler
 from streamsampler.errors import RolloutError, WorkerDiedError
-from streamsampler.stepping import recovery
+from streamsampler.stepping import inbox as recovery
 from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from streamsampler.testing import Fault, Faults

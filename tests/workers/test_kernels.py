@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler.workers import kernels
+from streamsampler.workers import threads as kernels
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -18,7 +18,7 @@ with warnings.catch_warnings():
 
 def probed(first="", **variables):
     """Return the digests in a process with these environment variables."""
-    code = f"{first}\nfrom streamsampler.workers.kernels import fingerprint\nprint(fingerprint().bits)"
+    code = f"{first}\nfrom streamsampler.workers.threads import fingerprint\nprint(fingerprint().bits)"
     environ = {**os.environ, **variables}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=True)
     return dict(part.split("=") for part in run.stdout.split())

@@ -13,27 +13,202 @@ Here a child gets a worker number and descriptors; everything else it reads from
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
+from typing import Protocol
 
+from streamsampler.core.errors import SamplerError
 from streamsampler.engines.launch.child import (
     STATUS,
     Main,
+    close_fd,
     end_server,
     interrupts_blocked,
     kill_at_end_of,
+    open_pidfd,
+    own_fd,
+    pipe_between,
+    readable_within,
     reap_strays,
 )
-from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
 from streamsampler.engines.launch.fork_server import serve
 from streamsampler.engines.launch.start_methods import import_path
-from streamsampler.engines.launch.worker_child import WatchdogLostError, WorkerChild
 from streamsampler.workers.threads import set_unset
+
+# ----------------------------------------------------------------------
+# A worker process as the sampler's process sees it: a child of its watchdog.
+
+
+_ANSWER_SECONDS = 120.0  # a fork server answers its first request after its imports
+_REPORT_SECONDS = 2.0  # from a worker's end to its watchdog's report, which comes after the end of all it left
+_GONE_SECONDS = 0.25  # from this report until the watchdog has ended
+_SIGNAL_GROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
+
+
+class Starter(Protocol):
+    """The server that is to start a worker.
+
+    Attributes:
+        lost: Whether the server has ended or hangs: its answers are not waited for.
+    """
+
+    lost: bool
+
+    def forget(self) -> None:
+        """Let another server start the next worker, because this one is lost."""
+
+
+class WatchdogLostError(SamplerError):
+    """A worker's watchdog, or the server that was to start it, was killed or stopped."""
+
+
+class WorkerChild:
+    """A worker process; before `await_start` it may not run yet.
+
+    The kernel reports its end; its watchdog does if the process ended before it was known.
+
+    Args:
+        status_fd: Where its process id is read, and at the end its exit code. The child closes it.
+        starter: The server that starts it.
+
+    Attributes:
+        pid: Its process id; 0 before `await_start`, when nothing but `kill` and `discard` may be called.
+    """
+
+    def __init__(self, status_fd: int, starter: Starter) -> None:
+        self.pid = 0
+        self._fd = status_fd
+        self._starter: Starter | None = starter
+        self._pidfd: int | None = None
+        self._exitcode: int | None = None
+        self._waited = self._given_up = self._closed = False
+
+    def await_start(self) -> None:
+        """Wait until the process runs.
+
+        Raises:
+            OSError: It could not be started.
+            WatchdogLostError: It is not known whether the worker was started.
+        """
+        starter, self._starter = self._starter, None  # a server ends when nothing holds it any more
+        lost = self._read_pid(0.0 if starter is not None and starter.lost else _ANSWER_SECONDS)
+        if lost is not None:
+            if starter is not None:
+                starter.forget()
+            raise WatchdogLostError(f"the fork server, or a watchdog, was lost: {lost}")
+
+    def _read_pid(self, timeout: float) -> str | None:
+        """Wait for the process id; return why it did not come, if it did not."""
+        if self.pid:
+            return None
+        answered = readable_within(self._fd, timeout)
+        data = os.read(self._fd, STATUS.size) if answered else b""
+        if len(data) < STATUS.size:
+            return "it ended" if answered else f"it did not answer within {timeout:g} s"
+        (pid,) = STATUS.unpack(data)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        self.pid = pid  # from here on it can be killed and waited for, whatever else fails
+        self._pidfd = open_pidfd(pid)
+        # The process may have ended, and its number be another process's: then the watchdog has reported the end.
+        if self._pidfd is not None and readable_within(self._fd, 0):
+            close_fd(self._pidfd)
+            self._pidfd = None
+        return None
+
+    def filenos(self) -> set[int]:
+        """Return the descriptors of which one becomes readable when the process ends, or its watchdog does."""
+        return {self._fd} if self._pidfd is None else {self._fd, self._pidfd}
+
+    def ended(self, timeout: float) -> bool:
+        """Whether the process ends within `timeout` seconds."""
+        return readable_within(self._fd if self._pidfd is None else self._pidfd, timeout)
+
+    def unwatched(self) -> bool:
+        """Whether the watchdog is gone, or has reported the end."""
+        return readable_within(self._fd, 0)
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait for the end, and return the exit code: negative for a signal, None if it is not known.
+
+        Args:
+            timeout: Seconds. A process that has not ended by then is given up, and not waited for again.
+        """
+        if not self._waited and not self._given_up:
+            self._exitcode, self._waited = self._end(timeout)
+            self._given_up = not self._waited
+        return self._exitcode
+
+    def _end(self, timeout: float) -> tuple[int | None, bool]:
+        """Wait for the end; return the exit code, and whether the process is known to have ended."""
+        deadline = time.monotonic() + timeout
+        ended = self.ended(timeout)
+        patience = min(_REPORT_SECONDS, max(0.0, deadline - time.monotonic())) if ended else 0.0
+        if not readable_within(self._fd, patience):
+            return None, ended  # the watchdog is stopped
+        status = os.read(self._fd, STATUS.size)
+        if len(status) < STATUS.size:
+            return None, ended and self._pidfd is not None  # the watchdog has ended, not the worker
+        readable_within(self._fd, _GONE_SECONDS)  # the end of the pipe: the watchdog has ended
+        return STATUS.unpack(status)[0], True
+
+    def kill(self, signal_number: int = signal.SIGKILL) -> None:
+        """Send a signal; nothing happens if the process is gone, or was waited for or given up and closed."""
+        # Once waited for, the number may be another process's; once closed, the descriptor another file's.
+        if self._waited or self._closed or not self.pid:
+            return
+        try:
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signal_number)
+            elif not self.unwatched():  # or the number may be another process's
+                os.kill(self.pid, signal_number)
+        except OSError as error:
+            if error.errno not in (errno.ESRCH, errno.EBADF):  # gone, or closed by another thread just now
+                raise
+
+    def kill_all(self) -> None:
+        """Kill the worker; its process group, too, if no watchdog does that, as far as the system can.
+
+        The group by the descriptor alone: its number may be another group's by now.
+        """
+        if self._pidfd is not None and not self._waited and self.unwatched():
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL, None, _SIGNAL_GROUP)
+        self.kill()
+
+    def discard(self, timeout: float) -> None:
+        """Kill the process, wait for its end and close all descriptors; may be repeated.
+
+        A process that hangs in the kernel is left. One that has not started by then ends when its pipes are closed.
+        """
+        deadline = time.monotonic() + timeout
+        if not self._closed:
+            with contextlib.suppress(OSError):  # it could not be started, or only its number is known
+                self._read_pid(timeout)
+        self.kill()
+        if self.pid:
+            self.wait(deadline - time.monotonic())
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._closed = True
+        self._starter = None
+        close_fd(self._fd)
+        if self._pidfd is not None:
+            close_fd(self._pidfd)
+
+
+# ----------------------------------------------------------------------
+
 
 _CLOSE_SECONDS = 1.0  # for a server to notice that it is no longer needed
 

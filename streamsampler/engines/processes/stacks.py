@@ -14,11 +14,11 @@ import signal
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from streamsampler.engines.launch.watchdog import stat_of
+from streamsampler.engines.launch.fork_server import stat_of
 from streamsampler.engines.linked import shown_stacks
 
 if TYPE_CHECKING:
-    from streamsampler.engines.launch.worker_child import WorkerChild
+    from streamsampler.engines.launch.start import WorkerChild
 
 _FIRST_SECONDS = 1.0
 _SILENCE_SECONDS = 0.1  # handlers write without a pause, and do not say when they are done

@@ -20,8 +20,18 @@ from streamsampler.core.errors import NotReproducibleError, WorkerError
 from streamsampler.core.serialization import Payload
 from streamsampler.data.trees import Array, Tree, leaves, map_tree, same, snapshot
 from streamsampler.engines.linked import STUCK_SECONDS
-from streamsampler.stepping.inference.env_processes import EnvProcesses, Launch, RolloutTransport
-from streamsampler.stepping.inference.stepper import HIDDEN, RAISED, TOO_LONG, Order, not_restored, order_of, own
+from streamsampler.stepping.inference.stepper import (
+    HIDDEN,
+    RAISED,
+    TOO_LONG,
+    EnvProcesses,
+    Launch,
+    Order,
+    RolloutTransport,
+    not_restored,
+    order_of,
+    own,
+)
 from streamsampler.stepping.transport import Broken, Done
 from streamsampler.workers.known_wrappers import EnvElsewhere, EnvFacts
 from streamsampler.workers.resets import Resets

@@ -2,21 +2,266 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from streamsampler.core.errors import NotReproducibleError
-from streamsampler.core.serialization import Payload
+from streamsampler.core.errors import DataError, NotReproducibleError, UsageError, WorkerError, WorkerHungError
+from streamsampler.core.serialization import HeldPayload, Payload
+from streamsampler.data.recorder import Rollouts
+from streamsampler.engines.base import Answered, Event, Logged, Restored
+from streamsampler.engines.local import LocalChannel, LocalEngine
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.stepping.inference.env_processes import Launch
+from streamsampler.protocol.restarts import Policy
+from streamsampler.samplers.payloads import EnvironmentFacts
+from streamsampler.stepping.inference.asking import Asking, checked_groups
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.inference.fragments import ParentGroups
-from streamsampler.stepping.inference.waiting import HookedParentRunner, WaitingRunner
-from streamsampler.workers.base import Outcome, WorkerContext
-from streamsampler.workers.hooks import HookCaller
+from streamsampler.stepping.inference.stepper import Launch, RolloutStepper, RolloutTransport
+from streamsampler.stepping.options import watch_of
+from streamsampler.workers.base import AbnormalTrajectoryError, Outcome, Worker, WorkerContext
+from streamsampler.workers.explain import locate
+from streamsampler.workers.factory import WorkerSetup
+from streamsampler.workers.hooks import HookCaller, TrajectoryContext
+from streamsampler.workers.threads import ThreadLimit
+from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import RunningGroups
+from streamsampler.workers.vec.hooked import HookedRunner
+from streamsampler.workers.vec.lanes import LaneRunner
+from streamsampler.workers.vec.steps import RunningTicket, Trajectory
 from streamsampler.workers.vec.worker import VecWorker
+
+# ----------------------------------------------------------------------
+# Run trajectories side by side in environments of other processes, in lanes or in blocks.
+
+
+class ParentRunner(LaneRunner):
+    """Runs trajectories in environments of other processes: all step at the same time.
+
+    Args:
+        environments: The environments.
+        worker: Shows phase and trajectory.
+        more: What a subclass of another `LaneRunner` takes besides.
+    """
+
+    def __init__(self, environments: Environments, worker: Worker, *more: Any) -> None:
+        self._environments, self._proxies = environments, environments.proxies
+        super().__init__(list(environments.proxies), worker, *more)
+        self._is_loss = False  # whether what was raised last is about a process, and no trajectory
+
+    @property
+    def failed_ahead(self) -> bool:
+        """Whether what was raised last may have been raised for a trajectory of a later ticket."""
+        return not self._is_loss and super().failed_ahead
+
+    def _explain(self, error: BaseException) -> None:
+        self._is_loss = isinstance(error, WorkerError)
+        if self._is_loss:
+            self._worker.trajectory = None  # the one in hand need not be the one that is lost
+        else:
+            super()._explain(error)
+
+    def forget(self) -> tuple[int, int]:
+        """Forget all tickets; see `LaneRunner.forget`. Steps under way are waited for, so that they are counted."""
+        try:
+            self._environments.give_up()
+        except BaseException:
+            super().forget()
+            raise
+        return super().forget()
+
+    def _reset(self, row: int, index: int, seed: int) -> Any:
+        self._environments.reset(row, index, seed, self._worker.resets)
+        try:
+            return self._proxies[row].begun()
+        except DataError as error:
+            self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
+            locate(error, self._proxies[row], 0)
+            raise
+
+    def _end(self, row: int, observation: Any, terminated: bool, truncated: bool) -> None:
+        self._environments.end(row)
+        super()._end(row, observation, terminated, truncated)
+
+    def _step_all(self) -> None:
+        live, singles, proxies = self._live, self._singles, self._proxies
+        self._environments.step(live, singles if len(live) == self._n_rows else [singles[row] for row in live])
+        for row in live:
+            proxies[row].is_requested = True
+        super()._step_all()
+
+
+class _EnvNotHere:
+    """Stands for the context's `env` and `reset` in hooks: the environment is in another process."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise UsageError(
+            'hooks have no context.env and no context.reset with inference="parent": the environment is in another '
+            'process. Let it say in its info what the hook needs, or use inference="worker"'
+        )
+
+    __getattr__ = __setattr__ = __call__ = _refuse
+
+
+class HookedParentRunner(ParentRunner, HookedRunner):
+    """Runs the same trajectories, calls hooks, and leaves out those that `drop_if` marks; see `HookedRunner`."""
+
+    def __init__(self, environments: Environments, worker: Worker, *more: Any) -> None:
+        super().__init__(environments, worker, *more)
+        environments.copies = True  # hooks may keep what they are shown
+
+    def _context_of(self, row: int, running: RunningTicket, position: int) -> TrajectoryContext:
+        context = super()._context_of(row, running, position)
+        context.env = context.reset = _EnvNotHere()  # type: ignore[assignment]
+        return context
+
+    def _reset(self, row: int, index: int, seed: int) -> Any:
+        return self._noted(row, super()._reset(row, index, seed))
+
+    def _leave_out(self, row: int, error: AbnormalTrajectoryError) -> None:
+        self._environments.end(row)
+        super()._leave_out(row, error)
+
+
+# ----------------------------------------------------------------------
+# Without waiting for slow environments: the agent is asked for the rows that are ready.
+
+
+class WaitingRunner(ParentRunner):
+    """Runs trajectories in lanes, each at the pace of its environment, where the agent does not mind; see `Asking`.
+
+    Blocks, and agents that remember something from step to step, are run as `ParentRunner` does.
+
+    Args:
+        environments: The environments.
+        worker: Shows phase and trajectory.
+        n_groups: Into how many groups rows are parted: environments of one step while the agent is asked for another.
+    """
+
+    def __init__(self, environments: Environments, worker: Worker, n_groups: int = 1) -> None:
+        super().__init__(environments, worker)
+        self._waits = False
+        self._asking = Asking(self, environments, worker, self.spaces, n_groups, rounds=False)
+
+    # ------------------------------------------------------------------ tickets
+
+    def _begin_ticket(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
+        running = super()._begin_ticket(ticket, seeds, agent)
+        self._waits = agent.can_wait and self._in_lanes
+        self._environments.history_of = self._asking.history_of if self._waits else None
+        return running
+
+    def gather(self, most: int | None) -> Rollouts:
+        """Return the first trajectories of the ticket in hand, or all of them."""
+        if not self._waits:
+            return super().gather(most)
+        return self._asking.timesteps.gather(self.ended()[:most], self._worker.context.allocate)
+
+    def end_ticket(self) -> None:
+        """Forget the ticket in hand."""
+        if not self._waits:
+            super().end_ticket()
+            return
+        self._tickets.end()
+        self._asking.keep(self._tickets.begun())
+
+    def forget(self) -> tuple[int, int]:
+        """Forget all tickets; see `LaneRunner.forget`."""
+        self._waits, self._environments.history_of = False, None
+        self._asking.clear()
+        return super().forget()
+
+    # ------------------------------------------------------------------ running
+
+    def _run(self, n_ended: int) -> bool:
+        if not self._waits:
+            return super()._run(n_ended)
+        running = self._tickets.in_hand
+        assert self._agent is not None
+        self.count(0)
+        try:
+            self._begin_silent()
+            while running.n_ended < n_ended:
+                if None in self._running and self._tickets.look_ahead():
+                    self._begin_silent()
+                self._row = -1
+                if not self._asking.turn(self._agent, running.ticket.version, lambda: running.n_ended >= n_ended):
+                    return False
+        except BaseException as error:
+            self._explain(error)
+            raise
+        return True
+
+    def _begin_silent(self) -> None:
+        for row, trajectory in enumerate(self._running):
+            if trajectory is None and (found := self._tickets.next_in(row)) is not None:
+                self._begin(row, *found)
+
+    def _begin(self, row: int, running: RunningTicket, position: int) -> None:
+        """Begin a trajectory in a row: its environment is reset meanwhile."""
+        if not self._waits:
+            super()._begin(row, running, position)
+            return
+        worker, agent, index = self._worker, self._agent, running.ticket.indices[position]
+        assert agent is not None
+        self._row = row
+        trajectory = self._running[row] = self._asking.begin(row, running, position, index)
+        running.begun.append(trajectory)
+        worker.row.words[worker.row.trajectory_word] = index + 1
+        worker.trajectory, worker.phase = index, Phase.RESET
+        self._environments.reset(row, index, running.seeds[position], worker.resets)
+        if running.prepared is not None:
+            worker.phase = Phase.AGENT_RESET
+            agent.begin(row, running.prepared, position)
+        worker.phase, self._row = Phase.STEP, -1
+
+    def count(self, n: int) -> None:
+        """Count timesteps that were run."""
+        self.n_ran += n
+        self._worker.row.words[self._worker.row.timesteps_word] = self.n_ran
+
+    def take_in_hand(self, row: int) -> None:
+        """Note that the next exception is about a row."""
+        self._row = row
+
+    def row_ended(self, row: int) -> None:
+        """Begin the next trajectory in a row, if there is one."""
+        self._asking.running[row].ticket.n_ended += 1
+        self._running[row] = None
+        self._fill_row(row)
+
+    # ------------------------------------------------------------------ errors
+
+    def _explain(self, error: BaseException) -> None:
+        if self._waits:
+            self._singles = self._asking.last_actions(self._row)
+        super()._explain(error)
+
+    def _timestep_of(self, trajectory: Trajectory) -> int:
+        return self._asking.timestep_of(trajectory.row) if self._waits else super()._timestep_of(trajectory)
+
+    def _in_hand(self) -> list[Trajectory]:
+        running = super()._in_hand()
+        if not self._waits or self._worker.phase is Phase.STEP:
+            return running
+        # Environments of other rows step meanwhile: their observations may be ones that no agent is ever shown.
+        return [each for each in running if self._asking.asked[each.row]]
+
+    def _raises_alone(self, trajectory: Trajectory) -> bool:
+        if not self._waits:
+            return super()._raises_alone(trajectory)
+        assert self._agent is not None
+        return self._asking.raises_alone(self._agent, trajectory.row)
+
+
+# ----------------------------------------------------------------------
+
 
 _LOG = logging.getLogger("streamsampler")
 
@@ -134,3 +379,136 @@ class ParentWorker(VecWorker):
         """End the processes."""
         if self._environments is not None:
             self._environments.shut_down()
+
+
+# ----------------------------------------------------------------------
+# The engine of a sampler whose agent stays in its own process: one worker here, its environments in processes.
+
+
+# ----------------------------------------------------------------------
+# The modes of a user's own torch modules while a sampler asks them: evaluation, as in the copies that workers have.
+
+
+class EvaluationMode:
+    """Puts the module of a `TorchAgent` into evaluation mode while a call runs, and back into its own mode afterwards.
+
+    In training mode, dropout would make actions random, and batch normalisation would learn from what is sampled. The
+    learner's module is in training mode between calls, as its owner left it.
+    """
+
+    def __init__(self) -> None:
+        self._agent: Any = None
+        self._is_running = False
+        self._training: list[Any] = []  # the submodules that were in training mode
+
+    def hold(self, agent: Any) -> Any:
+        """Return an agent, whose module is the one to put into evaluation mode from now on."""
+        self._agent = agent
+        if self._is_running:
+            self._evaluate()
+        return agent
+
+    def __enter__(self) -> None:
+        self._is_running = True
+        self._evaluate()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_running = False
+        training, self._training = self._training, []
+        for module in training:
+            module.training = True
+
+    def _evaluate(self) -> None:
+        for module in _modules_of(self._agent):
+            self._training += [each for each in module.modules() if each.training]
+            module.eval()
+
+
+def _modules_of(agent: Any) -> Iterator[Any]:
+    """Return the module of an agent that evaluates in workers, whatever it is wrapped into; nothing for others."""
+    adapter = sys.modules.get("streamsampler.agents.torch")  # loaded where there is such an agent
+    kind = getattr(adapter, "TorchAgent", ())
+    while agent is not None:
+        if isinstance(agent, kind):
+            yield agent.module
+        agent = vars(agent).get("agent") if hasattr(agent, "__dict__") else None
+
+
+# ----------------------------------------------------------------------
+
+
+class _Channel(LocalChannel):
+    """The worker's connection to its sampler: the agent is here already, and environments are made elsewhere."""
+
+    def __init__(self, mode: EvaluationMode, worker: int, events: deque[Event], threads: ThreadLimit) -> None:
+        super().__init__(worker, events, threads)
+        self._mode = mode
+
+    def load(self, payload: Payload) -> Any:
+        if isinstance(payload, HeldPayload):
+            return self._mode.hold(payload.held)
+        return payload if isinstance(payload.about, EnvironmentFacts) else super().load(payload)
+
+
+class ParentEngine(LocalEngine):
+    """One worker in this process, whose environments are in others.
+
+    Args:
+        setup: What the sampler says of its workers: as many processes as there are workers.
+        policy: Time limits and quotas of the processes.
+
+    Raises:
+        UsageError: There are fewer environments than groups of them.
+    """
+
+    def __init__(self, setup: WorkerSetup, *, policy: Policy) -> None:
+        self._worker: ParentWorker | None = None
+        self._mode = EvaluationMode()
+        factory = copy.copy(setup.factory)
+        factory.worker_class = ParentWorker
+        here = replace(setup, factory=factory)
+        checked_groups(factory.worker_args, factory.layout.rows)
+
+        limits = policy.step_timeout, None, policy.construction_timeout
+        of_losses = replace(policy, restart_on=())  # what environments raise is the sampler's business
+
+        def launch(updates: Mapping[int, Payload]) -> RolloutTransport:
+            new_stepper = partial(RolloutStepper, seed=setup.seed, max_episode_length=factory.max_episode_length)
+            return RolloutTransport(updates, setup.n_workers, new_stepper, of_losses, watch_of(*limits), setup.threads)
+
+        def make(context: WorkerContext) -> Worker:
+            worker = here.make_worker(context)
+            assert isinstance(worker, ParentWorker)
+            worker.launch, worker.close_timeout = launch, policy.close_timeout
+            self._worker = worker
+            return worker
+
+        super().__init__(1, make, setup.seed, threads=setup.threads)
+
+    def _channel(self, worker: int, events: deque[Event], threads: ThreadLimit) -> LocalChannel:
+        return _Channel(self._mode, worker, events, threads)
+
+    def publish(self, payload: Payload) -> Any:
+        """Return the handle of a payload, which still tells what it is about."""
+        if isinstance(payload, HeldPayload):
+            return payload
+        return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers), payload.about)
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Let the worker run until it has answered."""
+        with self._mode:
+            events = super().wait(timeout)
+        losses = [] if self._worker is None else self._worker.take_losses()
+        return [*(Restored(0, isinstance(error, WorkerHungError)) for error in losses), *events]
+
+    def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
+        """Close the environments, and end their processes."""
+        try:
+            return super().close(read_answers=read_answers)
+        finally:
+            if self._worker is not None:
+                self._worker.end()
+
+    def pids(self) -> list[int]:
+        """Return the ids of the processes that are there."""
+        return [] if self._worker is None else self._worker.pids()

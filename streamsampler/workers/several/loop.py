@@ -19,10 +19,10 @@ from streamsampler.core.timing import used
 from streamsampler.protocol.messages import Phase, Times
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.exact_actions import action_for_env
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.finishing import shares
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.restoring import action_for_env
 from streamsampler.workers.several.players import Seat
 from streamsampler.workers.several.recorder import JointRecorder, reward_of
 

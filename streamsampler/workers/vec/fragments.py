@@ -20,12 +20,11 @@ from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.data.trees import snapshot
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import Outcome, Worker
-from streamsampler.workers.exact_actions import AS_GIVEN, rounding_for
 from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
 from streamsampler.workers.fragments import InForce, Row, Running, told
 from streamsampler.workers.generators import drawn_states, fresh_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Standing, reset_one
-from streamsampler.workers.restoring import AbandonedError, NotRestoredError, no_failure
+from streamsampler.workers.restoring import AS_GIVEN, AbandonedError, NotRestoredError, no_failure, rounding_for
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
 from streamsampler.workers.vec.rows import padded, singles_of
 from streamsampler.workers.vec.steps import StepRecorder, Trajectory

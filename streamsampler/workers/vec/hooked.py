@@ -17,9 +17,8 @@ from streamsampler.data.trees import Tree, snapshot
 from streamsampler.protocol.messages import Dropped, Phase
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import begin_of, summary_of
-from streamsampler.workers.hooks import HookCaller
+from streamsampler.workers.hooks import HookCaller, TrajectoryContext, refuse_hidden_infos
 from streamsampler.workers.resets import reset_function
-from streamsampler.workers.seams import TrajectoryContext, refuse_hidden_infos
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.rows import info_of_row
 from streamsampler.workers.vec.steps import RunningTicket, StepRecorder, Trajectory

@@ -19,14 +19,14 @@ from streamsampler.engines.base import Died
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Stillness
-from streamsampler.samplers.setbacks import Hang
+from streamsampler.samplers.supervisor import Hang
 from streamsampler.stepping.links import EnvLink, Said
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import ManagerOptions, is_abnormal
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.stepper import Stepper
-from streamsampler.stepping.wire import IDS, ids_in
+from streamsampler.stepping.transport import IDS, ids_in
 from streamsampler.stepping.worker_main import EnvWorker
 from streamsampler.workers.board import Progress
 from streamsampler.workers.logs import Levels

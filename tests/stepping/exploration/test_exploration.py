@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from streamsampler.stepping import generators, processes, recovery, worker_main
+from streamsampler.stepping import generators, processes, worker_main
+from streamsampler.stepping import inbox as recovery
 from tests.stepping.exploration.model import Clock
 from tests.stepping.exploration.world import explore
 

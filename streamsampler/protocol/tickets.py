@@ -10,10 +10,216 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from operator import mul
 from typing import NamedTuple
 
 from streamsampler.core.errors import ProtocolError
-from streamsampler.protocol.throughput import SHORTEST_TICKET_SECONDS, Throughput
+
+# ----------------------------------------------------------------------
+# Estimate how long trajectories are and how fast each worker is, from the reports so far. Pure.
+#
+# The estimates decide which tickets are assigned, when and to which worker; never what is returned.
+
+
+_APPROACH = 0.2
+
+
+class Throughput:
+    """Average the lengths of trajectories and the time they take; old reports weigh less and less.
+
+    Lengths are averaged over all workers, since a trajectory's length does not depend on its worker. The time of a
+    timestep is also averaged for each worker.
+    """
+
+    _MEMORY = 200.0  # trajectories: enough to be steady, few enough to follow a policy that learns
+    _KEPT = 0.9  # of a worker's own averages with each of its reports: its last ten count
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._mean = 0.0
+        self._squares = 0.0  # weighted squared deviations from the mean
+        self._seconds = 0.0
+        self._bytes = 0.0
+        self._workers: dict[int, tuple[float, float]] = {}  # timesteps and seconds
+
+    def add(self, lengths: Sequence[int], seconds: float, worker: int | None = None, n_bytes: int = 0) -> None:
+        """Add the trajectories of one report.
+
+        Args:
+            lengths: Their timesteps.
+            seconds: What they took together.
+            worker: The worker that ran them; None to leave the averages of single workers alone.
+            n_bytes: The size of their observations.
+        """
+        if not lengths:
+            return
+        n, total = len(lengths), sum(lengths)
+        self._note_lengths(lengths, total)
+        keep = min(1.0, self._MEMORY / (self._weight + n))
+        self._weight = (self._weight + n) * keep
+        self._squares *= keep
+        self._seconds = (self._seconds + seconds) * keep
+        self._bytes = (self._bytes + n_bytes) * keep
+        if worker is not None:
+            old_timesteps, old_seconds = self._workers.get(worker, (0.0, 0.0))
+            self._workers[worker] = (self._KEPT * old_timesteps + total, self._KEPT * old_seconds + seconds)
+
+    def forget(self, worker: int) -> None:
+        """Forget the averages of a worker that another one replaces."""
+        self._workers.pop(worker, None)
+
+    def raise_to(self, worker: int, each: float) -> None:
+        """Take a trajectory to last at least `each` seconds on a worker whose ticket does not arrive."""
+        known = self.seconds_with(worker)
+        if known is None or each > known:
+            self._workers[worker] = max(1.0, self._mean), each
+
+    def approach_average(self, worker: int) -> None:
+        """Move a worker's average a fifth of the way to that of all workers.
+
+        A worker without tickets cannot show its speed, and what made it slow may be over.
+        """
+        if worker in self._workers and self._weight:
+            timesteps, seconds = self._workers[worker]
+            average = timesteps * self._seconds / (self._weight * max(1.0, self._mean))
+            self._workers[worker] = timesteps, seconds + _APPROACH * (average - seconds)
+
+    def _note_lengths(self, lengths: Sequence[int], total: int) -> None:
+        # Means and squared deviations of two groups are joined as in Chan, Golub and LeVeque (1979): where all are of
+        # one length the mean stays exact and the spread exactly 0, so that nothing is rounded up to a surplus rollout.
+        weight, n = self._weight, len(lengths)
+        delta = total / n - self._mean
+        self._mean += delta * n / (weight + n)
+        within = max(0.0, sum(map(mul, lengths, lengths)) - total * total / n)
+        self._squares += within + delta * delta * weight * n / (weight + n)
+
+    @property
+    def timesteps(self) -> float | None:
+        """Timesteps of a trajectory, at least 1; None before the first one."""
+        return max(1.0, self._mean) if self._weight else None
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the timesteps of a trajectory; 0 before the second one."""
+        return math.sqrt(self._squares / self._weight) if self._weight else 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of a trajectory; None before the first one."""
+        return self._seconds / self._weight if self._weight else None
+
+    def seconds_with(self, worker: int) -> float | None:
+        """Return the seconds that a trajectory is expected to take on `worker`; None before its first one."""
+        # Without `max`: at the end of a call this is asked of all workers, again and again.
+        known = self._workers.get(worker)
+        if known is None:
+            return None
+        timesteps, seconds = known
+        mean = self._mean
+        return (mean if mean > 1.0 else 1.0) * seconds / (timesteps if timesteps > 1.0 else 1.0)
+
+    def seconds_by_worker(self) -> dict[int, float]:
+        """Return `seconds_with` of all workers that had a trajectory."""
+        mean = max(1.0, self._mean)
+        return {
+            worker: mean * seconds / (timesteps if timesteps > 1.0 else 1.0)
+            for worker, (timesteps, seconds) in self._workers.items()
+        }
+
+    def slowness(self, worker: int) -> float:
+        """Return how many times the average duration `worker` takes; 1 before its first trajectory."""
+        each, mean = self.seconds_with(worker), self.seconds
+        return each / mean if each and mean else 1.0
+
+    def trajectories_in(self, seconds: float, n_bytes: int) -> int:
+        """Return how many trajectories a worker runs in this time, with so many bytes of observations at most.
+
+        At least 1, and 1 before the first trajectory.
+        """
+        if not self._weight:
+            return 1
+        in_time = seconds * self._weight / max(self._seconds, 1e-9)
+        in_room = n_bytes * self._weight / max(self._bytes, 1e-9)
+        return max(1, int(min(in_time, in_room)))
+
+
+def needed_for(timesteps: int, mean: float, spread: float) -> int:
+    """Return how many trajectories have that many timesteps together, if they fall short of their mean.
+
+    Args:
+        timesteps: Timesteps.
+        mean: Timesteps of a trajectory.
+        spread: By how much a trajectory falls short; n of them do by sqrt(n) times as much.
+    """
+    # The least n with n * mean - spread * sqrt(n) >= timesteps: a quadratic equation for sqrt(n).
+    if timesteps <= 0:
+        return 0
+    root = (spread + math.sqrt(spread * spread + 4 * mean * timesteps)) / (2 * mean)
+    return math.ceil(root * root - 1e-6)
+
+
+# ----------------------------------------------------------------------
+# Decide how many trajectories a ticket has. No I/O.
+
+
+TRAJECTORIES_A_ROW = 4
+"""How many trajectories a ticket should have for each row, where rows run side by side: a row that is done before the
+others goes on with the next ticket, but not with the one after it. With one trajectory a row rows whose lengths vary
+are idle for a third of the time or more; with four for less than a fifth."""
+
+TICKET_SECONDS = 0.1
+"""What a ticket should take: long compared with the cost of a report (some 0.5 ms in either process, with cold caches),
+short compared with a human's patience."""
+
+SHARE_OF_TICKETS, SHARE_OF_SHORTEST = 1e-3, 5e-5
+"""For each worker, so many seconds are added to what a ticket should take, and to the shortest one, where there are so
+many workers that this is longer. One process takes in the reports of all of them, each in 0.1 to 0.5 ms: with full
+tickets it is busy for half of its time at most."""
+
+TICKET_BYTES = 1 << 24
+"""What a ticket's observations should take at most: they are in memory twice for a while, and should be in the
+processor's cache when they are copied."""
+
+SHORTEST_TICKET_SECONDS = 0.003
+"""Below this the last tickets of a call cost more than workers lose by finishing at different times. An engine whose
+reports cost more has a limit of its own."""
+
+
+def ticket_size(
+    throughput: Throughput, remaining: int, n_workers: int, slowness: float, unit: int, rows: int = 0,
+    shortest: float = SHORTEST_TICKET_SECONDS,
+) -> int:  # fmt: skip
+    """Return the number of trajectories of the next ticket: a multiple of `unit`.
+
+    Args:
+        throughput: How long trajectories take.
+        remaining: How many trajectories are still to be assigned.
+        n_workers: How many workers share them.
+        slowness: How many times as long as the average the ticket's worker takes.
+        unit: How many trajectories a worker runs side by side, or a block has.
+        rows: How many rows the worker fills from several tickets at once; 0 where it does not.
+        shortest: Seconds below which the last tickets cost more than workers lose by finishing at different times.
+    """
+    # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what remains, so that the last tickets
+    # are small and all workers finish together. A slow worker's share is smaller: weighted factoring (Hummel,
+    # Schmidt, Uma and Wein, 1996).
+    share = math.ceil(remaining / (2 * n_workers * slowness))
+    shortest = max(shortest, SHARE_OF_SHORTEST * n_workers)
+    worth_a_report = throughput.trajectories_in(shortest / slowness, TICKET_BYTES)
+    most = trajectories_in_ticket(throughput, max(TICKET_SECONDS, SHARE_OF_TICKETS * n_workers) / slowness)
+    if rows:
+        most = max(most, min(TRAJECTORIES_A_ROW * rows, throughput.trajectories_in(math.inf, TICKET_BYTES)))
+    size = min(most, max(share, worth_a_report))
+    return max(1, size // unit) * unit
+
+
+def trajectories_in_ticket(throughput: Throughput, seconds: float = TICKET_SECONDS) -> int:
+    """Return how many trajectories fill a ticket's time and memory."""
+    return throughput.trajectories_in(seconds, TICKET_BYTES)
+
+
+# ----------------------------------------------------------------------
+
 
 MOST_COPIES = 2
 """So often a piece is copied if the copies fail while another worker runs it. What fails then uses up no quota of

@@ -1,0 +1,242 @@
+"""The command `plot`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from streamsampler.cli.options import PRINTED, QUIET, Count, SeveralArgument, command, existing, option, options_of
+
+# ----------------------------------------------------------------------
+# The command `export`.
+
+
+@command("Write trajectories in another library's format.")
+@click.argument("sources", cls=SeveralArgument, metavar="FILE|FOLDER...", nargs=-1, required=True)
+@option(
+    "What", "--to", "name", required=True, metavar="minari|parquet|sb3",
+    help="The format. 'minari' is a dataset in HDF5, 'parquet' two tables; each needs the library of its name. "
+    " 'sb3' is the evaluations.npz of Stable-Baselines3, and takes evaluations.",
+)  # fmt: skip
+@option(
+    "What", "-o", "--out", required=True, metavar="FOLDER",
+    help="The folder to write, new or empty; with --to sb3 the file, which is replaced.",
+)  # fmt: skip
+@option(
+    "Minari", "--dataset-id", metavar="ID", show_default="one made of FOLDER or of the environment",
+    help="Minari's name for the dataset, such as cartpole/random-v0.",
+)  # fmt: skip
+@option(
+    "Minari", "--metadata", multiple=True, metavar="KEY=TEXT",
+    help="One of author, author_email, code_permalink, algorithm_name and description. May be repeated.",
+)  # fmt: skip
+@option(
+    "Evaluations", "--timesteps", type=Count(min=0), multiple=True, metavar="N",
+    help="With --to sb3, once for each FILE: for how many timesteps the agent had been trained.",
+)  # fmt: skip
+@options_of(PRINTED)
+@click.pass_context
+def export(
+    ctx: click.Context, /, sources: tuple[str, ...], name: str, out: str, as_json: bool, quiet: bool, **options: Any
+) -> None:
+    """Write trajectories, or evaluations, in the format of another library.
+
+    FILE or FOLDER is what `streamsampler sample --out` wrote, or a file that a batch's `save` did. Of a folder one
+    shard is in memory at a time.
+
+    Examples:
+      streamsampler export big --to minari --out cartpole --dataset-id cartpole/random-v0
+      streamsampler export cartpole.npz --to parquet --out tables
+      streamsampler export early.json late.json --to sb3 --timesteps 10000 --timesteps 20000 --out evaluations.npz
+
+    Exit codes:
+      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+    """
+    paths = [existing(source, ".npz") for source in sources]
+    from streamsampler.cli.running import running
+    from streamsampler.core.words import table
+
+    with running(ctx, "exporting", quiet=quiet) as run:
+        run.if_interrupted = "nothing was written"
+        if name == "sb3":
+            facts = _export_evaluations(paths, Path(out), options)
+        else:
+            with run.bar:
+                facts = _export_trajectories(paths, name, Path(out), options, run.bar)
+    rows = {key: value if isinstance(value, str) else f"{value:,}" for key, value in facts.items() if key != "out"}
+    run.finish(json.dumps(facts) if as_json else table({**rows, "written to": facts["out"]}), kept=out)
+
+
+def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[str, Any], bar: Any) -> dict[str, Any]:
+    """Write trajectories, and return what was written."""
+    from streamsampler.formats.columns import open_source
+    from streamsampler.formats.export import export as exported
+    from streamsampler.formats.export import format_named
+
+    if options["timesteps"]:
+        raise click.UsageError("--timesteps is for evaluations: give --to sb3, too.")
+    metadata: dict[str, str] = {}
+    for pair in options["metadata"]:
+        key, equals, text = pair.partition("=")
+        if not equals or key in metadata:
+            raise click.BadParameter(f"{pair!r} is not of the form key=text, or given twice", param_hint="--metadata")
+        metadata[key] = text
+    given = {key: value for key, value in {**options, "metadata": metadata}.items() if value}
+    format_named(name, given)
+    if len(paths) > 1:
+        raise click.UsageError(f"--to {name} takes one FILE or FOLDER, and not {len(paths)}.")
+    source = open_source(paths[0])
+    exported(source, out, to=name, progress=bar, **given)
+    return {"format": name, "trajectories": source.n_trajectories, "timesteps": source.n_timesteps, "out": str(out)}
+
+
+def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Write evaluations, and return what was written."""
+    from streamsampler.evaluation.evaluation import Evaluation
+    from streamsampler.formats.export import save_evaluations
+
+    if options["dataset_id"] or options["metadata"]:
+        raise click.UsageError("--dataset-id and --metadata are for trajectories: give --to minari.")
+    timesteps = options["timesteps"] or ((0,) if len(paths) == 1 else ())
+    if len(timesteps) != len(paths) or len(set(timesteps)) != len(timesteps):
+        raise click.UsageError(
+            f"Give --timesteps once for each FILE, each another number: there are {len(paths)} files and "
+            f"{len(timesteps)} timesteps."
+        )
+    if out.is_dir():
+        raise click.BadParameter(f"{str(out)!r} is a directory: name a file in it, such as evaluations.npz")
+    evaluations = {number: Evaluation.load(path) for number, path in zip(timesteps, paths, strict=True)}
+    written = save_evaluations(evaluations, out)
+    n_trajectories = sum(map(len, evaluations.values()))
+    return {"format": "sb3", "evaluations": len(paths), "trajectories": n_trajectories, "out": str(written)}
+
+
+# ----------------------------------------------------------------------
+# The command `info`.
+
+
+@command("Show what is in a file or a folder.")
+@click.argument("path", metavar="FILE|FOLDER")
+@option("Output", "--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+@option("Output", "--quick", is_flag=True, help="Do not read every byte: damaged observations are not found.")
+@click.pass_context
+def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
+    """Show what is in a file or a folder that was sampled, or in what evaluate or compare wrote.
+
+    Shown are its environment, agent, trajectories, timesteps, returns, spaces, seed and version, and of a folder which
+    shards are damaged or missing. Exit code 1 if anything is. Of an evaluation or a comparison what was found is shown,
+    as it was printed, with settings and versions.
+
+    Examples:
+      streamsampler info cartpole.npz
+      streamsampler info big --quick --json
+      streamsampler info evaluation.json
+    """
+    found = existing(path, ".npz", ".json")
+    from streamsampler.cli.contents import contents_of
+    from streamsampler.cli.running import running
+    from streamsampler.cli.streams import print_error
+    from streamsampler.core.words import count
+
+    with running(ctx, "reading") as run:
+        contents = contents_of(found, quick=quick)
+    if n_damaged := len(contents.damaged):
+        print_error(f"Error: {count(n_damaged, 'shard')} of {path} cannot be read")
+    run.finish(json.dumps(contents.facts(), allow_nan=False) if as_json else contents.text(), failed=n_damaged > 0)
+
+
+# ----------------------------------------------------------------------
+# The command `merge`.
+
+
+@command("Put the parts of an evaluation together.")
+@click.argument("parts", cls=SeveralArgument, metavar="PART...", nargs=-1, required=True)
+@options_of(
+    option("Output", "-o", "--out", required=True, metavar="FILE",
+        help="Write the whole here; a file that is there is replaced."),
+    PRINTED,
+)  # fmt: skip
+@click.pass_context
+def merge(ctx: click.Context, /, parts: tuple[str, ...], out: str, as_json: bool, quiet: bool) -> None:
+    r"""Put the parts of a run together, and write what the run would have written without parts: the same bytes.
+
+    Each PART is a file that evaluate or compare wrote with --part; their order does not matter. Parts that are missing,
+    there twice, not whole, or of another run are named. Where parts were run on processors that compute otherwise, a
+    warning says so.
+
+    Examples:
+      streamsampler merge part-*.json --out cartpole.json
+
+    In tasks 1 to 7 of a job array of SLURM, and afterwards:
+      streamsampler evaluate CartPole-v1 --agent model.zip --num-trajectories 700 --seed 1 \
+          --part $SLURM_ARRAY_TASK_ID/7 --out part-$SLURM_ARRAY_TASK_ID.json
+      streamsampler merge part-*.json --out cartpole.json
+
+    Exit codes:
+      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+    """
+    paths = [existing(name, what="PART") for name in parts]
+    from streamsampler.cli.naming import checked_file
+    from streamsampler.cli.running import running
+    from streamsampler.cli.streams import print_error
+    from streamsampler.core.words import count
+    from streamsampler.evaluation.merging import merge as merged_parts
+
+    target = Path(checked_file(out, ".json", "What is merged goes into a .json file, as the parts are"))
+    with running(ctx, "merging", quiet=quiet) as run:
+        run.if_interrupted = "the parts are not merged"
+        merged = merged_parts(paths, target)
+    if not run.shows_end:
+        print_error(f"{count(len(parts), 'part')} merged")
+    run.finish(merged.to_json().rstrip("\n") if as_json else f"{merged}\nwritten to: {target}", kept=target)
+
+
+# ----------------------------------------------------------------------
+
+
+_MOST_NAMES = 3
+"""How many files a picture is named after."""
+
+
+@command("Draw returns and lengths.")
+@click.argument("paths", cls=SeveralArgument, nargs=-1, required=True, metavar="FILE|FOLDER...")
+@option(
+    "Output", "-o", "--out", metavar="FILE", show_default="next to the first file, with the names of all",
+    help="The picture, a .png file.",
+)  # fmt: skip
+@option("Output", "--dark", is_flag=True, help="Draw for a dark page.")
+@QUIET
+@click.pass_context
+def plot(ctx: click.Context, /, paths: tuple[str, ...], out: str | None, dark: bool, quiet: bool) -> None:
+    """Draw the returns and lengths of trajectories: by index, and how they are distributed.
+
+    Of what was sampled into a file or a folder, or of the JSON that evaluate or compare wrote. For a comparison also
+    the returns of both agents, pair by pair. Several files are drawn in one picture, without pairs. Needs matplotlib:
+    'pip install matplotlib'.
+
+    Examples:
+      streamsampler plot cartpole.npz
+      streamsampler plot big --out big-on-dark.png --dark
+      streamsampler plot both.json
+      streamsampler plot old.json new.json --out both.png
+
+    Exit codes:
+      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+    """
+    found = [existing(path, ".npz", ".json") for path in paths]
+    if out is None:
+        first, *_ = whole = [path.resolve() for path in found]
+        names = [path.stem if path.suffix in (".npz", ".json") else path.name for path in whole]
+        name = "-".join(names) if len(names) <= _MOST_NAMES else f"{names[0]}-and-{len(names) - 1}-others"
+        out = str(first.with_name(f"{name}{'-dark' if dark else ''}.png"))
+    from streamsampler.cli.naming import checked_file
+    from streamsampler.cli.running import running
+    from streamsampler.evaluation.charts import draw
+
+    picture = checked_file(out, ".png", "The picture goes into a .png file")
+    with running(ctx, "drawing", quiet=quiet) as run:
+        draw(found, picture, dark=dark)
+    run.finish(f"written to: {picture}", kept=picture)
