@@ -47,7 +47,7 @@ class Tally:
         self._first: tuple[int, float] | None = None
         self.timesteps, self.seconds = 0, 0.0
 
-    def add(self, timesteps: int, seconds: float) -> None:
+    def note(self, timesteps: int, seconds: float) -> None:
         """Note that there are so many timesteps in all, so many seconds after the beginning."""
         if timesteps <= self.timesteps:
             return

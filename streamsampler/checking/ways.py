@@ -165,7 +165,7 @@ class Stopwatch:
     def __call__(self, snapshot: Snapshot) -> None:
         """Note the timesteps, and end the call when it is time."""
         self._round.watch()
-        self._round.tally.add(snapshot.timesteps, snapshot.seconds)
+        self._round.tally.note(snapshot.timesteps, snapshot.seconds)
         if self._round.ends(snapshot.seconds):
             raise _TimeIsUpError
         if not self._round.tally.timesteps and snapshot.seconds > self._round.patience:
@@ -262,7 +262,7 @@ def _with_agent_here(problem: Problem) -> Way:
             before = elapsed
             timesteps += sampler.obtain_trajectories(n_envs * n_each).n_timesteps
             elapsed = perf_counter() - began
-            measured.tally.add(timesteps, elapsed)
+            measured.tally.note(timesteps, elapsed)
             n_each = max(1, int(n_each * measured.seconds / (elapsed - before)))
             measured.watch()
 
@@ -337,7 +337,7 @@ def _step(manager: BaseEnvManager, agent: Any, least: int, n_envs: int, measured
         manager.send(choose(steps.observations), steps.env_ids)
         steps = _received(manager, least, measured)
         timesteps += int(np.count_nonzero(steps.timesteps))  # others are resets
-        measured.tally.add(timesteps, perf_counter() - began)
+        measured.tally.note(timesteps, perf_counter() - began)
         measured.watch()
     if len(steps) < n_envs:
         _received(manager, n_envs - len(steps), measured)

@@ -1,4 +1,4 @@
-"""The command `check`, and how commands examine an environment and an agent."""
+"""The commands `check` and `bench`, and how commands examine an environment and an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `evaluate`, and what it has in common with `compare`."""
+"""The commands `evaluate` and `compare`."""
 
 from __future__ import annotations
 

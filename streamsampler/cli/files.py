@@ -1,4 +1,4 @@
-"""The command `plot`."""
+"""The commands `export`, `info`, `merge` and `plot`: what is done with files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep standard output for the result, and report a standard stream that cannot be written in one line."""
+"""Keep standard output for the result; say in one line which stream cannot be written; handle Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 

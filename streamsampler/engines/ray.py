@@ -132,7 +132,7 @@ class RayEngine(LinkedEngine[RayLink]):
         return self._starts.is_ready(worker)
 
     def _started(self, number: int) -> RayLink:
-        return self._starts.take(number)
+        return self._starts.replacement_for(number)
 
     # ------------------------------------------------------------------ talking
 

@@ -460,7 +460,7 @@ class Starts:
             self.begin(worker)
         return self._next[worker].hello is not None
 
-    def take(self, worker: int) -> RayLink:
+    def replacement_for(self, worker: int) -> RayLink:
         """Return the link to the actor that takes the place of a dead one, whether or not it has started."""
         return self._next.pop(worker) if worker in self._next else self.new(worker)
 

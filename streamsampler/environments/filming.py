@@ -57,7 +57,7 @@ class Film:
         self._n_resets += 1
         return self._n_resets - 1 == self.number
 
-    def take(self, env: AnyEnv) -> None:
+    def add_picture(self, env: AnyEnv) -> None:
         """Take a picture of an environment.
 
         Raises:
@@ -86,14 +86,14 @@ class _FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         result = self.env.reset(**arguments)
         self._runs = self._film.count_reset()
         if self._runs:
-            self._film.take(self.env)
+            self._film.add_picture(self.env)
         return result
 
     def step(self, action: Any) -> Any:
         """Step the environment."""
         result = self.env.step(action)
         if self._runs:
-            self._film.take(self.env)
+            self._film.add_picture(self.env)
         return result
 
 

@@ -150,7 +150,7 @@ class _InfoSurvey:
         self._found: defaultdict[KeyPath, list[tuple[Column, int, int]]] = defaultdict(list)
         self._length = 0
 
-    def add(self, infos: Infos, length: int, name: str) -> None:
+    def look_at(self, infos: Infos, length: int, name: str) -> None:
         """Look at the infos of so many rows."""
         self._length += length
         for path, column in columns_of(infos, length, name).columns.items():
@@ -340,7 +340,7 @@ class Source:
             for name in INFOS:
                 length = n_trajectories if name == "episode_infos" else n_timesteps
                 for survey in (name,) if name == "agent_infos" else (name, "all_env_infos"):
-                    surveys[survey].add(infos[name], length, name)
+                    surveys[survey].look_at(infos[name], length, name)
         return {name: survey.columns() for name, survey in surveys.items()}, seeds_fit
 
     def _infos_and_seeds(self, number: int) -> tuple[dict[str, Any], Sequence[int]]:

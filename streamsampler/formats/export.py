@@ -94,15 +94,15 @@ def export(
 
 
 # ----------------------------------------------------------------------
-# Evaluations as the `evaluations.npz` that the `EvalCallback` of Stable-Baselines3 writes.
-#
-# The file has `timesteps` (n,) int64, how long the agent had been trained; `results` (n, N) float64, the returns;
-# `ep_lengths` (n, N) int64; and, where every evaluation knows of successes, `successes` (n, N) bool. What reads the
-# callback's files reads these: `numpy.load`, the plots of RL Baselines3 Zoo. Nothing but NumPy is needed to write it.
+# Evaluations as Stable-Baselines3 has them.
 
 
 def save_evaluations(evaluations: Mapping[int, Evaluation], path: str | os.PathLike[str]) -> Path:
-    """Write evaluations of an agent that was evaluated while it was trained.
+    """Write evaluations of an agent that was evaluated while it was trained, as the callback `EvalCallback` does.
+
+    The file has `timesteps` (n,) int64, how long the agent had been trained; `results` (n, N) float64, the returns;
+    `ep_lengths` (n, N) int64; and, where every evaluation knows of successes, `successes` (n, N) bool. What reads the
+    callback's files reads these: `numpy.load`, the plots of RL Baselines3 Zoo. Nothing but NumPy is needed to write it.
 
     Args:
         evaluations: The evaluations, by how many timesteps the agent had been trained for; all of as many trajectories.

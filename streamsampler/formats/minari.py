@@ -74,7 +74,7 @@ class Episodes:
         _check_infos(self._env_columns, self._agent_columns)
         self._make = needed("minari.data_collector", "the format Minari", "minari").EpisodeBuffer
 
-    def of(self, batch: TrajectoryBatch[Any, Any], first: int) -> Iterator[Any]:
+    def episodes_in(self, batch: TrajectoryBatch[Any, Any], first: int) -> Iterator[Any]:
         """Yield an episode for each trajectory of a shard.
 
         Args:
@@ -213,7 +213,7 @@ def write(
         dataset = storage.new(folder, *spaces, _env_spec(source), jpeg_encoding=False)
         for first, batch in source.shards(shown):
             _reserve(folder, episodes.most_bytes(batch))
-            dataset.update_episodes(episodes.of(batch, first))
+            dataset.update_episodes(episodes.episodes_in(batch, first))
             facts = [
                 {"trajectory_index": index, "agent_version": version}
                 for index, version in zip(batch.indices.tolist(), batch.agent_versions.tolist(), strict=True)

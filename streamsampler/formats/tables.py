@@ -273,22 +273,7 @@ def _series(pd: Any, columns: ColumnRows) -> Any:
 
 
 # ----------------------------------------------------------------------
-# Trajectories as a TensorDict. Needs tensordict: `pip install tensordict`.
-#
-# Timesteps are the batch dimension, T, and the keys those of TorchRL's collectors:
-#
-# | key | |
-# |---|---|
-# | `observation`, `action` | (T, …), nested as the space nests; positions of Tuple spaces are keys `"0"`, `"1"` |
-# | `("next", "observation")` | what the action led to; at a trajectory's end the true final observation |
-# | `("next", "reward")`, `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | (T, 1) |
-# | `terminated`, `truncated`, `done` | (T, 1), all false: no action was chosen after an end |
-# | `("collector", "traj_ids")` | (T,) the number of the trajectory, from 0 |
-# | `policy_version` | (T,) the agent version |
-# | `("next", "env_infos", KEY)`, `("agent_infos", KEY)` | (T, …); `_KEY` is the mask of an info that comes and goes |
-#
-# Dtypes are kept: rewards are float64. A TensorDict holds numbers: infos that are none are left out, and a warning
-# names them.
+# Trajectories as a TensorDict.
 
 
 _log = logging.getLogger("streamsampler")
@@ -296,9 +281,24 @@ _WHERE = {"env_infos": ("next", "env_infos"), "agent_infos": ("agent_infos",)}
 
 
 def to_tensordict(source: Sourced) -> TensorDict:
-    """Return trajectories as one TensorDict of T timesteps, which must fit into memory.
+    """Return trajectories as one TensorDict of T timesteps, in memory; needs `pip install tensordict`.
 
     Where it is possible the tensors share the memory of a batch, so that what is written into them is written into it.
+
+    Timesteps are the batch dimension, T, and the keys those of TorchRL's collectors:
+
+    | key | |
+    |---|---|
+    | `observation`, `action` | (T, …), nested as the space nests; positions of Tuple spaces are keys `"0"`, `"1"` |
+    | `("next", "observation")` | what the action led to; at a trajectory's end the true final observation |
+    | `("next", "reward")`, `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | (T, 1) |
+    | `terminated`, `truncated`, `done` | (T, 1), all false: no action was chosen after an end |
+    | `("collector", "traj_ids")` | (T,) the number of the trajectory, from 0 |
+    | `policy_version` | (T,) the agent version |
+    | `("next", "env_infos", KEY)`, `("agent_infos", KEY)` | (T, …); `_KEY` is the mask of an info that comes and goes |
+
+    Dtypes are kept: rewards are float64. A TensorDict holds numbers: infos that are none are left out, and a warning
+    names them.
 
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.

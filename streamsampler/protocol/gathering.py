@@ -121,7 +121,7 @@ class Gathering:
         arrived_trajectories: Trajectories that arrived, not counting those that were left out.
         arrived_timesteps: Their timesteps.
         arrived_dropped: Trajectories that were left out.
-        refuses_all: Whether the last refusal of `take` holds for every worker that would ask for the same.
+        refuses_all: Whether the last refusal of `assign` holds for every worker that would ask for the same.
 
     Raises:
         UsageError: No other indices can take the places of those left out.
@@ -163,7 +163,7 @@ class Gathering:
 
     # ------------------------------------------------------------------ handing out
 
-    def take(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
+    def assign(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
         """Return the ticket that `worker` should run next, or None if there is none for it now.
 
         An idle worker may get a copy of a part of another worker's ticket (see `copies`). A worker so slow that the
@@ -203,14 +203,14 @@ class Gathering:
             self.refuses_all = not indices and len(self._queues) == 1
         if indices:
             self._handed_out += len(indices)
-            self._in_flight.add(worker, indices, now)
+            self._in_flight.track(worker, indices, now)
         elif ahead or not (indices := self._take_copy(worker, now, queue.block)):
             return None
         self._considered.add(worker)
         return Assignment(indices, queue.block)
 
     def next_look(self) -> float:
-        """Return when idle workers should ask `take` again, even if nothing arrives until then; infinity for never."""
+        """Return when idle workers should ask `assign` again, even if nothing arrives before; infinity for never."""
         return self._copies.next_look() if self._may_copy else math.inf
 
     def run_lanes(self, worker: int) -> None:
@@ -288,7 +288,7 @@ class Gathering:
         # While the consumer of a stream has trajectories to take, a slow ticket does not make it wait.
         if not self._may_copy or (self._is_stream and self.result.has_segments):
             return range(0)
-        indices = self._copies.take(worker, now, block, self.result.end)
+        indices = self._copies.assign(worker, now, block, self.result.end)
         if indices is None:
             self.refuses_all = self.refuses_all and not self._copies.pay(now)
         return indices or range(0)
@@ -335,7 +335,7 @@ class Gathering:
 
     # ------------------------------------------------------------------ taking in
 
-    def add(
+    def receive(
         self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, now: float = 0.0,
         dropped: Sequence[Dropped] = (),
     ) -> bool:  # fmt: skip
@@ -367,7 +367,7 @@ class Gathering:
         self.arrived_dropped += len(dropped)
         self.arrived_trajectories += len(lengths)
         self.arrived_timesteps += sum(lengths)
-        self.result.add(worker, indices, lengths, delivery, dropped)
+        self.result.receive(worker, indices, lengths, delivery, dropped)
         for more in self.result.pop_made_up():
             self._put_in(more)
         return True
@@ -471,6 +471,6 @@ class Gathering:
         for worker, indices, since in given:
             self._queue_for(worker).skip(indices)
             self._handed_out += len(indices)
-            self._in_flight.add(worker, indices, since)
+            self._in_flight.track(worker, indices, since)
             self._considered.add(worker)
         return True

@@ -458,7 +458,7 @@ class Portion:
         enough_timesteps = self._timesteps is not None and self._timesteps <= 0
         return enough_timesteps or (self._trajectories is not None and self._trajectories <= 0)
 
-    def take(self, lengths: Iterable[int]) -> int:
+    def fill(self, lengths: Iterable[int]) -> int:
         """Take trajectories with these lengths, from the first on, until they suffice; return how many."""
         taken = 0
         for length in lengths:

@@ -249,7 +249,7 @@ class Losses:
     _recent: deque[float] = field(default_factory=deque)
     _n: int = 0
 
-    def add(self, incident: Incident) -> SpentQuota | None:
+    def count(self, incident: Incident) -> SpentQuota | None:
         """Count a loss.
 
         Returns:

@@ -117,7 +117,7 @@ class Segment(NamedTuple):
     """Consecutive trajectories of one report that stand together in the result.
 
     Attributes:
-        delivery: What the report brought, as it was given to `Gathering.add`.
+        delivery: What the report brought, as it was given to `Gathering.receive`.
         start: Position of the first one among the trajectories that the report brought.
         stop: One more than the position of the last one.
         indices: Their indices.
@@ -214,7 +214,7 @@ class Result:
 
     # ------------------------------------------------------------------ adding
 
-    def add(
+    def receive(
         self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, dropped: Sequence[Dropped]
     ) -> None:
         """Add the trajectories of a report when their turn comes, and leave out those that were dropped.

@@ -1,4 +1,4 @@
-"""Track tickets in flight, and which of them several workers hold. Pure.
+"""Decide how large tickets are, track those in flight, and which of them several workers hold. Pure.
 
 A trajectory does not depend on the worker that runs it, so an idle worker may run a *copy* of a part of a ticket that
 another worker holds (`copies` says when). Copying cuts the ticket into pieces. Either the ticket arrives before any of
@@ -42,7 +42,7 @@ class Throughput:
         self._bytes = 0.0
         self._workers: dict[int, tuple[float, float]] = {}  # timesteps and seconds
 
-    def add(self, lengths: Sequence[int], seconds: float, worker: int | None = None, n_bytes: int = 0) -> None:
+    def measure(self, lengths: Sequence[int], seconds: float, worker: int | None = None, n_bytes: int = 0) -> None:
         """Add the trajectories of one report.
 
         Args:
@@ -274,7 +274,7 @@ class InFlight:
         self._rate, self._owed, self._fastest = 0.0, 0.0, math.inf  # of all busy workers; see `expected_end_of_all`
         self._kept_for = removals_between_looks(n_workers)
 
-    def add(self, worker: int, indices: range, now: float) -> None:
+    def track(self, worker: int, indices: range, now: float) -> None:
         """Track a ticket that `worker` got."""
         queue = self._queues[worker]
         if not queue:
@@ -295,7 +295,7 @@ class InFlight:
                 self._holders[cut] = holders
             if n_given_up := self._given_up.pop(piece, 0):
                 self._given_up.update(dict.fromkeys(parts, n_given_up))
-        self.add(worker, part, now)
+        self.track(worker, part, now)
 
     def queue(self, worker: int) -> tuple[range, ...]:
         """Return the tickets that `worker` holds, in the order in which it runs them."""
@@ -412,7 +412,7 @@ class InFlight:
 #
 # A copy costs CPU time that a learner or another worker could use. So a ticket is copied only if its worker is
 # expected to need notably longer than a copy: the worker is slower, or the ticket waits for another one. What fails
-# in copies while its worker runs it is not copied without end (`in_flight.MOST_COPIES`).
+# in copies while its worker runs it is not copied without end (`MOST_COPIES`).
 #
 # A ticket that is overdue has a slow worker or long trajectories: only the timesteps that the worker shows tell
 # which. Where a worker shows none, its ticket is taken to need as long again as it is overdue. When that would be so,
@@ -477,7 +477,7 @@ class Copies:
         self._valid_until = -1  # tickets removed
         self._next_look = math.inf
 
-    def take(self, worker: int, now: float, block: int, end: int) -> range | None:
+    def assign(self, worker: int, now: float, block: int, end: int) -> range | None:
         """Assign to the idle `worker` what it should run a second time; None if that does not pay.
 
         Args:
@@ -504,7 +504,7 @@ class Copies:
         return late.rest[:n]
 
     def pay(self, now: float) -> bool:
-        """Whether `take` has something for any idle worker."""
+        """Whether `assign` has something for any idle worker."""
         return self._worth_a_copy(self._fastest, now) is not None
 
     def next_look(self) -> float:

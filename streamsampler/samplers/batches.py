@@ -263,11 +263,11 @@ class BatchMaker:
         # Not of a stream, which hands out each trajectory by itself.
         self._growing = GrowingBatch(session.pool.allocate)
 
-    def add(self, delivery: Delivery) -> None:
+    def keep(self, delivery: Delivery) -> None:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
         self._session.infos_of_files.leave_out(delivery.rollouts)
         if self._ledger is not None:
-            self._stats.failed_trajectories += self._ledger.take(delivery)
+            self._stats.failed_trajectories += self._ledger.record(delivery)
         self._deliveries[id(delivery)] = delivery
         self._look_at_infos()  # before their memory is released
         self._append_what_is_due()

@@ -155,7 +155,7 @@ class Call:
                 continue
             if not self._session.checks.may_work(record) or not self._supervisor.can_work(record):
                 continue
-            assignment = self.gathering.take(side.worker, ahead=is_next, now=self._session.clock())
+            assignment = self.gathering.assign(side.worker, ahead=is_next, now=self._session.clock())
             if assignment is not None:
                 self.stats.restarts += self._supervisor.start_if_absent(record)
                 self._session.hand_out(record, *assignment)
@@ -219,7 +219,7 @@ class Call:
         lengths = rollouts.agent_steps() if self.gathering.plan.counts_agents else lengths_of(rollouts)
         n_bytes = bytes_of(rollouts.observations)
         if not rollouts.fragments:  # their lengths are given, and so are their tickets
-            self._session.throughput.add(lengths, report.seconds.rollout, event.worker, n_bytes)
+            self._session.throughput.measure(lengths, report.seconds.rollout, event.worker, n_bytes)
         bits = self._session.fingerprints.bits_of(event.worker)
         return lengths, Delivery(event.worker, rollouts, event.release, n_bytes, record.spaces, bits)
 
@@ -236,12 +236,12 @@ class Call:
             )
             event.release()
             self.accounts.add_surplus(len(lengths), report.n_timesteps)
-        elif not gathering.add(event.worker, indices, lengths, delivery, now, report.dropped):
+        elif not gathering.receive(event.worker, indices, lengths, delivery, now, report.dropped):
             event.release()
             self.accounts.add_surplus(len(lengths), report.n_timesteps)
         elif delivery is not None:
             self.accounts.excess += sum(lengths) - report.n_timesteps
-            self.batches.add(delivery)
+            self.batches.keep(delivery)
 
     def _take_in_lanes(self, worker: int, answer: Report | Failure) -> bool:
         """Take in that a worker runs lanes; return whether its ticket was right for what it runs."""
@@ -326,7 +326,7 @@ class Call:
         session = self._session
         if found.is_guest and "torch=" in found.bits and not session.need("torch"):
             found = found.without_torch()
-        if refused := session.fingerprints.take(worker, found):
+        if refused := session.fingerprints.record(worker, found):
             self._refuse(kernels_error(worker, refused))
         self._warn_of_kernels(session.engine.n_workers)
 

@@ -92,20 +92,20 @@ class FragmentLedger:
 
     def order(self, worker: int) -> FragmentOrder:
         """Return what a worker is told that has no environments, and is to go on with its share."""
-        standings = self._standings.of(self._plan.envs_of(worker))
+        standings = self._standings.known(self._plan.envs_of(worker))
         if self._agent_is_replaced:
             for number in standings.keys() - self._arrived:
                 standings[number] = standings[number]._replace(agent_is_replaced=True)
         return order_of(self._plan, self.base_version, standings)
 
-    def take(self, delivery: Delivery) -> int:
+    def record(self, delivery: Delivery) -> int:
         """Take in where environments stand after their timesteps of this call.
 
         Returns:
             How many episodes went on before, and could not be restored after a loss.
         """
         rollouts = delivery.rollouts
-        self._standings.take(rollouts, self._options, self._plan.restore_limit)
+        self._standings.record(rollouts, self._options, self._plan.restore_limit)
         self._arrived.update(fragment.number for fragment in rollouts.fragments)
         self._add_up(rollouts)
         lost = [fragment for fragment in rollouts.fragments if fragment.lost]
@@ -119,7 +119,7 @@ class FragmentLedger:
         return len(lost)
 
     def earlier_of(self, fragment: EnvFragment) -> Earlier:
-        """Return what the first episode of a fragment of this call had in earlier calls; `take` may not know it yet."""
+        """Return what the first episode of a fragment of this call had in earlier calls; `record` may not know it."""
         if not fragment.continued:
             return _NOTHING
         return self._earlier.get(fragment.number) or self._so_far[fragment.number]

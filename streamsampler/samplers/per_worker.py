@@ -1,4 +1,4 @@
-"""Give each worker its own agent, environment or update."""
+"""Give each worker its own agent, environment or update, and know which of them it was not sent yet."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Fingerprints:
         self._reported: set[str] = set()
         self._pending = ""
 
-    def take(self, worker: int, found: Fingerprint) -> str:
+    def record(self, worker: int, found: Fingerprint) -> str:
         """Record the fingerprint of a worker; return what the call ends with, or ""."""
         before = self._of_dead.pop(worker, None)
         self._told[worker] = found

@@ -147,7 +147,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         self._ahead = []
         for segment in segments:
             delivery, start, stop, _ = segment
-            middle = start + portion.take(delivery.rollouts.lengths[start:stop].tolist())
+            middle = start + portion.fill(delivery.rollouts.lengths[start:stop].tolist())
             if middle > start:
                 taken.append(_slice_of(segment, start, middle))
             if middle < stop:

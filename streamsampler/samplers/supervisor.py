@@ -444,7 +444,7 @@ class Supervisor:
         if incident is None:
             assert failure is not None
             return failure_error(setback.worker, failure, setback.exception)
-        quota = self.losses.add(incident)
+        quota = self.losses.count(incident)
         if quota is None and not incident.hopeless:
             details = incident.stack if failure is None else failure.traceback
             logger.warning("%s; a new one takes its place%s", incident, f"\n{details}" if details else "")

@@ -216,7 +216,7 @@ class Episodes:
         order = self._restore_order(env_id, state, arrived, remake)
         if order is None:
             return self.order_anew(env_id, remake=remake)
-        order = replace(order, requests=self._requests.of(env_id, self._place(env_id, state, arrived)[0]))
+        order = replace(order, requests=self._requests.to_repeat(env_id, self._place(env_id, state, arrived)[0]))
         seed, options = self._begun_with.get(env_id, (None, None))
         return order if options is None or order.seed != seed else replace(order, options=options)
 
@@ -230,7 +230,7 @@ class Episodes:
         Raises:
             NotRestoredError: It cannot be what it was, whatever its episode.
         """
-        requests = self._requests.of(env_id, None)
+        requests = self._requests.to_repeat(env_id, None)
         return RestoreOrder(env_id, remake, requests=requests) if remake or requests else None
 
     def keep_request(self, env_id: int, state: EnvState, *, arrived: bool, request: PastRequest) -> bool:
@@ -246,7 +246,7 @@ class Episodes:
             Whether it is the first one too many: from now on the environment cannot be restored.
         """
         episode, timestep = self._place(env_id, state, arrived)
-        return self._requests.add(env_id, episode, request._replace(timestep=timestep))
+        return self._requests.record(env_id, episode, request._replace(timestep=timestep))
 
     def _place(self, env_id: int, state: EnvState, arrived: bool) -> tuple[int, int]:
         """Return the number of the episode that an environment is in, and its timesteps, also if not handed out yet."""

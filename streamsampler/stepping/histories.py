@@ -49,7 +49,7 @@ class ParameterSets:
         self._known: dict[int, NumberedParameters] = {}
         self._n_given = 0
 
-    def add(self, env_ids: Iterable[int], update: SetParameters, in_use: Iterable[int]) -> None:
+    def set(self, env_ids: Iterable[int], update: SetParameters, in_use: Iterable[int]) -> None:
         """Let environments have other parameters, besides those of other names that they have.
 
         Args:
@@ -78,7 +78,7 @@ class ParameterSets:
         numbered = self._known[self._n_given] = NumberedParameters(self._n_given, payload)
         return numbered
 
-    def of(self, number: int) -> NumberedParameters | None:
+    def numbered(self, number: int) -> NumberedParameters | None:
         """Return those of a number; None for 0."""
         return self._known[number] if number else None
 
@@ -144,7 +144,7 @@ class PastRequests:
     def __init__(self, n_envs: int) -> None:
         self._of: list[list[tuple[int, PastRequest]]] = [[] for _ in range(n_envs)]  # with the episode's number
 
-    def add(self, env_id: int, episode: int, request: PastRequest) -> bool:
+    def record(self, env_id: int, episode: int, request: PastRequest) -> bool:
         """Keep a request that was carried out in an episode; return whether it is the first one too many."""
         kept = self._of[env_id]
         if len(kept) == _MOST:
@@ -154,7 +154,7 @@ class PastRequests:
             return len(kept) > _MOST
         return False
 
-    def of(self, env_id: int, episode: int | None) -> Sequence[PastRequest]:
+    def to_repeat(self, env_id: int, episode: int | None) -> Sequence[PastRequest]:
         """Return the requests to an environment, in their order, as they are to be repeated.
 
         Args:
@@ -338,7 +338,7 @@ class Histories:
     def order_of_reset(self, env_id: int, remake: bool) -> RestoreOrder:
         """Return the order for an environment whose reset has arrived, and is not handed out."""
         order = self._order(env_id, 0, int(self._rows.slots[env_id]), 0, remake)
-        parameters = self._parameters.of(int(self._rows.parameters[env_id]))
+        parameters = self._parameters.numbered(int(self._rows.parameters[env_id]))
         return replace(order, seed=int(self._rows.seeds[env_id]), parameters=parameters)
 
     def _order(self, env_id: int, n: int, slot: int, n_digests: int, remake: bool) -> RestoreOrder:
@@ -349,7 +349,7 @@ class Histories:
         actions = map_tree(lambda leaf: leaf[1 : n + 1, env_id].copy(), self._actions)
         rewards = self._rewards[1 : n + 1, env_id].copy()
         digests = None if self._digests is None else self._digests[:n_digests, env_id].copy()
-        parameters = self._parameters.of(self.set_numbers[env_id])
+        parameters = self._parameters.numbered(self.set_numbers[env_id])
         return RestoreOrder(
             env_id, remake, self.seeds[env_id], actions=actions, rewards=rewards, slot=slot, digests=digests,
             parameters=parameters,

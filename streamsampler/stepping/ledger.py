@@ -302,7 +302,7 @@ class Ledger:
         self.arrived: dict[int, None] = {}  # an ordered set
         self.waiting: set[int] = set()
 
-    def of(self, *states: EnvState) -> list[int]:
+    def in_states(self, *states: EnvState) -> list[int]:
         """Return the environments in any of some states."""
         return [env_id for env_id, state in enumerate(self.states) if state in states]
 
@@ -372,7 +372,7 @@ class Ledger:
 
     def mend(self) -> None:
         """Let the accounts agree where a call was interrupted: what is open, and has not arrived, is waited for."""
-        opened = set(self.of(*_OPEN))
+        opened = set(self.in_states(*_OPEN))
         self.arrived = {env_id: None for env_id in self.arrived if env_id in opened}
         self.waiting = opened - self.arrived.keys()
 

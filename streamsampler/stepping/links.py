@@ -184,10 +184,10 @@ class EnvPool(ProcessPool[EnvLink]):
         return self._is_ours()
 
     def sleep(self, timeout: float | None) -> Sequence[Any]:
-        """Sleep until a worker says something, dies or is given up; return what `take` takes. May be interrupted."""
+        """Sleep until a worker says something, dies or is given up; return what `read` reads. May be interrupted."""
         return self._selector.select(self._within(timeout))
 
-    def take(self, ready: Sequence[Any]) -> list[Any]:
+    def read(self, ready: Sequence[Any]) -> list[Any]:
         """Return what workers said: `Said`, and `Died`."""
         return self._with_given_up(self._said(ready))
 

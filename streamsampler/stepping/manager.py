@@ -362,7 +362,7 @@ class BaseEnvManager(abc.ABC):
             UsageError: A step or a reset of an environment is open, or it was never reset.
         """
         rows = self._launched().rows
-        busy = [*self._ledger.of(EnvState.VOID), *self._ledger.waiting]
+        busy = [*self._ledger.in_states(EnvState.VOID), *self._ledger.waiting]
         if busy:
             raise UsageError(f"environment {min(busy)} has no observation yet: call reset() or recv() first")
         return rows.taken_observations(rows.slots, np.arange(self.n_envs))
@@ -371,7 +371,7 @@ class BaseEnvManager(abc.ABC):
     def ready(self) -> dict[int, Any]:
         """The environments that await an action, with their observations."""
         rows = self._launched().rows
-        return {env_id: rows.observation(env_id) for env_id in self._ledger.of(EnvState.READY)}
+        return {env_id: rows.observation(env_id) for env_id in self._ledger.in_states(EnvState.READY)}
 
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until a result has arrived that `recv` will return, or an environment awaits an action.
@@ -385,7 +385,7 @@ class BaseEnvManager(abc.ABC):
         self._launched()
 
         def has_something() -> bool:
-            return bool(self._ledger.arrived or self._ledger.of(EnvState.READY))
+            return bool(self._ledger.arrived or self._ledger.in_states(EnvState.READY))
 
         self._take_in_until(lambda: has_something() or not self._ledger.waiting, timeout_seconds(timeout))
         return has_something()
@@ -452,7 +452,7 @@ class BaseEnvManager(abc.ABC):
             raise UsageError("set_parameters is for the environments that there are: pass SetParameters without one")
         chosen = self._chosen(env_ids)
         self._ask(chosen, "check", "set_parameters", lambda n: [update] * n)
-        self._parameters.add(chosen, update, self._episodes.parameters_in_use())
+        self._parameters.set(chosen, update, self._episodes.parameters_in_use())
         transport = self._launched()
         transport.in_hand = True
         self._send_parameters(transport, chosen)

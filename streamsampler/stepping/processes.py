@@ -342,7 +342,7 @@ class ProcessTransport(Transport):
         if collects:
             self.in_hand = True
         events: list[Event] = []
-        for said in self._pool.take(ready):
+        for said in self._pool.read(ready):
             events += self._lost(said) if isinstance(said, Died) else self._event(*said)
         if self._restart_wait:
             self._start_due()

@@ -276,7 +276,7 @@ class Stepper:
         """Let the next step of environments be a reset, as that of an environment that raised."""
         self._is_over.update(dict.fromkeys(env_ids, True))
 
-    def take(self, kind: str, *arguments: Any) -> None:
+    def handle(self, kind: str, *arguments: Any) -> None:
         """Take what is no request.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a manager needs of the place where its environments live: this process, or worker processes."""
+"""What a manager needs of the place where its environments live, and the messages to worker processes."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ class Setbacks:
         return None, None, time.monotonic() - self._began
 
     def _count(self, incident: Incident) -> tuple[SpentQuota | None, tuple[Incident, ...]]:
-        quota = self._losses.add(incident)
+        quota = self._losses.count(incident)
         return quota, self._losses.history() if quota is not None else ()
 
     def _lost(self, incident: Incident, env_id: int | None) -> WorkerError:

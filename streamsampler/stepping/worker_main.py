@@ -133,7 +133,7 @@ class EnvWorker:
         if (function := self._messages.get(what)) is not None:
             function(*arguments)
         else:
-            self._stepper.take(what, *arguments)
+            self._stepper.handle(what, *arguments)
         return True
 
     def _open_rows(self, payload: Payload) -> None:

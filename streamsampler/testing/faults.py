@@ -313,7 +313,7 @@ class Faults:
         for number, fault, its_seed in self._due.get(place, ()):
             if its_seed not in (None, seed) or step not in (None, fault.step) or is_checking():
                 continue
-            if self._records.add(str(number), fault.times) is not None:
+            if self._records.record(str(number), fault.times) is not None:
                 self._records.wake()
                 fail(fault.kind, place, fault.n_bytes)
 

@@ -58,7 +58,7 @@ _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.ST
 class DefaultWorker(WorkerWithSeams):
     """Runs one trajectory after the other in one environment.
 
-    A subclass may override `begin_trajectory`, `before_step`, `after_step` and `end_trajectory`: see `seams`, which has
+    A subclass may override `begin_trajectory`, `before_step`, `after_step` and `end_trajectory`: see `hooks`, which has
     what it costs.
 
     Args:

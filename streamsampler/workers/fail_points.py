@@ -53,7 +53,7 @@ class Records:
             os.mkfifo(self.folder / _WAKE)
         self._seen: dict[str, int] = {}
 
-    def add(self, kind: str, most: int | None = None) -> int | None:
+    def record(self, kind: str, most: int | None = None) -> int | None:
         """Record an event.
 
         Args:
@@ -152,7 +152,7 @@ class _Point:
 
     def reached(self, name: str) -> bool:
         """Whether this is the place and the time to die; counted over the processes that have this worker's number."""
-        return name == self.name and self.records.add(name, self.occurrence) == self.occurrence
+        return name == self.name and self.records.record(name, self.occurrence) == self.occurrence
 
     def reach(self, name: str) -> None:
         if self.reached(name):

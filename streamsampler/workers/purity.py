@@ -84,7 +84,7 @@ class Trace:
     position: int = -1
     infos: dict[tuple[InfoKey, str], Any] = field(default_factory=dict)
 
-    def take(self, what: str, value: Any) -> None:
+    def keep_or_compare(self, what: str, value: Any) -> None:
         """Keep a value, or compare it; `what` names it, and its timestep.
 
         Raises:
@@ -171,7 +171,7 @@ class _StandIn:
         self._limits.look()
         self._limits.trajectories += self._rows
         result = self._env.reset(**arguments)
-        self._trace.take("first observation", result[0])
+        self._trace.keep_or_compare("first observation", result[0])
         self._trace.take_info(ENV_INFO, "of the reset", *result[1:2])
         return result
 
@@ -179,11 +179,11 @@ class _StandIn:
         if self._timestep >= TIMESTEPS:
             raise _Enough
         self._limits.look()
-        self._trace.take(f"action at timestep {self._timestep}", action)
+        self._trace.keep_or_compare(f"action at timestep {self._timestep}", action)
         result = self._env.step(action)
         self._limits.timesteps += self._rows
         for what, value in zip(("observation", "reward", "terminated", "truncated"), result, strict=False):
-            self._trace.take(f"{what} after timestep {self._timestep}", value)
+            self._trace.keep_or_compare(f"{what} after timestep {self._timestep}", value)
         self._trace.take_info(ENV_INFO, f"after timestep {self._timestep}", *result[4:5])
         self._timestep += 1
         return result

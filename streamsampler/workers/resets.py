@@ -426,7 +426,7 @@ class Standings:
         self._standings: dict[int, Standing] = {}
         self._actions: dict[int, list[Tree]] = {}  # of the episodes that go on
 
-    def of(self, numbers: Container[int]) -> dict[int, Standing]:
+    def known(self, numbers: Container[int]) -> dict[int, Standing]:
         """Return where those of some environments stand that are known, with the actions of their episodes."""
         return {
             number: standing._replace(actions=self.actions_of(number))
@@ -454,7 +454,7 @@ class Standings:
         self._actions[number] = [trees.concatenate(self._actions[number])]
         return self._actions[number][0]
 
-    def take(self, rollouts: Rollouts, options: dict[str, Any] | None, restore_limit: int) -> None:
+    def record(self, rollouts: Rollouts, options: dict[str, Any] | None, restore_limit: int) -> None:
         """Take in where environments stand after a fragment.
 
         Args:

@@ -69,7 +69,7 @@ def tally_of(arrivals, n_envs=1, length=1_000.0):
     """Return the tally of a round in which so many timesteps in all had arrived after so many seconds."""
     tally = Tally(n_envs, length)
     for seconds, timesteps in arrivals:
-        tally.add(timesteps, seconds)
+        tally.note(timesteps, seconds)
     return tally
 
 
@@ -122,7 +122,7 @@ def test_few_timesteps_make_a_rate_uncertain():
 def test_a_round_ends_when_each_environment_had_its_turn():
     tally = tally_of([(2.0, 1)], 2)
     assert not tally.ends(2.01, window=0.1)
-    tally.add(2, 2.02)
+    tally.note(2, 2.02)
     assert tally.ends(2.02, window=0.1)
     assert not tally.ends(2.02, window=3.0)
     assert tally_of([(2.0, 1)], 16).ends(2.5, window=0.1)  # the others would have had it by now
@@ -130,10 +130,10 @@ def test_a_round_ends_when_each_environment_had_its_turn():
     few = tally_of([(0.1, 2)], 2)  # goes on while it may
     assert not few.ends(0.3, window=0.1, most=0.5)
     assert few.ends(0.6, window=0.1, most=0.5)
-    few.add(20, 0.4)
+    few.note(20, 0.4)
     assert few.ends(0.4, window=0.1, most=0.5)
     slow = Tally(1, length=60, resets=0.3)  # resets do not take the window of the timesteps
-    slow.add(10, 0.31)
+    slow.note(10, 0.31)
     assert not slow.ends(0.31, window=0.1)
     assert slow.ends(0.41, window=0.1)
 

@@ -181,13 +181,13 @@ def test_surplus_trajectories_decide_nothing(
     make_local: Callable[..., LocalSampler], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that came with the last ones of the batch are of the other kind."""
-    n_surplus, add = 0, Throughput.add
+    n_surplus, add = 0, Throughput.measure
 
     def add_as_quick(self: Throughput, lengths: Sequence[int], seconds: float, *more: Any) -> None:
         """Take timesteps to be quick on any machine: tickets of slow ones have one trajectory, and leave nothing."""
         add(self, lengths, 1e-4 * sum(lengths), *more)
 
-    monkeypatch.setattr(Throughput, "add", add_as_quick)
+    monkeypatch.setattr(Throughput, "measure", add_as_quick)
     for seed in range(6):
         samplers = [make_local(always_zero, Moody(KINDS[:2]), seed=seed, **options) for _ in range(2)]
         earlier = [sampler.obtain_samples(50) for sampler in samplers]

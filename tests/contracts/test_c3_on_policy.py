@@ -99,7 +99,7 @@ class Noting(AnyLength):
 
     def step(self, action: int) -> Any:
         if action == 1:
-            self.records.add("steps")
+            self.records.record("steps")
         return super().step(action)
 
 

@@ -147,7 +147,7 @@ class Losses:
         self.records, self.fails = Records(folder), fails
 
     def on_trajectory_lost(self, context: Any, error: BaseException) -> None:
-        self.records.add(f"{context.index} after {context.timestep} {type(error).__name__}")
+        self.records.record(f"{context.index} after {context.timestep} {type(error).__name__}")
         if self.fails:
             raise ValueError("no room")
 

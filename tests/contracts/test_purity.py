@@ -164,11 +164,11 @@ class Noted(Counts):
     def __init__(self, folder, carries, worker_number):
         super().__init__(carries)
         self.records = Records(folder)
-        self.records.add(f"worker{worker_number}" if self.records.count("checked") else f"early{worker_number}")
+        self.records.record(f"worker{worker_number}" if self.records.count("checked") else f"early{worker_number}")
 
     def reset(self, **arguments):
         if is_checking() and self.n == 2:  # its third trajectory is the last one
-            self.records.add("checked")
+            self.records.record("checked")
         return super().reset(**arguments)
 
 
@@ -212,7 +212,7 @@ class Once(AnyLength):
 
     def reset(self, **arguments):
         self.n += 1
-        if is_checking() and self.n == 2 and self.records.add("check") == 1:
+        if is_checking() and self.n == 2 and self.records.record("check") == 1:
             self.do()
         return super().reset(**arguments)
 

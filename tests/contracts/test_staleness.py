@@ -217,9 +217,9 @@ class Telling(AnyLength):
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         result = super().step(action)
-        self.steps.add("steps")
+        self.steps.record("steps")
         if result[2]:
-            self.ends.add("ends")
+            self.ends.record("ends")
             self.ends.wake()
         return result
 

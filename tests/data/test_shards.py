@@ -77,12 +77,12 @@ def test_shards_depend_on_the_data_and_their_size_alone(data, lengths, size, uni
         while not portion.met:
             piece = lengths[position : position + data.draw(st.integers(1, 7))]
             assert piece, "what is wanted is never beyond what there is"
-            position += portion.take(piece)
-        assert portion.take([1]) == 0, "a portion that is met takes nothing"
+            position += portion.fill(piece)
+        assert portion.fill([1]) == 0, "a portion that is met takes nothing"
         timesteps += sum(lengths[bounds[-1] : position])
         bounds.append(position)
     assert bounds == reference(lengths, size, target)
-    assert Portion(3, None).take([1, 1, 5, 1]) == 3
+    assert Portion(3, None).fill([1, 1, 5, 1]) == 3
 
 
 # --- Killed anywhere

@@ -55,14 +55,14 @@ def test_regions_never_overlap_and_low_ones_are_used_again(data):
         if used and data.draw(st.booleans()):
             regions.give_back(used.pop(data.draw(st.integers(0, len(used) - 1))))
         else:
-            used.append(regions.take(data.draw(st.integers(1, 1000))))
+            used.append(regions.allocate(data.draw(st.integers(1, 1000))))
         spans = sorted((region.offset, region.offset + region.size) for region in used)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
         assert all(region.offset % 64 == 0 for region in used)
         assert regions.end == max((end for _, end in spans), default=0)
     for region in used:
         regions.give_back(region)
-    region = regions.take(10)
+    region = regions.allocate(10)
     assert region.offset == 0
     regions.give_back(region)
     with pytest.raises(KeyError):

@@ -91,7 +91,7 @@ class StartsProcesses(ScriptedEnv):
         super().__init__(length, seconds=seconds)
         self._file = Path(folder, str(os.getpid()))
         self._closing = closing
-        self._hangs = hangs and Records(folder).add("hang", most=1) is not None
+        self._hangs = hangs and Records(folder).record("hang", most=1) is not None
         self._steps = 0
         # The command makes one in its own process, to see its spaces.
         self._in_worker = signal.getsignal(signal.SIGTTOU) is signal.SIG_IGN

@@ -202,7 +202,7 @@ def test_one_that_was_slow_and_died_is_replaced_by_the_next_call():
     with make(n_workers=2) as sampler:
         first = calls(sampler)
         pids = sampler.worker_pids()
-        sampler._session.throughput.add([5], 1_000.0, 1)
+        sampler._session.throughput.measure([5], 1_000.0, 1)
         os.kill(pids[1], signal.SIGKILL)
         assert gone(pids[1:])
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)

@@ -176,7 +176,7 @@ class SlowInOneProcess(ScriptedEnv):
 
     def step(self, action):
         if self._is_slow is None:
-            self._is_slow = Records(self._folder).add("slow", most=1) is not None
+            self._is_slow = Records(self._folder).record("slow", most=1) is not None
         time.sleep(SLOW_STEP if self._is_slow and self._since.exists() else 0.001)
         return super().step(action)
 

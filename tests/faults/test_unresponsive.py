@@ -247,7 +247,7 @@ class WritesGarbage(ScriptedEnv):
     def __init__(self, folder, garbage, hangs):
         super().__init__()
         self.hangs, self.steps = hangs, 0
-        self.garbage = garbage if Records(folder).add(garbage.hex(), most=1) else None
+        self.garbage = garbage if Records(folder).record(garbage.hex(), most=1) else None
 
     def step(self, action):
         self.steps += 1

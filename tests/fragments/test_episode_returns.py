@@ -105,7 +105,7 @@ def test_a_list_of_episodes_says_what_came_before_those_that_go_on(two_batches):
         TrajectoryBatch.from_list([{**episode, "earlier_length": 0} for episode in episodes], *both)
 
 
-@pytest.mark.parametrize("method", ["take", "_add_up"])
+@pytest.mark.parametrize("method", ["record", "_add_up"])
 def test_what_ctrl_c_leaves_of_a_call_has_earlier_parts_too(method, monkeypatch):
     with local() as sampler, local() as other:
         for each in (sampler, other):

@@ -76,7 +76,7 @@ class World:
         )  # fmt: skip
         if slowness > 1:
             for number in range(N_WORKERS):
-                self.session.throughput.add([1, 2], seconds_of(number, 3, slowness), number)
+                self.session.throughput.measure([1, 2], seconds_of(number, 3, slowness), number)
         self.plans = list(plans)
         self.deaths_left, self.hangs_left, self.failures_left, self.refusals_left = deaths, hangs, failures, refusals
         self.call, self.completed, self.failed = None, 0, 0

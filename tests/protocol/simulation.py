@@ -14,7 +14,7 @@ from streamsampler.protocol.tickets import Throughput
 
 def take(gathering, worker, **options):
     """Return the indices alone of what a worker is to run, or None."""
-    assignment = gathering.take(worker, **options)
+    assignment = gathering.assign(worker, **options)
     return assignment and assignment.indices
 
 
@@ -147,8 +147,8 @@ class _Call:
         self.busy += took
         if self.queues[worker]:
             self.begin(worker, self.simulation.latency / 10)  # it need not be woken
-        self.gathering.add(worker, indices, lengths, worker, self.now)
-        self.simulation.throughput.add(lengths, took, worker)
+        self.gathering.receive(worker, indices, lengths, worker, self.now)
+        self.simulation.throughput.measure(lengths, took, worker)
         self.feed()
 
     def add_to(self, outcome):

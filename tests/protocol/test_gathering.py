@@ -30,7 +30,7 @@ def known(*seconds: float | None, length: int = 10, n_bytes: int = 0) -> Through
     throughput = Throughput()
     for worker, each in enumerate(seconds):
         if each is not None:
-            throughput.add([length] * 10, 10 * each, worker, 10 * n_bytes)
+            throughput.measure([length] * 10, 10 * each, worker, 10 * n_bytes)
     return throughput
 
 
@@ -107,7 +107,7 @@ class Course:
 
     def feed(self, worker: int) -> None:
         ahead = any(owner == worker for owner, _ in self.outstanding)
-        assignment = self.gathering.take(worker, ahead=ahead, now=self.now)
+        assignment = self.gathering.assign(worker, ahead=ahead, now=self.now)
         if assignment is None:
             return
         indices, block = assignment
@@ -140,7 +140,7 @@ class Course:
         elif doomed:
             shown = None if len(indices) > self.layout.block and draw.random() < 0.3 else doomed[0]
             gathering.add_failure(worker, indices, shown, "doomed", final=True, now=self.now)
-        elif gathering.add(worker, indices, [length_of(index) for index in indices], indices, self.now):
+        elif gathering.receive(worker, indices, [length_of(index) for index in indices], indices, self.now):
             self.n_brought += len(indices)
 
 
@@ -242,7 +242,7 @@ def test_any_course_of_events_gives_as_many_of_each_task(
         else:
             dropped = [Dropped(at, "", "") for at, index in enumerate(indices) if index in left_out]
             lengths = [2 for index in indices if index not in left_out]
-            gathering.add(worker, indices, lengths, worker, dropped=dropped)
+            gathering.receive(worker, indices, lengths, worker, dropped=dropped)
         if stream:
             found += [index for segment in gathering.result.pop_segments() for index in segment.indices]
     assert found + indices_of(gathering) == made_up(left_out, first, n_of_task, n_tasks)
@@ -297,7 +297,7 @@ def test_lanes_get_tickets_for_all_rows_and_then_equal_shares_at_once() -> None:
     taken: list[list[Any]] = [[], []]
     for ahead in (False, True, True):
         for worker in (0, 1):
-            taken[worker].append(gathering.take(worker, ahead=ahead))
+            taken[worker].append(gathering.assign(worker, ahead=ahead))
     assert taken[0] == [(range(8), 1), (range(16, 24), 1), (range(32, 40), 1)]
     assert taken[1] == [(range(8, 16), 1), (range(24, 32), 1), (range(40, 51), 1)], "27 in all"
     assert take(gathering, 0, ahead=True) == range(51, 53)
@@ -309,12 +309,12 @@ def test_an_idle_worker_that_runs_lanes_is_never_refused_what_was_lost() -> None
     gathering = Gathering(AtLeast(100), n_workers=2, throughput=throughput, layout=Layout(8, 8), concurrent=False)
     gathering.run_lanes(0)
     first, second = take(gathering, 0), take(gathering, 1)
-    gathering.add(0, first, [9] * len(first), first)
-    throughput.add([9] * len(first), 0.1, 0)
-    throughput.add([10], 0.1, 1)
+    gathering.receive(0, first, [9] * len(first), first)
+    throughput.measure([9] * len(first), 0.1, 0)
+    throughput.measure([10], 0.1, 1)
     third = take(gathering, 0, now=1e6)
     assert third == range(10, 11), "the second worker should be ready by now"
-    throughput.add([40] * 200, 20.0)  # trajectories that came late, of the version before
+    throughput.measure([40] * 200, 20.0)  # trajectories that came late, of the version before
     gathering.put_back(0, third, 1e6)
     gathering.put_back(1, second, 1e6)
     assert take(gathering, 0, now=1e6) is not None or take(gathering, 1, now=1e6) is not None
@@ -325,7 +325,7 @@ def test_an_endless_plan_is_bounded_by_its_consumer() -> None:
     taken = list(chain(*taken_by(gathering, 0)))
     assert 0 < len(taken) <= 8
     for index in taken:
-        gathering.add(0, range(index, index + 1), [1], None)
+        gathering.receive(0, range(index, index + 1), [1], None)
     assert [index for segment in gathering.result.pop_segments() for index in segment.indices] == taken
     assert gathering.result.pop_segments() == []
     assert take(gathering, 0) is not None
@@ -333,12 +333,12 @@ def test_an_endless_plan_is_bounded_by_its_consumer() -> None:
 
 def test_what_a_streams_consumer_has_not_taken_makes_no_worker_wait() -> None:
     gathering = Gathering(Streamed(), n_workers=2, throughput=known(4.0, 1.0))
-    gathering.add(1, take(gathering, 1), [10], None)
+    gathering.receive(1, take(gathering, 1), [10], None)
     slow = take(gathering, 0)
 
     def run_all() -> Any:
         while (indices := take(gathering, 1)) not in (None, slow):
-            gathering.add(1, indices, [10], None)
+            gathering.receive(1, indices, [10], None)
         return indices
 
     assert run_all() is None, "the consumer has something to take"
@@ -352,7 +352,7 @@ def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_no_work
     slow = take(gathering, 1)
     while not gathering.result.complete:
         indices = take(gathering, 0)
-        gathering.add(0, indices, [3] * len(indices), indices)
+        gathering.receive(0, indices, [3] * len(indices), indices)
     assert indices_of(gathering) == list(range(0, 20, 2))
     assert set(slow).isdisjoint(indices_of(gathering))
 
@@ -365,7 +365,7 @@ def test_what_comes_after_a_failure_for_good_is_not_handed_out() -> None:
     first, second = take(gathering, 0), take(gathering, 1)
     gathering.add_failure(1, second, second[0], "failed", final=True)
     assert all(indices[0] < second[0] for indices in taken_by(gathering, 1))
-    gathering.add(0, first, [1] * len(first), first)
+    gathering.receive(0, first, [1] * len(first), first)
     assert gathering.result.due is not None
     assert gathering.result.due.reason == "failed"
 
@@ -376,7 +376,7 @@ def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(fi
     assert take(gathering, 0) == take(gathering, 1) == range(1), "the second is a copy for the faster worker"
     gathering.add_failure(1, range(1), 0, "failed", final=final)
     assert (gathering.result.due is not None) == final
-    assert gathering.add(0, range(1), [10], "late")
+    assert gathering.receive(0, range(1), [10], "late")
     assert gathering.result.complete
 
 
@@ -385,13 +385,13 @@ def test_what_fails_for_good_in_one_worker_and_not_in_another_does_not_hide_what
     assert take(gathering, 0) == range(1)
     gathering.put_back(0, range(1))
     assert [take(gathering, worker) for worker in (1, 0, 2)] == [range(1), range(1, 2), range(2, 3)]
-    assert gathering.add(2, range(2, 3), [10], "third")
+    assert gathering.receive(2, range(2, 3), [10], "third")
     assert take(gathering, 2) == range(1), "a copy"
     gathering.add_failure(1, range(1), 0, "failed", final=True)
     assert gathering.result.end == 0
-    assert gathering.add(2, range(1), [10], "first")
+    assert gathering.receive(2, range(1), [10], "first")
     assert gathering.result.end > 3
-    assert gathering.add(0, range(1, 2), [10], "second")
+    assert gathering.receive(0, range(1, 2), [10], "second")
     assert gathering.result.complete
 
 
@@ -406,8 +406,8 @@ def test_a_complete_result_has_no_ticket_for_any_worker() -> None:
     throughput = Throughput()
     gathering = Gathering(AtLeast(4), n_workers=2, throughput=throughput)
     assert [take(gathering, worker) for worker in (0, 1)] == [range(1), range(1, 2)]
-    throughput.add([4], 0.04, 0)
-    gathering.add(0, range(1), [4], "first", 1.0)
+    throughput.measure([4], 0.04, 0)
+    gathering.receive(0, range(1), [4], "first", 1.0)
     assert take(gathering, 0, now=1.0) is None
     gathering.put_back(1, range(1, 2), 1.0)
     assert take(gathering, 0, now=1.0) is None
@@ -416,7 +416,7 @@ def test_a_complete_result_has_no_ticket_for_any_worker() -> None:
 def test_forgotten_segments_keep_the_numbers_of_the_others() -> None:
     result = Result(AtLeast(100), "index", 0)
     for index in range(4):
-        result.add(0, range(index, index + 1), (1,), f"delivery {index}", ())
+        result.receive(0, range(index, index + 1), (1,), f"delivery {index}", ())
     for _ in range(2):  # again, as after an interrupt
         result.forget_segments(0, 2)
     assert [segment.delivery for segment in result.segments()] == ["delivery 2", "delivery 3"]
@@ -490,7 +490,7 @@ def test_tickets_are_used_where_the_plan_would_cut_them(
 
     def add(worker: int, indices: range) -> None:
         handed_out.extend(indices)
-        gathering.add(worker, indices, [10] * len(indices), None)
+        gathering.receive(worker, indices, [10] * len(indices), None)
 
     for ticket in given if fits else []:
         gathering.put_back(ticket.worker, ticket.indices) if lost else add(ticket.worker, ticket.indices)

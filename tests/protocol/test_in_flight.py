@@ -19,14 +19,14 @@ class World:
         self.throughput = Throughput()
         for worker, each in enumerate(seconds):
             if each is not None:
-                self.throughput.add([10] * 10, 10 * each, worker)
+                self.throughput.measure([10] * 10, 10 * each, worker)
         self.in_flight = InFlight(len(seconds), self.throughput)
         for worker, indices in tickets:
-            self.in_flight.add(worker, indices, 0.0)
+            self.in_flight.track(worker, indices, 0.0)
         self.copies = Copies(len(seconds), self.in_flight, self.throughput, steps and steps.get, is_awaited=is_awaited)
 
     def take(self, worker, now, block=1, end=NEVER):
-        return self.copies.take(worker, now, block, end)
+        return self.copies.assign(worker, now, block, end)
 
 
 TWO_OF_DIFFERENT_SPEED = [(0, range(1)), (1, range(1, 2))]
@@ -122,5 +122,5 @@ def test_what_fails_again_and_again_is_copied_twice_at_most(n_workers):
     assert set(copied.values()) == {2}
     assert not world.copies.pay(0.0)
     assert world.in_flight.remove(0, range(20), 100.0), "what is assigned again may be copied again"
-    world.in_flight.add(0, range(20), 100.0)
+    world.in_flight.track(0, range(20), 100.0)
     assert world.take(1, 100.0) is not None

@@ -76,7 +76,7 @@ def test_exceptions_are_known_by_the_names_of_their_classes():
 )
 def test_the_last_loss_is_one_too_many(policy, seconds, verdict):
     losses = Losses(Policy(**policy))
-    verdicts = [losses.add(death(at)) for at in seconds]
+    verdicts = [losses.count(death(at)) for at in seconds]
     assert verdicts[:-1] == [None] * (len(seconds) - 1)
     assert (verdicts[-1] and str(verdicts[-1])) == verdict
 
@@ -84,20 +84,20 @@ def test_the_last_loss_is_one_too_many(policy, seconds, verdict):
 @pytest.mark.parametrize(("n_workers", "most", "most_ever"), [(1, 10, 100), (8, 10, 100), (9, 12, 113), (64, 80, 800)])
 def test_the_quotas_by_default_grow_with_the_number_of_workers(n_workers, most, most_ever):
     losses = Losses(Policy(), n_workers)
-    assert [losses.add(death()) for _ in range(most)] == [None] * most
-    assert str(losses.add(death())) == f"that is {most + 1} losses within 60 s, and max_restarts is {most}"
-    assert [losses.add(death(100.0 * n)) for n in range(most_ever)] == [None] * most_ever
-    verdict = losses.add(death(100.0 * most_ever))
+    assert [losses.count(death()) for _ in range(most)] == [None] * most
+    assert str(losses.count(death())) == f"that is {most + 1} losses within 60 s, and max_restarts is {most}"
+    assert [losses.count(death(100.0 * n)) for n in range(most_ever)] == [None] * most_ever
+    verdict = losses.count(death(100.0 * most_ever))
     assert str(verdict) == f"that is {most_ever + 1} losses in all, and max_lifetime_restarts is {most_ever}"
 
 
 def test_an_error_spends_the_quota_and_the_history():
     losses = Losses(Policy(max_restarts=1))
-    assert losses.add(death(0.0)) is None
-    assert losses.add(death(1.0, worker=2)) is not None
+    assert losses.count(death(0.0)) is None
+    assert losses.count(death(1.0, worker=2)) is not None
     assert [(incident.seconds, incident.worker) for incident in losses.history()] == [(0.0, 0), (1.0, 2)]
     assert losses.history() == ()
-    assert losses.add(death(2.0)) is None
+    assert losses.count(death(2.0)) is None
 
 
 def test_an_incident_in_words():

@@ -142,7 +142,7 @@ def test_a_worker_that_was_slow_once_is_tried_again():
     """It may have been the machine's fault, and a worker that is given nothing shows nothing."""
     simulation = Simulation([1e-3] * 4, twenty)
     simulation.calls_of(Exactly(40), 1)
-    simulation.throughput.add([20], 10.0, 3)
+    simulation.throughput.measure([20], 10.0, 3)
     shares = []
     for _ in range(40):
         segments = simulation.call(Exactly(40)).segments()

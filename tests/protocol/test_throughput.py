@@ -10,20 +10,20 @@ from streamsampler.protocol.tickets import Throughput
 def test_throughput_follows_a_policy_that_learns():
     throughput = Throughput()
     assert (throughput.timesteps, throughput.seconds, throughput.trajectories_in(0.05, 1 << 20)) == (None, None, 1)
-    throughput.add([20] * 1000, 1.0)
+    throughput.measure([20] * 1000, 1.0)
     assert throughput.timesteps == pytest.approx(20)
-    throughput.add([500] * 1000, 25.0)
+    throughput.measure([500] * 1000, 25.0)
     assert throughput.timesteps == pytest.approx(500, rel=0.2)
     assert throughput.seconds == pytest.approx(0.02, rel=0.3)
     before = throughput.timesteps
-    throughput.add([], 0.0)
+    throughput.measure([], 0.0)
     assert throughput.timesteps == before
 
 
 def test_lengths_that_never_change_have_exactly_no_spread():
     throughput = Throughput()
     for n in (1, 3, 7, 50, 1) * 60:
-        throughput.add([1000] * n, 0.1 * n)
+        throughput.measure([1000] * n, 0.1 * n)
         assert (throughput.timesteps, throughput.spread) == (1000, 0)
 
 
@@ -31,16 +31,16 @@ def test_the_spread_is_the_standard_deviation_however_the_lengths_come_in():
     lengths = [(37 * n) % 101 + 1 for n in range(150)]
     throughput = Throughput()
     for start, stop in [(0, 1), (1, 40), (40, 43), (43, 150)]:
-        throughput.add(lengths[start:stop], 1.0)
+        throughput.measure(lengths[start:stop], 1.0)
     assert throughput.timesteps == pytest.approx(statistics.mean(lengths))
     assert throughput.spread == pytest.approx(statistics.pstdev(lengths))
 
 
 def test_each_worker_has_a_speed_of_its_own():
     throughput = Throughput()
-    throughput.add([10, 10], 0.2, worker=0)
+    throughput.measure([10, 10], 0.2, worker=0)
     assert throughput.seconds_with(1) is None
-    throughput.add([30], 1.2, worker=1)
+    throughput.measure([30], 1.2, worker=1)
     mean = throughput.timesteps or 0.0
     assert throughput.seconds_with(0) == pytest.approx(0.01 * mean)
     assert throughput.seconds_with(1) == pytest.approx(0.04 * mean), "per timestep: its trajectory was longer, too"
@@ -52,5 +52,5 @@ def test_a_worker_that_slows_down_is_believed_after_some_reports():
     throughput = Throughput()
     for n, seconds in [(100, 0.1), (20, 0.4)]:
         for _ in range(n):
-            throughput.add([10], seconds, worker=0)
+            throughput.measure([10], seconds, worker=0)
     assert throughput.seconds_with(0) == pytest.approx(0.4, rel=0.15)

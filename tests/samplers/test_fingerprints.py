@@ -29,39 +29,39 @@ A, B = Fingerprint("numpy=aa", "here"), Fingerprint("numpy=bb", "there")
 
 def test_one_warning_names_all_who_differ():
     found = Fingerprints("warn")
-    assert [found.take(0, A), found.take(2, B)] == ["", ""]
+    assert [found.record(0, A), found.record(2, B)] == ["", ""]
     assert found.warning(3) == "", "worker 1 has not told its own yet"
-    found.take(1, A)
+    found.record(1, A)
     assert "workers 0 and 1 on here" in found.warning(3)
-    found.take(1, A)
+    found.record(1, A)
     assert [found.warning(), found.refusal()] == ["", ""], "it was said before"
     found = Fingerprints("warn")
-    found.take(0, A)
-    found.take(2, B)
+    found.record(0, A)
+    found.record(2, B)
     assert "worker 2 on there" in found.warning(), "it need not wait for workers that had nothing to do"
 
 
 def test_an_error_comes_at_once_and_in_every_call_as_long_as_they_differ():
     found = Fingerprints("error")
-    found.take(0, A)
-    assert "worker 1 on there" in found.take(1, B)
+    found.record(0, A)
+    assert "worker 1 on there" in found.record(1, B)
     assert found.refusal()
     assert found.warning() == ""
     found.worker_died(1)
     assert found.refusal() == "", "there may be another machine for it"
-    assert found.take(1, A), "the batch may have trajectories of both"
+    assert found.record(1, A), "the batch may have trajectories of both"
     assert found.refusal() == ""
 
 
 def test_a_worker_that_is_replaced_is_compared_with_the_one_before():
     found = Fingerprints("warn")
-    found.take(0, A)
+    found.record(0, A)
     found.worker_died(0)
     assert found.bits_of(0) == ""
-    found.take(0, B)
+    found.record(0, B)
     assert "worker 0 on here (numpy=aa); worker 0 on there (numpy=bb)" in found.warning()
     found = Fingerprints(None)
-    assert [found.take(0, A), found.take(1, B), found.warning(), found.refusal()] == [""] * 4
+    assert [found.record(0, A), found.record(1, B), found.warning(), found.refusal()] == [""] * 4
     assert found.bits == ["numpy=aa", "numpy=bb"]
 
 
@@ -150,7 +150,7 @@ def test_an_error_ends_the_call_and_the_next_one_and_a_warning_none(monkeypatch,
 
 def test_the_first_report_tells_it_and_it_is_forgotten_when_the_worker_dies(monkeypatch):
     told, forgotten = [], []
-    monkeypatch.setattr(Fingerprints, "take", lambda self, worker, found: told.append(worker) or "")
+    monkeypatch.setattr(Fingerprints, "record", lambda self, worker, found: told.append(worker) or "")
     monkeypatch.setattr(Fingerprints, "worker_died", lambda self, worker: forgotten.append(worker))
     with MultiprocessingSampler("random", "CartPole-v1", n_workers=1, seed=1) as sampler:
         sampler.obtain_trajectories(2)

@@ -128,11 +128,11 @@ class Counted(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.records = Records(folder)
 
     def reset(self, **options: Any) -> Any:
-        self.records.add("resets")
+        self.records.record("resets")
         return super().reset(**options)
 
     def step(self, action: Any) -> Any:
-        self.records.add("steps")
+        self.records.record("steps")
         return super().step(action)
 
 
@@ -172,7 +172,7 @@ class Marathon(Steps):
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.long:
-            self.records.add("steps")
+            self.records.record("steps")
             self.records.wake()
             time.sleep(self.long_pause)
         else:

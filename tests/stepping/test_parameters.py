@@ -110,12 +110,12 @@ def test_an_environment_that_fails_for_good_and_is_reset_has_the_latest(new_mana
 def test_only_those_in_use_are_kept():
     sets = ParameterSets()
     for level in range(20):
-        sets.add([0, 1], SetParameters({"level": level}), in_use=[3])
-    assert sets.of(0) is None
-    assert loads(sets.of(3).payload).parameters == {"level": 2}
-    assert loads(sets.of(20).payload).parameters == {"level": 19}
+        sets.set([0, 1], SetParameters({"level": level}), in_use=[3])
+    assert sets.numbered(0) is None
+    assert loads(sets.numbered(3).payload).parameters == {"level": 2}
+    assert loads(sets.numbered(20).payload).parameters == {"level": 19}
     with pytest.raises(KeyError):
-        sets.of(4)
+        sets.numbered(4)
 
 
 def test_parameters_that_an_environment_does_not_take(new_manager):

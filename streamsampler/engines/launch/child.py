@@ -1,4 +1,4 @@
-"""What the processes of a worker do first, whatever started them. Imports nothing that only POSIX has."""
+"""What the processes of a worker do first, whatever started them, and the descriptors that they have."""
 
 from __future__ import annotations
 

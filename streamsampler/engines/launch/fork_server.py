@@ -62,7 +62,7 @@ from streamsampler.engines.launch.child import (
 # ----------------------------------------------------------------------
 # End the processes that the environment of a worker has started, after the worker has ended.
 #
-# A watchdog does it (see `watchdog`) before it reaps its worker: until then no other process group can have the
+# A watchdog does it before it reaps its worker: until then no other process group can have the
 # worker's process id for a number.
 #
 # A watchdog adopts all that its worker has started as soon as the processes in between are gone, so that whatever is

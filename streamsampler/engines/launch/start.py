@@ -6,7 +6,7 @@ parent is killed, and a daemonic process may not have children at all. What is n
 descriptors, notice the end, and get the exit code.
 
 Here a child gets a worker number and descriptors; everything else it reads from one of them (see
-`processes.worker_main`). Each has a parent of its own, which ends what the worker leaves (see `watchdog`). Engine
+`processes.worker_main`). Each has a parent of its own, which ends what the worker leaves (see `fork_server`). Engine
 `queues` is `multiprocessing.Process`, for other systems and for other start methods.
 """
 

@@ -68,7 +68,7 @@ class Regions:
     def __init__(self) -> None:
         self._used: list[Region] = []  # by offset
 
-    def take(self, size: int) -> Region:
+    def allocate(self, size: int) -> Region:
         """Return a free region of `size` bytes, aligned to a cache line."""
         offset = 0
         for used in self._used:
@@ -132,7 +132,7 @@ class ArenaWriter:
             OSError: There is no memory left.
         """
         size = math.prod(shape) * dtype.itemsize
-        region = self._regions.take(max(size, 1))
+        region = self._regions.allocate(max(size, 1))
         try:
             mapping = self._mapped(region.offset + region.size)
         except BaseException:
@@ -181,7 +181,7 @@ class ArenaWriter:
         Raises:
             OSError: There is no memory left. Nothing is taken then.
         """
-        region = self._regions.take(sum(buffer.nbytes for buffer in buffers))
+        region = self._regions.allocate(sum(buffer.nbytes for buffer in buffers))
         try:
             self._write_at(region.offset, buffers)
         except OSError:

@@ -278,7 +278,7 @@ class ParentGroups(RunningGroups):
         assert resets is not None
         assert not isinstance(resets.options, tuple)
         if outcome.rollouts is not None:
-            self._standings.take(outcome.rollouts, resets.options, order.restore_limit)
+            self._standings.record(outcome.rollouts, resets.options, order.restore_limit)
             self._agent = self._worker.in_force["agent"]
             for env_id in range(order.n_envs):
                 environments.forget_actions(env_id)
@@ -299,7 +299,7 @@ class ParentGroups(RunningGroups):
             self._environments.forget()
             self._environments.settle(range(order.n_envs))
             self.close()
-            self._known = replace(order, standings=self._standings.of(range(order.n_envs))), self._agent
+            self._known = replace(order, standings=self._standings.known(range(order.n_envs))), self._agent
 
     def _history_of(self, env_id: int, n: int) -> History | None:
         """Return an episode's first n actions, but for those that `Environments` has; None if they are not kept."""

@@ -192,7 +192,7 @@ class RolloutStepper(Stepper):
         self._undrawn = generator_states()
         return [(env.observation_space, env.action_space) for env in self.envs.values()]
 
-    def take(self, kind: str, *arguments: Any) -> None:
+    def handle(self, kind: str, *arguments: Any) -> None:
         """Keep actions that are of another dtype than the rows': the next steps are taken with them."""
         assert kind == "actions"
         self._given.update(arguments[0])
@@ -291,7 +291,7 @@ class RolloutTransport(ProcessTransport):
         self._pool.files.set_up(self._setup(updates))
 
     def give(self, gifts: Mapping[int, Any], kind: str) -> None:
-        """Give environments something, before their next step; see `Stepper.take`."""
+        """Give environments something, before their next step; see `Stepper.handle`."""
         for number, ids in self._by_worker(list(gifts)):
             self._link(number).write(pickle_frame((kind, {env_id: gifts[env_id] for env_id in ids})))
 

@@ -289,7 +289,7 @@ class Pool:
                 events.append(Died(link.number, -9))
         return events
 
-    def take(self, events):
+    def read(self, events):
         return events
 
     def restart(self, number):

@@ -31,7 +31,7 @@ READY, STEPPING, FAILED = EnvState.READY, EnvState.STEPPING, EnvState.FAILED
 
 def check_ledger(ledger: Any) -> None:
     """Each open request waits for its answer, or has arrived."""
-    opened = set(ledger.of(EnvState.RESETTING, EnvState.STEPPING))
+    opened = set(ledger.in_states(EnvState.RESETTING, EnvState.STEPPING))
     assert opened == ledger.waiting | ledger.arrived.keys()
     assert not ledger.waiting & ledger.arrived.keys()
 
