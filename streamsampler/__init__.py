@@ -216,7 +216,7 @@ More is public for workers and engines of your own, the names in `__all__` of th
 `streamsampler.workers.base`, `streamsampler.engines.base`, `streamsampler.workers.loop`, `streamsampler.workers.board`,
 `streamsampler.workers.factory`, `streamsampler.workers.generators`, `streamsampler.protocol.messages`,
 `streamsampler.protocol.plans`, `streamsampler.data.recorder`, `streamsampler.agents.base`,
-`streamsampler.agents.draws`, `streamsampler.agents.updates`,
+`streamsampler.agents.draws`, `streamsampler.agents.independence`, `streamsampler.agents.updates`,
 `streamsampler.environments.updates`, `streamsampler.core.seeding` and `streamsampler.core.serialization`.
 """
 

@@ -41,9 +41,9 @@ HOUSE: dict[str, Any] = {
     "code": {
         "": 163,
         "__main__": 13,
-        "agents": 2199,
+        "agents": 2205,
         "checking": 1589,
-        "cli": 2361,
+        "cli": 2355,
         "core": 912,
         "data": 4390,
         "engines": 3050,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from streamsampler.cli.report import policy_rows, spread_text
+from streamsampler.cli.request import policy_rows, spread_text
 from streamsampler.cli.running import Tally
 from streamsampler.core.errors import DamagedShardError
 from streamsampler.core.words import table

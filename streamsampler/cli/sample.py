@@ -100,7 +100,8 @@ def sample(
     """
     ((kind, number),) = shared.given_amounts(ctx, options, _AMOUNTS).items()
     _check(options, kind)
-    from streamsampler.cli import report, streams
+    from streamsampler.cli import request as report
+    from streamsampler.cli import streams
     from streamsampler.cli.naming import checked_file, checked_folder, take_policies
     from streamsampler.cli.request import Request, carry_out
     from streamsampler.cli.running import running

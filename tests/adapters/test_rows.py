@@ -16,9 +16,10 @@ from streamsampler import LocalSampler, VecWorker
 from streamsampler.adapters.mlp import MlpAgent
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.adapters.torch import TorchAgent
-from streamsampler.agents.base import is_row_independent, probe
+from streamsampler.agents.base import is_row_independent
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.heads import CategoricalHead, GaussianHead
+from streamsampler.agents.independence import probe
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.errors import RolloutError, UsageError
 

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import RandomAgent
-from streamsampler.agents.base import probe
+from streamsampler.agents.independence import probe
 from streamsampler.errors import UsageError
 
 N_ROWS = 11

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamsampler
-from streamsampler.cli import report
+from streamsampler.cli import request as report
 from streamsampler.cli.running import Spread, Tally
 from streamsampler.core.errors import RemoteTraceback, StorageError
 from streamsampler.core.words import count, duration

@@ -15,12 +15,12 @@ from streamsampler.agents.base import (
     Agent,
     is_row_independent,
     mask_argument,
-    probe,
     reset_agent_function,
     row_keywords,
     takes_seed,
 )
 from streamsampler.agents.draws import Draws
+from streamsampler.agents.independence import probe
 from streamsampler.agents.updates import apply_agent_update, updated_agent
 from streamsampler.core.errors import UsageError
 from streamsampler.core.seeding import Stream, derived_seed, derived_seeds
@@ -310,7 +310,7 @@ class AgentPool:
         return self._agents[0]
 
     def probe(self, observation_space: Space[Any], n_rows: int) -> bool:
-        """Check that the rows of the agent's batches do not depend on each other; see `agents.base.probe`."""
+        """Check that the rows of the agent's batches do not depend on each other; see `agents.independence.probe`."""
         if not callable(getattr(self._agents[0], "get_actions", None)):
             return True
         space = copy.deepcopy(observation_space)

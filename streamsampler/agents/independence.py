@@ -1,0 +1,180 @@
+"""Find out whether the rows of an agent's batches depend on one another."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.agents.base import mask_argument, reset_agent_function, row_keywords, takes_seed
+from streamsampler.agents.draws import Draws
+from streamsampler.core.errors import UsageError
+
+__all__ = ["probe"]
+
+_WIDTH = 8
+"""Multiples of this are the layer widths at which no row of a matrix product was seen to depend on others."""
+
+_LARGE = 1e3
+_LOG = logging.getLogger("streamsampler")
+
+Answers = list[list[bytes]]
+"""The bytes of each row, for each step."""
+
+
+def probe(agent: Any, example: Any, n_rows: int) -> bool:
+    """Check that each row of an agent's batches is a function of that row alone, by asking and comparing bits.
+
+    For any two rows there are calls in which one keeps its observation and the other gets another one: that of its
+    neighbour, zeros, and noise. An agent that remembers is asked for two steps each time. A call that raises says
+    nothing, because no environment need send such observations; where all do, that is logged.
+
+    Calls change an agent's memory, and may draw from the global generators: probe before trajectories begin.
+
+    Args:
+        agent: An agent with `get_actions`.
+        example: Observations, tree of (m, *O); the more they differ the better.
+        n_rows: The number of rows that the agent's batches are going to have.
+
+    Returns:
+        Whether that holds for other parameters as well. If no observation changes anything, as with a last layer of
+        zeros, nothing is known of them.
+
+    Raises:
+        UsageError: A row depends on others, or the same batch gives something else when it is asked for again.
+    """
+    rows = np.arange(n_rows)
+    given = _map(lambda leaf: _moderate(leaf[rows % len(leaf)]), example)
+    zeros, ones, noise = (_map(others, given) for others in (np.zeros_like, np.ones_like, _noise))
+    rolled = _map(lambda leaf: np.roll(leaf, 1, axis=0), given)
+    ask = _question(agent, given, n_rows)
+    plain, expected = next(((each, known) for each in (given, ones, zeros) if (known := ask(each))), (None, None))
+    if expected is None:
+        _LOG.warning("the agent (%s) could not be probed: it raises with all observations", type(agent).__qualname__)
+        return False
+    _compare(expected, ask(plain), rows, agent, _not_repeatable)
+    conclusive = n_rows == 1
+    for bit in range((n_rows - 1).bit_length()):
+        for keeps in ((rows >> bit) % 2 == 0, (rows >> bit) % 2 == 1):
+            for others in (rolled, zeros, noise):
+                answers = ask(_map(lambda leaf, other, keeps=keeps: _merged(keeps, leaf, other), plain, others))
+                _compare(expected, answers, rows[keeps], agent, _dependent)
+                conclusive = conclusive or answers not in (None, expected)
+    return conclusive
+
+
+def _question(agent: Any, like: Any, n_rows: int) -> Callable[[Any], Answers | None]:
+    """Return a function that asks an agent for a batch whose trajectories all begin, and, where it remembers, the next.
+
+    Its observations always lie in the same memory, whose alignment could change bits. It returns None where the agent
+    raises.
+    """
+    get_actions, reset = agent.get_actions, getattr(agent, "reset", None)
+    names = row_keywords(get_actions)
+    mask_name = mask_argument(reset) if callable(reset) and "starts" not in names else None
+    memory = _map(_aligned_like, like)
+    rows = np.arange(n_rows)
+    begin = reset_agent_function(agent)
+    if begin is not None:
+        begin(0)  # as at a block's start: other batches may have had another number of rows
+
+    def ask(observations: Any) -> Answers | None:
+        answers = []
+        keywords = {"slots": rows, "starts": rows >= 0, "seeds": rows, "draws": Draws.of(range(n_rows))}
+        try:
+            if reset is not None and mask_name is not None:
+                reset(**{mask_name: rows >= 0}, **({"seed": 0} if takes_seed(reset) else {}))
+            for _ in range(1 if mask_name is None and "starts" not in names else 2):
+                _map(np.copyto, memory, observations)
+                answer = get_actions(memory, **{name: keywords[name] for name in names})
+                answers.append(_rows_of(answer, n_rows))
+                keywords["starts"] = rows < 0
+        except Exception:
+            return None
+        return answers
+
+    return ask
+
+
+def _compare(
+    expected: Answers, answers: Answers | None, rows: NDArray[np.int64], agent: Any, reason: Callable[[Any], str]
+) -> None:
+    if answers is None:
+        return
+    for mine, other in zip(expected, answers, strict=True):
+        for row in rows.tolist():
+            if mine[row] != other[row]:
+                raise UsageError(
+                    f"the agent ({type(agent).__qualname__}) says row_independent = True, but row {row} of {len(mine)} "
+                    f"came out otherwise when {reason(agent)}. Or let it say row_independent = False, or pass "
+                    'worker_args={"block_size": n}: then trajectories run in fixed blocks of n'
+                )
+
+
+def _not_repeatable(agent: Any) -> str:  # noqa: ARG001 - see _dependent
+    return (
+        "the same batch was asked for again: the agent draws from a generator of its own or a global one, or keeps "
+        "something from call to call. Let get_actions take the keyword draws"
+    )
+
+
+def _dependent(agent: Any) -> str:
+    values: Any = None
+    with contextlib.suppress(Exception):
+        values = agent.get_param_values()
+    shapes = {name: np.shape(value) for name, value in values.items()} if isinstance(values, Mapping) else {}
+    odd = [f"{name} {shape}" for name, shape in shapes.items() if len(shape) > 1 and shape[0] % _WIDTH]
+    widths = f"layers whose widths are no multiples of {_WIDTH} ({', '.join(odd)}), or " if odd else ""
+    return (
+        f"other rows had other observations. That can come from {widths}normalisation over the batch (such as batch "
+        "normalisation in training mode), or code that mixes rows. Change that"
+    )
+
+
+def _rows_of(answer: Any, n_rows: int) -> list[bytes]:
+    """Return the bytes of each row of a tree of (n, ...), or of a sequence of n values."""
+    if isinstance(answer, Mapping) or (isinstance(answer, tuple) and all(hasattr(part, "__len__") for part in answer)):
+        parts = [_rows_of(child, n_rows) for child in (answer.values() if isinstance(answer, Mapping) else answer)]
+        return [b"".join(row[i] for row in parts) for i in range(n_rows)]
+    if not isinstance(answer, list | tuple) and not (array := np.asarray(answer)).dtype.hasobject:
+        return [array[i].tobytes() for i in range(n_rows)]
+    return [pickle.dumps(answer[i]) for i in range(n_rows)]
+
+
+def _map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Return the tree of what a function makes of the leaves of trees of one structure."""
+    if isinstance(tree, Mapping):
+        return {key: _map(function, child, *(other[key] for other in others)) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_map(function, *children) for children in zip(tree, *others, strict=True))
+    return function(tree, *others)
+
+
+def _moderate(leaf: NDArray[Any]) -> NDArray[Any]:
+    """Return an example without numbers so large that nothing else shows next to them."""
+    return leaf if leaf.dtype.kind != "f" else np.where(np.abs(leaf) < _LARGE, leaf, _noise(leaf))
+
+
+def _noise(leaf: NDArray[Any]) -> NDArray[Any]:
+    if leaf.dtype.kind == "f":
+        return np.random.default_rng(0).standard_normal(leaf.shape).astype(leaf.dtype)
+    # Other indices, masks and pixels, most of which are in the space.
+    return leaf ^ np.ones_like(leaf) if leaf.dtype.kind in "iub" else leaf
+
+
+def _merged(keeps: NDArray[np.bool_], leaf: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+    merged = new.copy()
+    merged[keeps] = leaf[keeps]
+    return merged
+
+
+def _aligned_like(leaf: NDArray[Any]) -> NDArray[Any]:
+    """Return an empty array like another one, at a multiple of 64 bytes."""
+    memory = np.empty(leaf.nbytes + 64, dtype=np.uint8)
+    begin = -memory.ctypes.data % 64
+    return np.ndarray(leaf.shape, leaf.dtype, memory, begin) if not leaf.dtype.hasobject else np.empty_like(leaf)
