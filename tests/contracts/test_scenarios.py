@@ -22,7 +22,7 @@ CELLS = [
     pytest.param("processes", 3, True, id="killed"),
     pytest.param("processes", 2, False, id="processes", marks=SLOW),
     pytest.param("processes", 1, False, id="one process", marks=SLOW),
-    pytest.param("processes", 7, True, id="killed of seven", marks=SLOW),
+    pytest.param("processes", 6, True, id="killed of six", marks=SLOW),
     pytest.param("shared memory", 2, False, id="all through shared memory", marks=SLOW),
     pytest.param("pipes", 2, False, id="all through pipes", marks=SLOW),
     pytest.param("queues fork", 2, False, id="queues fork", marks=SLOW),
@@ -30,7 +30,7 @@ CELLS = [
     pytest.param("queues spawn", 2, False, id="queues spawn", marks=SLOW),
     pytest.param("ray", 2, False, id="ray", marks=[pytest.mark.ray, pytest.mark.extras]),
     *(
-        pytest.param(f"queues {method}", 7, killed, id=f"queues {method} {killed}", marks=SLOW)
+        pytest.param(f"queues {method}", 6, killed, id=f"queues {method} {killed}", marks=SLOW)
         for method in ("fork", "spawn", "forkserver")
         for killed in (False, True)
         if ALL_BY_ALL
@@ -61,16 +61,17 @@ def test_the_same_is_seen(make_sampler: Maker, name: str, n_workers: int, killed
         del options["worker_class"]
     if killed:
         options |= {"max_restarts": None, "max_lifetime_restarts": None}
-    faults = Faults(tmp_path, *(life.kills if killed else ()), seed=SEED)
+    # Of a system without named pipes as well: there nobody is killed.
+    faults = Faults(tmp_path, *life.kills, seed=SEED) if killed else None
 
     def wrap(env: Any) -> Any:
-        return with_faults(faults, env)
+        return env if faults is None else with_faults(faults, env)
 
     agents = deepcopy(life.agents)  # a sampler with the agent in this process has the very agent, and changes it
     sampler = make_sampler(agents, wrap(life.envs), n_workers=life.n_workers or n_workers, **options)
     for capability, seen in life.see(sampler, wrap).items():
         assert seen == expected(name)[capability], capability
-    assert faults.fired() == len(faults.faults), "or this shows nothing"
+    assert faults is None or faults.fired() == len(faults.faults), "or this shows nothing"
 
 
 def test_what_is_compared_is_not_trivial() -> None:

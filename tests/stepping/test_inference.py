@@ -545,7 +545,7 @@ class Interrupting(Strolling):
 @pytest.mark.parametrize("call", ["obtain_trajectories", "obtain_fragments"])
 def test_ctrl_c_ends_a_call_whose_environments_hang(agent, call, tmp_path, monkeypatch):
     """And they hold up neither the next call nor the end, however long they may take to close."""
-    for module in ("environments", "env_processes"):
+    for module in ("environments", "stepper"):
         monkeypatch.setattr(f"streamsampler.stepping.inference.{module}.STUCK_SECONDS", 1.0)
     kwargs = {"pid": os.getpid(), "folder": tmp_path}
     with in_parent(agent(), Interrupting, 1, n_envs=1, env_kwargs=kwargs, close_timeout=600.0) as sampler:
