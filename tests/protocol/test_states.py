@@ -6,7 +6,7 @@ import pytest
 
 from streamsampler.errors import ProtocolError
 from streamsampler.protocol.messages import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
-from streamsampler.protocol.states import Happened, SamplerSide, SamplerState, WorkerState, next_state
+from streamsampler.protocol.states import Happened, SamplerSide, SamplerState, WorkerSide, WorkerState, next_state
 
 W, S = WorkerState, SamplerState
 # Of each state, all events that are refused in it, by name.
@@ -28,6 +28,32 @@ def test_what_is_not_in_the_table_is_refused(state, names):
             next_state(state, events.pop(name))
     for event in events.values():
         next_state(state, event)
+
+
+# ---------------------------------------------------------------------- the worker's end
+
+TICKETS = Ticket(1, range(3)), Ticket(1, range(3, 5))
+
+
+def test_after_a_failure_everything_is_given_up_until_the_next_start():
+    side = WorkerSide()
+    side.receive(Start(1, TICKETS))
+    side.next_ticket()
+    assert side.fail() == TICKETS[1:]
+    late = (Ticket(1, range(9, 10)),)
+    assert side.receive(Continue(late)) == late
+    assert side.state is W.IDLE
+    side.receive(Start(2, (Ticket(2, range(1)),)))
+    assert side.next_ticket() == Ticket(2, range(1))
+
+
+def test_a_start_on_top_of_unanswered_tickets_is_refused():
+    side = WorkerSide()
+    side.receive(Start(1, TICKETS))
+    assert side.receive(Stop()) == TICKETS
+    side.receive(Continue(TICKETS))
+    with pytest.raises(ProtocolError, match="Start"):
+        side.receive(Start(2, TICKETS))
 
 
 # ---------------------------------------------------------------------- the sampler's end
