@@ -237,8 +237,8 @@ def trajectories(n: int | None = 7, env: Any = None, **updates: Any) -> Call:
     return call
 
 
-def exact(n: int = 12, **updates: Any) -> Call:
-    """As many of each worker as make `n` together."""
+def exact(n: int = 42, **updates: Any) -> Call:
+    """As many of each worker as make `n` together, which 1, 2, 3 and 7 divide."""
     return lambda sampler, wrap: sampler.obtain_exact_trajectories(n // sampler.n_workers, **updates)
 
 
@@ -286,7 +286,7 @@ BY_BLOCKS: dict[str, Call] = {
     "samples": samples(),
     "trajectories by number, with other parameters": trajectories(13, agent_update=(3,)),
     "a stream": stream(11),
-    "exact": exact(12),
+    "exact": exact(),
 }
 FRAGMENTS: dict[str, Call] = {
     "fragments": fragments(),

@@ -22,7 +22,7 @@ CELLS = [
     pytest.param("processes", 3, True, id="killed"),
     pytest.param("processes", 2, False, id="processes", marks=SLOW),
     pytest.param("processes", 1, False, id="one process", marks=SLOW),
-    pytest.param("processes", 6, True, id="killed of six", marks=SLOW),
+    pytest.param("processes", 7, True, id="killed of seven", marks=SLOW),
     pytest.param("shared memory", 2, False, id="all through shared memory", marks=SLOW),
     pytest.param("pipes", 2, False, id="all through pipes", marks=SLOW),
     pytest.param("queues fork", 2, False, id="queues fork", marks=SLOW),
@@ -30,7 +30,7 @@ CELLS = [
     pytest.param("queues spawn", 2, False, id="queues spawn", marks=SLOW),
     pytest.param("ray", 2, False, id="ray", marks=[pytest.mark.ray, pytest.mark.extras]),
     *(
-        pytest.param(f"queues {method}", 6, killed, id=f"queues {method} {killed}", marks=SLOW)
+        pytest.param(f"queues {method}", 7, killed, id=f"queues {method} {killed}", marks=SLOW)
         for method in ("fork", "spawn", "forkserver")
         for killed in (False, True)
         if ALL_BY_ALL

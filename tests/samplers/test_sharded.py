@@ -222,8 +222,8 @@ def peak_of(folder: str, number: int) -> None:
 @pytest.mark.slow
 def test_memory_does_not_grow_with_what_is_sampled(tmp_path: Path) -> None:
     peaks = []
-    # 16 MB and 64 MB, in shards of 2 MB: both are more than workers may be ahead, which is some 10 MB.
-    for number in (40_000, 160_000):
+    # 32 MB and 128 MB, in shards of 2 MB: both are more than workers may be ahead, which is some 10 MB.
+    for number in (80_000, 320_000):
         code = f"from tests.samplers.test_sharded import peak_of; peak_of({str(tmp_path / str(number))!r}, {number})"
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         peaks.append(int(run.stdout))
