@@ -17,7 +17,11 @@ __all__ = ["disturbed"]
 
 @contextlib.contextmanager
 def disturbed(
-    pids: Callable[[], Iterable[int | None]], dice: random.Random, pauses: Iterable[float], ways: Iterable[Any] = ()
+    pids: Callable[[], Iterable[int | None]],
+    dice: random.Random,
+    pauses: Iterable[float],
+    ways: Iterable[Any] = (),
+    killed: list[int] | None = None,
 ) -> Iterator[list[int]]:
     """Disturb processes while the block runs; yield those that were, as they are.
 
@@ -26,8 +30,10 @@ def disturbed(
         dice: Draws which one.
         pauses: Seconds before each, as many as there are to be disturbed at most.
         ways: The signal for each; SIGKILL where there are none.
+        killed: The processes that were killed before, to which it adds.
     """
-    over, killed, ways = threading.Event(), list[int](), iter(ways)
+    over, ways = threading.Event(), iter(ways)
+    killed = [] if killed is None else killed
 
     def disturb() -> None:
         for pause in pauses:

@@ -5,9 +5,10 @@ or for each, what is done about failures), and what is done with it: calls of ev
 updates that are refused, streams that are left early or run into an error, copies by pickling. Some programs have hooks
 with metrics, a `drop_if`, or filters. A third of them has `staleness=1`, and learns between calls while workers run
 ahead. In half of them some trajectories raise: whether a call fails, and for which trajectory, is a function of the
-seed. Meanwhile its workers are killed and stopped, at random instants. The same is done with a `LocalSampler`, whose
-workers nobody disturbs, and every batch, every metric, all statistics of filters and every error are compared. No
-program is left out.
+seed. Four long ones have up to 600 calls and 150 streams, within whose reach one in 80 trajectories raises, on 1, 2, 3
+and 8 workers. In the others workers are killed and stopped meanwhile, at random instants. The same is done with a
+`LocalSampler`, whose workers nobody disturbs, and every batch, every metric, all statistics of filters and every error
+are compared. No program is left out.
 """
 
 from __future__ import annotations
@@ -24,15 +25,22 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium
 
 from streamsampler import LocalSampler, PerWorker, SetTaskUpdate, VecWorker
-from streamsampler.errors import SamplerError
+from streamsampler.errors import SamplerError, SerializationError
 from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
 from tests.proofs._engines import kept_open, make_sampler
 from tests.proofs._kills import disturbed
 from tests.proofs._programs import Fleeting, Keeping, Measuring, Mixed, Rows
+from tests.scripted.agents import above_half
 from tests.scripted.failing import Brittle
 
 _LONGEST_PROGRAM = 180.0
 _STEP_TIMEOUT = 0.6
+_FAILING: list[tuple[int, dict[str, Any]]] = [
+    (600, {}),
+    (300, {"on_failure": "drop"}),
+    (60, {"restart_on": OSError, "max_restarts": 2, "restart_window": None}),  # each loss replaces a process
+    (300, {"worker_class": VecWorker, "worker_args": {"n_envs": 4}}),
+]
 
 
 class Forgetful(Keeping):
@@ -43,6 +51,17 @@ class Forgetful(Keeping):
         if self.rng.random() < 0.001:
             raise ValueError("out of ideas")
         return super().get_action(observation)
+
+
+class EitherWay(Brittle):
+    """Raises in `step`, or in `reset`."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin a trajectory."""
+        result = super().reset(seed=seed)
+        if self.left == self.wrong_at + 1 and self.np_random.random() < 0.3:
+            self.fail()
+        return result
 
 
 class Raising(Measuring):
@@ -168,6 +187,17 @@ class Author:
         return [step, ("learn", (dice.choice([0, 10_000, 1_000_000]),))] if self.lags else [step]
 
 
+def failing(n_calls: int, options: dict[str, Any], n_workers: int) -> Program:
+    """Return a program of calls and streams, which goes on after each error, and whose workers nobody kills."""
+    dice = random.Random(2024)
+    steps: list[Any] = [("obtain", ("samples", 300, {}))] * (n_calls - n_calls // 3)
+    steps += [("obtain", ("trajectories", dice.randint(1, 60), {})) for _ in range(n_calls // 3)]
+    steps += [("stream", (dice.randint(1, 300), False, {})) for _ in range(n_calls // 4)]
+    dice.shuffle(steps)
+    alike = {"agents": above_half, "envs": partial(EitherWay, 24, 80), "seed": 2024}
+    return Program({"n_workers": n_workers, **alike, **options}, [], steps)
+
+
 class Runner:
     """Does what a program says with a sampler, and keeps the outcomes."""
 
@@ -188,7 +218,9 @@ class Runner:
             self.outcomes.append(call(*arguments, **updates))
         except SamplerError as error:
             told = getattr(error, "trajectory", None), getattr(error, "phase", None)
-            self.outcomes.append((type(error).__name__, *told, type(getattr(error, "original", None)).__name__))
+            original = getattr(error, "original", None)
+            what = type(original).__name__ if isinstance(original, SerializationError) else repr(original)
+            self.outcomes.append((type(error).__name__, *told, what))
             return False
         if metrics := self.sampler.stats.metrics:
             self.outcomes.append(dict(metrics))
@@ -250,19 +282,40 @@ def run_program(number: int, tally: Counter[str], **how: Any) -> None:
     kinds = {tuple: "errors", dict: "metrics", Filters: "filters"}
     tally.update(kinds.get(type(outcome), "batches") for outcome in expected)
     tally.update(programs=1, disturbed=len(killed), restarts=runner.sampler.stats.restarts)
+    compare(f"program {number}, {program}", expected, found)
+
+
+def run_failing(n_calls: int, options: dict[str, Any], workers: list[int], tally: Counter[str], **how: Any) -> None:
+    """Run the same failing program on a `LocalSampler`, twice, and on processes, and compare."""
+    local = failing(n_calls, options, 1)
+    expected = Runner(LocalSampler(**local.sampler)).run(local)
+    errors = sum(isinstance(outcome, tuple) for outcome in expected)
+    assert errors > n_calls / 40 or "on_failure" in options, f"{errors} errors show nothing"
+    for n_workers in [0, *workers]:
+        program = failing(n_calls, options, n_workers or 3)
+        sampler = make_sampler(**how, **program.sampler) if n_workers else LocalSampler(**program.sampler)
+        compare(f"{n_calls} calls, {options}, {n_workers} workers", expected, Runner(sampler).run(program))
+        tally.update({"failing programs": 1, "errors of these": errors})
+
+
+def compare(what: str, expected: list[Any], found: list[Any]) -> None:
+    """Compare outcomes bit for bit."""
     for position, (one, other) in enumerate(zip(expected, found, strict=False)):
-        what = f"program {number}, {program}, outcome {position}: {other!r}, not {one!r}"
-        assert type(one) is type(other), what
-        assert one == other, what
-    assert len(expected) == len(found), f"program {number}: {len(found)} outcomes, not {len(expected)}"
+        assert type(one) is type(other), f"{what}, outcome {position}: {other!r}, not {one!r}"
+        assert one == other, f"{what}, outcome {position}: {other!r}, not {one!r}"
+    assert len(expected) == len(found), f"{what}: {len(found)} outcomes, not {len(expected)}"
 
 
 def prove(scale: str, engine: str | None = None, start_method: str | None = None) -> None:
     """Run random programs: 500 in the long form, with an engine and a start method; None for the default ones."""
     logging.getLogger("streamsampler").setLevel(logging.CRITICAL)  # it tells of each loss
     tally: Counter[str] = Counter()
+    long = scale == "long"
     with kept_open(engine):
-        for number in range(500 if scale == "long" else 12):
+        for n_calls, options in _FAILING:
+            n_calls, workers = (n_calls, [1, 2, 3, 8]) if long else (n_calls // 15, [3])
+            run_failing(n_calls, options, workers, tally, engine=engine, start_method=start_method)
+        for number in range(500 if long else 12):
             run_program(number, tally, engine=engine, start_method=start_method)
             if number % 50 == 49:
                 print(dict(tally), flush=True)
