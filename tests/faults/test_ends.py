@@ -24,7 +24,7 @@ from streamsampler.engines.processes import engine
 from streamsampler.engines.processes import engine as links
 from streamsampler.errors import ClosedError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
-from tests.contracts.conftest import open_files
+from tests.contracts.conftest import descendants, open_files
 from tests.faults.child_processes import KINDS, StartsProcesses, notes
 from tests.faults.conftest import slow
 from tests.patience import PATIENCE
@@ -161,7 +161,9 @@ def test_the_end_of_a_program(tmp_path, busy, end, within):
                 os.killpg(process.pid, number) if to_all else process.send_signal(number)
             assert process.wait(PATIENCE) == exit_code
             assert gone_within(pids, within)
-            assert process.stderr.read().count("Traceback") == n_tracebacks
+            said = process.stderr.read()
+            assert said.count("Traceback") == n_tracebacks
+            assert said == "" or end not in ("kill", "terminate")
         finally:
             process.kill()  # or one that does not end would be waited for, after the test has failed
     assert not list(temporary.iterdir()), "temporary files"
@@ -282,7 +284,26 @@ def test_a_forked_copy_leaves_the_workers_alone():
         assert sampler.stats.restarts == 0
 
 
-# ---------------------------------------------------------------------- starts that fail
+@pytest.mark.usefixtures("patient")
+@pytest.mark.slow
+def test_nothing_accumulates_over_samplers():
+    def resources():
+        gc.collect()
+        return open_files(), set(os.listdir("/proc/self/task")), descendants(), shared_memory()
+
+    def cycle():
+        with make() as sampler:
+            sampler.obtain_trajectories(2)
+
+    cycle()
+    before = resources()
+    for _ in range(200):
+        cycle()
+    # What an earlier test left may go meanwhile; nothing may come.
+    assert [now - then for now, then in zip(resources(), before, strict=True)] == [set()] * 4
+
+
+# ---------------------------------------------------------------------- starts
 
 
 def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
@@ -301,6 +322,50 @@ def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
     monkeypatch.setattr(worker_child.WorkerChild, "await_start", waiting)
     make(4).close()
     assert said == ["ask for 0", "ask for 1", "ask for 2", "wait", "ask for 3", "wait", "wait", "wait"]
+
+
+# Python imports `sitecustomize` before anything else. The fork server says here that its parent has arranged its end,
+# and imports no further.
+SLOW_TO_START = """
+import contextlib, fcntl, os, time
+
+def ends_with_parent():
+    for fd in range(3, 64):
+        with contextlib.suppress(OSError):
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ASYNC:
+                return True
+    return False
+
+while not ends_with_parent():
+    time.sleep(0.01)
+with open(os.environ["STARTED"], "w") as started:
+    started.write(f"{os.getpid()}\\n")
+time.sleep(1000)
+"""
+
+PROGRAM = """
+import os, sys
+os.environ["PYTHONPATH"] = sys.argv[1]
+from streamsampler import MultiprocessingSampler
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+
+MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_is_orphaned_in_its_start_up(tmp_path):
+    """It notices it before its imports, not after."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_TO_START)
+    os.mkfifo(tmp_path / "started")
+    started = os.open(tmp_path / "started", os.O_RDWR)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    with subprocess.Popen(command, env={**os.environ, "STARTED": str(tmp_path / "started")}) as process:
+        starting = int(os.read(started, 100))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert gone([starting])
+    os.close(started)
 
 
 # ---------------------------------------------------------------------- what environments start

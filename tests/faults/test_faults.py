@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import pickle
 import signal
+import threading
 import traceback
 from typing import Any
 
@@ -18,6 +20,7 @@ from streamsampler.testing import FailPoint, Fault, Faults, InjectedError, Scrip
 from streamsampler.testing.faults import PLACES
 from tests.faults.conftest import kill_only_hung, slow
 from tests.faults.test_ends import gone, gone_within
+from tests.faults.test_interrupts import expected
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.patience import PATIENCE
 from tests.scripted.failing import Agent, Boom, Env, Unpicklable
@@ -34,6 +37,12 @@ def is_right_again(sampler: Any) -> bool:
     return sampler.obtain_trajectories(8, agent_update={"offset": version - 1}) == undisturbed(version)[version - 1]
 
 
+def is_right_afresh(sampler: Any) -> bool:
+    """Return whether it returns what it should with an agent and an environment of which nothing is wrong."""
+    batch = sampler.obtain_trajectories(6, agent_update=Agent(), env_update=Env)
+    return batch == expected(batch.agent_version)
+
+
 # ---------------------------------------------------------------------- the table: place and kind
 
 PHASES = {
@@ -48,6 +57,7 @@ PHASES = {
 }
 IN_TRAJECTORIES = {"reset", "step", "agent_reset", "action"}
 HANGS = ["hang", "hang_gil", "stop"]
+EXIT_CODES = {"SIGKILL": -9, "SIGABRT": -6, "exit code 7": 7}
 
 
 def fault_at(place: Any, kind: Any, folder: Any, **more: Any) -> Faults:
@@ -129,8 +139,12 @@ def test_too_many_losses_are_an_error_that_names_the_cause(
             assert error.incidents == ()
         else:
             assert [incident.trajectory for incident in error.incidents] == [3] * n_lost
+            assert [incident.exitcode for incident in error.incidents] == [EXIT_CODES.get(words)] * n_lost
+            assert getattr(error, "exitcode", None) == EXIT_CODES.get(words)
             assert str(error).count(words) >= n_lost, "the whole history"
-        assert pickle.loads(pickle.dumps(error)).incidents == error.incidents
+        again = pickle.loads(pickle.dumps(error))
+        assert (again.incidents, again.phase, again.worker_number) == (error.incidents, error.phase, 0)
+        assert str(again) == str(error)
         assert is_right_again(sampler)
     assert faults.fired() == n_lost
 
@@ -138,15 +152,16 @@ def test_too_many_losses_are_an_error_that_names_the_cause(
 # ---------------------------------------------------------------------- deaths at each place of a worker's loop
 
 N_WORKERS = 3
+SHAPES = (2,), (2_000,)  # which is through shared memory
+LOOP = itertools.product(["start", "continue", "rollout", "write", "send", "sent"], (1, 2), SHAPES)
 POINTS = [
-    ("start", 0, 1, (2,)),
-    slow("continue", 1, 1, (2,)),
-    ("write", 2, 2, (2_000,)),  # through shared memory
-    slow("send", 1, 1, (2,)),
+    ("write", 2, 2, (2_000,)),
     ("sent", 1, 2, (2_000,)),
-    slow("rollout", 2, 1, (2,)),
+    *(slow(point, number % N_WORKERS, *more) for number, (point, *more) in enumerate(LOOP)),
     slow("stop", 0, 1, (2,)),
+    slow("stop", 2, 1, (2,)),
     slow("exit", 0, 1, (2,)),
+    slow("exit", 2, 1, (2_000,)),
 ]
 
 
@@ -195,6 +210,45 @@ def test_several_deaths_of_several_kinds_in_one_call_and_all_workers_at_once(tmp
         batches.append(sampler.obtain_trajectories(8, agent_update={"offset": 1}))
         assert batches == undisturbed(2)
         assert sampler.stats.kept_trajectories == 16
+
+
+def in_another_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_all_workers_dead_at_once_in_the_middle_of_a_call(tmp_path):
+    faults = Faults(tmp_path, Fault("hang", "step", step=2, times=3))
+    with make(envs=faults.env(functools.partial(ScriptedEnv, shape=(2_000,))), n_workers=3) as sampler:
+        pids = sampler.worker_pids()
+
+        def kill_when_all_hang():
+            faults.wait(3, PATIENCE)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+
+        helper = in_another_thread(kill_when_all_hang)
+        assert calls(sampler) == undisturbed(shape=(2_000,))
+        helper.join()
+        assert 1 <= sampler.stats.restarts <= 3  # as many as there was work for
+        assert set(faults.pids()) == set(pids)
+
+
+@pytest.mark.slow
+def test_two_samplers_at_once(tmp_path):
+    """In threads of their own, each with deaths; none counts in the other sampler."""
+    all_faults = [Faults(tmp_path / name, Fault("kill", times=3)) for name in "ab"]
+    found = {}
+
+    def life(number, faults):
+        with make(envs=faults.env(ScriptedEnv), n_workers=2) as sampler:
+            found[number] = calls(sampler, 3)
+
+    for thread in [in_another_thread(functools.partial(life, *item)) for item in enumerate(all_faults)]:
+        thread.join()
+    assert found == {0: undisturbed(3), 1: undisturbed(3)}
+    assert [faults.fired() for faults in all_faults] == [3, 3]
 
 
 def test_one_that_was_slow_and_died_is_replaced_by_the_next_call():
@@ -254,19 +308,23 @@ def test_an_exception_in_close_is_raised_once_and_does_not_hide_the_one_under_wa
     with pytest.raises(RolloutError, match="closing the environment"):
         sampler.close()
     sampler.close()
+    pids = []
 
     def fail_inside():
         with make(Agent(), functools.partial(Env, "close")) as sampler:
             sampler.obtain_trajectories(4)
+            pids.extend(sampler.worker_pids())
             raise Boom("the first")
 
     with pytest.raises(Boom, match="the first"):
         fail_inside()
+    assert gone_within(pids, 0)
 
 
 def test_what_cannot_be_pickled_is_named_and_changes_nothing():
-    with pytest.raises(SerializationError, match=r"the agent.*lock"):
+    with pytest.raises(SerializationError, match=r"the agent.*lock") as caught:
         make(Unpicklable(), Env)
+    assert caught.value.__cause__ is not None
     with make(Agent(), Env) as sampler:
         sampler.obtain_trajectories(1)
         wrong: list[tuple[dict[str, Any], str]] = [
@@ -277,7 +335,9 @@ def test_what_cannot_be_pickled_is_named_and_changes_nothing():
         for update, words in wrong:
             with pytest.raises(SerializationError, match=words):
                 sampler.obtain_trajectories(1, **update)
-        assert sampler.obtain_trajectories(1).agent_version == 2
+        batch = sampler.obtain_trajectories(6)
+        assert batch.agent_version == 2
+        assert batch == expected(2)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +353,7 @@ def test_bad_data_is_an_error_of_its_worker(agent, env, phase, words):
         with pytest.raises(RolloutError, match=words) as caught:
             sampler.obtain_trajectories(2)
         assert caught.value.phase == phase
-        assert sampler.obtain_trajectories(2, agent_update=Agent(), env_update=Env).n_trajectories == 2
+        assert is_right_afresh(sampler)
 
 
 class OnlyThere(Exception):
@@ -314,7 +374,7 @@ def test_a_report_that_cannot_be_unpickled_here():
         with pytest.raises(RolloutError, match="cannot be unpickled here") as caught:
             sampler.obtain_trajectories(6)
         assert caught.value.phase == "sending the rollouts"
-        assert sampler.obtain_trajectories(6, env_update=Env).n_trajectories == 6
+        assert is_right_afresh(sampler)
 
 
 def test_an_error_in_one_worker_does_not_wait_for_the_others():

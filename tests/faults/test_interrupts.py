@@ -1,6 +1,7 @@
 """An interrupt, or a lack of something, at any place in the sampler: the next call is right, and close closes."""
 
 import gc
+import itertools
 import os
 import random
 import signal
@@ -54,8 +55,14 @@ def raise_once(monkeypatch, owner, name, error):
         (MessageReader, "read", KeyboardInterrupt, "obtain"),
         (links, "send", OSError, "obtain"),
         (links, "unpack_answer", KeyboardInterrupt, "stream"),
-        slow(links, "unpack_answer", MemoryError, "obtain"),
-        slow(links, "send", KeyboardInterrupt, "stream"),
+        *(
+            slow(*place, *more)
+            for place, *more in itertools.product(
+                [(MessageReader, "read"), (links, "send"), (links, "unpack_answer")],
+                [KeyboardInterrupt, OSError, MemoryError],
+                ["obtain", "stream"],
+            )
+        ),
     ],
 )
 def test_a_break_inside_a_call(sampler, monkeypatch, owner, place, error, call):
@@ -65,7 +72,7 @@ def test_a_break_inside_a_call(sampler, monkeypatch, owner, place, error, call):
     assert is_right_again(sampler)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError, slow(OSError)])
 def test_a_break_while_a_dead_worker_is_replaced(sampler, monkeypatch, error):
     for pid in sampler.worker_pids():
         os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """No memory, no shared memory, no descriptors: an error that says so, and nothing half done."""
 
 import functools
+import gc
 import os
 import re
 import subprocess
@@ -10,8 +11,10 @@ import textwrap
 import pytest
 
 from streamsampler import MultiprocessingSampler
+from streamsampler.engines.launch.child import PER_WORKER
 from streamsampler.errors import RolloutError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
+from tests.contracts.conftest import open_files
 from tests.faults.out_of_memory import OutOfMemoryEnv
 from tests.faults.undisturbed import SEED, undisturbed
 
@@ -147,3 +150,22 @@ def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path
     needed, n_open, advised, possible = map(int, found.groups())
     assert needed == advised == n_open + 40 + 50 * 7
     assert possible == (256 - n_open - 40) // 7
+
+
+def descriptors_with(n_workers):
+    """Return how many descriptors a sampler takes, whatever an earlier test's garbage gives back meanwhile."""
+    env = functools.partial(ScriptedEnv, shape=(10_000,))
+    gc.collect()
+    before = open_files()
+    with MultiprocessingSampler(ScriptedAgent(), env, n_workers=n_workers) as sampler:
+        sampler.obtain_exact_trajectories(2)
+        return len(open_files() - before)
+
+
+@pytest.mark.slow
+def test_a_worker_takes_as_many_descriptors_as_are_counted_for_it():
+    descriptors_with(1)  # the fork server stays, once there is one
+    shared_and_one, four = descriptors_with(1), descriptors_with(4)
+    each = (four - shared_and_one) / 3
+    assert 0 < each <= PER_WORKER
+    assert shared_and_one - each < 20

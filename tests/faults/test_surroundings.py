@@ -3,7 +3,9 @@
 import functools
 import multiprocessing
 import os
+import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +17,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import streamsampler
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.launch.start_methods import import_path
 from streamsampler.errors import SamplerError
@@ -80,6 +83,12 @@ def test_a_wall_clock_that_is_set_back_and_forth(tmp_path, monkeypatch):
     assert is_right(tmp_path, **limits)
 
 
+def test_no_module_looks_at_the_wall_clock_to_decide():
+    wall_clock = re.compile(r"\btime\.time\b|from time import (.*, )?time\b")
+    package = pathlib.Path(streamsampler.__file__).parent
+    assert [path for path in package.rglob("*.py") if wall_clock.search(path.read_text())] == []
+
+
 # ---------------------------------------------------------------------- variables and the working directory
 
 
@@ -139,6 +148,21 @@ def test_without_a_working_directory_only_absolute_entries_are_searched(monkeypa
     folder.rmdir()
     monkeypatch.setattr(sys, "path", ["", "here", "/there"])
     assert import_path("streamsampler") == ["/there"]
+
+
+@pytest.mark.slow
+def test_the_command_in_a_working_directory_that_is_gone(tmp_path):
+    command = "import os; os.rmdir(os.getcwd()); from streamsampler.cli import main; main()"
+    arguments = [sys.executable, "-c", command, "sample", "CartPole-v1", "--num-trajectories", "1"]
+    environ, folder = {**os.environ, "PYTHONPATH": os.getcwd()}, tmp_path / "gone"
+    for more, code, said in (
+        ([], 0, "trajectories  1"),
+        (["--agent", "nowhere:agent"], 2, "there is no module 'nowhere', and the working directory was removed"),
+    ):
+        folder.mkdir()
+        done = subprocess.run([*arguments, *more], cwd=folder, env=environ, capture_output=True, text=True)
+        assert done.returncode == code
+        assert said in done.stdout + done.stderr
 
 
 KILLED = """

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, WorkerError
 from streamsampler.protocol.messages import Start, Ticket
@@ -41,9 +41,9 @@ def streamed(sampler: Any, number: int) -> list[Any]:
     return found
 
 
-def outcomes(make: Any, one_in: int, n_rounds: int, **options: Any) -> list[Any]:
+def outcomes(make: Any, env: Any, n_rounds: int, **options: Any) -> list[Any]:
     found: list[Any] = []
-    with make(above_half, partial(Brittle, one_in=one_in), seed=SEED, **options) as sampler:
+    with make(above_half, env, seed=SEED, **options) as sampler:
         for _ in range(n_rounds):
             found.append(tried(sampler.obtain_samples, 100))
             found.append(tried(sampler.obtain_trajectories, 20))
@@ -52,26 +52,31 @@ def outcomes(make: Any, one_in: int, n_rounds: int, **options: Any) -> list[Any]
 
 
 @pytest.mark.parametrize(
-    ("options", "one_in", "n_rounds"),
+    ("options", "env", "n_rounds"),
     [
-        ({}, 30, 3),
-        slow({}, 30, 12),
+        ({}, {"one_in": 30}, 3),
+        slow({}, {"one_in": 30}, 12),
+        slow({}, {"one_in": 30, "wrong": "lock"}, 8),  # it is not known of which trajectory of a ticket
+        slow({"worker_class": VecWorker, "worker_args": {"n_envs": 3}}, {"one_in": 30}, 6),
         # Losses of the whole life: how many of them come within so many seconds depends on the machine.
-        slow({"restart_on": OSError, "max_restarts": 1, "restart_window": None}, 15, 3),
-        slow({"on_failure": "drop"}, 15, 3),
-        slow({"on_failure": "drop"}, 1, 1),  # the order of indices decides when there were too many
+        slow({"restart_on": OSError, "max_restarts": 1, "restart_window": None}, {"one_in": 15}, 3),
+        slow({"on_failure": "drop"}, {"one_in": 15}, 3),
+        slow({"on_failure": "drop"}, {"one_in": 1}, 1),  # the order of indices decides when there were too many
     ],
 )
 def test_a_call_fails_for_the_first_trajectory_that_it_needs_and_for_no_other(
-    options: dict[str, Any], one_in: int, n_rounds: int
+    options: dict[str, Any], env: dict[str, Any], n_rounds: int
 ) -> None:
-    expected = outcomes(LocalSampler, one_in, n_rounds, **options)
-    assert outcomes(MultiprocessingSampler, one_in, n_rounds, n_workers=3, **options) == expected
+    expected = outcomes(LocalSampler, partial(Brittle, **env), n_rounds, **options)
+    assert outcomes(MultiprocessingSampler, partial(Brittle, **env), n_rounds, n_workers=3, **options) == expected
     failed = [one for one in expected if isinstance(one, tuple)]
     assert all(one[0] is RolloutError for one in failed)
-    assert bool(failed) == (options.get("on_failure") != "drop" or one_in == 1)
-    for stream in expected[2::3]:
-        assert not isinstance(stream[-1], tuple) or options or stream[-1][1] == len(stream) - 1
+    assert bool(failed) == (options.get("on_failure") != "drop" or env["one_in"] == 1)
+    assert len(failed) < len(expected) or env["one_in"] == 1
+    if not options:
+        broken = [stream for stream in expected[2::3] if isinstance(stream[-1], tuple)]
+        assert all(stream[-1][1] == len(stream) - 1 for stream in broken)
+        assert max(map(len, broken)) > 1
 
 
 def test_an_environment_that_raised_is_closed_quietly() -> None:

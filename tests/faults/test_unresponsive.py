@@ -159,6 +159,49 @@ def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
     assert gone([server])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(monkeypatch, give_up, number):
+    """Its answers to the others are not waited for either."""
+    make(n_workers=1).close()
+    server, servers = fork_server().pid, []
+
+    def launch_and_lose(*how):
+        child = launch.launch(*how)
+        servers.append(fork_server().pid)
+        if len(servers) == 3:
+            os.kill(server, number)
+        return child
+
+    os.kill(server, signal.SIGSTOP)
+    if number == signal.SIGSTOP:
+        give_up()
+    monkeypatch.setattr(processes, "launch", launch_and_lose)
+    with make(n_workers=3) as sampler:
+        assert servers == [server] * 3 + [servers[-1]] * 3
+        assert servers[-1] != server
+        assert gone([server])
+        assert calls(sampler, 3) == undisturbed(3)
+
+
+@pytest.mark.slow
+def test_ends_are_noticed_while_the_fork_server_is_stopped(monkeypatch):
+    """The watchdogs report them."""
+    monkeypatch.setattr(worker_child, "_REPORT_SECONDS", PATIENCE)
+    monkeypatch.setattr(processes, "END_SECONDS", PATIENCE)
+    with make(n_workers=1) as sampler:
+        engine, server, causes = sampler._session.engine, fork_server(), []
+        for stopped in (True, False, False):
+            if stopped:
+                server.send_signal(signal.SIGSTOP)
+            engine.kill_worker(0)
+            (died,) = engine.wait(None)
+            causes.append(died.exitcode)
+            server.send_signal(signal.SIGCONT)
+            engine.restart(0)
+    assert causes == [-signal.SIGKILL] * 3
+
+
 @pytest.mark.usefixtures("patient")
 def test_a_fork_server_that_is_killed_takes_no_worker_with_it_and_is_replaced():
     with make() as sampler:
