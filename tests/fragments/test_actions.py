@@ -140,7 +140,9 @@ class Given(gymnasium.Env[Any, Any]):
         (spaces.Discrete(3), 2, True),
         (spaces.Discrete(3), np.int32(2), True),
         (spaces.MultiDiscrete([3, 3]), np.array([1, 2], np.int32), True),
+        (BOX, np.array([0.5, 0.25], np.float32), True),
         (BOX, np.array([0.5, 0.25], np.float64), False),
+        (SPACES["tuple"], (np.zeros(2, np.float32), np.ones(2, np.float32)), True),
         (SPACES["dict"], {"a": np.zeros(2, np.float32), "n": 1, "deep": (np.ones(2, np.int8),) * 2}, False),
     ],
 )

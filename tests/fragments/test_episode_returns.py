@@ -13,6 +13,7 @@ from streamsampler import LocalSampler, TrajectoryBatch, VecWorker, load
 from streamsampler.errors import DataError, UsageError
 from streamsampler.filters import RunningReturnNorm
 from streamsampler.samplers.fragments import FragmentLedger
+from tests.faults.test_interrupts import raise_once
 from tests.fragments.agents import Restorable, Sticky
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import Steps
@@ -110,14 +111,7 @@ def test_what_ctrl_c_leaves_of_a_call_has_earlier_parts_too(method, monkeypatch)
     with local() as sampler, local() as other:
         for each in (sampler, other):
             each.obtain_fragments(20, 4)
-        real, left = getattr(FragmentLedger, method), [KeyboardInterrupt]
-
-        def interrupt_once(*args: Any, **options: Any) -> Any:
-            if left:
-                raise left.pop()
-            return real(*args, **options)
-
-        monkeypatch.setattr(FragmentLedger, method, interrupt_once)
+        raise_once(monkeypatch, FragmentLedger, method, KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.obtain_fragments(20, 4)
         salvaged, expected = sampler.salvage(), other.obtain_fragments(20, 4)

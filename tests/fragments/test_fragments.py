@@ -16,6 +16,7 @@ from gymnasium.wrappers import TimeLimit
 from streamsampler import (
     DefaultWorker,
     LocalSampler,
+    MultiprocessingSampler,
     PerWorker,
     RandomAgent,
     TrajectoryBatch,
@@ -24,9 +25,13 @@ from streamsampler import (
 )
 from streamsampler.data.batch import StepType
 from streamsampler.errors import DataError, RolloutError, SerializationError, UsageError
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.fragments import FragmentLedger
+from streamsampler.samplers.session import Session
+from tests.faults.test_interrupts import raise_once
 from tests.fragments.agents import Offset, Recurrent, Restorable, Sticky
-from tests.scripted.agents import Rowwise, always_zero
-from tests.scripted.envs import Rough, Steps
+from tests.scripted.agents import Drawing, Rowwise, always_zero
+from tests.scripted.envs import GlobalNoise, Rough, Steps, Wide
 
 SEED = 20_260_711
 
@@ -97,6 +102,12 @@ def test_side_by_side_is_the_same_as_one_after_the_other(agent, env, options):
             assert many.obtain_fragments(n_timesteps, 8) == one.obtain_fragments(n_timesteps, 8)
 
 
+def test_global_generators_go_on_in_each_environment():
+    with local(Drawing(), GlobalNoise) as one, local(Drawing(), GlobalNoise, n_workers=3) as several:
+        for _ in range(4):
+            assert several.obtain_fragments(7, 5) == one.obtain_fragments(7, 5)
+
+
 def test_short_fragments_are_long_ones_cut():
     """What a call returns is where the one before ended, as if there had been one call."""
     with local(Recurrent()) as sampler, local(Recurrent(), n_workers=3) as another:
@@ -105,6 +116,15 @@ def test_short_fragments_are_long_ones_cut():
     for name in ("observations", "actions", "rewards", "episode_starts", "next_observations"):
         joined = np.concatenate([piece.as_grid(name) for piece in pieces])
         assert joined.tobytes() == whole.as_grid(name).tobytes()
+
+
+def test_large_rows_are_copied_as_they_arrive():
+    options: dict[str, Any] = {"seed": SEED, "n_workers": 3}
+    with local(always_zero, Wide) as reference, MultiprocessingSampler(always_zero, Wide, **options) as sampler:
+        for n_timesteps in (7, 40, 1):
+            batch = sampler.obtain_fragments(n_timesteps, 4)
+            assert batch == reference.obtain_fragments(n_timesteps, 4)
+            assert batch.stats.kept_trajectories == batch.n_trajectories
 
 
 def test_what_a_batch_says():
@@ -250,11 +270,24 @@ def test_one_environment_alone_goes_on(options):
         sampler.obtain_fragments(7, 1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, TWO])
+def test_processes_have_one_each(options):
+    with MultiprocessingSampler(Restorable(), only, seed=SEED, n_workers=2, check=None, **options) as sampler:
+        if not options:
+            with local() as reference:
+                assert sampler.obtain_fragments(10, 2) == reference.obtain_fragments(10, 2)
+        with pytest.raises(RolloutError, match="only must make a new environment each time"):
+            sampler.obtain_fragments(10, 3)
+
+
 @pytest.mark.parametrize("options", [{"n_workers": 2}, TWO])
 def test_an_environment_that_a_function_brings_along_is_copied(options):
     env = cart_pole()
     with local(env=lambda: TimeLimit(env, 500), **options) as sampler, local(env="CartPole-v1", **options) as reference:
-        assert sampler.obtain_fragments(9, 4) == reference.obtain_fragments(9, 4)
+        for _ in range(2):
+            assert sampler.obtain_fragments(9, 4) == reference.obtain_fragments(9, 4)
+        assert sampler.obtain_trajectories(9) == reference.obtain_trajectories(9)
 
 
 class Closing(Steps):
@@ -343,7 +376,8 @@ def test_a_call_that_is_refused_ends_no_episodes(options):
                 lambda: sampler.obtain_trajectories(2, reset_options=lock),
                 lambda: sampler.obtain_trajectories(2, tasks=[threading.Lock()]),
                 lambda: sampler.obtain_fragments(5, 3, reset_options=lock),
-                lambda: sampler.obtain_fragments(5, 4, env_update=Sticky, reset_options=lock),
+                lambda: sampler.obtain_fragments(5, 4, reset_options=lock),
+                lambda: sampler.obtain_fragments(5, 3, env_update=Sticky, reset_options=lock),
             ):
                 with pytest.raises(SerializationError):
                     refused()
@@ -376,3 +410,30 @@ def test_after_an_interrupt_new_episodes_begin_the_same_for_any_number_of_worker
         reference.obtain_trajectories(1)  # uses up a version, and ends the episodes
         for _ in range(2):
             assert sampler.obtain_fragments(9, 3) == reference.obtain_fragments(9, 3)
+
+
+PLACES = [(Session, "begin_fragments"), (Call, "pump"), (FragmentLedger, "record"), (Call, "complete")]
+
+
+def calls_of_which_one_is_interrupted(sampler: Any, monkeypatch: Any, place: Any) -> list[Any]:
+    first = sampler.obtain_fragments(9, 3)
+    with monkeypatch.context() as patch:
+        raise_once(patch, *place, KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sampler.obtain_fragments(9, 3)
+    return [first, *(sampler.obtain_fragments(9, 3) for _ in range(2)), sampler.agent_version]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, TWO])
+@pytest.mark.parametrize("place", PLACES)
+def test_after_an_interrupt_at_any_place_of_a_call_processes_give_the_same(place, options, monkeypatch):
+    with local(**options) as sampler:
+        first, second, third, version = expected = calls_of_which_one_is_interrupted(sampler, monkeypatch, place)
+    assert first.cut.any()
+    assert not second.continued.any()
+    assert second.seeds[0] != first.seeds[0]
+    assert third.continued.any()
+    assert version == (3 if place == PLACES[0] else 4)
+    with MultiprocessingSampler(Restorable(), Sticky, seed=SEED, n_workers=2, **options) as sampler:
+        assert calls_of_which_one_is_interrupted(sampler, monkeypatch, place) == expected

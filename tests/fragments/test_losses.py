@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, RaySampler, VecWorker
+from streamsampler.filters import RunningNorm
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import (
     Counter,
@@ -28,11 +29,13 @@ from tests.fragments.agents import (
     Sticky,
     Wandering,
 )
+from tests.fragments.test_actions import Exact, Rows
 from tests.scripted.agents import Linear
 
 SEED = 7
 TWO: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
 THREE: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
+NORM: dict[str, Any] = {"observation_filter": RunningNorm(clip=5.0)}
 SLOW = pytest.mark.slow
 
 
@@ -70,6 +73,10 @@ def with_options(sampler: Any, call: int) -> Any:
         pytest.param(Counter(), "CartPole-v1", {}, plainly, id="never reset, alone", marks=SLOW),
         pytest.param(Restorable(), Offset, TWO, with_options, id="options, side by side", marks=SLOW),
         pytest.param("random", "Pendulum-v1", {}, plainly, id="the random agent", marks=SLOW),
+        pytest.param(Mixing(), Sticky, THREE, plainly, id="rows that depend on one another", marks=SLOW),
+        pytest.param(Restorable(), Sticky, TWO | NORM, with_parameters, id="filters, side by side", marks=SLOW),
+        pytest.param(Restorable(), Sticky, NORM, with_parameters, id="filters", marks=SLOW),
+        pytest.param(Rows(), lambda: Exact("dict"), TWO, plainly, id="actions of other floats", marks=SLOW),
     ],
 )  # fmt: skip
 def test_episodes_go_on_where_they_were(agent, env, options, call):
@@ -83,6 +90,22 @@ def test_episodes_go_on_where_they_were(agent, env, options, call):
             kill(sampler)
         assert expected.continued.any()
         assert sampler.stats.restarts == 2
+
+
+def test_killed_between_calls_and_within_calls(tmp_path):
+    """Of three workers some live on; the fault is due in restorations as well."""
+    faults = Faults(tmp_path, Fault("kill", "step", step=20, times=3))
+    with (
+        LocalSampler(Recurrent(), Sticky, seed=SEED) as reference,
+        MultiprocessingSampler(Recurrent(), faults.env(Sticky), seed=SEED, n_workers=3) as sampler,
+    ):
+        for call in range(6):
+            assert with_parameters(sampler, call) == with_parameters(reference, call)
+        assert faults.fired() == sampler.stats.restarts == 3
+        for call in (6, 7):
+            kill(sampler, 2)
+            assert with_parameters(sampler, call) == with_parameters(reference, call)
+        assert sampler.stats.restarts > 3
 
 
 @pytest.mark.slow
@@ -187,6 +210,8 @@ def test_longer_episodes_than_the_limit_are_not_restored(kind, caplog):
         assert second.indices.tolist() == [2, 3]
         assert not set(second.seeds) & set(first.seeds)
         assert caplog.text.count("the episode is longer than can be restored") == 2
+        kill(sampler)
+        assert sampler.obtain_fragments(30, 2).continued.all(), "the limit is that of the last call"
 
 
 class OutOfOrder(Sticky):
@@ -233,7 +258,10 @@ class RefusingRows(Mixing):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "options", "in_reset"),
-    [(Restorable, {}, True), (Restorable, TWO, False), (Refusing, {}, False), (RefusingRows, THREE, False)],
+    [
+        *((Restorable, {}, True), (Restorable, TWO, False), (Refusing, {}, False), (Refusing, TWO, False)),
+        (RefusingRows, THREE, False),
+    ],
 )
 def test_what_raises_in_a_restoration_ends_that_episode_and_not_the_call(agent, options, in_reset, tmp_path, caplog):
     file = tmp_path / "out of order"
@@ -249,6 +277,7 @@ def test_what_raises_in_a_restoration_ends_that_episode_and_not_the_call(agent, 
         kill(sampler)
         batch, expected = sampler.obtain_fragments(5, 2), reference.obtain_fragments(5, 2)
         failed = sampler.stats.failed_trajectories - 1  # the lost worker's ticket
+        assert agent is not Restorable or sampler.stats.lost_timesteps == (5 if in_reset else 7)
     if agent is Restorable:
         assert (failed, batch.continued.tolist(), batch.indices.tolist()) == (1, [False, True], [2, 1])
         assert batch[1] == expected[1]
