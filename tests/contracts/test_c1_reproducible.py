@@ -29,17 +29,19 @@ def test_timing_changes_nothing(make_sampler: Maker, make_local: Callable[..., L
     """Steps that take now more and now less time: trajectories come in in another order in each run."""
     sampler = make_sampler(Stamping(), jittery(AnyLength, 0.003), n_workers=5, seed=SEED)
     twin = make_local(Stamping(), AnyLength, seed=SEED)
-    for call in range(5):
+    for call in range(8):
         assert sampler.obtain_samples(30 + call) == twin.obtain_samples(30 + call)
 
 
 @on("processes", *slow("local", "queues fork", "vec processes"))
-def test_large_observations(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
+@pytest.mark.parametrize("envs", [Wide, pytest.param(3 * [Wide], marks=pytest.mark.slow)])
+def test_large_observations(make_sampler: Maker, make_local: Callable[..., LocalSampler], envs: Any) -> None:
     """They are recorded where they are sent from, and copied while the rest is collected."""
     batches = []
     for make in (make_sampler, make_local):
-        sampler = make(Stamping(), 3 * [Wide], n_workers=3, seed=SEED)
+        sampler = make(Stamping(), envs, n_workers=3, seed=SEED)
         batches.append([sampler.obtain_samples(600), *(sampler.obtain_trajectories(n) for n in (40, 10))])
+        batches[-1].append(sampler.obtain_exact_trajectories(10))
         # Memory of batches that are gone is used again, of those that are there it is not.
         sampler.obtain_samples(600)
         batches[-1].append(sampler.obtain_samples(600))
@@ -141,7 +143,10 @@ def test_lists_belong_to_workers(make_sampler: Maker) -> None:
 
 # ---------------------------------------------------------------------- infos: what is returned decides their columns
 
-KINDS: list[dict[str, Any]] = [{"x": 1}, {"x": 0.5}, {"x": "word"}, {"x": np.arange(2)}, {"x": {"inner": 1}}, {}]
+KINDS: list[dict[str, Any]] = [
+    *({"x": value} for value in (1, 0.5, np.float32(0.25), True, "word", None, np.arange(2), {"inner": 1})),
+    *({"x": {}, "y": 2}, {}),
+]
 CLASHING = [{"x": 1}, {"_x": 2}]
 
 
@@ -166,14 +171,21 @@ class Moody(Steps):
 
 
 @on("local", *slow("processes", "vec"))
-def test_a_streamed_trajectory_is_what_it_is_alone(make_sampler: Maker) -> None:
+@pytest.mark.parametrize(
+    ("only", "n"),
+    [("", 8), *(pytest.param(only, 30, marks=pytest.mark.slow) for only in ("", "episode_infos", "env_infos"))],
+)
+def test_a_streamed_trajectory_is_what_it_is_alone(make_sampler: Maker, only: str, n: int) -> None:
     """Also when it comes in a large ticket with others: the second time their lengths are known."""
-    sampler = make_sampler(always_zero, Moody(KINDS), n_workers=2, seed=SEED)
+    sampler, kinds = make_sampler(always_zero, Moody(KINDS, only), n_workers=2, seed=SEED), set()
     for version in (1, 2):
-        for index, trajectory in zip(range(8), sampler.stream(), strict=False):
-            with LocalSampler(always_zero, Moody(KINDS), seed=SEED) as alone:
+        for index, trajectory in zip(range(n), sampler.stream(), strict=False):
+            with LocalSampler(always_zero, Moody(KINDS, only), seed=SEED, check=None) as alone:
                 alone._session.version = version - 1
                 assert trajectory == next(alone.stream(first_trajectory=index))
+            infos = trajectory.env_infos or trajectory.episode_infos
+            kinds |= {getattr(value, "dtype", dict) for value in infos.values()}
+    assert n < 30 or {np.dtype(kind) for kind in (np.int64, np.float64, np.float32, bool, object)} < kinds
 
 
 @pytest.mark.parametrize("options", [{}, SIDE_BY_SIDE], ids=["one by one", "side by side"])
@@ -215,7 +227,7 @@ def test_dropped_trajectories_decide_nothing(make_sampler: Maker) -> None:
     assert all(trajectory.env_infos.keys() == {"x"} for _, trajectory in zip(range(20), sampler.stream(), strict=False))
 
 
-@pytest.mark.parametrize("only", ["episode_infos", "env_infos"])
+@pytest.mark.parametrize("only", ["episode_infos", *slow("env_infos")])
 def test_names_that_clash(make_local: Callable[..., LocalSampler], only: str) -> None:
     """With another trajectory's they are fine in a stream; within a trajectory they are its own fault."""
     words = rf"{only}\['x'\] and {only}\['_x'\]"
@@ -224,6 +236,7 @@ def test_names_that_clash(make_local: Callable[..., LocalSampler], only: str) ->
     assert {next(iter(getattr(trajectory, only))) for trajectory in streamed} == {"x", "_x"}
     with pytest.raises(DataError, match=words):
         sampler.obtain_trajectories(40)
+    assert len(sampler.obtain_trajectories(1)) == 1
     kinds = [{"x": 1}, {"x": 1, "_x": 2}]
     with pytest.raises(RolloutError, match=words) as raised:
         make_local(always_zero, Moody(kinds, only), seed=SEED).obtain_trajectories(40)
@@ -231,3 +244,6 @@ def test_names_that_clash(make_local: Callable[..., LocalSampler], only: str) ->
     assert batch.stats is not None
     assert raised.value.trajectory in {dropped.index for dropped in batch.stats.dropped}
     assert 5 < batch.stats.dropped_trajectories < 60
+    kinds = [{"x": 1}, {"x": 1, "fails": 1}]
+    same = make_local(always_zero, Moody(kinds, only), seed=SEED, on_failure="drop").obtain_trajectories(20)
+    assert batch.indices.tolist() == same.indices.tolist()

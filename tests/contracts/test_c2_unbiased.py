@@ -5,13 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from streamsampler import LocalSampler
-from tests.contracts.conftest import ENGINES, RAY, Maker, on, slow
+import numpy as np
+import pytest
+
+from streamsampler import LocalSampler, TrajectoryBatch
+from tests.contracts.conftest import ENGINES, PROCESSES, RAY, Maker, on, slow
 from tests.contracts.scenarios import SIDE_BY_SIDE, Lanes, World
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import AnyLength, TwoOrFifty
 
 SEED = 3
+
+
+def share_of_short_ones(batches: list[TrajectoryBatch]) -> float:
+    return float((np.concatenate([batch.lengths for batch in batches]) == 2).mean())
+
+
+@pytest.mark.slow
+@on(*PROCESSES)
+def test_the_share_of_short_trajectories(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
+    """Steps take real time here, so that with eight workers the short trajectories come in first."""
+    timed = partial(TwoOrFifty, pause=0.0002)
+    alone = make_local(always_zero, TwoOrFifty, seed=SEED)
+    together = make_sampler(always_zero, timed, n_workers=8, seed=SEED)
+    by_arrival = make_sampler(always_zero, timed, n_workers=8, seed=SEED, order="arrival")
+    reference, batches, arrived = (
+        [sampler.obtain_samples(60) for _ in range(100)] for sampler in (alone, together, by_arrival)
+    )
+    assert batches == reference
+    assert share_of_short_ones(reference) == pytest.approx(0.5, abs=0.05)
+    assert share_of_short_ones(arrived) > share_of_short_ones(reference) + 0.05
 
 
 @on(*ENGINES, RAY)

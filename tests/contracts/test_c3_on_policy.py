@@ -86,6 +86,8 @@ def test_workers_stop(
         update = [Stamping(0), Stamping(0)]
         assert len(sampler.obtain_exact_trajectories(1, agent_update=update, env_update=[Steps, Steps])) == 2
         assert sampler.stats.abandoned_timesteps >= steps.count()
+    if end is a_complete_call:
+        assert (sampler.stats.abandoned_trajectories, sampler.stats.abandoned_timesteps) == (1, steps.count())
     stray = STRAY_STEPS_ON_RAY if make_sampler.engine == "ray" else STRAY_STEPS
     assert steps.count() - next(count for count in at_stop if count) <= stray
 
@@ -120,11 +122,14 @@ def test_environments_stepped_from_the_parent_take_no_step_more(make_sampler: Ma
 
 
 @on(*PROCESSES, *slow(PARENT))
-def test_no_action_of_an_old_version(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
+@pytest.mark.parametrize("n_calls", [18, pytest.param(200, marks=pytest.mark.slow)])
+def test_no_action_of_an_old_version(
+    make_sampler: Maker, make_local: Callable[..., LocalSampler], n_calls: int
+) -> None:
     """In many calls with four workers and random delays."""
     sampler = make_sampler(Stamping(), jittery(AnyLength, 0.001), n_workers=4, seed=SEED)
     twin = make_local(Stamping(), AnyLength, n_workers=4, seed=SEED)
-    for version in range(1, 18):
+    for version in range(1, n_calls + 1):
         update = (version,)
         match version % 8:
             case 0:  # The workers run ahead, and are full of this version when the next call begins.

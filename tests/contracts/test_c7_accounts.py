@@ -119,10 +119,12 @@ class Stumbling(gymnasium.Wrapper):
 
 
 class Interrupting:
-    """Raises KeyboardInterrupt at its second snapshot, as Ctrl-C does."""
+    """Raises KeyboardInterrupt at its n-th snapshot, as Ctrl-C does."""
 
     interval = 0.0
-    left = 2
+
+    def __init__(self, n: int) -> None:
+        self.left = n
 
     def __call__(self, snapshot: object) -> None:
         self.left -= 1
@@ -134,12 +136,14 @@ def returns(sampler: Any) -> None:
     for _ in range(2):
         sampler.obtain_samples(60)
     sampler.obtain_trajectories(2)
+    assert sampler.stats.lost_timesteps == 0
 
 
 def raises(sampler: Any) -> None:
     for _ in range(2):
         with pytest.raises(RolloutError, match="stumbled"):
             sampler.obtain_trajectories(12)
+    assert sampler.stats.lost_timesteps >= 2
 
 
 def leaves_out(sampler: Any) -> None:
@@ -147,14 +151,14 @@ def leaves_out(sampler: Any) -> None:
     assert sampler.stats.lost_timesteps >= 2 * sampler.stats.dropped_trajectories > 0
 
 
-def is_interrupted(sampler: Any) -> None:
+def is_interrupted(sampler: Any, n_snapshots: int = 2) -> None:
     kept = 0
-    for _ in range(2):
+    for goes_on in (True, False):
         with pytest.raises(KeyboardInterrupt):
-            sampler.obtain_samples(100_000, progress=Interrupting())
+            sampler.obtain_samples(100_000, progress=Interrupting(n_snapshots))
         salvaged = sampler.salvage()
         kept += 0 if salvaged is None else salvaged.n_timesteps
-    kept += sampler.obtain_samples(20).n_timesteps
+        kept += sampler.obtain_samples(20).n_timesteps if goes_on else 0
     assert sampler.stats.kept_timesteps == kept
 
 
@@ -180,6 +184,7 @@ CALLS: list[Any] = [
     pytest.param(raises, 0.5, {"restart_on": (OSError,), "max_restarts": 1}, marks=pytest.mark.slow),
     (leaves_out, 0.5, {"on_failure": "drop"}),
     (is_interrupted, 0.0, {}),
+    *(pytest.param(partial(is_interrupted, n_snapshots=n), 0.0, {}, marks=pytest.mark.slow) for n in (1, 6)),
     (streams, 0.0, {}),
     (fails_in_a_stream, 0.3, {}),
 ]
@@ -195,6 +200,10 @@ def test_when_calls_end(
     envs = (lambda: Stumbling(env(), share)) if share else env
     sampler = make_sampler(always_zero, envs, n_workers=3, seed=SEED, **options)
     calls(sampler)
+    if share and not options:  # without an end, too, all is in the accounts, once each worker has done something
+        update = PerWorker(3 * [always_zero])
+        assert len(sampler.obtain_exact_trajectories(1, agent_update=update, env_update=env)) == 3
+        assert sampler.stats.ran_timesteps == steps.count("steps")
     check(sampler, steps)
 
 

@@ -69,6 +69,7 @@ def test_observations_and_infos_are_copied_when_recorded(make_sampler: Maker, re
         (3, (True, True), 3, (3, True, True)),
         (3, (True, False), 4, (3, True, False)),
         (3, (True, False), 2, (2, False, True)),
+        (3, (True, False), 1, (1, False, True)),
         (1, (True, False), None, (1, True, False)),
         (1, (True, False), 1, (1, True, True)),
     ],

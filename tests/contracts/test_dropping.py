@@ -127,8 +127,9 @@ def _no_environment() -> gymnasium.Env[Any, Any]:
 @LOCAL
 def test_what_is_not_left_out(make_sampler: Maker) -> None:
     sampler = make_sampler(above_half, partial(Brittle, one_in=1), n_workers=2, seed=SEED, on_failure="drop")
-    with pytest.raises(RolloutError, match=r"trajectories failed and 0 did not(.|\n)*the arm is stuck"):
+    with pytest.raises(RolloutError, match=r"trajectories failed and 0 did not(.|\n)*the arm is stuck") as caught:
         sampler.obtain_trajectories(1)
+    assert (caught.value.trajectory, caught.value.phase) == (99, "stepping the environment")
     with pytest.raises(RolloutError, match="making the environment"):
         sampler.obtain_trajectories(2, env_update=_no_environment)
     assert len(sampler.obtain_trajectories(5, env_update=partial(Brittle, one_in=0))) == 5

@@ -66,16 +66,17 @@ make: Any = partial(LocalSampler, OneByOne(), "CartPole-v1", **OPTIONS)
 
 
 @cache
-def expected(worker: str = "default") -> tuple[list[TrajectoryBatch], Filters]:
-    """Batches of calls of all kinds, and the filters after them."""
+def expected(worker: str = "default") -> tuple[list[TrajectoryBatch], Filters, Filters]:
+    """Batches of calls of all kinds, and the filters after those of whole trajectories, and after all."""
     agent, options = WORKERS[worker]
     with LocalSampler(agent(), "CartPole-v1", **options, **OPTIONS) as sampler:
         batches = [sampler.obtain_samples(150, agent_update=OF_ONE - 0.2 * call) for call in range(4)]
         batches.append(sampler.obtain_trajectories(3))
         with sampler.stream() as stream:
             batches += [TrajectoryBatch.concatenate(next(stream), next(stream))]
+        of_whole = sampler.filters
         batches += [sampler.obtain_fragments(20, n_envs=4) for _ in range(2)]  # of which each part counts
-        return batches, sampler.filters
+        return batches, of_whole, sampler.filters
 
 
 def assert_seen(*batches: TrajectoryBatch) -> None:
@@ -86,17 +87,17 @@ def assert_seen(*batches: TrajectoryBatch) -> None:
 
 @pytest.mark.parametrize("worker", WORKERS)
 def test_the_statistics_are_those_folded_afterwards_and_numpys(worker: str):
-    batches, filters = expected(worker)
+    batches, of_whole, filters = expected(worker)
     assert_seen(*batches)
     observation, reward = FILTERED["observation_filter"], FILTERED["reward_filter"]
-    for batch in batches:
+    for number, batch in enumerate(batches):
         assert batch.observations.tobytes() == observation.apply(batch.raw_observations).tobytes()
         assert batch.last_observations.tobytes() == observation.apply(batch.raw_last_observations).tobytes()
-        if batch.fragments is None:  # a part's sums begin in the fragment before
+        if number < len(batches) - 2:  # a part's sums begin in the fragment before
             assert batch.rewards.tobytes() == reward.apply(batch.raw_rewards).tobytes()
             reward = reward.merge([reward.summarise(one.raw_rewards) for one in batch])
         observation = observation.merge([observation.summarise(one.raw_observations) for one in batch])
-    assert observation == filters.observation
+    assert (observation, reward) == (filters.observation, of_whole.reward)
     rows = np.concatenate([batch.raw_observations for batch in batches]).astype(np.float64)
     np.testing.assert_allclose(observation.mean, rows.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(observation.variance, rows.var(axis=0), rtol=1e-12)

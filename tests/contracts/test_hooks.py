@@ -242,7 +242,7 @@ class Unpicklable(Metrics):
         ({"hooks": object()}, "none of them"),
         ({"hooks": Metrics}, r"got the class Metrics: pass Metrics\(…\)"),
         ({"hooks": Wrongly()}, "mean, sum, last; for 'steps' it is 'median'"),
-        ({"hooks": Unpicklable()}, "hooks"),
+        ({"hooks": Unpicklable()}, r"hooks \(Unpicklable\) cannot be pickled.*lock"),
         ({"drop_if": "crashed"}, "drop_if must be a function"),
         ({"hooks": Metrics(), "worker_class": PairWorker}, "PairWorker calls no hooks.*use DefaultWorker"),
         ({"drop_if": crashed, "worker_class": PairWorker}, "PairWorker calls no hooks"),

@@ -217,6 +217,10 @@ class Once(AnyLength):
         return super().reset(**arguments)
 
 
+def complain():
+    raise ValueError
+
+
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -226,18 +230,53 @@ def hang():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("do", [die, hang])
-def test_a_worker_that_is_lost_in_its_check_is_replaced(make_local, unhurried, tmp_path, do):
-    """The worker in its place checks."""
+@pytest.mark.parametrize("do", [die, hang, complain])
+@pytest.mark.parametrize("check", ["warn", "error"])
+def test_a_worker_that_is_lost_in_its_check_is_replaced(make_local, unhurried, tmp_path, do, check):
+    """With "error" the worker in its place checks; what raised or was lost once might be so each time otherwise."""
     expected = make_local(always_zero, AnyLength, seed=3).obtain_trajectories(20)
     # Each worker has its own: the other worker cannot end the call without the lost one.
     envs = [unhurried(partial(Once, do, tmp_path))] * 2
-    limits: dict[str, Any] = {"step_timeout": 1.0, "max_restarts": None} if do is hang else {}
-    with MultiprocessingSampler(always_zero, envs, n_workers=2, seed=3, check="error", **limits) as sampler:
+    # With "warn" a healthy worker that counts as hung in its check would end the check for good.
+    step_timeout = 1.0 if check == "error" else 5.0
+    limits: dict[str, Any] = {"step_timeout": step_timeout, "max_restarts": None} if do is hang else {}
+    with MultiprocessingSampler(always_zero, envs, n_workers=2, seed=3, check=check, **limits) as sampler:
         assert sampler.obtain_trajectories(20) == expected
-        # On a busy machine healthy workers may count as hung, too.
-        assert sampler.stats.hangs >= 1 if do is hang else (sampler.stats.restarts, sampler.stats.hangs) == (1, 0)
-    assert Records(tmp_path).count() >= 2
+        lost = sampler.stats.restarts, sampler.stats.hangs
+        sampler.obtain_trajectories(20)
+    n_checks = 2 if check == "error" and do is not complain else 1
+    if do is hang:  # on a busy machine healthy workers may count as hung, too
+        assert min(lost) >= 1
+        assert Records(tmp_path).count() >= n_checks
+    else:
+        assert lost == (do is not complain, 0)
+        assert Records(tmp_path).count() == n_checks
+
+
+class Notes(NormalizeObservation):
+    def __init__(self, records):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.records = records
+
+    def reset(self, **arguments):
+        self.records.record("reset")
+        self.records.wake()
+        return super().reset(**arguments)
+
+
+def one_begins_late(folder, *, worker_number):
+    if worker_number == 0:
+        with contextlib.suppress(TimeoutError):
+            Records(folder).wait(14, timeout=1.0)  # copies of what this worker holds: they must not come
+    return Notes(Records(folder))
+
+
+@pytest.mark.slow
+def test_a_call_waits_for_the_worker_that_checks_even_if_it_begins_late(tmp_path, caplog):
+    # Worker 0 is still being made when the other one has run all others, and could run its two trajectories, too.
+    with MultiprocessingSampler(always_zero, partial(one_begins_late, tmp_path), n_workers=2, seed=3) as sampler:
+        sampler.obtain_trajectories(14)
+    assert len(warnings_of(caplog)) == 1
 
 
 def normalizing(frozen=False):
@@ -277,17 +316,21 @@ def recorded_by_all(folder):
 
 
 @pytest.mark.filterwarnings("ignore:.*Overwriting existing videos")
-def test_workers_that_overwrite_each_others_videos_are_warned_of(make_local, tmp_path, caplog):
+@on("local", *slow("processes"))
+def test_workers_that_overwrite_each_others_videos_are_warned_of(make_sampler, tmp_path, caplog):
     agents = [always_zero, always_zero]  # one for each worker: then each has trajectories that no other one runs
-    for name, make_env, n_workers, n_warnings in (
-        ("of one", recorded_by_all, 1, 0),
-        ("of their own", recorded, 2, 0),
-        ("the same", recorded_by_all, 2, 1),
+    for name, make_env, n_workers, check, n_warnings in (
+        ("of one", recorded_by_all, 1, "warn", 0),
+        ("of their own", recorded, 2, "warn", 0),
+        ("unchecked", recorded_by_all, 2, None, 0),
+        ("the same", recorded_by_all, 2, "warn", 1),
+        ("the same, checked", recorded_by_all, 2, "error", 2),
     ):
-        sampler = make_local(agents[:n_workers], partial(make_env, str(tmp_path / name)), n_workers=n_workers, seed=3)
+        make_env = partial(make_env, str(tmp_path / name))
+        sampler = make_sampler(agents[:n_workers], make_env, n_workers=n_workers, seed=3, check=check)
         for _ in range(2):
             sampler.obtain_exact_trajectories(2)
-        assert sampler.stats.checked_timesteps == 0  # it would record videos of its own
+        assert check == "error" or sampler.stats.checked_timesteps == 0  # it would record videos of its own
         assert len(warnings_of(caplog)) == n_warnings, name
     assert f"workers 0 and 1 write to the same files, {tmp_path / 'the same' / 'rl-video'}" in caplog.text
     assert "`worker_number`" in caplog.text

@@ -7,14 +7,17 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, evaluate
+from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, VecWorker, evaluate
 from streamsampler.errors import RolloutError, SamplerError, UsageError
 from streamsampler.filters import RunningNorm
 from streamsampler.samplers.base import Sampler
@@ -24,10 +27,12 @@ from streamsampler.testing import Fault, Faults
 from streamsampler.workers.fail_points import Records
 from tests.contracts.conftest import RAY, SLOW_QUEUES, Maker, on, slow
 from tests.contracts.told import Tasked, first_rewards, told
+from tests.faults.test_interrupts import raise_once
 from tests.patience import PATIENCE
-from tests.scripted.agents import Drawing, Stamping
+from tests.scripted.agents import Drawing, Stamping, always_zero
 from tests.scripted.envs import AnyLength, GlobalNoise, Steps
 from tests.scripted.failing import Boom
+from tests.scripted.vectors import Vector
 
 SEED = 4711
 LAGGING: dict[str, Any] = {"seed": SEED, "staleness": 1, "check": None}
@@ -60,9 +65,17 @@ def test_each_batch_is_of_the_version_before(make_sampler: Maker) -> None:
     for number, call in enumerate(CALLS, start=1):
         provenances.append(sampler.provenance())
         batches += obtained(sampler, [call], number)
-    for batch, version in zip(batches, VERSIONS, strict=True):
+    for batch, version, (kind, n) in zip(batches, VERSIONS, CALLS, strict=True):
         assert set(batch.agent_versions.tolist()) == {version} == set(batch.actions.tolist())
         assert batch.seeds == tuple(sampler.seeds(version, batch.indices))
+        if kind == "obtain_samples":
+            assert batch.n_timesteps - batch.lengths[-1] < n <= batch.n_timesteps
+        # What comes from a sampler of that version.
+        env = AnyLength if version < ANEW else partial(Steps, 5)
+        with LocalSampler(Stamping(version), env, seed=SEED, check=None) as alone:
+            alone._session.version = version - 1
+            stream = alone.stream(first_trajectory=int(batch.indices[0]))
+            assert list(islice(stream, n if kind == "obtain_trajectories" else len(batch))) == list(batch)
     firsts = [int(batch.indices[0]) for batch in batches]
     assert firsts == [0, len(batches[0]), 0, 0, 0, 0, len(batches[5]), 0, 0, 0]
     assert [max(batch.lengths) == min(batch.lengths) == 5 for batch in batches] == [False] * 5 + [True] * 5
@@ -165,12 +178,30 @@ def test_what_is_wrong_before_a_call_begins_changes_nothing(make_sampler: Maker)
             assert [*batches, *obtained(one, CALLS[2:5], first=3)] == expected
 
 
+@pytest.mark.parametrize("n_before", [1, 3, 6])
+def test_a_copy_by_pickling_goes_on(make_local: Callable[..., LocalSampler], n_before: int) -> None:
+    whole, sampler = (make_local(Drawing(), GlobalNoise, **LAGGING) for _ in range(2))
+    batches = obtained(sampler, CALLS[:n_before])
+    with pickle.loads(pickle.dumps(sampler)) as copy:
+        assert [*batches, *obtained(copy, CALLS[n_before:], n_before + 1)] == obtained(whole)
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
+def test_blocks_of_native_vector_environments(make_local: Callable[..., LocalSampler], mode: str) -> None:
+    """They are what they are without a lag, also where an environment resets itself."""
+    options: dict[str, Any] = LAGGING | {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 7}}
+    lagging, other = (make_local(always_zero, Vector(mode), **options | it) for it in ({}, {"staleness": 0}))
+    batches, same = ([sampler.obtain_trajectories(9) for _ in range(3)] for sampler in (lagging, other))
+    assert (batches[0], batches[2]) == (same[0], same[1])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"staleness": 2}, "staleness must be 0 or 1, got 2"),
         ({"staleness": True}, "staleness must be 0 or 1, got True"),
         ({"staleness": "1"}, "staleness must be 0 or 1, got '1'"),
+        ({"staleness": np.array([1, 2])}, "staleness must be 0 or 1, got array"),
         ({"order": "arrival"}, 'staleness=1 needs order="index"'),
         ({"observation_filter": RunningNorm()}, "staleness=1 takes no observation_filter"),
     ],
@@ -185,7 +216,10 @@ def test_calls_that_cannot_be_had(make_local: Callable[..., LocalSampler], tmp_p
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: sampler.obtain_fragments(4), r"staleness=1.*use another sampler"),
         (sampler.stream, r"staleness=1.*use another sampler"),
-        (lambda: evaluate(sampler=sampler, num_trajectories=4), "an evaluation cannot be had from a sampler with"),
+        *(
+            (partial(evaluate, sampler=sampler, num_trajectories=4, part=part), "had from a sampler with staleness=1")
+            for part in (None, (1, 2))
+        ),
         (lambda: sample_to_folder(sampler, tmp_path / "f", n_trajectories=4, shard_size=10), "staleness=0"),
     ]
     for call, words in calls:
@@ -253,13 +287,62 @@ def test_workers_run_all_of_the_next_batch_and_nothing_else(
         batches.append(sampler.obtain_trajectories(8, agent_update=(number,)))
         ends.wait(8 * (number + 1), PATIENCE)
     assert batches == twins([8] * 4)
+    stats = sampler.stats
     if own:
         assert ends.count() == 40
-    sampler.close()
-    stats = sampler.stats
-    assert stats.ran_timesteps == Records(tmp_path / "steps").count(), "also of what nobody asked for any more"
     if own and not make_sampler.side_by_side:
-        assert stats.kept_trajectories == 32
+        fates = stats.kept_trajectories, stats.surplus_trajectories, stats.stale_trajectories, stats.abandoned_timesteps
+        assert fates == (32, 0, 0, 0)
+    sampler.close()
+    ran = Records(tmp_path / "steps").count()
+    assert sampler.stats.ran_timesteps == ran, "also of what nobody asked for any more"
+
+
+@AHEAD
+@PROCESSES
+@pytest.mark.slow
+def test_they_run_ahead_as_much_as_the_last_call_needed(make_sampler: Maker, env: Any, ends: Records) -> None:
+    sampler = make_sampler(Stamping(), env, n_workers=1, **LAGGING)
+    numbers, ran, batches = [8, 8, 3, 9, 9], 0, []
+    for number, n in enumerate(numbers, start=1):
+        batches.append(sampler.obtain_trajectories(n, agent_update=(number,)))
+        ran += max(n, numbers[number - 2] if number > 1 else 0)
+        ends.wait(ran + n, PATIENCE)
+        assert ends.count() == ran + n
+    assert batches == twins(numbers)
+    assert sampler.stats.surplus_trajectories + sampler.stats.stale_trajectories == 5
+
+
+class Endless(Steps):
+    """Lasts for ever in one trajectory, whose timesteps it records."""
+
+    def __init__(self, folder: Path, long_seed: int) -> None:
+        super().__init__()
+        self.records, self.long_seed = Records(folder), long_seed
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.length = 10**9 if seed == self.long_seed else 3
+        return super().reset(seed=seed)
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.length > 3:
+            self.records.record("endless")
+            self.records.wake()
+            time.sleep(0.001)
+        return super().step(action)
+
+
+@AHEAD
+@PROCESSES
+@pytest.mark.slow
+def test_closing_stops_what_runs_ahead(make_sampler: Maker, tmp_path: Path) -> None:
+    """The fixture looks for what is left behind."""
+    with LocalSampler(Stamping(), AnyLength, **LAGGING) as local:
+        (long_seed,) = local.seeds(1, [2])
+    sampler = make_sampler(Stamping(), partial(Endless, tmp_path, long_seed), n_workers=2, **LAGGING)
+    assert len(sampler.obtain_trajectories(2)) == 2
+    Records(tmp_path).wait(5, PATIENCE)
+    sampler.close()
 
 
 @AHEAD
@@ -341,15 +424,9 @@ def test_an_exception_is_found_although_nothing_comes_after_it(
 @AHEAD
 def test_an_interrupt_while_the_next_batch_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the batch that is complete is lost."""
-    begin_tickets = Session.begin_tickets
-
-    def interrupted(*arguments: Any) -> Any:
-        monkeypatch.setattr(Session, "begin_tickets", begin_tickets)
-        raise KeyboardInterrupt
-
     with MultiprocessingSampler(Stamping(), AnyLength, n_workers=2, **LAGGING) as sampler:
         batches = [sampler.obtain_trajectories(4, agent_update=(1,))]
-        monkeypatch.setattr(Session, "begin_tickets", interrupted)
+        raise_once(monkeypatch, Session, "begin_tickets", KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.obtain_trajectories(4, agent_update=(2,))
         salvaged = sampler.salvage()
