@@ -316,8 +316,9 @@ TWO_FILTERS: dict[str, Any] = {
     "observation_filter": RunningNorm(clip=1.5),
     "reward_filter": RunningReturnNorm(0.9),
 }
-LATE = (Fault("kill", step=9),)  # in an episode that began in an earlier call
+LATE = (Fault("kill", step=9, times=3),)  # in an episode that began in an earlier call, or where it is restored
 AFTER_A_WHILE = (Fault("kill", step=20),)  # of an environment's steps, in all of its trajectories
+AGAIN = (Fault("kill", step=20, times=3),)
 
 
 def filtered(**more: Call) -> dict[str, Call]:
@@ -417,10 +418,10 @@ LIVES: dict[str, Life] = {
         {"staleness": 1},
         kills=kill_in_each_of(1, 3),
     ),
-    "several agents, one policy": Life(Chooser(), partial(Comings), PARTICIPANTS, kills=AFTER_A_WHILE),
-    "several agents by turns": Life(Chooser(), partial(Turns), PARTICIPANTS, kills=AFTER_A_WHILE),
+    "several agents, one policy": Life(Chooser(), partial(Comings), PARTICIPANTS, kills=AGAIN),
+    "several agents by turns": Life(Chooser(), partial(Turns), PARTICIPANTS, kills=AGAIN),
     "several agents, policies that change places": Life(
         {"red": Chooser(), "blue": Chooser(1)}, partial(Comings), POLICIES,
-        {"policy_of": red_and_blue_in_turn, "hooks": Measuring()}, AFTER_A_WHILE,
+        {"policy_of": red_and_blue_in_turn, "hooks": Measuring()}, AGAIN,
     ),
 }  # fmt: skip
