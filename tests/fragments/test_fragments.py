@@ -412,13 +412,14 @@ def test_after_an_interrupt_new_episodes_begin_the_same_for_any_number_of_worker
             assert sampler.obtain_fragments(9, 3) == reference.obtain_fragments(9, 3)
 
 
-PLACES = [(Session, "begin_fragments"), (Call, "pump"), (FragmentLedger, "record"), (Call, "complete")]
+PLACES: list[Any] = [(Session, "begin_fragments"), (Call, "pump"), (FragmentLedger, "record"), (Call, "complete")]
 
 
 def calls_of_which_one_is_interrupted(sampler: Any, monkeypatch: Any, place: Any) -> list[Any]:
     first = sampler.obtain_fragments(9, 3)
     with monkeypatch.context() as patch:
-        raise_once(patch, *place, KeyboardInterrupt)
+        owner, method = place
+        raise_once(patch, owner, method, KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.obtain_fragments(9, 3)
     return [first, *(sampler.obtain_fragments(9, 3) for _ in range(2)), sampler.agent_version]

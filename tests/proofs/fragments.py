@@ -48,6 +48,7 @@ def run_case(agent: Any, n_workers: int, options: dict[str, Any], n_calls: int, 
     if options.get("worker_args") == _IN_PARENT["worker_args"]:
         disturbing["inference"] = "parent"
     number, n_within, dice, killed = 0, 0, random.Random(n_workers), list[int]()
+    sampler: Any
 
     def pauses() -> Iterator[float]:
         while len(killed) < due:

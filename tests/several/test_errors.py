@@ -372,7 +372,7 @@ def test_trajectories_that_fail_or_are_abnormal_are_left_out(options: Any) -> No
             assert sampler.obtain_trajectories(seeds=[seed]).returns.tolist() == one.returns.tolist()
 
 
-@pytest.mark.parametrize("at", [1, 9])
+@pytest.mark.parametrize("at", [1, 3, 9, 13])
 @pytest.mark.parametrize("game", [Comings, Turns])
 @pytest.mark.parametrize("options", BOTH_LOOPS)
 def test_a_version_that_may_not_run_any_more(game: Any, at: int, options: Any) -> None:

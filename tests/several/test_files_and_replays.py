@@ -10,12 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler import MultiAgentBatch, TrajectoryBatch, load, replay, sample_to_folder
+from streamsampler import MultiAgentBatch, SetParameters, TrajectoryBatch, load, replay, sample_to_folder
 from streamsampler.cli.app import cli
 from streamsampler.errors import DataError, StorageError, UnwritableInfoError, UsageError
 from streamsampler.filters import RunningNorm
 from streamsampler.formats.columns import open_source
 from streamsampler.formats.tables import tables
+from tests.data.damage import forget_shards
 from tests.scripted.games import Chooser, Comings, Turns
 from tests.several.comparing import POLICIES, LocalSampler, sampled
 
@@ -103,6 +104,25 @@ def test_an_environment_is_taken_in_all_forms() -> None:
         assert not isinstance(sampler.obtain_trajectories(3, env_update="CartPole-v1"), MultiAgentBatch)
 
 
+class Scaled(Comings):
+    scale = 1.0
+
+    def step(self, actions: Any) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        return observations, {agent: reward * self.scale for agent, reward in rewards.items()}, *rest
+
+
+def test_parameters_are_set_before_the_reset_and_are_tasks() -> None:
+    plain = sampled(env=Scaled)
+    tripled = sampled(env=SetParameters({"scale": 3.0}, Scaled))
+    assert (tripled.returns == 3 * plain.returns).all()
+    assert tripled.episodes.infos["parameters"]["scale"].tolist() == [3.0] * 3
+    with LocalSampler(POLICIES, Scaled, seed=1) as sampler:
+        tasks = sampler.obtain_trajectories(2, tasks=[SetParameters({"scale": scale}) for scale in (1.0, 2.0)])
+    assert tasks.episodes.infos["task_index"].tolist() == [0, 0, 1, 1]
+    assert (tasks.returns == sampled(env=Scaled, n=4).returns * [1, 1, 2, 2]).all()
+
+
 # --- Files
 
 
@@ -139,13 +159,19 @@ def test_infos_that_no_file_can_hold_and_those_of_any_name(tmp_path: Path) -> No
         assert list(kept["red"].env_infos) == [name]
 
 
-def test_a_folder_is_the_batch(tmp_path: Path) -> None:
+def test_a_folder_is_the_batch_and_may_be_resumed(tmp_path: Path) -> None:
     batch = sampled(env=Turns, n=12)
     with LocalSampler(POLICIES, Turns, seed=1) as sampler:
         folder = sample_to_folder(sampler, tmp_path / "x", n_trajectories=12, shard_size=40)
     assert len(folder.shards) > 2
     assert folder.to_batch() == batch
     assert list(folder) == batch.split()
+    last = sorted((tmp_path / "x").glob("shard-*.npz"))[-1]
+    whole = last.read_bytes()
+    forget_shards(tmp_path / "x", len(folder.shards) - 1)
+    with LocalSampler(POLICIES, Turns, seed=1, n_workers=3) as sampler:
+        sample_to_folder(sampler, tmp_path / "x", n_trajectories=12, shard_size=40, resume=True)
+    assert last.read_bytes() == whole
     with pytest.raises((UsageError, ImportError), match=r"episodes of several agents|pip install torch"):
         folder.torch_dataset(4)
 

@@ -99,21 +99,23 @@ def test_spaces_of_agents_and_of_policies() -> None:
 
 
 class Kinds(Comings):
-    """Has observations of any space, and nested actions."""
+    """Has observations of any space, of which one agent has its own, and nested actions."""
 
     def __init__(self, space: Any) -> None:
         super().__init__({agent: Stay(0, 4 + number) for number, agent in enumerate(IDS)})
-        self.space, self.actions = space, spaces.Dict({"x": spaces.Discrete(2), "y": spaces.Box(0, 1, (1,))})
+        self.actions = spaces.Dict({"x": spaces.Discrete(2), "y": spaces.Box(0, 1, (1,))})
+        self.space, self.words = space, spaces.Text(5)
 
     def observation_space(self, agent: str) -> Any:
-        return self.space
+        return self.space if agent != "blue_1" else self.words
 
     def action_space(self, agent: str) -> Any:
         return self.actions
 
     def seen(self, agent: str) -> Any:
-        self.space.seed(int(self.rng.integers(2**31)))
-        return self.space.sample()
+        space = self.observation_space(agent)
+        space.seed(int(self.rng.integers(2**31)))
+        return space.sample()
 
     def step(self, actions: Any) -> Any:
         assert all(self.actions.contains(action) for action in actions.values())
@@ -130,10 +132,16 @@ class Kinds(Comings):
         spaces.Tuple([spaces.Box(0, 255, (40, 40, 3), np.uint8), spaces.MultiBinary(4)]),
     ],
 )
-def test_spaces_of_all_kinds(space: Any) -> None:
-    batch = sampled("random", lambda: Kinds(space))
-    assert batch == sampled("random", lambda: Kinds(space), **BOTH_LOOPS[1])
-    assert batch["shared"].n_timesteps == 3 * (4 + 5 + 6 + 7)
+@pytest.mark.parametrize("make", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
+def test_spaces_of_all_kinds(space: Any, make: Any) -> None:
+    agents = {"x": "random", "blue_1": "random"}
+    how: dict[str, Any] = {"seed": 1, "policy_of": dict(zip(IDS, ["x", "x", "x", "blue_1"], strict=True))}
+    batch = sampled(agents, lambda: Kinds(space), **how)
+    with make(agents, lambda: Kinds(space), n_workers=2, **how, **BOTH_LOOPS[1]) as sampler:
+        assert sampler.obtain_trajectories(3) == batch
+    assert batch["x"].n_timesteps == 3 * (4 + 5 + 6)
+    assert batch["blue_1"].observations.shape == (3 * 7,)
+    assert batch["blue_1"].observations.dtype == object
     assert streamsampler.TrajectoryBatch.concatenate(batch.split()) == batch
 
 
@@ -300,7 +308,8 @@ def test_policies_are_updated_by_name_and_the_others_keep_what_they_have(make: A
 
 class Seeing(Chooser):
     def get_action(self, observation: Any) -> Any:
-        return super().get_action(observation)[0], {"seen": np.array(observation)}
+        action, info = super().get_action(observation)
+        return action, {**info, "seen": np.array(observation)}
 
 
 @pytest.mark.parametrize("make", [LocalSampler, MultiprocessingSampler])
@@ -308,7 +317,7 @@ def test_each_policy_has_a_filter_of_its_own(make: Any) -> None:
     filters = {"observation_filter": {"red": RunningNorm()}, "reward_filter": {"blue": RunningReturnNorm()}}
     with make({"red": Seeing(), "blue": Seeing()}, Comings, seed=1, n_workers=2, **filters) as sampler:
         first, second = sampler.obtain_trajectories(4), sampler.obtain_trajectories(4)
-        assert sampler.obtain_trajectories(4, {"red": (1,)}, Comings)["red"].raw is not None
+        assert shifts(sampler.obtain_trajectories(4, {"red": (1,)}, Comings)) == {"red": {1}, "blue": {0}}
     red, blue = second["red"], second["blue"]
     statistics = RunningNorm().merge([RunningNorm().summarise(each.raw_observations) for each in first["red"]])
     assert red.observations.tolist() == statistics.apply(red.raw_observations).tolist() != red.raw_observations.tolist()
