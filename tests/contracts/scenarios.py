@@ -117,6 +117,7 @@ class Memory:
 
     def set_state(self, state: Any) -> None:
         self.memory, generator = state
+        self.rng = random.Random()
         self.rng.setstate(generator)
 
 

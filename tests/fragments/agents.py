@@ -187,13 +187,6 @@ class Alone(Linear):
     row_independent = True
 
 
-class Following(InRows):
-    """Acts by what it sees in numbers that the action space cannot hold, and remembers nothing."""
-
-    def get_actions(self, observations: Any) -> Any:
-        return np.tanh(observations[:, :1] + 0.1).astype(np.float64), {}
-
-
 class Mixing(InRows):
     """Lets rows depend on one another, and draws from one generator for all of them."""
 

@@ -30,6 +30,8 @@ from streamsampler import (
 )
 from streamsampler.environments import Choice, Uniform
 from streamsampler.filters import RunningNorm, RunningReturnNorm
+from tests.contracts.scenarios import Lanes as Rows
+from tests.contracts.scenarios import Memory
 from tests.fragments.agents import Sticky
 from tests.proofs._engines import make_sampler
 from tests.proofs._kills import disturbed
@@ -147,32 +149,8 @@ class Updated:
         (self.parameter,) = values
 
 
-class Keeping(Updated):
-    """Adds up what it sees of an episode, draws from generators of its own and of everybody, and can say where it is.
-
-    It acts on whole numbers and on nested observations, too.
-    """
-
-    def reset(self, seed: int) -> None:
-        """Forget."""
-        self.memory, self.rng = 0.0, random.Random(seed)
-
-    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:
-        """Draw an action, and tell what it was drawn from."""
-        place = observation["place"] if isinstance(observation, dict) else observation
-        self.memory = 0.5 * self.memory + float(place.reshape(-1)[0])
-        drawn = self.rng.random() + random.random() + np.random.random()
-        return int(8 * drawn + self.memory + self.parameter) % 2, {"memory": self.memory, "drawn": drawn}
-
-    def get_state(self) -> Any:
-        """Return where it is."""
-        return self.memory, self.rng.getstate()
-
-    def set_state(self, state: Any) -> None:
-        """Go on from there."""
-        self.memory, generator = state
-        self.rng = random.Random(0)
-        self.rng.setstate(generator)
+class Keeping(Memory):
+    """Has the name that is in files which were written earlier."""
 
 
 def first_numbers(observations: Any) -> Any:
@@ -190,31 +168,6 @@ class Fleeting(Updated):
         drawn = draws.random()
         actions = np.floor(8 * drawn + first_numbers(observations)) + self.parameter
         return actions.astype(np.int64) % 2, {"drawn": drawn}
-
-
-class Rows(Updated):
-    """Draws for each row from its episode's stream, and adds up what it sees in each row."""
-
-    row_independent = True
-
-    def __init__(self, parameter: int = 0) -> None:
-        super().__init__(parameter)
-        self.memory = np.zeros(())  # for any number of rows
-
-    def get_actions(self, observations: Any, *, starts: Any, draws: Any) -> Any:
-        """Return actions, and what they were drawn from."""
-        self.memory = np.where(starts, 0.0, 0.5 * self.memory) + first_numbers(observations)
-        drawn = draws.random()
-        actions = (np.floor(8 * drawn + self.memory) + self.parameter).astype(np.int64) % 2
-        return actions, {"memory": self.memory.copy(), "drawn": drawn}
-
-    def get_state(self) -> Any:
-        """Return what it remembers."""
-        return self.memory.copy()
-
-    def set_state(self, state: Any) -> None:
-        """Go on from there."""
-        self.memory = state.copy()
 
 
 class Mixed(Updated):
