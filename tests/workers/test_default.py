@@ -266,6 +266,14 @@ def test_what_is_left_out_takes_time_too(monkeypatch):
     assert outcome.seconds[0] == 14.0
     assert sum(outcome.seconds) == pytest.approx(480 + 14)
 
+    def reset(**_: Any) -> Any:
+        clock.now += 3.0
+        raise OSError("the arm is stuck")
+
+    clock.env.reset = reset
+    outcome = run(clock.worker, 4)
+    assert (len(outcome.dropped), outcome.seconds[:3]) == (4, (4 * (3.0 + 7.0), 0.0, 0.0))
+
 
 def test_what_raised_when_nobody_wanted_it_any_more_is_made_anew_for_who_comes_next(monkeypatch):
     """Or it would depend on the time what the next version's trajectories are run in."""
@@ -356,6 +364,42 @@ def test_seams_give_the_same_to_the_last_bit(seeds, limit, fails_at, drops):
     fields = {"max_episode_length": limit, "drop_unless": (lambda _names: False) if drops else None}
     fast, slow = (outcome_of(kind, seeds, fails_at, **fields) for kind in KINDS)
     assert fast == slow
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_seams_are_called_where_a_method_is_overridden_alone(kind, monkeypatch):
+    has_seams = []
+    ran = -1, (0.0, 0.0, 0.0)
+    monkeypatch.setattr(DefaultWorker, "_run", lambda *_, seams: has_seams.append(seams is not None) or ran)
+    run(worker_of(Env(), kind=kind)[0], 1)
+    assert has_seams == [kind is Seamed]
+
+
+class Trials(DefaultWorker):
+    """Runs three episodes as one trajectory; the true final observation of an episode is in the infos."""
+
+    def after_step(self, context: Any, result: Any) -> Any:
+        observation, reward, terminated, truncated, info = result
+        ended = context.memory["ended"] = context.memory.get("ended", 0) + bool(terminated or truncated)
+        if not (terminated or truncated) or ended == 3:
+            return result
+        first, _ = context.reset(seed=context.seed + ended)
+        return first, reward, False, False, {**info, "final": observation}
+
+    def end_trajectory(self, context: Any) -> None:
+        context.metrics["episodes"] = context.memory["ended"]
+
+
+def test_a_seam_may_begin_another_episode_in_a_trajectory():
+    batches = []
+    for n_workers in (1, 3):
+        options: dict[str, Any] = {"n_workers": n_workers, "seed": 5, "check": "error", "worker_class": Trials}
+        with LocalSampler(ScriptedAgent(), ScriptedEnv((2, 9)), **options) as sampler:
+            batches.append(sampler.obtain_trajectories(12))
+    assert batches[0] == batches[1]
+    assert batches[0].env_infos["_final"].sum() == 2 * 12
+    assert batches[0].terminated.all()
+    assert batches[0].episode_infos["episodes"].tolist() == [3] * 12
 
 
 def test_each_seam_changes_what_it_says():

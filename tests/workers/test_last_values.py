@@ -55,6 +55,8 @@ def test_values_follow_what_is_remembered_also_from_one_fragment_to_the_next(opt
     assert 0 < whole[0].terminated.sum() < 30
     if fragments:
         first, second = fragments
+        assert first.cut.any()
+        assert first.truncated.any()
         before = expected(first)[first.cut] - first.last_observations[first.cut, 0]
         np.testing.assert_allclose(second.agent_infos["memory"][second.starts[second.continued]], before, rtol=1e-5)
 
@@ -62,8 +64,16 @@ def test_values_follow_what_is_remembered_also_from_one_fragment_to_the_next(opt
 VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
 
 
-def test_vec_worker_asks_no_agent_that_may_remember():
-    with LocalSampler(Remembering(), "CartPole-v1", seed=1, max_episode_length=5, **VEC) as sampler:
+class Batched(Remembering):
+    """Is asked for rows."""
+
+    def get_actions(self, observations: Any, *, starts: Any) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(len(observations), np.int64), {"value": observations[:, 0] + starts}
+
+
+@pytest.mark.parametrize("agent", [Remembering(), Batched()])
+def test_vec_worker_asks_no_agent_that_may_remember(agent):
+    with LocalSampler(agent, "CartPole-v1", seed=1, max_episode_length=5, **VEC) as sampler:
         batch = sampler.obtain_trajectories(4)
     with pytest.raises(DataError, match=r"of agents with a memory, only .* DefaultWorker"):
         batch.last_values  # noqa: B018

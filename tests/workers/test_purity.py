@@ -62,6 +62,15 @@ class Wide(Carrying):
         return np.full(1000, number)
 
 
+class Structured(Carrying):
+    """Has nested observations with words in them."""
+
+    observation_space = spaces.Dict(a=spaces.Tuple((spaces.Discrete(9), spaces.Text(9))), b=Carrying.observation_space)
+
+    def shown(self, number):
+        return {"a": (1, "word"), "b": np.array([number])}
+
+
 class Counting:
     """Chooses its 8th action otherwise, counted over all trajectories; or tells its calls in an info."""
 
@@ -128,11 +137,11 @@ INTO = {
     "reset info": "its info 'nested.number' of the reset was 1 and then 3",
     "step info": "its info 'nested.number' after timestep 2 was 1 and then 3",
 }
-DIGESTED = [(Wide, "first observation"), (Wide, "observation")]
+OTHERS = [(env, into) for env in (Wide, Structured) for into in ("first observation", "observation")]
 
 
 @pytest.mark.parametrize("n_envs", [None, 3])
-@pytest.mark.parametrize(("env_class", "into"), [*((Carrying, into) for into in INTO), *DIGESTED])
+@pytest.mark.parametrize(("env_class", "into"), [*((Carrying, into) for into in INTO), *OTHERS])
 def test_what_is_carried_into_the_next_trajectory_is_named(make_worker, env_class, into, n_envs):
     outcome = check(make_worker(lambda: env_class(into), n_envs=n_envs))
     assert f"{env_class.__name__} was run twice from the same seed" in outcome.finding
@@ -154,7 +163,9 @@ class Odd(Carrying):
 
 
 @pytest.mark.parametrize("n_envs", [None, 3])
-@pytest.mark.parametrize("env", [Carrying, Wide, Odd, lambda: gymnasium.wrappers.RecordEpisodeStatistics(Carrying())])
+@pytest.mark.parametrize(
+    "env", [Carrying, Wide, Structured, Odd, lambda: gymnasium.wrappers.RecordEpisodeStatistics(Carrying())]
+)
 def test_nothing_is_found_where_nothing_is_carried(make_worker, env, n_envs):
     outcome = check(make_worker(env, lambda: RandomAgent(spaces.Discrete(2)), n_envs=n_envs))
     assert (outcome.finding, outcome.unstable, outcome.complete, outcome.spoiled) == ("", "", True, False)
@@ -236,7 +247,8 @@ def test_a_version_that_is_not_wanted_breaks_it_off_and_it_goes_on_with_the_time
     assert (first.complete, first.timesteps, first.seconds) == (False, 2, 0.1875)
     board.abandon_older(1)
     second = check(worker, first)
-    assert (second.complete, second.timesteps, second.finding) == (True, 0, "")
+    # There was time for one more reset.
+    assert (second.complete, second.timesteps, second.seconds, second.finding) == (True, 0, 0.25, "")
     assert check(worker, second).timesteps == 0
     # Another kind of environment has time of its own.
     assert check(worker, PurityCheck("another", complete=False, seconds=1.0)).timesteps == 3

@@ -39,7 +39,8 @@ class Clips(gymnasium.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        self.t += 1
+        assert self.t == 0 or all((array == 1).all() for array in arrays_of(self.kept)), "the action before stays"
+        self.t, self.kept = self.t + 1, action
         reward = max(float(array.max()) for array in arrays_of(action))
         for array in arrays_of(action):
             np.clip(array, -1, 1, out=array)
@@ -101,6 +102,41 @@ def test_neither_reaches_the_other_nor_the_batch(space, env, agent, options):
         assert (batch.observations[:, 0] == batch.rewards - 2).all()
         for array in (*arrays_of(batch.actions), batch.agent_infos["mine"]):
             assert (array == batch.rewards[:, None]).all()
+
+
+class Lists(Clips):
+    """Shows lists, of which no array is made."""
+
+    observation_space = spaces.Sequence(Clips.observation_space)
+
+    def reset(self, **options):
+        return [super().reset(**options)[0]], {}
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return [observation], *rest
+
+
+class Spoiling:
+    """Adds to the lists that it sees, and changes what is in them."""
+
+    def get_action(self, observation):
+        observation[0][:] = 9
+        observation.append(99)
+        return of("array"), {}
+
+
+class SpoilingTogether(Spoiling):
+    def get_actions(self, observations):
+        return np.stack([self.get_action(observation)[0] for observation in observations]), {}
+
+
+@pytest.mark.parametrize(("agent", "options"), [(Spoiling(), {}), (Spoiling(), TWO), (SpoilingTogether(), TWO)])
+def test_objects_that_an_agent_changes_are_its_own(agent, options):
+    with LocalSampler(agent, Lists, seed=1, **options) as sampler:
+        batch = sampler.obtain_trajectories(6)
+    assert [[array.tolist() for array in shown] for shown in batch.observations] == [[[t]] for t in range(4)] * 6
+    assert [[array.tolist() for array in shown] for shown in batch.last_observations] == [[[4.0]]] * 6
 
 
 def test_native_vector_environments_change_no_batch_either():

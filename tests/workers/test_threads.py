@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from gymnasium import spaces
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.launch import start as launch
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.workers.threads import VARIABLES, set_unset
+from streamsampler.workers.threads import VARIABLES, ThreadLimit, set_unset
 from tests.scripted.envs import Echo
 
 
@@ -83,6 +85,11 @@ def test_the_same_number_and_the_same_bits_everywhere(threads, clean):
         if number == 1:
             assert np.array_equal(batch.actions, expected.actions), method
     assert {1, 2} <= {number for number, _ in launch._servers}
+    clean.setenv("OPENBLAS_NUM_THREADS", "2")  # what the user has set counts
+    with MultiprocessingSampler(Summing(), env, n_workers=1, start_method="fork") as sampler:
+        infos = sampler.obtain_trajectories(1).agent_infos
+    assert infos["variables"][0].tolist() == [2 if name == "OPENBLAS_NUM_THREADS" else 1 for name in VARIABLES]
+    assert infos["threads"].tolist() == [2]
 
 
 def test_what_the_user_has_set_counts(threads, clean):
@@ -112,9 +119,26 @@ def test_the_local_sampler_puts_the_number_back(threads, clean):
             break
         with pytest.raises(RolloutError):
             sampler.obtain_samples(3, agent_update=Failing())
-    assert threads() == 2
+        assert threads() == 2
     assert set(seen) == {2}, "a callback is the user's own code"
     assert not any(name in os.environ for name in VARIABLES)
+
+
+def test_what_is_loaded_later_is_limited_and_libraries_are_looked_for_only_then(monkeypatch):
+    numbers: list[Any] = [7]
+    torch: Any = types.ModuleType("torch")
+    torch.get_num_threads, torch.set_num_threads = lambda: numbers[-1], numbers.append
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    limit = ThreadLimit(3, {})
+    with limit.held():
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        limit.hold()
+        assert numbers == [7, 3]
+        monkeypatch.setattr("threadpoolctl.ThreadpoolController", None)
+        limit.hold()
+    with limit.held():
+        pass
+    assert numbers == [7, 3, 7, 3, 7]
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2", True])

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from streamsampler import VecWorker
 from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.environments.updates import NewEnvUpdate, as_env_update
+from streamsampler.errors import ActionError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.generators import preserved_generators, seed_generators
@@ -116,6 +117,27 @@ def test_a_row_that_is_free_takes_the_next_trajectory_of_its_block():
     assert len(steps) == 9
     (rows,) = rollouts.agent_infos.columns.values()
     assert rows.values.tolist() == [N_ENVS] * 21
+
+
+class Boxed(Calling):
+    action_space: Any = spaces.Box(-1, 1, (2,), np.float32)
+
+
+@pytest.mark.parametrize("odd", range(6))
+def test_the_trajectory_that_cannot_be_recorded_is_named(odd):
+    lengths = [4, 9, 5, 8, 6, 7]
+
+    class Leaving(Batched):
+        """Leaves the action space where an observation shows one of the lengths."""
+
+        def get_actions(self, observations: Any) -> tuple[Any, dict[str, Any]]:
+            return np.repeat(np.where(observations == lengths[odd], 7.0, 0.5), 2, axis=1), {}
+
+    worker = worker_of(Leaving())
+    worker.update_env(as_env_update(Boxed))
+    with pytest.raises(ActionError, match="outside its space"):
+        run(worker, lengths)
+    assert worker.trajectory == odd
 
 
 @pytest.mark.parametrize("agent_class", [OneByOne, Batched])

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, VecWorker
+from streamsampler import LocalSampler, VecWorker, replay
 from streamsampler.errors import RolloutError
 from streamsampler.testing.scripted import ScriptedEnv
 from tests.contracts.test_hooks import Env, Metrics, Stuck, crashed
@@ -112,6 +112,22 @@ def test_they_see_and_give_what_they_do_in_the_default_worker(agent, form):
         stats = batch.stats
         parts = stats.kept_timesteps, stats.lost_timesteps, stats.surplus_timesteps, stats.abandoned_timesteps
         assert sum(stats.worker_timesteps) == sum(parts)
+
+
+@pytest.mark.parametrize(("agent", "form"), [*FORMS, (Apart, {})])
+def test_replays_have_the_metrics(agent, form):
+    options = {"hooks": Watching(), "drop_if": crashed, "max_episode_length": 6, **form}
+    with LocalSampler(agent(), Env((2, 9)), seed=SEED, n_workers=1, **options) as sampler:
+        batch = sampler.obtain_trajectories(13)
+        last, index = batch[-1], int(batch.indices[-1])
+        found = (
+            sampler.replay(1, index, recorded=batch),
+            replay(batch, index, agent=agent(), env=Env((2, 9)), **options),
+        )
+    for each in found:
+        assert each.same
+        for name in ("steps", "begun", "ends", "largest"):
+            assert each.trajectory.episode_infos[name].tolist() == last.episode_infos[name].tolist()
 
 
 @pytest.mark.parametrize("hook", ["on_trajectory_start", "on_timestep", "on_trajectory_end"])

@@ -107,6 +107,31 @@ class Single:
         return drawn + observation[:2], {"drawn": drawn[0]} if drawn[0] > 0 else {}
 
 
+class Remembering(Network):
+    """Keeps a sum for each row, which begins with the seed."""
+
+    sums = np.zeros((N_ENVS, 2))
+
+    def get_actions(self, observations, *, starts, seeds, draws):  # type: ignore[override]
+        actions, infos = super().get_actions(observations, draws=draws)
+        self.sums = np.where(starts[:, None], seeds[:, None] % 7, self.sums) + actions
+        return self.sums.copy(), infos
+
+
+class Masked(Network):
+    """Is reset row by row."""
+
+    sums = np.zeros(N_ENVS)
+
+    def reset(self, do_resets, seed):
+        self.sums = np.where(do_resets, seed % 11, np.resize(self.sums, len(do_resets)))
+
+    def get_actions(self, observations, *, draws):
+        actions, infos = super().get_actions(observations, draws=draws)
+        self.sums = self.sums + actions[:, 0]
+        return actions, {**infos, "sum": self.sums}
+
+
 def worker_of(agent: Any, env: Any = Walk, board: StatusBoard | None = None, **context: Any) -> VecWorker:
     worker = VecWorker(context_of(board, **context), n_envs=N_ENVS)
     worker.update_env(as_env_update(lambda: env()))
@@ -190,7 +215,7 @@ def _always_look(monkeypatch):
 
 @pytest.mark.parametrize(
     ("agent", "env", "limit"),
-    [(Network, Nested, None), (Network, Walk, 4), (Single, Walk, 4)],
+    [(Network, Nested, None), *((agent, Walk, 4) for agent in (Network, Single, Remembering, Masked))],
 )
 def test_a_trajectory_does_not_depend_on_others(agent, env, limit):
     expected = alone(26, agent, env, max_episode_length=limit)
@@ -239,9 +264,11 @@ def test_what_raises_ahead_raises_at_its_own_turn(agent, where):
             fails = 1000 + 7 * failing
 
         Failing.where = where
-        worker = worker_of(agent(), Failing, rebuild=lambda: None)
+        rebuilt: list[int] = []
+        worker = worker_of(agent(), Failing, rebuild=lambda rebuilt=rebuilt: rebuilt.append(1))
         tickets = Tickets.cut(worker, rng, 26)
         running = tickets.run()
+        Failing.n_steps = accounted = 0
         failed = False
         while not failed:
             try:
@@ -249,10 +276,14 @@ def test_what_raises_ahead_raises_at_its_own_turn(agent, where):
             except Stuck:
                 failed, ticket = True, tickets.tickets[tickets.at]
                 assert worker.trajectory == failing
+                accounted += worker.ran_timesteps
             else:
+                accounted += max(worker.ran_timesteps, outcome.n_timesteps + outcome.abandoned_timesteps)
                 for index, found in zip(ticket.indices, parts(outcome.rollouts), strict=True):
                     assert same(found, expected[index]), index
             assert failed == (failing in ticket.indices)
+            # One more was asked for than was run, where a step raised.
+            assert Failing.n_steps - accounted - worker.running_timesteps * (not failed) <= len(rebuilt) + failed
         assert worker.abandon() == (0, 0)
 
 
@@ -272,6 +303,12 @@ def test_a_batched_call_that_raises_names_the_trajectory_that_raises_alone():
         run(worker, range(8))
     assert worker.trajectory == 6
     assert caught.value.__notes__[0].startswith("get_actions had the observations of trajectories ")
+    # Run ahead, it is found at its turn.
+    tickets = Tickets(worker_of(Refusing(), Odd), [range(4), range(4, 6), range(6, 8)], None)
+    found: list[range] = []
+    with pytest.raises(Stuck):
+        found.extend(ticket.indices for ticket, _ in tickets.run())
+    assert (found, tickets.worker.trajectory) == ([range(4), range(4, 6)], 6)
 
 
 def test_what_runs_ahead_is_abandoned_with_the_version():
@@ -370,16 +407,32 @@ def test_an_agent_whose_rows_depend_on_each_other_is_refused_as_soon_as_it_shows
     assert len(probes) == 1
 
 
-def test_an_agent_may_keep_its_observations():
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_agent_may_keep_its_observations_which_else_lie_in_the_same_place(keeps):
     kept: list[Any] = []
+    places: set[int] = set()
 
     class Keeping(Network):
         def get_actions(self, observations, *, draws):
-            kept.append((observations, observations.copy()))
+            assert observations.ctypes.data % 64 == 0
+            places.add(observations.ctypes.data)
+            kept.extend([(observations, observations.copy())] * keeps)
             return np.zeros((N_ENVS, 2)), {}
 
     worker = worker_of(Keeping())
-    kept.clear()
+    kept.clear(), places.clear()
     run(worker, range(9))
-    assert len(kept) > 5
+    assert len(kept) > 5 if keeps else len(places) == 1
     assert all((found == copy).all() for found, copy in kept)
+
+
+def test_observations_and_actions_are_gathered_into_memory_from_which_they_are_sent():
+    made = []
+
+    def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        made.append(np.empty(shape, dtype))
+        return made[-1]
+
+    rollouts = run(worker_of(Network(), allocate=allocate), range(9))
+    assert any(rollouts.observations is array for array in made)
+    assert any(rollouts.actions is array for array in made)

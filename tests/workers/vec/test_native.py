@@ -89,6 +89,12 @@ def test_disabled_autoreset_gives_the_trajectories_of_the_default_worker():
             batch = many.obtain_trajectories(13)
             assert batch == one.obtain_trajectories(13)
     assert (batch.lengths == 30).any()
+    for mode in ("NEXT_STEP", "SAME_STEP"):  # the first of each slot: others go on with the slot's generator
+        with (
+            native(NestedBatches(), Vector(mode, Nested)) as many,
+            LocalSampler(NestedBatches(), Nested, seed=SEED) as one,
+        ):
+            assert many.obtain_trajectories(6)[:3] == one.obtain_trajectories(3)
 
 
 def test_a_native_environment_of_gymnasium_itself():

@@ -1,6 +1,7 @@
 """Several environments per worker, as samplers show them: the same trajectories, memories, updates, and errors."""
 
 import logging
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ def test_a_block_is_what_counts():
             one.stream(first_trajectory=1)
     with vec(Sampling(), "CartPole-v1") as one:
         assert one.obtain_trajectories(12) == batch[:12]
+    with vec(Sampling(), "CartPole-v1") as one:  # a stream runs all blocks whole
+        assert list(islice(one.stream(), 20)) == list(batch)
 
 
 # ---------------------------------------------------------------------- agents with a memory
@@ -87,8 +90,16 @@ class Strict(Steps):
         return super().step(int(action))
 
 
+class Both(BySlot):
+    """Is told of slots and starts, and so of no mask."""
+
+    def reset(self, do_resets=None):
+        assert do_resets is None
+        super().reset()
+
+
 def test_slots_and_starts_are_for_agents_with_a_memory():
-    with vec(BySlot(), Strict) as many, LocalSampler(Alone(), Steps, seed=SEED) as one:
+    with vec(Both(), Strict) as many, LocalSampler(Alone(), Steps, seed=SEED) as one:
         batch, expected = many.obtain_trajectories(8), one.obtain_trajectories(8)
     assert batch.agent_infos["memory"].tolist() == expected.agent_infos["memory"].tolist()
     # A block of six: two rounds in three rows; a block of two, beside which a row is silent.
