@@ -21,7 +21,6 @@ PATIENCE = 120.0
 _EXIT_CODES = [
     "engines.launch.start._REPORT_SECONDS",
     "engines.processes.engine.END_SECONDS",
-    "engines.processes.engine.END_SECONDS",
     "stepping.links.END_SECONDS",
 ]
 _ENDS = [

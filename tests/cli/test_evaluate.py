@@ -57,6 +57,8 @@ def test_an_object_with_predict_is_deterministic_unless_it_is_not_to_be() -> Non
     for option, action in (((), 1), (("--deterministic",), 1), (("--stochastic",), 0)):
         found = found_by("--agent", f"{__name__}:predicting", "--num-trajectories", 10, *option)
         assert found.agent["deterministic"] is bool(action)
+        library = evaluate(lambda _, action=action: action, "CartPole-v1", num_trajectories=10, seed=1, n_workers=0)
+        assert found.returns.tolist() == library.returns.tolist()
 
 
 @pytest.mark.parametrize("error", [VideoError, EvaluationInterruptedError])

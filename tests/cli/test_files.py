@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler import LocalSampler, __version__
+from streamsampler.core import progress
 from streamsampler.data.shards import Shard, check_shard
 from streamsampler.errors import StorageError
 from streamsampler.evaluation.comparison import Comparison
@@ -178,10 +179,13 @@ def test_evaluations_are_exported(made: Path, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.extras
 @pytest.mark.parametrize("to", sorted(FORMATS))
-def test_trajectories_are_exported(to: str, made: Path, tmp_path: Path) -> None:
+def test_trajectories_are_exported(to: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip({"parquet": "pyarrow"}.get(to, to))
-    told = rows("export", made / "folder", "--to", to, "--out", tmp_path / "out")
-    assert told["format"] == to
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress.Lines, "interval", 0.0)
+    result = invoke("export", made / "folder", "--to", to, "--out", tmp_path / "out")
+    told = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert (result.exit_code, told["format"], result.stderr[:11]) == (0, to, "exporting: "), result.stderr
     assert int(told["timesteps"].replace(",", "")) == streamsampler.load(made / "folder").n_timesteps
     again = invoke("export", made / "folder", "--to", to, "--out", tmp_path / "out")
     assert (again.exit_code, "holds something already" in again.stderr) == (2, True)
@@ -261,6 +265,8 @@ def test_a_folder_holds_what_a_file_holds(made: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     summary, batch = json.loads(result.stdout), streamsampler.TrajectoryFolder(tmp_path / "out").to_batch()
     assert (summary["trajectories"], summary["timesteps"]) == (30, batch.n_timesteps)
+    with LocalSampler("random", "CartPole-v1", seed=3) as sampler:
+        assert batch == sampler.obtain_trajectories(30)
     assert summary["shards"] == len(list((tmp_path / "out").glob("*.npz")))
 
 

@@ -48,6 +48,16 @@ def test_the_finished_prefix_is_kept(at_home: Path, announcements: Announcements
 
 
 @pytest.mark.slow
+def test_a_signal_to_the_whole_group_is_one_to_the_command(at_home: Path, announcements: Announcements) -> None:
+    process = start(*SAMPLE, "--num-trajectories", 40, *endless(announcements), cwd=at_home)
+    announcements.wait()
+    os.killpg(process.pid, signal.SIGTERM)
+    result = finish(process)
+    assert (result.returncode, "Traceback" in result.stderr) == (143, False), result.stderr
+    assert len(streamsampler.load("out.npz")) >= 1
+
+
+@pytest.mark.slow
 def test_pressing_ctrl_c_twice_loses_nothing(at_home: Path, announcements: Announcements) -> None:
     # However long the command waits for a core between the two.
     (at_home / "patient.py").write_text("from streamsampler.cli.streams import Interrupts\nInterrupts.GRACE = 1e9\n")

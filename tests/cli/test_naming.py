@@ -66,6 +66,7 @@ def bare(): return Agent()
 def of_policies(observation_space): return lambda observation: 9
 def broken(o, a): return a["nothing"]
 def makes_nothing(o, a): pass
+def makes_a_class(o, a): return Agent
 """
 
 
@@ -113,15 +114,18 @@ def test_objects_functions_and_factories(load: Any) -> None:
         ("randm", r"unknown agent 'randm': .*Did you mean 'random'\?"),
         ("my_agents.ready", r"Did you mean 'my_agents:ready'\?"),
         ("ppo", r"unknown agent 'ppo': an agent is 'random' or 'package.module:object'$"),
+        ("", r"unknown agent ''"),
         (":ready", r"an agent is 'random' or"),
         ("my_agent:ready", r"there is no module 'my_agent'. Did you mean 'my_agents'\?"),
         ("nowhere_at_all:x", r"there is no module 'nowhere_at_all', neither installed nor in "),
         ("my_agents.py", r"goes by its name, not its file's: 'my_agents:object'"),
         ("./pack/deep.py:policy", r"goes by its name, not its file's: 'pack.deep:policy'"),
         ("my_agents:redy", r"my_agents has no attribute 'redy'. Did you mean 'ready'\?"),
+        ("my_agents:zoo.bets", r"zoo has no attribute 'bets'. Did you mean 'best'\?"),
         ("my_agents:number", r"'my_agents:number' is no agent, but of type int"),
         ("my_agents:OneArgument", r"'my_agents:OneArgument' takes \(path\), but an agent's factory"),
         ("my_agents:makes_nothing", r"returned None, no agent"),
+        ("my_agents:makes_a_class", r"returned <class .*, no agent"),
         ("my_agents:NotAnAgent", r"returned <my_agents.NotAnAgent .*, no agent"),
         ("needs_more:x", r"importing needs_more raised .*surely_not_installed"),
         ("wrong:x", r"importing wrong raised SyntaxError"),

@@ -40,6 +40,55 @@ def test_the_bar_moves_while_a_single_trajectory_is_running(home: Path, columns:
     assert columns == 40 or re.fullmatch(r"\[-+\]    0%  [\d,]+/100,000,000 timesteps  [\d:]+ left  [\d,]+/s\s*", last)
 
 
+@pytest.mark.slow
+def test_an_evaluation_shows_the_interval_as_it_narrows(home: Path) -> None:
+    # So narrow that it takes seconds, on a machine that is in no hurry: the bar is drawn ten times a second.
+    given = ("--until-halfwidth", 0.05, "--max-trajectories", 600_000, "--workers", 2, "--seed", 5)
+    terminal = Terminal("evaluate", "scripted:Scripted-v0", *given, cwd=home, columns=100)
+    halfwidth = re.compile(r"return [\d.]+ ± ([\d.]+), to ± 0\.05")
+    terminal.read_until(lambda text: len(set(halfwidth.findall(text))) >= 3)
+    assert terminal.finish() == 0
+    shown = [float(match) for match in halfwidth.findall(terminal.text)]
+    assert shown[-1] < shown[0]
+    assert re.search(r"mean return +[\d.]+ +95 % \[", terminal.text)
+    assert "is at most 0.05" in terminal.text
+
+
+@pytest.mark.slow
+def test_a_check_shows_which_of_its_checks_runs_and_then_a_table(home: Path) -> None:
+    given = ("--import", "scripted", "--agent", "scripted:always_two", "--time-limit", 1000, "--step-timeout", 1000)
+    terminal = Terminal("check", "Scripted-v0", *given, cwd=home)
+    terminal.read_until(lambda text: "/6 checks" in text)
+    assert terminal.finish() == 0
+    for words in ("Scripted-v0 with always_two", "  pass  seed ", "recommended: Mul", "--workers ", "0 failures"):
+        assert words in terminal.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environ", "drawn", "coloured"),
+    [({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"TERM": "dumb"}, False, False)],
+)
+def test_terminals_get_what_they_can_show_and_the_same_numbers_twice(
+    home: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], drawn: bool, coloured: bool
+) -> None:
+    (home / "warning.py").write_text('import gymnasium\ngymnasium.logger.warn("beware of the dog")\n')
+    for name, value in {"TERM": "xterm", "NO_COLOR": "", "CI": "", **environ}.items():
+        monkeypatch.setenv(name, value)
+    given = ("--num-trajectories", 1, "--workers", 1, "--seed", 1, "--import", "warning")
+    terminal = Terminal("sample", "CartPole-v1", *given, cwd=home, columns=120)
+    assert terminal.finish() == 0
+    text = terminal.text
+    assert ("Warning: " in text, "beware of the dog" in text) == (True, True)
+    assert ("\x1b[33mbeware of the dog\x1b[0m" in text) == coloured
+    assert ("[####" in text, "\x1b" in text) == (drawn, drawn)
+    if drawn:
+        bar, summary = text.split("\x1b[?25h")
+        last: Any = re.search(r"100%  1/1 trajectory  (\d+) timesteps  in (\S+ s) +(\S+)/s", bar)
+        assert f"wall time     {last[2]}, {last[3]} timesteps per second" in summary
+        assert re.search(rf"timesteps +{last[1]}\r", summary)
+
+
 class Tty(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -18,8 +18,8 @@ from click.testing import Result
 import streamsampler
 from streamsampler.data.npz import read
 from streamsampler.workers.threads import fingerprint
-from tests.cli.harness import SCRIPTED, command, finish, invoke, run, start, told
-from tests.patience import PATIENCE
+from tests.cli.harness import SCRIPTED, Terminal, command, finish, invoke, run, start, told
+from tests.patience import PATIENCE, wait_for_stacks
 
 HERE = ("sample", "scripted:Scripted-v0", "--workers", 0)
 ELSEWHERE = ("sample", "scripted:Scripted-v0", "--workers", 2)
@@ -255,8 +255,8 @@ class Weary(ScriptedEnv):
         return super().reset(seed=seed, options=options)
 
 
-def make(kind="kill", times=1):
-    return Weary(Faults("faults", Fault(kind, times=times), seed=7))
+def make(kind="kill", times=1, trajectory=None, n_bytes=1 << 20):
+    return Weary(Faults("faults", Fault(kind, trajectory=trajectory, times=times, n_bytes=n_bytes), seed=7))
 
 
 gym.register("Weary-v0", make)
@@ -284,13 +284,51 @@ def test_workers_that_end_are_replaced_and_told(weary: tuple[object, ...]) -> No
     assert streamsampler.load("lost.npz") == streamsampler.load("calm.npz")
 
 
-def test_one_loss_too_many_ends_the_command_with_all_of_them(weary: tuple[object, ...]) -> None:
-    said = told(invoke(*weary, "--env-kwarg", "times=null", "--max-restarts", 1)).partition("Error: ")[2]
+@pytest.mark.parametrize(
+    ("quota", "losses", "n_named"), [pytest.param(0, "1 loss", 1, marks=pytest.mark.slow), (1, "2 losses", 3)]
+)
+def test_one_loss_too_many_ends_the_command_with_all_of_them(
+    weary: tuple[object, ...], quota: int, losses: str, n_named: int
+) -> None:
+    said = told(invoke(*weary, "--env-kwarg", "times=null", "--max-restarts", quota)).partition("Error: ")[2]
     assert re.match(r"worker \d was killed by SIGKILL .* while stepping the environment in trajectory \d", said)
-    assert "that is 2 losses within 60 s, and --max-restarts is 1 " in said
-    assert said.count("was killed by SIGKILL") == 3
+    assert f"that is {losses} within 60 s, and --max-restarts is {quota} " in said
+    assert said.count("was killed by SIGKILL") == n_named
     assert "--seed 7 samples the same again" in said
     assert "next call" not in said
+
+
+@pytest.mark.slow
+def test_a_hang_is_found_and_told_with_the_users_own_code(
+    weary: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for_stacks(monkeypatch)
+    # So long that nothing but the fault is taken for a hang.
+    result = done(*weary, "--env-kwarg", "kind=hang", "--step-timeout", 15)
+    assert re.search(r"^restarts +1, 1 hung$", result.stdout, re.MULTILINE)
+    assert re.search(r"^Warning: worker \d made no progress for \d+(\.\d+)? s while stepping", result.stderr)
+    assert f'File "{Path.cwd() / "faulty.py"}", line 14 in step' in result.stderr
+    assert "workers/default.py" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_process_that_grows_is_replaced(weary: tuple[object, ...]) -> None:
+    leak = [it for pair in ("kind=leak", f"n_bytes={300 << 20}", "trajectory=3") for it in ("--env-kwarg", pair)]
+    result = run(*weary, *leak, "--max-worker-memory", "150M", cwd=Path.cwd())
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"^restarts +[01], 1 had too much memory$", result.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_warnings_do_not_tear_the_bar(weary: tuple[object, ...]) -> None:
+    terminal = Terminal(*weary, "--env-kwarg", "times=3", "--env-kwarg", "kind=exit", cwd=Path.cwd(), columns=300)
+    assert terminal.finish() == 0
+    bar = terminal.text.partition("\r\nenvironment")[0].replace("\x1b[?25l", "")
+    # Of what a terminal shows in the end, each line is either a warning or the bar, which follows as it was.
+    *warnings, last = [re.split(r"\r(?!$)", line)[-1].strip() for line in bar.split("\n")][:4]
+    assert [line.startswith("\x1b[KWarning: worker") for line in warnings] == [True] * 3
+    assert re.fullmatch(r"\[#+\]  100%  60/60 trajectories .*", last.replace("\x1b[?25h", ""))
+    assert len(re.findall(r"takes its place\r\n\r\[", bar)) == 3
 
 
 # ---------------------------------------------------------------------- standard streams
