@@ -198,9 +198,7 @@ def sampled(agent, n, **options):
 def test_a_trajectory_depends_neither_on_workers_nor_on_how_many_others_there_are(agent):
     expected = sampled(agent, 30)
     assert sampled(agent, 30, n_workers=3) == expected
-    found = sampled(agent, 7)
-    assert [each.actions.tolist() for each in found] == [each.actions.tolist() for each in expected[:7]]
-    assert [each.observations.tolist() for each in found] == [each.observations.tolist() for each in expected[:7]]
+    assert sampled(agent, 7) == expected[:7]
     if isinstance(agent, SB3Agent):  # each begins with a fresh state
         for each in expected:
             assert each.actions.tolist() == (np.cumsum(each.observations[:, 0] > 0) % 2).tolist()

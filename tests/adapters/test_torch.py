@@ -194,6 +194,12 @@ def test_outputs_that_do_not_suit(function, space, error, message):
         TorchAgent(Function(function), space).get_action(OBSERVATIONS[0])
 
 
+def test_two_values_for_an_observation_are_refused():
+    agent = TorchAgent(Function(lambda x: {"logits": torch.zeros(len(x), 3), "value": x[:, :2]}), DISCRETE)
+    with pytest.raises(UsageError, match=r"'value' should be one number for each observation, and is \(1, 2\) for one"):
+        agent.get_value(OBSERVATIONS[0])
+
+
 @pytest.mark.parametrize(
     ("module", "head", "message"),
     [

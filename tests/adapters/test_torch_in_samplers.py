@@ -86,14 +86,16 @@ def test_values_of_timesteps_and_of_what_would_follow(options):
     with LocalSampler(agent, "CartPole-v1", observation_filter=RunningNorm(), **OPTIONS, **options) as sampler:
         sampler.warm_up(100)
         batch = sampler.obtain_trajectories(12)
+        batches = batch, sampler.obtain_fragments(9, n_envs=3)
     assert 0 < batch.terminated.sum() < 12
-    with torch.no_grad():
-        critic = agent.module.critic
-        values = critic(torch.from_numpy(batch.observations)).numpy()[:, 0]
-        last = critic(torch.from_numpy(batch.last_observations)).numpy()[:, 0]
-    np.testing.assert_allclose(batch.values, values, atol=1e-5)
-    np.testing.assert_allclose(batch.last_values, np.where(batch.terminated, 0.0, last), atol=1e-5)
-    assert (batch.last_values[~batch.terminated] != 0.0).all()
+    for each in batches:
+        with torch.no_grad():
+            critic = agent.module.critic
+            values = critic(torch.from_numpy(each.observations)).numpy()[:, 0]
+            last = critic(torch.from_numpy(each.last_observations)).numpy()[:, 0]
+        np.testing.assert_allclose(each.values, values, atol=1e-5)
+        np.testing.assert_allclose(each.last_values, np.where(each.terminated, 0.0, last), atol=1e-5)
+        assert (each.last_values[~each.terminated] != 0.0).all()
     given = batch.advantages(batch.values, batch.last_values, 0.9, 0.8)
     assert batch.advantages(gamma=0.9, lambda_=0.8).tolist() == given.tolist()
     assert batch.td_lambda().tolist() == batch.td_lambda(batch.values, batch.last_values).tolist()

@@ -192,6 +192,22 @@ def test_every_way_to_ask_for_random_actions_draws_the_same(space, tmp_path):
     assert all(batch == batches[0] for batch in batches[1:])
 
 
+class Failing(Of):
+    def step(self, action):
+        if self.np_random.random() < 0.02:
+            raise RuntimeError("now and then")
+        return super().step(action)
+
+
+def test_a_random_agent_keeps_its_space_where_what_raises_is_left_out():
+    batches = []
+    for agent in ("random", RandomAgent(DISCRETE)):
+        with LocalSampler(agent, lambda: Failing(DISCRETE), seed=3, on_failure="drop") as sampler:
+            batches.append(sampler.obtain_trajectories(20))
+        assert batches[-1].stats.dropped_trajectories > 0
+    assert batches[0] == batches[1]
+
+
 def test_random_actions_are_uniform_and_leave_the_given_space_alone():
     space = spaces.Discrete(1000, seed=3)
     agent = RandomAgent(space)

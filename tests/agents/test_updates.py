@@ -217,6 +217,7 @@ def test_an_own_kind_is_taken_for_one_worker_or_for_all_also_after_pickling(samp
             with pytest.raises(UsageError, match="of worker 1"):
                 one.obtain_trajectories(4, agent_update=Net(4))
             assert actions(one.obtain_trajectories(16, agent_update=PerWorker([{"action": 8}, Adapter(9)]))) == [8, 9]
+            assert actions(one.obtain_trajectories(4, agent_update=Net(4))) == [4]
 
 
 def test_what_a_worker_refused_is_forgotten_together_with_what_it_takes(sampler):

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import streamsampler
-from streamsampler import LocalSampler, VecWorker, compare, evaluate
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, compare, evaluate
 from streamsampler.core.progress import describe
 from streamsampler.errors import RolloutError, StorageError, UsageError
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.intervals import Unknown, mean_interval, t_interval, wilson_interval
 from streamsampler.evaluation.rules import BettingSequence
+from streamsampler.testing import Fault, Faults
 from tests.evaluation.envs import LENGTH, Better, Known, value_of, zero
 
 SUCCEEDS = functools.partial(Known, success="is_success")
@@ -61,6 +62,16 @@ def test_scenarios_are_found_by_their_names():
         assert own.seeds == tuple(sampler.seeds(1, range(2)))
     assert own.returns.tolist() == [value_of(own.seeds[0], 7), value_of(own.seeds[1])]
     assert own.names is None
+
+
+def test_scenarios_survive_workers_that_are_killed(tmp_path):
+    scenarios = [{"seed": 100 + n, "options": {"level": n}, "name": f"n{n}"} for n in range(40)]
+    faults = Faults(tmp_path, Fault("kill", "reset"), Fault("kill", "step", step=1))
+    with MultiprocessingSampler(zero, faults.env(Known), n_workers=2, check=None) as sampler:
+        killed = evaluate(sampler=sampler, scenarios=scenarios)
+        assert sampler.stats.restarts <= faults.fired() == 2
+    assert killed.returns.tolist() == [value_of(100 + n, n) for n in range(40)]
+    assert killed.names == locally(scenarios=scenarios).names
 
 
 def test_a_sampler_that_is_there_is_used_and_stays_open():

@@ -77,7 +77,8 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
     copied = evaluated((2, 3), tmp_path / "copied.json")
     whole = evaluated(None, tmp_path / "whole.json")
     of_two = evaluated((2, 2), tmp_path / "of-two.json")
-    other = evaluated((2, 3), tmp_path / "other.json", seed=4)
+    others = ({"seed": 4}, {"max_episode_length": 2}, {"env": "CartPole-v1"})
+    seed, limit, env = (evaluated((2, 3), tmp_path / f"other-{n}.json", **it) for n, it in enumerate(others))
     (tmp_path / "x.json").write_text("{}")
     with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
         trajectories = sampler.obtain_trajectories(1).save(tmp_path / "x.npz")
@@ -101,7 +102,9 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
         ([one, two, three, two], UsageError, "part-2.json is given twice"),
         ([one, two, three, whole], UsageError, "whole.json is no part: it holds what a whole run sampled"),
         ([one, of_two], UsageError, "part 1 of 3 of 23 trajectories, and .* is part 2 of 2 of 23"),
-        ([one, other], UsageError, "the parts are of different runs: .*seed is 3 in .*part-1.*, and 4 in .*other"),
+        ([one, seed], UsageError, "the parts are of different runs: .*seed is 3 in .*part-1.*, and 4 in .*other"),
+        ([one, limit], UsageError, "different runs: .*max_episode_length is None in .*part-1.*, and 2 in .*other"),
+        ([one, env], UsageError, "different runs: .*environment is '.*' in .*part-1.*, and 'CartPole-v1' in .*other"),
         ([compared((1, 3), tmp_path / "c.json"), two], UsageError, "c.json is a comparison, and .*2.json is an eval"),
         ([one, two, interrupted], UsageError, "interrupted.json, part 3 of 3, has 4 of 8 trajectories: run this part"),
         ([one, tmp_path / "x.json"], StorageError, "x.json is no part: it holds neither an evaluation nor a compar"),

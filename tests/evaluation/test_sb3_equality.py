@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -67,3 +68,15 @@ def test_the_same_episodes_on_any_number_of_workers_from_a_file_or_not(env_id, t
     assert from_file.agent["parameters"].startswith("sha256:")
     assert "stable_baselines3" in from_file.versions
     assert str(tmp_path) not in from_file.to_json()
+
+
+def test_a_torch_module_is_asked_about_the_environments_actions():
+    import torch
+
+    module = torch.nn.Linear(4, 2)
+    given: Any = {"env": "CartPole-v1", "seeds": SEEDS, "n_workers": 0}
+    drawn, mode = evaluate(module, **given), evaluate(module, deterministic=True, **given)
+    assert drawn.agent["name"] == mode.agent["name"] == "TorchAgent(Linear, CategoricalHead)"
+    assert (drawn.agent["deterministic"], mode.agent["deterministic"]) == (False, True)
+    assert drawn.agent["parameters"] == mode.agent["parameters"]
+    assert not np.array_equal(drawn.returns, mode.returns)

@@ -147,6 +147,11 @@ def test_errors_come_before_the_evaluation_begins(
         evaluated(num_trajectories=2, check=None, **arguments)
 
 
+def test_an_environment_that_is_given_to_a_sampler_is_looked_at_first(kept: Any) -> None:
+    with LocalSampler(zero, Filmed) as sampler, pytest.raises(UsageError, match="Known cannot be filmed"):
+        evaluate(env=Known, sampler=sampler, num_trajectories=2, video="v")
+
+
 def test_the_evaluation_is_not_lost_with_a_video(kept: Any, tmp_path: Any, monkeypatch: Any) -> None:
     failures: list[tuple[BaseException, Any, str | None]] = [
         (OSError(28, "no space left"), VideoError, r"the evaluation is complete, but .*no space left"),
