@@ -114,6 +114,37 @@ def test_ways_are_given_up_for_whose_first_timesteps_there_is_no_time(monkeypatc
 
 
 @pytest.mark.slow
+def test_trajectories_are_cut_and_environments_made_once_which_need_not_close(monkeypatch, unhurried):
+    class Endless(Nested):
+        n_made = longest = 0
+
+        def __init__(self):
+            super().__init__()
+            Endless.n_made += 1
+
+        def step(self, action):
+            observation, reward, _, truncated, info = super().step(action)
+            Endless.longest = max(Endless.longest, self.timestep)
+            return observation, reward, False, truncated, info
+
+        def close(self):
+            raise RuntimeError("it cannot be closed")
+
+    known = bench_module.probe  # type: ignore[attr-defined]
+
+    def probed(update):
+        found = known(update)
+        Endless.longest = 0  # the first one is stepped on, to see how long trajectories are
+        return found
+
+    monkeypatch.setattr(bench_module, "probe", probed)
+    report = bench(Endless, seconds=0.1, n_envs=3, max_episode_length=2, **unhurried)
+    assert all(way.rates for way in report.ways if "native" not in way.name)
+    # The first one, LocalSampler's, and those of SerialEnvManager.
+    assert (Endless.n_made, Endless.longest) == (1 + 1 + 3, 2)
+
+
+@pytest.mark.slow
 def test_an_interrupted_run_has_what_was_measured(unhurried):
     def interrupt(snapshot):
         if snapshot.note == "starting SerialEnvManager of 1":

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import gymnasium
 import pytest
 
 from streamsampler import check
@@ -78,6 +79,9 @@ def test_only_the_broken_rule_is_found(breaks, name, what, options):
     assert_only(report, name, "failure")
     if breaks == "endless":
         assert report.recommendation.rates, "it is measured all the same"
+    if breaks == "hangs":
+        assert "in fail" in report["runs"].details
+        assert report["seed"].verdict == report["workers"].verdict == "not checked"
 
 
 @pytest.mark.slow
@@ -99,6 +103,25 @@ def test_a_right_environment_with_a_right_agent():
     assert report.recommendation.n_processes >= 1
     for finding in report:
         assert finding.name in str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "n_ways", "call"),
+    [
+        ("CartPole-v1", 3, "MultiprocessingSampler(agent, 'CartPole-v1', n_workers="),
+        (
+            partial(gymnasium.make_vec, "CartPole-v1", num_envs=4),
+            1,
+            'worker_class=VecWorker, worker_args={"n_envs": 4})',
+        ),
+    ],
+)
+def test_all_workers_that_there_are_for_an_environment_are_measured(env, n_ways, call):
+    report = check(env, time_limit=600.0, step_timeout=120.0)
+    assert report.ok
+    assert [way.n_processes for way in report.workers.ways if way.rates] == [report.workers.n_workers] * n_ways
+    assert call in report.recommendation.call
 
 
 def test_the_time_limit(monkeypatch):

@@ -103,7 +103,7 @@ def arrivals_of(reset, step, length, n_envs=1, until=10.0):
     ],
 )
 def test_rates(arrivals, n_envs, length, rate):
-    assert tally_of(arrivals, n_envs, length).rate == pytest.approx(rate, rel=0.02)
+    assert tally_of(arrivals, n_envs, length).rate == pytest.approx(rate, rel=0.01)
 
 
 @pytest.mark.parametrize("n_known", [20, 60])

@@ -64,10 +64,13 @@ ENVS = {
     "raises in reset": ("runs", "failure", "resetting the environment raised RuntimeError", "on_failure"),
     "close": ("close", "failure", "closing the environment raised RuntimeError: the door is stuck", "once at any time"),
 }
+OF_PARTS = "bounds", "nan", "shape"  # of observations
 REFUSED = {"shape": "observations", "reward": "rewards", "info": "infos"}
 
 
-@pytest.mark.parametrize(("env", "breaks"), [*((Rule, it) for it in ENVS), (Nested, "bounds"), (Nested, "shape")])
+@pytest.mark.parametrize(
+    ("env", "breaks"), [*((Rule, it) for it in ENVS), *((Nested, it) for it in ("bounds", "nan", "shape"))]
+)
 def test_an_environment_that_breaks_a_rule(env, breaks):
     name, verdict, what, advice = ENVS[breaks]
     checked = run(partial(env, breaks), stages=2)
