@@ -3,6 +3,7 @@
 import importlib
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -19,10 +20,10 @@ from streamsampler import LocalSampler
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def assert_measured(goal, names, workload):
+def assert_measured(workload, names, goals):
     assert workload in WORKLOADS
     assert len(set(names)) == len(names)
-    assert goal.workload != workload or {goal.contender, goal.of} <= set(names)
+    assert all({goal.contender, goal.of} <= set(names) for goal in goals if goal.workload == workload)
 
 
 def test_every_question_names_workloads_and_contenders_that_exist():
@@ -35,13 +36,12 @@ def test_every_question_names_workloads_and_contenders_that_exist():
         for workload in question.workloads:
             names = [contender.name for contender in (*question.contenders, *question.extra.get(workload, ()))]
             assert question.limit in names
-            for goal in question.goals:
-                assert_measured(goal, names, workload)
+            assert_measured(workload, names, question.goals)
     for part in goals.PARTS.values():
         for measurement in part(ROOT):
             assert {goal.workload for goal in measurement.goals} == {measurement.workload}
-            for goal in measurement.goals:
-                assert_measured(goal, [contender.name for contender in measurement.contenders], measurement.workload)
+            names = [contender.name for contender in measurement.contenders]
+            assert_measured(measurement.workload, names, measurement.goals)
     assert {*versions.WORKLOADS, *versions.SLEEPING} <= set(WORKLOADS)
     sleeping = {name for name, workload in WORKLOADS.items() if workload.ideal}
     assert sleeping <= set(versions.SLEEPING), "they are judged by their speed"
@@ -126,3 +126,55 @@ def test_games_are_sound_and_contenders_count_the_timesteps_of_all_agents(name):
             collector = ours.Collector(workload, sampler, {"batch": length}, {"count": "agent_steps"})
             found = collector.measure({"timesteps": 2 * length})
         assert (found["timesteps"], found["trajectories"], found["calls"]) == (2 * length, 2, 2)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("name", LENGTHS)
+def test_games_have_pettingzoos_interface(name):
+    checks, base = pytest.importorskip("pettingzoo.test"), pytest.importorskip("pettingzoo").ParallelEnv
+    env = WORKLOADS[name].make_env()
+    env.__class__ = type("Checked", (type(env), base), {})  # the checks look for what the base class has besides
+    checks.parallel_api_test(env, num_cycles=300)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("source", ["fragments", "trajectories", "in_numpy", "vector"])
+def test_segments_of_ppos_sources_are_what_the_environment_said(source):
+    """Replayed from its observations and actions; log-probabilities and values are the policy's."""
+    torch = pytest.importorskip("torch")
+    from benchmarks.ppo import collectors, tasks
+    from streamsampler.examples.ppo import ActorCritic
+
+    env, task = gymnasium.make("CartPole-v1").unwrapped, tasks.TASKS["CartPole-v1"]
+    policy = ActorCritic(env.observation_space, env.action_space)
+    makers = {
+        "fragments": lambda: collectors.fragments(task, policy, 1, 1),
+        "trajectories": lambda: collectors.trajectories(task, policy, 1, 1),
+        "in_numpy": lambda: collectors.trajectories(task, policy, 1, 1, in_numpy=True),
+        "vector": lambda: collectors.vector_env(task, policy, 1, "sync"),
+    }
+    with makers[source]() as obtain:
+        first, second = (obtain(230, 8, policy) for _ in range(2))
+    go_on = source in ("fragments", "vector")
+    env.reset(seed=0)
+    for batch in (first, second):
+        assert len(np.unique(batch.env_numbers)) == (8 if go_on else 1)
+        assert batch.n_timesteps == 1840 if go_on else batch.n_timesteps >= 1840
+        observations, last = torch.as_tensor(batch.observations), torch.as_tensor(batch.last_observations)
+        with torch.no_grad():
+            log_probs = policy.log_prob(observations, torch.as_tensor(batch.actions))
+            values, last_values = policy.critic(observations)[:, 0], policy.critic(last)[:, 0]
+        np.testing.assert_allclose(batch.agent_infos["log_prob"], log_probs, atol=1e-4)
+        np.testing.assert_allclose(batch.values, values, atol=1e-4)
+        np.testing.assert_allclose(batch.last_values, np.where(batch.terminated, 0.0, last_values), atol=1e-4)
+        for observation, action, following, reward in zip(
+            batch.observations, batch.actions, batch.next_observations, batch.rewards, strict=True
+        ):
+            env.state, env.steps_beyond_terminated = observation.astype(np.float64), None
+            stepped, paid, *_ = env.step(action)
+            np.testing.assert_allclose(stepped, following, atol=1e-4)
+            assert paid == reward
+    if go_on:  # the second goes on where the first was cut
+        assert first.cut.sum() == second.continued.sum() > 0
+        begins = second.observations[second.starts[second.continued]]
+        np.testing.assert_array_equal(first.last_observations[first.cut], begins)

@@ -21,6 +21,16 @@ def test_simulated_workers_bring_the_batches_of_one_process(distribution):
         assert many.obtain_trajectories(90) == one.obtain_trajectories(90)
 
 
+@pytest.mark.slow
+def test_losses_and_hangs_of_simulated_workers_change_nothing():
+    costs = Costs(losses=3600 / 0.1, ready=0.01, step_timeout=0.05)  # each lives for a tenth of a second
+    with VirtualSampler(ON_POLICY, 60, costs) as many, alone(ON_POLICY) as one:
+        assert many.obtain_samples(60_000) == one.obtain_samples(60_000)
+        assert many.virtual.deaths > 50
+        assert many.stats.hangs > 10
+        assert many.stats.restarts > 50
+
+
 def test_a_worker_does_not_wait_while_its_report_does():
     # Reports occupy the sampler ten times as long as workers need for them: what they say of the time is their own.
     costs = Costs(report=10 * ON_POLICY.seconds)
