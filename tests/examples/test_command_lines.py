@@ -65,6 +65,7 @@ def test_help_and_wrong_input(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
                 ("ppo_recurrent", ("CartPole-v1", "--hide", "1,4"), "the entries that --hide names, and actions in a"),
                 ("ppo_recurrent", ("Pendulum-v1",), "the entries that --hide names, and actions in a Discrete"),
                 ("ppo_multiagent", ("CartPole-v1",), "is an environment of one agent"),
+                ("ppo_multiagent", ("no_such_module:env",), "unknown environment"),
                 ("evaluate_sb3", ("--trajectories", "0"), "Invalid value for '--trajectories'"),
             )
         ),
@@ -72,7 +73,9 @@ def test_help_and_wrong_input(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_what_each_refuses(name: str, arguments: tuple[str, ...], words: str) -> None:
     outcome = invoked(name, *arguments)
-    assert (outcome.exit_code != 0, words in outcome.output) == (True, True), outcome.output
+    assert (outcome.exit_code, words in outcome.output, "Traceback" in outcome.output) == (2, True, False), (
+        outcome.output
+    )
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_recurrent", "trpo"])
@@ -94,6 +97,16 @@ def test_an_interrupt_loses_no_line() -> None:
     assert first.startswith("iteration 0: ")
     assert (process.returncode, "evaluation" in rest, "Traceback" in errors) == (1, False, False)
     assert errors.strip().endswith("Aborted!")
+
+
+@pytest.mark.slow
+@pytest.mark.extras
+def test_a_model_that_was_trained_longer_is_better() -> None:
+    text = invoked(
+        "evaluate_sb3", "CartPole-v1", "--timesteps", "4096", "--trajectories", "20", "--workers", "1"
+    ).stdout
+    words = next(line for line in text.splitlines() if "difference of means" in line).split()
+    assert float(words[3]) > 10
 
 
 @pytest.mark.extras

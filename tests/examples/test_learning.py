@@ -43,6 +43,7 @@ def test_the_evolution_strategy_learns_and_the_number_of_workers_changes_nothing
     assert len(first.splitlines()) == 5
     untrained = printed(evolution_strategy.main, "CartPole-v1", "--iterations", "0", "--workers", "1")
     assert evaluated(first) > 2 * evaluated(untrained)
+    assert evaluated(printed(evolution_strategy.main, "CartPole-v1", "--target", "480", "--seed", "1")) >= 475
 
 
 def policy_for(env_id: str) -> PerturbedPolicy:

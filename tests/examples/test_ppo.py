@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import re
+import signal
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ torch = pytest.importorskip("torch")
 
 from click.testing import CliRunner  # noqa: E402
 
-from streamsampler import LocalSampler, evaluate  # noqa: E402
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, evaluate  # noqa: E402
 from streamsampler.agents.torch import TorchAgent  # noqa: E402
 from streamsampler.examples import ppo, ppo_multiagent, ppo_recurrent, trpo  # noqa: E402
 from streamsampler.examples.ppo import ActorCritic, Settings, improve, load, main, save, train  # noqa: E402
 from streamsampler.examples.ppo_recurrent import RecurrentAgent  # noqa: E402
-from streamsampler.filters import RunningNorm  # noqa: E402
+from streamsampler.filters import RunningNorm, RunningReturnNorm  # noqa: E402
 
 pytestmark = pytest.mark.extras
 
@@ -77,6 +78,45 @@ def test_the_number_of_workers_changes_nothing(example: Any, options: tuple[str,
         assert float(lines[-1].split()[3]) > 100, "it learns"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_workers_that_are_killed_change_nothing(recurrent: bool) -> None:
+    """The parameters after some updates are the same bits as those of one worker in this process."""
+    found, settings = [], Settings(iterations=4, timesteps=40, minibatch=64)
+    filtered: Any = {"observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm()}
+    lanes: Any = {"worker_class": VecWorker, "worker_args": {"n_envs": 4}, **filtered}
+    for make, n_workers in ((LocalSampler, 1), (MultiprocessingSampler, 2)):
+        if recurrent:
+            learner, adam = remembering()
+            agent, env, options = learner, PARTLY, {}
+        else:
+            (learner, agent, _), env, options = made(), "CartPole-v1", lanes
+        with make(agent, env, n_workers=n_workers, seed=1, **options) as sampler:
+            for number in range(3) if recurrent else train(sampler, learner, settings):
+                if recurrent:
+                    batch = sampler.obtain_fragments(40, 4, agent_update=learner.state_dict())
+                    ppo_recurrent.improve(learner, adam, batch, number)
+                if n_workers > 1:
+                    os.kill(sampler.worker_pids()[sampler.agent_version % 2], signal.SIGKILL)
+            assert bool(sampler.stats.restarts) == (n_workers > 1)
+        found.append(torch.nn.utils.parameters_to_vector(learner.parameters()))
+    assert torch.equal(found[1], found[0])
+
+
+@BOTH
+def test_the_entropy_bonus_keeps_the_policy_random(env_id: str) -> None:
+    """From one batch, the policy that learns with the bonus is the more random one."""
+    entropies = []
+    for entropy in (0.0, 1.0):
+        policy, agent, adam = made(env_id, learning_rate=1e-2)
+        with LocalSampler(agent, env_id, seed=1) as sampler:
+            batch = sampler.obtain_samples(500)
+        improve(policy, adam, batch, 0, Settings(minibatch=250, entropy=entropy))
+        with torch.no_grad():
+            entropies.append(float(policy.distribution(torch.as_tensor(batch.observations)).entropy().mean()))
+    assert entropies[1] > entropies[0] + 0.01
+
+
 def test_one_iteration_makes_better_actions_likelier() -> None:
     """The mean log-probability, weighted by the advantages, of what was sampled."""
     policy, agent, adam = made()
@@ -102,6 +142,7 @@ def test_returns_of_episodes_that_go_on() -> None:
         found.append(sorted(np.concatenate(calls)))
     assert found[0] == found[1]
     assert len(found[0]) > 30
+    assert 8 * 150 - 500 < sum(found[0]) < 8 * 150
 
 
 def test_each_setting_is_an_option_with_its_default_and_the_example_can_be_read_in_one_sitting() -> None:
@@ -127,9 +168,11 @@ def test_what_is_saved_acts_as_in_training(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.observations, expected.raw_observations)
     assert os.listdir(tmp_path) == ["a.pt"]
     small = ("CartPole-v1", "--iterations", "1", "--timesteps", "5", "--workers", "1")
-    lines = run(main, *small, "--out", str(tmp_path / "b.pt"))
-    assert lines[0] == "iteration 0: no episode ended"
-    assert len(evaluate(load(tmp_path / "b.pt", "CartPole-v1"), "CartPole-v1", num_trajectories=2, n_workers=0)) == 2
+    for filters in ([], ["--normalize-observations", "--normalize-rewards"]):
+        lines = run(main, *small, *filters, "--out", str(tmp_path / "b.pt"))
+        assert lines[0] == "iteration 0: no episode ended"
+        agent = load(tmp_path / "b.pt", "CartPole-v1")
+        assert len(evaluate(agent, "CartPole-v1", num_trajectories=2, n_workers=0)) == 2
 
 
 # ---------------------------------------------------------------------- with a memory
@@ -188,7 +231,24 @@ def test_several_agents_learn_the_same_for_any_number_of_workers() -> None:
     assert "evaluation: mean return" in one
 
 
+@pytest.mark.slow
+def test_several_agents_learn() -> None:
+    more = ("--n-envs", "16", "--timesteps", "64", "--minibatch", "128", "--iterations", "25", "--workers", "1")
+    lines = "\n".join(run(ppo_multiagent.main, "tests.scripted.zoo:parallel_env", *more))
+    first, *_, last = [float(value) for value in re.findall(r"iteration \d+: mean return ([\d.]+)", lines)]
+    assert last > 1.3 * first
+
+
 # ---------------------------------------------------------------------- TRPO
+
+
+def test_conjugate_gradients_solve_linear_equations() -> None:
+    torch.manual_seed(0)
+    root = torch.randn(8, 8, dtype=torch.float64)
+    matrix, target = root @ root.T + torch.eye(8), torch.randn(8, dtype=torch.float64)
+    found = trpo.conjugate_gradient(lambda vector: matrix @ vector, target)
+    torch.testing.assert_close(found, torch.linalg.solve(matrix, target))
+    assert not trpo.conjugate_gradient(lambda vector: matrix @ vector, torch.zeros_like(target)).any()
 
 
 @BOTH

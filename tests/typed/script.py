@@ -72,6 +72,9 @@ def main(folder: Path) -> None:
         assert_type(batch, Batch)
         assert_type(batch.observations, Array)
         assert_type(batch.next_observations, Array)
+        assert_type(batch.last_observations, Array)
+        assert_type(batch.actions, Array)
+        assert_type(batch.mask, NDArray[np.bool_])
         assert_type(batch.rewards, NDArray[np.float64])
         assert_type(batch.lengths, NDArray[np.int64])
         assert_type(batch.terminated | batch.truncated, NDArray[np.bool_])
@@ -86,7 +89,9 @@ def main(folder: Path) -> None:
         for trajectory in batch:
             assert_type(trajectory, Batch)
         assert_type(batch[np.int64(0)], Batch)
+        assert_type(batch[0], Batch)
         assert_type(batch[1:], Batch)
+        assert_type(batch[batch.returns > 10], Batch)
         assert_type(batch[np.argsort(batch.returns)], Batch)
         assert_type(batch[[1, 0]], Batch)
         assert_type(batch.split(), list[Batch])
@@ -116,6 +121,7 @@ def main(folder: Path) -> None:
         assert_type(old.obtain_samples(0, 5, {"bias": 1.0}, Two()), Batch)
         assert_type(old.obtain_samples(itr=1, num_samples=5, agent_update=Agent(1.0)), Batch)
         assert_type(old.obtain_fragments(2, env_update=Two(5)).episode_returns, NDArray[np.float64])
+        assert_type(old.obtain_fragments(2, env_update=Two(5)).episode_lengths, NDArray[np.int64])
     assert len(streamsampler.evaluate(Agent(0.0), Two(), num_trajectories=2, n_workers=0)) == 2
     by_factory = LocalSampler[Observations].from_worker_factory(WorkerFactory(n_workers=1), Agent(0.0), Two)
     assert_type(by_factory, LocalSampler[Observations, Array])
