@@ -62,7 +62,9 @@ def test_the_library(tmp_path):
 def test_the_contracts(tmp_path):
     tests = [
         "tests/contracts/test_scenarios.py",
+        "tests/contracts/test_c2_unbiased.py",
         "tests/contracts/test_c3_on_policy.py::test_no_action_of_an_old_version",
+        "tests/contracts/test_c9_exact_data.py",
     ]
     # In a folder of its own: pytest leaves a folder that it lists open where it cannot lock the ones of earlier runs.
     options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "slow", "-k", "queues and spawn and not True"]
@@ -94,6 +96,7 @@ assert not [name for name in os.listdir(".") if name.endswith(".tmp")]
 for words, *arguments in (
     ("needs Linux:", "--engine", "processes"),
     ("only worker processes take --start-method", "--start-method", "spawn", "--workers", 0),
+    ("take --engine and --step-timeout", "--engine", "queues", "--step-timeout", 2, "--workers", 0),
     ("this system takes no --max-worker-memory", "--max-worker-memory", "2G"),
     ("needs Linux or macOS", "--shard-size", 100, "--out", "folder", "--workers", 0),
 ):
