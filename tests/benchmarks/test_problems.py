@@ -2,6 +2,7 @@
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -145,7 +146,8 @@ def test_segments_of_ppos_sources_are_what_the_environment_said(source):
     from benchmarks.ppo import collectors, tasks
     from streamsampler.examples.ppo import ActorCritic
 
-    env, task = gymnasium.make("CartPole-v1").unwrapped, tasks.TASKS["CartPole-v1"]
+    env: Any = gymnasium.make("CartPole-v1").unwrapped
+    task = tasks.TASKS["CartPole-v1"]
     policy = ActorCritic(env.observation_space, env.action_space)
     makers = {
         "fragments": lambda: collectors.fragments(task, policy, 1, 1),

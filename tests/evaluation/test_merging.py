@@ -77,7 +77,7 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
     copied = evaluated((2, 3), tmp_path / "copied.json")
     whole = evaluated(None, tmp_path / "whole.json")
     of_two = evaluated((2, 2), tmp_path / "of-two.json")
-    others = ({"seed": 4}, {"max_episode_length": 2}, {"env": "CartPole-v1"})
+    others: list[dict[str, Any]] = [{"seed": 4}, {"max_episode_length": 2}, {"env": "CartPole-v1"}]
     seed, limit, env = (evaluated((2, 3), tmp_path / f"other-{n}.json", **it) for n, it in enumerate(others))
     (tmp_path / "x.json").write_text("{}")
     with LocalSampler("random", "CartPole-v1", seed=1) as sampler:

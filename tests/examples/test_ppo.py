@@ -5,6 +5,7 @@ import inspect
 import os
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -83,19 +84,21 @@ def test_the_number_of_workers_changes_nothing(example: Any, options: tuple[str,
 def test_workers_that_are_killed_change_nothing(recurrent: bool) -> None:
     """The parameters after some updates are the same bits as those of one worker in this process."""
     found, settings = [], Settings(iterations=4, timesteps=40, minibatch=64)
-    filtered: Any = {"observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm()}
-    lanes: Any = {"worker_class": VecWorker, "worker_args": {"n_envs": 4}, **filtered}
+    lanes: Any = {"worker_class": VecWorker, "worker_args": {"n_envs": 4}}
+    lanes |= {"observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm()}
+
+    def remember(sampler: Any, agent: RecurrentAgent, adam: Any) -> Iterator[None]:
+        for iteration in range(3):
+            batch = sampler.obtain_fragments(40, 4, agent_update=agent.state_dict())
+            ppo_recurrent.improve(agent, adam, batch, iteration)
+            yield
+
     for make, n_workers in ((LocalSampler, 1), (MultiprocessingSampler, 2)):
-        if recurrent:
-            learner, adam = remembering()
-            agent, env, options = learner, PARTLY, {}
-        else:
-            (learner, agent, _), env, options = made(), "CartPole-v1", lanes
-        with make(agent, env, n_workers=n_workers, seed=1, **options) as sampler:
-            for number in range(3) if recurrent else train(sampler, learner, settings):
-                if recurrent:
-                    batch = sampler.obtain_fragments(40, 4, agent_update=learner.state_dict())
-                    ppo_recurrent.improve(learner, adam, batch, number)
+        learner: Any
+        learner, *others = remembering() if recurrent else made()
+        given: Any = (learner, PARTLY) if recurrent else (others[0], "CartPole-v1")
+        with make(*given, n_workers=n_workers, seed=1, **({} if recurrent else lanes)) as sampler:
+            for _ in remember(sampler, learner, others[0]) if recurrent else train(sampler, learner, settings):
                 if n_workers > 1:
                     os.kill(sampler.worker_pids()[sampler.agent_version % 2], signal.SIGKILL)
             assert bool(sampler.stats.restarts) == (n_workers > 1)

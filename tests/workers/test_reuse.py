@@ -30,8 +30,9 @@ def arrays_of(action):
 class Clips(gymnasium.Env):
     """Shows its timestep; clips its action in place, as `np.clip(…, out=action)` does; the reward is what it was."""
 
-    observation_space = spaces.Box(-9, 9, (1,), np.float32)
+    observation_space: Any = spaces.Box(-9, 9, (1,), np.float32)
     action_space: Any = SPACES["array"]
+    kept: Any = None  # the action before
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -39,7 +40,7 @@ class Clips(gymnasium.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        assert self.t == 0 or all((array == 1).all() for array in arrays_of(self.kept)), "the action before stays"
+        assert self.t == 0 or all((array == 1).all() for array in arrays_of(self.kept)), "it has changed since"
         self.t, self.kept = self.t + 1, action
         reward = max(float(array.max()) for array in arrays_of(action))
         for array in arrays_of(action):
