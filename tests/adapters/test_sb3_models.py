@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -56,7 +54,7 @@ def test_only_the_policy_is_sent():
     assert agent.get_action(observation)[0] == dqn.predict(observation, deterministic=True)[0]
 
 
-def test_models_are_loaded_by_calls_and_by_the_command(ppo, tmp_path):
+def test_models_are_loaded_by_the_name_of_their_algorithm_or_by_its_class(ppo, tmp_path):
     ppo.save(tmp_path / "model.zip")
     observation = gymnasium.make("CartPole-v1").reset(seed=0)[0]
     for algorithm in ("PPO", PPO):
@@ -64,16 +62,6 @@ def test_models_are_loaded_by_calls_and_by_the_command(ppo, tmp_path):
         assert agent.get_action(observation)[0] == ppo.predict(observation, deterministic=True)[0]
     with pytest.raises(UsageError, match="no algorithm 'PPPO'"):
         SB3Agent.load(tmp_path / "model.zip", "PPPO")
-    agent_py = "from streamsampler.agents.sb3 import SB3Agent\ntrained = lambda: SB3Agent.load('model.zip', 'PPO')\n"
-    (tmp_path / "my_agents.py").write_text(agent_py)
-    command = "sample CartPole-v1 --agent my_agents:trained --num-trajectories 3 --workers 1 --json --quiet"
-    arguments = [sys.executable, "-m", "streamsampler", *command.split()]
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert '"trajectories": 3' in done.stdout
-
-
-# --- VecNormalize's statistics
 
 
 class Offset(gymnasium.Env):

@@ -64,7 +64,6 @@ ENVS = {
     "raises in reset": ("runs", "failure", "resetting the environment raised RuntimeError", "on_failure"),
     "close": ("close", "failure", "closing the environment raised RuntimeError: the door is stuck", "once at any time"),
 }
-OF_PARTS = "bounds", "nan", "shape"  # of observations
 REFUSED = {"shape": "observations", "reward": "rewards", "info": "infos"}
 
 

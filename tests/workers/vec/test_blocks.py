@@ -120,7 +120,13 @@ def test_a_row_that_is_free_takes_the_next_trajectory_of_its_block():
 
 
 class Boxed(Calling):
+    """Shows a little more than its length after two timesteps."""
+
     action_space: Any = spaces.Box(-1, 1, (2,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return observation + np.float32(0.25 * (self.t == 2)), *rest
 
 
 @pytest.mark.parametrize("odd", range(6))
@@ -131,11 +137,11 @@ def test_the_trajectory_that_cannot_be_recorded_is_named(odd):
         """Leaves the action space where an observation shows one of the lengths."""
 
         def get_actions(self, observations: Any) -> tuple[Any, dict[str, Any]]:
-            return np.repeat(np.where(observations == lengths[odd], 7.0, 0.5), 2, axis=1), {}
+            return np.repeat(np.where(observations == lengths[odd] + 0.25, 7.0, 0.5), 2, axis=1), {}
 
     worker = worker_of(Leaving())
     worker.update_env(as_env_update(Boxed))
-    with pytest.raises(ActionError, match="outside its space"):
+    with pytest.raises(ActionError, match=r"outside its space.*, at timestep 2 of its trajectory; clip it"):
         run(worker, lengths)
     assert worker.trajectory == odd
 

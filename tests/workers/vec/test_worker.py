@@ -313,29 +313,6 @@ def test_batched_actions_that_their_space_cannot_hold_are_refused(space, actions
         sampler.obtain_trajectories(3)
 
 
-class Growing:
-    """Leaves the action space in its last row, at timestep 2."""
-
-    steps = 0
-
-    def get_action(self, observation):
-        raise AssertionError
-
-    def get_actions(self, observations, starts):
-        self.steps = 0 if starts.all() else self.steps + 1
-        actions = np.zeros((len(observations), 2))
-        actions[-1] = self.steps
-        return actions, {}
-
-
-def test_an_action_outside_its_space_is_found_in_its_trajectory():
-    env = Echo(spaces.Box(-1, 1, (2,), np.float32), 3)
-    with vec(Growing(), env) as sampler, pytest.raises(RolloutError, match="outside its space") as caught:
-        sampler.obtain_trajectories(3)
-    assert "at timestep 2 of its trajectory; clip it" in str(caught.value)
-    assert caught.value.trajectory == 2
-
-
 def test_environments_of_one_worker_have_the_same_spaces():
     made: list[Any] = []
 
