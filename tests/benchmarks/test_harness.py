@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.harness import comparing, processes, question, report, rounds, running
-from benchmarks.harness.summary import section, shares
+from benchmarks.harness.summary import section
 from benchmarks.ppo import results as of_ppo
 from benchmarks.questions import versions
 
@@ -206,21 +206,6 @@ def test_a_report_tells_which_machine_each_question_was_measured_on():
         "Measured on a processor, 2 cores, 8.0 GiB, Linux 6.1, Python 3.11.7, numpy 2.0; 2026-01-02.",
         "But b: on a processor, 2 cores, 8.0 GiB, Linux 6.2, Python 3.11.7, numpy 2.0; 2026-01-01.",
     ]
-
-
-def test_a_library_stands_with_its_best_setting_under_its_own_name():
-    results: Any = {
-        "ours": {"ratio": {"median": 0.9}},
-        "sb3_subproc_2": {"ratio": {"median": 0.1}},
-        "sb3_subproc_8": {"ratio": {"median": 0.2}},
-        "tianshou": GONE,
-    }
-    assert shares(results) == {"streamsampler": 0.9, "Stable-Baselines3 SubprocVecEnv": 0.2}
-    text = section({"cheap_20": results})
-    cells = [[cell.strip() for cell in line.split("|")][1:-1] for line in text.splitlines()[2:5]]
-    assert cells[0] == ["", "streamsampler", "Stable-Baselines3 SubprocVecEnv"]
-    assert cells[2] == ["CartPole, NumPy agent", "0.90", "0.20"]
-    assert "Tianshou" not in text
 
 
 def test_the_readme_and_the_results_are_what_was_measured():
