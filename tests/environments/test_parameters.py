@@ -13,7 +13,7 @@ from streamsampler import LocalSampler, PerWorker, SetParameters, SetTaskUpdate,
 from streamsampler.core.serialization import dumps
 from streamsampler.environments import Choice, Distribution, LogUniform, Normal, Uniform
 from streamsampler.errors import RolloutError, UsageError
-from tests.scripted.agents import always_zero
+from tests.scripted.agents import Independent, always_zero
 from tests.scripted.envs import AnyLength
 
 
@@ -40,6 +40,7 @@ class WithTask(Weighed):
 
 
 DRAWN = {"mass": Uniform(1, 2), "size": 0.5}
+LANES: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
 
 
 def rewards_after(sampler, update):
@@ -54,6 +55,11 @@ def test_parameters_are_drawn_for_each_trajectory_set_and_told(env):
         with pickle.loads(pickle.dumps(sampler)) as copied:
             second = copied.obtain_trajectories(10)
         assert sampler.obtain_trajectories(10) == second
+    with LocalSampler(Independent(always_zero), SetParameters(DRAWN, env), seed=1, **LANES) as lanes:
+        assert lanes.obtain_trajectories(10) == first
+        assert lanes.replay(1, 4, recorded=first).same
+    with LocalSampler(always_zero, env, seed=1, check="error") as sampler:
+        assert len(sampler.obtain_trajectories(3, tasks=[SetParameters({"mass": 1}), SetParameters({"mass": 2})])) == 6
     for batch in (first, second):
         drawn = batch.episode_infos["parameters"]
         assert ((drawn["mass"] >= 1) & (drawn["mass"] <= 2)).all()
@@ -64,9 +70,13 @@ def test_parameters_are_drawn_for_each_trajectory_set_and_told(env):
 
 
 def test_fragments_draw_them_for_each_episode():
-    with LocalSampler(always_zero, Weighed, n_workers=2, seed=1) as sampler:
-        sampler.obtain_fragments(9, n_envs=4, env_update=SetParameters(DRAWN))
-        batch = sampler.obtain_fragments(9)
+    batches = []
+    for n_workers in (1, 3):
+        with LocalSampler(always_zero, Weighed, n_workers=n_workers, seed=1) as sampler:
+            batches.append(sampler.obtain_fragments(9, n_envs=4, env_update=SetParameters(DRAWN)))
+            batches.append(sampler.obtain_fragments(9))
+    assert batches[:2] == batches[2:]
+    batch = batches[1]
     assert ((batch.rewards >= 51) & (batch.rewards <= 52)).all()
     assert len(set(batch.rewards.tolist())) > 4
 
@@ -142,6 +152,7 @@ def untyped(value: Any) -> Any:
     [
         (lambda: Uniform(2, 1), "low=2 and high=1"),
         (lambda: Uniform(0, np.inf), "finite"),
+        (lambda: Uniform(untyped("1"), 2), "finite number for low"),
         (lambda: LogUniform(0, 1), "above 0"),
         (lambda: Normal(0, -1), "std=-1"),
         (lambda: Choice([]), "at least one"),
@@ -150,6 +161,7 @@ def untyped(value: Any) -> Any:
         (lambda: Choice([1, 2], [0.5, 0.6]), "add up to 1"),
         (lambda: SetParameters({}), "no parameters"),
         (lambda: SetParameters(untyped([1])), "takes a dict"),
+        (lambda: SetParameters(untyped({1: 2})), "names as keys"),
         (lambda: SetParameters({"mass": Uniform}), "an instance"),
         (lambda: SetParameters({"mass": [Uniform(1, 2)]}), r"'mass' has Uniform\(1, 2\) within its value"),
         (lambda: SetParameters({"mass": {"a": (1, Uniform(1, 2))}}), r"'mass' has Uniform\(1, 2\) within its value"),
@@ -195,8 +207,7 @@ def test_what_does_not_fit_the_environment_is_an_error_and_changes_nothing(env, 
 def test_parameters_are_told_under_another_key_where_one_is_given_and_native_environments_are_refused():
     with LocalSampler(always_zero, SetParameters({"mass": 1}, TellsParameters, info_key="set"), seed=1) as sampler:
         assert sampler.obtain_trajectories(2).episode_infos["set"]["mass"].tolist() == [1, 1]
-    native: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
-    sampler = LocalSampler(always_zero, lambda: SyncVectorEnv([Weighed] * 2), **native)
+    sampler = LocalSampler(always_zero, lambda: SyncVectorEnv([Weighed] * 3), **LANES)
     with sampler, pytest.raises(RolloutError, match=r"vectorised natively.*not vectorised"):
         sampler.obtain_trajectories(2, env_update=SetParameters({"mass": 1}))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.environments import updates as environments
 from streamsampler.environments.updates import (
     EnvCloseError,
@@ -27,6 +27,7 @@ from streamsampler.environments.updates import (
     with_worker_number,
 )
 from streamsampler.errors import SamplerError, UnknownEnvironmentError, UsageError
+from streamsampler.testing import Fault, Faults
 
 
 class Scripted(gymnasium.Env):
@@ -120,10 +121,10 @@ def test_a_new_environment_is_made_when_the_old_one_is_closed():
 @pytest.mark.parametrize(
     ("update", "what"),
     [
-        (lambda: None, r"<lambda> .* gave None \(is a return missing\?\)"),
-        (lambda: 3, "<lambda> .* gave a int"),
-        (lambda: Scripted, "<lambda> .* gave the class Scripted"),
-        (Forgetful(), r"Forgetful .* gave None \(is a return"),
+        (lambda: None, r"<lambda> should give a gymnasium.Env, but gave None \(is a return missing\?\)"),
+        (lambda: 3, "<lambda> should give a gymnasium.Env, but gave a int"),
+        (lambda: Scripted, "<lambda> should give a gymnasium.Env, but gave the class Scripted"),
+        (Forgetful(), r"Forgetful should give a gymnasium.Env, but gave None \(is a return"),
     ],
 )
 def test_an_update_that_gives_no_environment_is_an_error(update, what):
@@ -250,6 +251,7 @@ class Called:
         (positional, {}, {}),
         (Called(), {}, {"worker_number": 3}),
         (Scripted, {"size": 1}, {"size": 1, "worker_number": 3}),
+        (functools.partial(Scripted, size=1), {}, {"worker_number": 3}),
         (functools.partial(Scripted, worker_number=8), {}, {}),
         (functools.partial(Scripted, 1, 8), {}, {}),
         (dict, {}, {}),
@@ -265,13 +267,19 @@ def test_who_has_a_parameter_for_it_is_given_the_number(factory, arguments, give
     assert NewEnvUpdate(Scripted)(None).number == 0, "outside workers"  # type: ignore[attr-defined]
 
 
+VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
+
+
 @pytest.mark.parametrize("make", [LocalSampler, MultiprocessingSampler])
-def test_each_worker_has_its_number(make):
+@pytest.mark.parametrize("options", [{}, pytest.param(VEC, marks=pytest.mark.slow)], ids=["", "vec"])
+def test_each_worker_has_its_number_and_the_one_in_the_place_of_a_lost_one(make, options, tmp_path):
     def numbers(**update):
         return sampler.obtain_exact_trajectories(2, **update).observations.tolist()
 
     agents = [lambda _: 0] * 2  # one for each worker: then each has trajectories that no other one runs
-    with make(agents, Scripted, n_workers=2, check=None) as sampler:
+    faults = Faults(tmp_path, Fault("kill", "reset")) if make is MultiprocessingSampler else Faults(tmp_path)
+    with make(agents, faults.env(Scripted), n_workers=2, check=None, **options) as sampler:
         assert numbers() == [0, 0, 1, 1]
+        assert sampler.stats.restarts == len(faults.faults)
         assert numbers(env_update=NewEnvUpdate(Scripted, {"worker_number": 9})) == [9] * 4
         assert numbers(env_update=SetTaskUpdate(Tasked, 1)) == [0, 0, 1, 1]
