@@ -11,6 +11,7 @@ import pytest
 
 from streamsampler.errors import ActionError, ClosedError, SerializationError, UsageError
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
+from tests.stepping.conftest import MANAGERS
 from tests.stepping.environments import Counting, Graded, Varied
 
 NUMBERS = r"env_ids must be a sequence of the numbers of environments, or None for all, got "
@@ -67,9 +68,9 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def manager():
-    with SerialEnvManager(Counting, n_envs=2, seed=0) as made:
+@pytest.fixture(scope="module", params=["serial", pytest.param("processes", marks=pytest.mark.slow)])
+def manager(request):
+    with MANAGERS[request.param](Counting, n_envs=2, seed=0) as made:
         yield made
 
 

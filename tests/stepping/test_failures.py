@@ -15,7 +15,7 @@ from streamsampler.engines import linked
 from streamsampler.engines.launch import start
 from streamsampler.engines.processes import engine
 from streamsampler.engines.processes import engine as links
-from streamsampler.errors import RolloutError, SerializationError, UsageError, WorkerDiedError
+from streamsampler.errors import DataError, RolloutError, SerializationError, UsageError, WorkerDiedError
 from streamsampler.stepping.episodes import EpisodeSeeds
 from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
@@ -95,7 +95,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("serial", {("step", 2): None}, "DataError: terminated should be True or False, and is None"),
     ("serial", {("step", 3): "no"}, "DataError: truncated should be True or False, and is str 'no'"),
     ("serial processes", {("step", 4): None}, "DataError: infos: an info must be a dict, got None"),
-    ("serial processes", {("reset", 1): [1]}, "raised in reset.*DataError: infos: an info must be a dict, got"),
+    ("serial processes", {("reset", 1): [1]}, "raised in reset.*DataError: infos: an info must be a dict, got list"),
     ("processes", {("step", 4): BAD}, "raised in step.*its info cannot be unpickled.*TwoArgumentsError.__init__"),
     ("processes", {("reset", 1): BAD}, "raised in reset.*its info cannot be unpickled"),
 ]
@@ -118,12 +118,17 @@ def test_one_that_fails_whenever_it_is_tried_is_an_error_and_fails_alone(kind, o
         with pytest.raises(RolloutError, match="environment 0 .*" + match) as caught:
             manager.recv(min_envs=2)
         assert caught.value.__cause__ is not None
+        is_data = not any(isinstance(it, BaseException) for it in odd.values())
+        assert isinstance(caught.value.original, DataError) is is_data
         assert manager.states[0] is EnvState.FAILED
         with pytest.raises(UsageError, match=r"environment 0 .* FAILED"):
             manager.send(np.array([1]), [0])
         steps = manager.recv()
         assert (steps.env_ids.tolist(), steps.failed.tolist(), steps.rewards.tolist()) == ([1], [False], [1])
         assert manager.failures == (1 if on_failure == "raise" else 2)
+        manager.reset([0], options={})
+        steps = manager.step(ONES)
+        assert (steps.timesteps.tolist(), steps.episodes[1]) == ([1, 2], 0)
         check_goes_on(manager)
 
 
@@ -268,8 +273,8 @@ def test_a_function_of_the_user_says_what_is_abnormal(new_manager):
 
 
 @pytest.mark.parametrize("on_failure", ["restore", "reset", "raise"])
-def test_a_wrong_action_is_an_error_of_its_caller_and_no_failure_of_the_environment(on_failure):
-    manager = SerialEnvManager(Graded, n_envs=2, seed=0, on_failure=on_failure, max_restarts=0)
+def test_a_wrong_action_is_an_error_of_its_caller_and_no_failure_of_the_environment(new_manager, on_failure):
+    manager = new_manager(Graded, n_envs=2, seed=0, on_failure=on_failure, max_restarts=0)
     manager.reset()
     for _ in range(2):
         manager.send(np.array([7, 1]))
@@ -341,7 +346,7 @@ CALLS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
     ("kind", "on_failure", "stride"),
-    [("serial", "restore", 1), ("serial", "reset", 1), ("serial", "raise", 1), ("processes", "restore", 5)],
+    [("serial", "restore", 1), ("serial", "reset", 1), ("serial", "raise", 1), ("processes", "restore", 3)],
 )
 @pytest.mark.slow  # which lines run depends on what has arrived
 def test_ctrl_c_at_any_line(name, kind, on_failure, stride):
