@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler.data.trees import same
+from streamsampler.data.trees import map_tree, same
 from streamsampler.errors import ActionError, RolloutError, UsageError
 from streamsampler.stepping.managers import SerialEnvManager
+from streamsampler.stepping.rows import EnvValues
 from tests.stepping.conftest import MODES
 from tests.stepping.environments import Graded
 
@@ -87,12 +88,14 @@ def test_each_environment_has_values_of_its_own(new_manager, autoreset):
     assert manager.action_spaces == tuple(ACTIONS.values())
     seeds = [5, 6, 7, 8]
     first = manager.reset(seed=seeds, every_episode=True)
+    kept = [typed(each) for each in first.observations]
     assert same(list(first.observations), list(manager.observations()))
     rows: list[list[Any]] = [[] for _ in ENVS]
     sent: list[list[Any]] = [[] for _ in ENVS]
     for _ in range(12):
         actions = manager.random_actions()
         steps = manager.step(list(actions))
+        assert same(list(steps.observations), list(manager.observations()))
         assert same(list(steps.actions), list(actions))
         for env_id, one in steps.by_env().items():
             sent[env_id].append(actions[env_id])
@@ -104,6 +107,7 @@ def test_each_environment_has_values_of_its_own(new_manager, autoreset):
     for env_id, env in enumerate(ENVS):
         expected = rows_of(env(), seeds[env_id], sent[env_id], autoreset)
         assert rows[env_id] == [typed(each) for each in expected]
+    assert autoreset == "disabled" or [typed(each) for each in first.observations] == kept
     held = manager.observations()
     held[0][:] = 0
     assert manager.observations()[0].any(), "what is returned is a copy"
@@ -119,6 +123,36 @@ def test_some_are_stepped_by_their_numbers(new_manager):
     manager.send([{"push": 1, "turn": 1.0}], [2])
     assert manager.recv().rewards.tolist() == [2]
     assert manager.random_actions([]).shape == (0,)
+
+
+BYTES, FLOATS, INTEGERS = (spaces.Box(0, 100, (1,), dtype) for dtype in (np.uint8, np.float32, np.int64))
+PARTS = spaces.Dict(a=BYTES, b=spaces.Tuple([spaces.Discrete(3), FLOATS]))
+# A space, what an environment shows, and what it becomes: None for an error.
+SHOWN: list[tuple[spaces.Space[Any], Any, Any]] = [
+    (BYTES, np.array([300]), None), (BYTES, np.array([-1]), None), (BYTES, [5], [5]), (BYTES, [5, 5], None),
+    (INTEGERS, [3.0], None), (INTEGERS, np.array([2**63 + 5], np.uint64), None), (FLOATS, np.array([1e300]), None),
+    (FLOATS, np.array([2**24 + 1]), None), (FLOATS, np.array([0.1]), [np.float32(0.1)]), (FLOATS, ["a"], None),
+    (FLOATS, None, None), (spaces.Box(0, 1, (1,), bool), np.array([3]), None), (spaces.Discrete(4), np.array(3), 3),
+    (spaces.Discrete(4), np.array([3]), None), (spaces.Discrete(4), 1.5, None), (spaces.Discrete(4), 2**70, None),
+    (spaces.MultiBinary(1), [True], [1]), (spaces.MultiDiscrete([[5, 6]]), [[4, 5]], [[4, 5]]),
+    (PARTS, {"a": [5], "b": (2, np.ones(1))}, {"a": [5], "b": (2, [1.0])}), (PARTS, {"a": [5], "b": (2,)}, None),
+    (PARTS, {"a": [500], "b": (2, np.ones(1))}, None), (PARTS, {"a": [5]}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("space", "value", "expected"), SHOWN)
+def test_what_is_shown_or_sent_becomes_another_number_nowhere(space, value, expected):
+    """Whether the values of environments come one by one, or together."""
+    values = EnvValues([space] * 2, 1, "action", ActionError, np.zeros)
+    puts: list[Any] = [lambda: values.put(0, 1, value), lambda: values.put_some(0, [1, 0], [value] * 2)]
+    for put in puts:
+        if expected is None:
+            with pytest.raises(ActionError, match="action"):
+                put()
+        else:
+            put()
+            found = map_tree(lambda leaf: leaf.tolist(), values.read(0, 1))
+            assert found == expected
 
 
 WRONG: list[tuple[Any, str]] = [

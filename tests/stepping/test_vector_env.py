@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -69,6 +70,39 @@ def test_all_is_gymnasiums(new_manager, autoreset, masked):
     assert [it.bit_generator.state for it in ours.np_random] == [it.bit_generator.state for it in theirs.np_random]
     assert ours.np_random_seed == theirs.np_random_seed
     assert_equal(ours.call("render"), theirs.call("render"))
+
+
+SPACES: list[Any] = [
+    spaces.Box(-1, 1, (), np.float64), spaces.Discrete(5, start=-2), spaces.MultiDiscrete([[3, 4], [5, 6]]),
+    spaces.Tuple([spaces.Box(-1, 1, (3,), np.float16), spaces.Dict(x=spaces.MultiBinary((2, 3)))]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_values_of_all_spaces_are_those_of_gymnasiums(space):
+    class Echo(gymnasium.Env):
+        observation_space = action_space = space
+
+        def reset(self, *, seed=None, options=None):
+            space.seed(seed)
+            return space.sample(), {}
+
+        def step(self, action):
+            return action, 0.5, False, False, {}
+
+    class Strict(Echo):
+        def step(self, action):
+            assert action in space
+            return super().step(action)
+
+    ours, theirs = serial(Strict), SyncVectorEnv([Echo] * 2)
+    reset_both(ours, theirs, [4, 5])
+    for _ in range(2):
+        actions = ours.action_space.sample()
+        result = ours.step(actions)
+        assert_equal(result, theirs.step(actions))
+        assert_equal(result[0], actions)
+        assert result[0] in ours.observation_space
 
 
 def test_random_actions_are_gymnasiums():
