@@ -1,20 +1,29 @@
-"""With the agent here, environments that cannot be restored: episodes end, or trajectories are run again."""
+"""With the agent here: environments that cannot be restored, losses beyond the quota, hangs and Ctrl-C.
+
+Episodes end, or trajectories are run again.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
+import signal
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from streamsampler.errors import WorkerDiedError
+from streamsampler import NewEnvUpdate
+from streamsampler.errors import RolloutError, WorkerDiedError
+from streamsampler.samplers.call import Call
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.processes import ProcessTransport
-from tests.fragments.agents import Alone, Drawn, Fleeting, Sticky
+from streamsampler.testing import Fault, Faults
+from tests.fragments.agents import Alone, Drawn, Fleeting, Restorable, Sticky
 from tests.stepping.conftest import kill
-from tests.stepping.test_inference import in_parent, reference
+from tests.stepping.environments import Strolling
+from tests.stepping.test_inference import Exact, InBlocks, Mistaken, in_parent, reference
 
 AGENTS = [Fleeting, Drawn]  # each at its own pace, all together
 
@@ -179,7 +188,10 @@ def test_exceptions_that_count_as_losses(agent, tmp_path):
     for make in (reference, in_parent):
         (folder := tmp_path / make.__name__).mkdir()
         with make(agent(), functools.partial(Refusing, folder), n_envs=3, restart_on=ConnectionError) as sampler:
-            batches.append([sampler.obtain_fragments(10, 3) for _ in range(3)])
+            batches.append([sampler.obtain_fragments(10, 3) for _ in range(2)])
+            if make is in_parent:
+                kill(sampler)
+            batches[-1].append(sampler.obtain_fragments(10, 3))
     assert batches[0] == batches[1]
     assert batches[0][2].continued.all()
 
@@ -250,7 +262,7 @@ def test_trajectories_that_cannot_be_restored_are_run_again_from_their_seeds(how
         agent.kill = lambda: (file.touch(), kill(sampler, 0))
         found = sampler.obtain_trajectories(2)
         stats = sampler.stats
-        assert stats.lost_timesteps >= 10
+        assert stats.lost_timesteps >= (20 if how == "raises" else 10)
         assert sum(stats.worker_timesteps) == stats.kept_timesteps + stats.lost_timesteps + stats.abandoned_timesteps
     # With "changes" it ran in what took the environment's place.
     kwargs = {"file": file if how == "changes" else tmp_path / "none", "how": how}
@@ -270,3 +282,119 @@ def test_a_trajectory_that_was_left_out_is_not_wanted_back(tmp_path):
         batch = sampler.obtain_trajectories(1)
         assert batch.indices.tolist() == [1]
         assert agent.n_asked >= 40
+
+
+# ---------------------------------------------------------------------- losses, hangs and Ctrl-C
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", [Restorable, Fleeting])
+def test_two_hundred_kills_in_fragments_change_nothing(agent):
+    limits: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+    with reference(agent(), Sticky) as one, in_parent(agent(), Sticky, 3, **limits) as sampler:
+        for call in range(68):
+            assert sampler.obtain_fragments(12) == one.obtain_fragments(12, 4)
+            assert sampler.stats.restarts == 3 * call
+            kill(sampler)
+
+
+def test_losses_beyond_the_quota_are_one_error_that_lists_them(tmp_path):
+    """Also while environments are made, where the error names no trajectory."""
+    step = r"SIGKILL.*environment \d ran trajectory \d; that is 3 losses"
+    for where, match in (("step", step), ("construct", "SIGKILL")):
+        faults = Faults(tmp_path / where, Fault("kill", where, times=None))  # type: ignore[arg-type]
+        with in_parent(Exact(), faults.env(Strolling), max_restarts=2) as sampler:
+            with pytest.raises(WorkerDiedError, match=match) as caught:
+                sampler.obtain_trajectories(20)
+            assert len(caught.value.incidents) == 3
+            assert "max_restarts is 2" in str(caught.value)
+            assert where == "step" or sampler.worker_pids() == []
+            assert (caught.value.trajectory is None) == (where == "construct")
+            assert len(sampler.obtain_trajectories(20, env_update=NewEnvUpdate(Strolling))) == 20
+
+
+@pytest.mark.slow
+def test_environments_that_hang_once(tmp_path):
+    faults = Faults(tmp_path, Fault("hang", "step"), Fault("hang", "construct"))
+    limits: dict[str, Any] = {"step_timeout": 2.0, "construction_timeout": 3.0, "max_restarts": None}
+    with reference(Exact(), Strolling) as one, in_parent(Exact(), faults.env(Strolling), **limits) as sampler:
+        assert sampler.obtain_trajectories(20) == one.obtain_trajectories(20)
+        assert sampler.stats.hangs > 0  # to lose others as well, which were slow, changes nothing
+
+
+class Stuck(Strolling):
+    """In process 1 never ends a step before the agent has raised."""
+
+    def __init__(self, folder, worker_number=0):
+        super().__init__(30)
+        self.is_stuck = worker_number == 1 and not (folder / "raised").exists()
+
+    def step(self, action):
+        if self.is_stuck:
+            threading.Event().wait()
+        return super().step(action)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["obtain_trajectories", "obtain_fragments"])
+def test_an_environment_that_hangs_holds_up_no_error_of_the_agent_and_no_later_call(call, tmp_path, stuck_soon):
+    def once(_):
+        (tmp_path / "raised").touch()
+        raise OverflowError("once is enough")
+
+    with in_parent(Mistaken(once, 2.0), Stuck, n_envs=2, env_kwargs={"folder": tmp_path}) as sampler:
+        with pytest.raises(RolloutError, match="once is enough"):
+            getattr(sampler, call)(4)
+        assert getattr(sampler, call)(4, agent_update=Exact()).n_timesteps > 0
+
+
+@pytest.fixture
+def stuck_soon(monkeypatch):
+    """Let what hangs be given up after a second, where the package waits for it longer."""
+    for module in ("environments", "stepper"):
+        monkeypatch.setattr(f"streamsampler.stepping.inference.{module}.STUCK_SECONDS", 1.0)
+
+
+class Interrupting(Strolling):
+    """Sends Ctrl-C to a process once, and then hangs until it is let go on."""
+
+    def __init__(self, pid, folder):
+        super().__init__(30)
+        self.pid, self.folder = pid, folder
+
+    def step(self, action):
+        if not (file := self.folder / "interrupted").exists():
+            file.touch()
+            os.kill(self.pid, signal.SIGINT)
+            threading.Event().wait()
+        return super().step(action)
+
+
+@pytest.mark.slow  # where it interrupts the call depends on timing
+@pytest.mark.parametrize("agent", [Exact, InBlocks])
+@pytest.mark.parametrize("call", ["obtain_trajectories", "obtain_fragments"])
+def test_ctrl_c_ends_a_call_whose_environments_hang(agent, call, tmp_path, stuck_soon):
+    """And they hold up neither the next call nor the end, however long they may take to close."""
+    kwargs = {"pid": os.getpid(), "folder": tmp_path}
+    with in_parent(agent(), Interrupting, 1, n_envs=1, env_kwargs=kwargs, close_timeout=600.0) as sampler:
+        with pytest.raises(KeyboardInterrupt):
+            getattr(sampler, call)(5)
+        assert getattr(sampler, call)(5).n_timesteps > 0
+
+
+def test_after_an_interrupted_call_of_fragments_new_episodes_begin(monkeypatch):
+    pump, batches = Call.pump, []
+
+    def interrupted(*_):
+        monkeypatch.setattr(Call, "pump", pump)
+        raise KeyboardInterrupt
+
+    for make in (reference, in_parent):
+        with make(Fleeting(), Sticky) as sampler:
+            batches.append(sampler.obtain_fragments(9, 4))
+            monkeypatch.setattr(Call, "pump", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                sampler.obtain_fragments(9, 4)
+            batches += [sampler.obtain_fragments(9, 4) for _ in range(2)]
+    assert batches[:3] == batches[3:]
+    assert not batches[1].continued.any()
