@@ -149,12 +149,7 @@ SCENARIOS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "hooks in blocks": (InBlocks, Strolling, dropped_and_counted, HOOKS),
     "fragments": (Fleeting, Sticky, fragments_of(Fleeting), {"observation_filter": RunningNorm(clip=10.0)}),
     "fragments in groups": (Fleeting, Sticky, fragments_of(Fleeting, Drawn), {"worker_args": {"groups": 2}}),
-    "fragments and a limit": (
-        Alone,
-        Sticky,
-        fragments_of(Alone, Restorable, Drawn),
-        {"max_episode_length": 7},
-    ),
+    "fragments and a limit": (Alone, Sticky, fragments_of(Alone, Restorable, Drawn), {"max_episode_length": 7}),
     "fragments of one agent": (Restorable, Sticky, fragments_of(Restorable), {}),
     "fragments of dependent rows": (Mixed, Sticky, fragments_of(Mixed), {}),
     "fragments of rounded actions": (

@@ -101,8 +101,7 @@ def test_one_that_does_something_else_is_told_of_when_all_is_taken_in(script, en
 
 
 @pytest.mark.parametrize(
-    ("rewards", "first", "is_same"),
-    [(None, 0, True), ((2.0,), 0, True), ((3.0,), 0, False), ((8.0, 7.0), 1, True)],
+    ("rewards", "first", "is_same"), [(None, 0, True), ((2.0,), 0, True), ((3.0,), 0, False), ((8.0, 7.0), 1, True)]
 )
 def test_what_is_kept_elsewhere_is_asked_for_again(script, environments, rewards, first, is_same):
     """The last reward that was taken is compared while a step is open, of which something may be written already.

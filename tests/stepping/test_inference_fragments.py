@@ -75,8 +75,7 @@ FOUND_OUT: list[Any] = [
 
 
 @pytest.mark.parametrize(
-    ("agent", "how", "reason"),
-    [FOUND_OUT[0], *(pytest.param(*it, marks=pytest.mark.slow) for it in FOUND_OUT[1:])],
+    ("agent", "how", "reason"), [FOUND_OUT[0], *(pytest.param(*it, marks=pytest.mark.slow) for it in FOUND_OUT[1:])]
 )
 def test_the_one_that_does_something_else_is_found_out_and_the_others_go_on(agent, how, reason, tmp_path, caplog):
     with three(agent(), tmp_path) as sampler:

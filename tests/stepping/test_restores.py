@@ -110,8 +110,7 @@ class Hidden(Counting):
     ],
 )
 @pytest.mark.parametrize(
-    ("kind", "autoreset"),
-    [("serial", "same_step"), ("serial", "disabled"), ("processes", "next_step")],
+    ("kind", "autoreset"), [("serial", "same_step"), ("serial", "disabled"), ("processes", "next_step")]
 )
 def test_hidden_randomness_is_found_out(tmp_path, verify, n, reason, kind, autoreset, caplog):
     faults = Faults(tmp_path, Fault("kill" if kind == "processes" else "raise", "step", step=n + 1))

@@ -75,10 +75,10 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 )
 @pytest.mark.core
 def test_all_is_that_of_a_dummy_vec_env(new_manager, space, wrapper):
-    from stable_baselines3.common import vec_env
+    from stable_baselines3.common import monitor, vec_env
 
     def env():
-        return Flat(space) if wrapper is None else Wide(space)
+        return monitor.Monitor(Flat(space)) if wrapper is None else Wide(space)
 
     ours, theirs = same_step(new_manager, env), vec_env.DummyVecEnv(following(env, 3))
     assert (ours.observation_space, ours.action_space) == (theirs.observation_space, theirs.action_space)

@@ -42,7 +42,7 @@ def reset_both(ours, theirs, seed, mask=None):
 def test_all_is_gymnasiums(new_manager, autoreset, masked):
     """Step for step, over many episodes; also where a mask resets some, and the others go on."""
     mode = AutoresetMode[autoreset.upper()]
-    ours = new_manager(Varied, n_envs=3, seed=0, autoreset=mode if masked else autoreset).vector_env()
+    ours = new_manager(Varied, n_envs=3, seed=0, autoreset=autoreset if masked else mode).vector_env()
     theirs: Any = SyncVectorEnv(following(Varied, 3), autoreset_mode=mode)
     assert isinstance(ours.unwrapped, VectorEnv)
     for name in (
