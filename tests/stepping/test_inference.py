@@ -345,7 +345,7 @@ def test_what_goes_wrong_is_the_error_of_vec_worker(number):
 @pytest.mark.parametrize("make", [KeyboardInterrupt, lambda: LocalError(threading.Lock())])
 @pytest.mark.slow
 def test_what_cannot_come_from_another_process_is_named(make):
-    match = "KeyboardInterrupt|LocalError"
+    match = r"in trajectory \d+ of agent version 1: .*(KeyboardInterrupt|LocalError)"
     with in_parent(Exact(), lambda: Failing("step", make())) as sampler, pytest.raises(RolloutError, match=match) as it:
         sampler.obtain_trajectories(20)
     assert isinstance(it.value.original, EnvironmentRaisedError)

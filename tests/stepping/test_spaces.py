@@ -134,7 +134,7 @@ SHOWN: list[tuple[spaces.Space[Any], Any, Any]] = [
     (FLOATS, np.array([2**24 + 1]), None), (FLOATS, np.array([0.1]), [np.float32(0.1)]), (FLOATS, ["a"], None),
     (FLOATS, None, None), (spaces.Box(0, 1, (1,), bool), np.array([3]), None), (spaces.Discrete(4), np.array(3), 3),
     (spaces.Discrete(4), np.array([3]), None), (spaces.Discrete(4), 1.5, None), (spaces.Discrete(4), 2**70, None),
-    (spaces.MultiBinary(1), [True], [1]), (spaces.MultiDiscrete([[5, 6]]), [[4, 5]], [[4, 5]]),
+    (spaces.MultiBinary(1), [True], [1]), (spaces.MultiDiscrete(np.array([[5, 6]])), [[4, 5]], [[4, 5]]),
     (PARTS, {"a": [5], "b": (2, np.ones(1))}, {"a": [5], "b": (2, [1.0])}), (PARTS, {"a": [5], "b": (2,)}, None),
     (PARTS, {"a": [500], "b": (2, np.ones(1))}, None), (PARTS, {"a": [5]}, None),
 ]  # fmt: skip

@@ -73,7 +73,7 @@ def test_all_is_gymnasiums(new_manager, autoreset, masked):
 
 
 SPACES: list[Any] = [
-    spaces.Box(-1, 1, (), np.float64), spaces.Discrete(5, start=-2), spaces.MultiDiscrete([[3, 4], [5, 6]]),
+    spaces.Box(-1, 1, (), np.float64), spaces.Discrete(5, start=-2), spaces.MultiDiscrete(np.array([[3, 4], [5, 6]])),
     spaces.Tuple([spaces.Box(-1, 1, (3,), np.float16), spaces.Dict(x=spaces.MultiBinary((2, 3)))]),
 ]  # fmt: skip
 
