@@ -99,7 +99,7 @@ def dropped_and_counted(sampler):
     yield outcome_of(sampler.obtain_trajectories(13))
     yield outcome_of(sampler.obtain_samples(70))
     yield outcome_of(sampler.obtain_trajectories(seeds=range(40, 60)))
-    yield from sampler.stream(n_trajectories=8)
+    yield [*sampler.stream(n_trajectories=8)]
 
 
 def fragments_of(*agents, env=Sticky):
@@ -378,6 +378,7 @@ class Straying(Exact):
         return np.where(observations > 1.5, np.float32(9.0), actions), infos
 
 
+@pytest.mark.slow
 def test_an_action_outside_its_space_is_the_one_that_is_told():
     for make in (reference, in_parent):
         with make(Straying(), lambda: Strolling(20)) as sampler:
