@@ -363,11 +363,11 @@ def test_what_an_agent_raises_for_some_rows_names_one_that_it_was_shown(kind, fa
         (note,) = caught.value.original.__notes__
         told = [int(number) for number in re.findall(r"\d+", note)]
         seeds = sampler.seeds(1, told)
-    assert caught.value.trajectory == told[0]
     with reference(Exact(), lambda: Strolling(20)) as sampler:
         each = [one.observations.tolist() for one in sampler.obtain_trajectories(seeds=seeds)]
+    named = each[told.index(caught.value.trajectory)]
     assert all(any(row in seen for row in agent.shown[0]) for seen in each)
-    assert any(max(row) > far_out and row in seen for row in agent.shown[0] for seen in each)
+    assert kind is Rash or any(max(row) > far_out and row in named for row in agent.shown[0])
 
 
 class Straying(Exact):

@@ -341,8 +341,9 @@ def test_an_environment_that_hangs_holds_up_no_error_of_the_agent_and_no_later_c
         raise OverflowError("once is enough")
 
     with in_parent(Mistaken(once, 2.0), Stuck, n_envs=2, env_kwargs={"folder": tmp_path}) as sampler:
-        with pytest.raises(RolloutError, match="once is enough"):
+        with pytest.raises(RolloutError, match=r"in trajectory 0 .*once is enough") as caught:
             getattr(sampler, call)(4)
+        assert caught.value.original.__notes__ == ["get_actions had the observations of trajectories 0"]
         assert getattr(sampler, call)(4, agent_update=Exact()).n_timesteps > 0
 
 
