@@ -365,7 +365,7 @@ def test_what_an_agent_raises_for_some_rows_names_one_that_it_was_shown(kind, fa
         seeds = sampler.seeds(1, told)
     with reference(Exact(), lambda: Strolling(20)) as sampler:
         each = [one.observations.tolist() for one in sampler.obtain_trajectories(seeds=seeds)]
-    named = each[told.index(caught.value.trajectory)]
+    named = dict(zip(told, each, strict=True))[caught.value.trajectory or 0]
     assert all(any(row in seen for row in agent.shown[0]) for seen in each)
     assert kind is Rash or any(max(row) > far_out and row in named for row in agent.shown[0])
 
