@@ -69,12 +69,14 @@ def speed(value: Any) -> dict[str, Any]:
     [
         ("terminated", None, "terminated should be True or False, and is NoneType None", 1),
         ("terminated", "False", "terminated should be True or False, and is str 'False'", 1),
+        ("terminated", 2, "terminated should be True or False, and is int 2", 1),
         ("truncated", np.array([True]), "truncated should be True or False, and is ndarray array([ True])", 1),
         ("info", None, "env_infos: an info must be a dict, got NoneType None", 1),
         ("info", {3: 4}, "env_infos[3]: the keys of infos are strings, and this is 3", 1),
         ("reset info", None, "episode_infos: an info must be a dict, got NoneType None", None),
         ("reward", "3", "the reward should be a number, and is str '3'", 1),
         ("reward", [1, [2]], "the reward should be a number, and is list [1, [2]]", 1),
+        ("reward", 1j, "the reward should be a number, and is complex 1j", 1),
         ("reward", np.ones(1), "the reward has the shape (1,), and should have ()", 1),
         ("reward", 2**53 + 1, "the reward is 9007199254740993 as int64, which would become 9007199254740992.0", 1),
         ("reward", 10**400, "the reward should be a number, and is int 1000", 1),
@@ -94,9 +96,9 @@ def test_what_is_no_data_is_an_error(name, value, words, timestep, options):
 def test_an_agent_info_that_is_no_dict_is_an_error(options):
     class Odder:
         def get_action(self, observation):
-            return 0, 7
+            return 0, 0
 
-    error_of(LocalSampler(Odder(), Odd, seed=5, **options), "agent_infos: an info must be a dict, got int 7", 0)
+    error_of(LocalSampler(Odder(), Odd, seed=5, **options), "agent_infos: an info must be a dict, got int 0", 0)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +154,10 @@ LOST = np.array([[0, 0], [0, 123456789.0], [0, 0]])
         ("reset info", None, "episode_infos: the infos of a vector environment must be a dict", None, 0),
         ("reward", np.array([0, 2**53 + 1, 0]), "the reward is 9007199254740993 as int64, which would become", 1, 1),
         ("observation", LOST, "observation holds 123456789.0 as float64, which would become 123456792.0", 2, 1),
+        ("observation", LOST.astype(np.int64), "observation holds 123456789 as int64", 2, 1),
         ("observation", np.zeros((2, 3)), "a batch of 3 has the shape (2, 3), and should have (3, 2)", 2, 0),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_what_is_no_data_is_an_error_in_a_vector_environment(name, value, words, timestep, trajectory):
     error = error_of(LocalSampler(lambda _: 0, lambda: Vector(name, value), seed=5, **VEC), words, timestep)

@@ -119,6 +119,10 @@ def test_padded_rows_are_the_rows_and_what_was_asked_for(batch, longer, value):
             assert leaf.shape == (*mask.shape, *rows.shape[1:]), path
             assert trees.equal(leaf[mask], rows), path
             assert (leaf[~mask] == (None if rows.dtype == object else value)).all(), path
+    for rows in (np.zeros((3, 0)), np.arange(12.0).reshape(2, 6).T[::2], np.array(list("abc"))):  # as NumPy fills them
+        expected = np.full((2, 2, *rows.shape[1:]), value, rows.dtype)
+        expected[0], expected[1, 0] = rows[:2], rows[2]
+        assert trees.equal(trees.pad(rows, np.array([2, 1]), 2, value), expected)
 
 
 INFOS = {
@@ -152,6 +156,7 @@ def test_what_cannot_be_padded(batch):
     cases: list[Any] = [
         ("env_infos", {"value": np.nan}, r"env_infos\['time'\] has the dtype int64, which cannot hold nan"),
         ("actions", {"value": 0.5}, "actions has the dtype int64, which cannot hold 0.5"),
+        ("actions", {"value": "x"}, "actions has the dtype int64, which cannot hold 'x'"),
         ("step_types", {"value": 300}, "step_types has the dtype int8, which cannot hold 300"),
         ("agent_infos", {"value": 2}, r"agent_infos\['flag'\] has the dtype bool, which cannot hold 2"),
         ("rewards", {"length": 2}, r"2 timesteps.* 3"),
@@ -174,6 +179,7 @@ def test_worker_numbers_go_along_and_are_no_data(batch, tmp_path):
     assert pickle.loads(pickle.dumps(known)).worker_numbers.tolist() == [2, 0, 1]
     files = [each.save(tmp_path / name) for name, each in (("known", known), ("unknown", unknown))]
     assert files[0].read_bytes() == files[1].read_bytes()
+    assert TrajectoryBatch.load(files[0]).worker_numbers.tolist() == [-1, -1, -1]
 
 
 def test_no_trajectories():
@@ -206,6 +212,9 @@ def test_equality(batch):
 def test_fields_that_do_not_fit(batch):
     cases: list[Any] = [
         ({"rewards": np.zeros(5)}, r"rewards .*\(5,\).*\(6,\)"),
+        ({"rewards": np.zeros(6, np.float32)}, "rewards .*float32.*float64"),
+        ({"rewards": [0.0] * 6}, "rewards should be an array"),
+        ({"lengths": np.array([2, 1])}, r"\(3,\).*\(2,\)"),
         ({"lengths": np.array([3, 0, 3])}, r"lengths\[1\] is 0"),
         ({"terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)}, "trajectory 0 of 3 is neither"),
         ({"terminated": np.zeros(3, int)}, "terminated .*int64.*bool"),
@@ -213,7 +222,11 @@ def test_fields_that_do_not_fit(batch):
         ({"seeds": (1, 2)}, "seeds has 2 entries.* 3 trajectories"),
         ({"observations": np.zeros((6, 3), np.float32)}, r"observations .*\(6, 3\).*\(6, 2\)"),
         ({"observations": {"a": 1}}, "observations should be an array"),
+        ({"last_observations": np.zeros((6, 2), np.float32)}, r"last_observations .*\(6, 2\).*\(3, 2\)"),
+        ({"actions": np.zeros(6)}, "actions .*float64.*int64"),
         ({"env_infos": {"a": np.zeros(3)}}, r"env_infos\['a'\].* 6 rows.*\(3,\)"),
+        ({"episode_infos": {"a": np.zeros(6)}}, r"episode_infos\['a'\].* 3 rows.*\(6,\)"),
+        ({"agent_versions": np.ones(2, int)}, r"agent_versions .*\(2,\).*\(3,\)"),
         ({"worker_numbers": np.ones(2, int)}, r"worker_numbers .*\(2,\).*\(3,\)"),
     ]
     for changes, words in cases:
@@ -302,6 +315,9 @@ def test_episodes_and_timesteps_one_by_one():
             assert np.array_equal(step.next_observation["image"], one.next_observations["image"][timestep])
             assert (step.terminated, step.truncated) == (ends and one.terminated[0], ends and one.truncated[0])
     assert next(steps, None) is None
+    rows = np.arange(batch.n_timesteps)
+    some = dataclasses.replace(batch, env_infos={"t": rows, "_t": rows % 2 == 0})
+    assert [step.env_info for step in some.time_steps()] == [{} if t % 2 else {"t": t} for t in rows]
 
 
 BOX = S.Box(-9, 9, (1,), np.float32)
@@ -318,13 +334,19 @@ def test_episodes_that_do_not_fit_are_errors():
     assert (fine.rewards.tolist(), fine.indices.tolist()) == ([1, 2, 3] * 2, [0, 1])
     cases: list[Any] = [
         ({"rewards": [1.0]}, DataError, "1 rewards: without last_observation it needs 2 observations, and has 4"),
+        ({"rewards": []}, DataError, r"should be \(t,\)"),
         ({"reward": [1.0]}, UsageError, "unknown keys: 'reward'"),
         ({"truncated": False}, DataError, "episode 1 is neither terminated nor truncated"),
         ({"terminated": "False"}, DataError, "terminated of episode 1 should be True or False, and is str 'False'"),
+        ({"truncated": np.ones(3, bool)}, DataError, "truncated of episode 1 should be True or False"),
+        ({"actions": np.zeros(2, np.int64)}, DataError, "actions"),
         ({"actions": np.array([0, 7, 0])}, DataError, r"episode 1: action is outside its space: .*7.*, at timestep 1"),
         ({"rewards": ["a", "b", "c"]}, DataError, "the rewards of episode 1 should be numbers"),
         ({"index": -1}, UsageError, "index of episode 1 must be"),
+        ({"index": 2.7}, UsageError, "index of episode 1 must be an integer"),
         ({"seed": "x"}, UsageError, "seed of episode 1 must be an integer"),
+        ({"agent_version": 1.5}, UsageError, "agent_version of episode 1 must be an integer"),
+        ({"env_number": 0.5}, UsageError, "env_number of episode 1 must be an integer"),
         ({"raw_rewards": np.zeros(3)}, UsageError, "episode 1 has raw_rewards alone: raw data are raw_observations"),
     ]
     for change, error, words in cases:

@@ -114,7 +114,8 @@ def test_arrays_that_claim_what_is_not_there_are_damaged_before_memory_is_taken_
     eight = b"\0" * 8
     for claims in (
         npy((16 * 10**9,), "<f8"), npy((4,), "<f8", eight), npy((10**15,), "V0"), npy((1,), "|O", b"\x80\x04N."),
-        npy("(" * 5_000), npy("-" * 9_000 + "1"), npy((1,), "<f8", eight, version=9), b"\x93NUMPY",
+        npy("(" * 5_000), npy("-" * 9_000 + "1"), npy((1,), "<f8", eight, version=9), b"\x93NUMPY", b"",
+        npy((10**400,), "<f8"), npy((-1,), "<f8"), npy((3.5,), "<f8"),
     ):  # fmt: skip
         (tmp_path / "a.npz").write_bytes(with_entry(saved, "rewards", claims))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

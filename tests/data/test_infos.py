@@ -104,7 +104,13 @@ def test_keys_come_and_go_with_masks_in_dicts_as_well():
 @pytest.mark.parametrize(
     ("values", "dtype"),
     [
+        ([True, False], np.bool_),
+        ([True, 2], np.int64),
         ([1, 0.5], np.float64),
+        ([np.int32(-(2**31)), np.int32(4)], np.int32),
+        ([np.float32(1), 2.0], np.float64),
+        ([1, 2**64], object),
+        ([np.datetime64(1, "s"), 2], object),
         ([np.float32(0.1), np.float32(np.inf)], np.float32),
         ([np.zeros(2), np.ones(3)], object),
         ([np.datetime64(1, "s"), np.datetime64(2, "s")], "M8[s]"),

@@ -216,6 +216,7 @@ def assert_joined(batch, segments):
     for name in NAMES:
         field = trees.concatenate([getattr(it.delivery.rollouts, name) for it in segments])
         assert trees.same(getattr(batch, name), field), name
+        assert all(it.flags.c_contiguous and it.flags.writeable for _, it in trees.leaves(getattr(batch, name))), name
 
 
 EXPECTED = st.tuples(st.integers(0, 60), st.integers(0, 30))
@@ -240,7 +241,6 @@ def test_what_is_appended_is_what_joining_gives(parts, group, expected, space):
                 for array in value if isinstance(value, tuple) else [value] * isinstance(value, np.ndarray):
                     array[...] = 7
     assert trees.same(batch.observations, before)
-    assert all(leaf.flags.writeable for _, leaf in trees.leaves(batch.observations))
 
 
 def test_infos_are_copied_once():
@@ -299,11 +299,15 @@ def test_what_an_interrupt_cut_short_is_written_again():
     assert batch.indices.tolist() == [0, 1] * 3
 
 
-def test_rows_of_two_forms_are_an_error_at_the_end():
+def test_rows_of_two_forms_and_keys_that_are_masks_of_others_are_errors_at_the_end():
     spaces = LARGE, S.Box(0, 255, (6000,), np.uint8), LARGE
     growing = grown([segment(rollouts_of(space, [2]), 0, 1) for space in spaces], 1, (10, 5))
     with pytest.raises(DataError, match="of the same shapes and dtypes"):
         batch_from(growing, LARGE)
+    always = InfoColumn(None, np.ones(1, np.bool_))
+    masks = replace(rollouts_of(SMALL, [1]), agent_infos=InfoColumns(1, {("a",): always, ("_a",): always}))
+    with pytest.raises(DataError, match="agent_infos"):
+        batch_from(grown([segment(masks, 0, 1)]))
 
 
 INFOS = {

@@ -122,14 +122,25 @@ def test_floats_of_other_dtypes_are_rounded_as_numpy_does(target, rows, length, 
     stop = data.draw(st.integers(start, len(values)))
     expected = [value.astype(target) for value in values[start:stop]]
     assert trees.same(recorder.view(start, stop), np.array(expected, target).reshape(-1, length))
+    recorder.clear()
+    for number in range(len(values)):
+        recorder.record(np.full(length, number, target))
+    assert recorder.view(0, len(values))[:, 0].tolist() == list(range(len(values)))
 
 
 def test_a_number_that_would_become_another_is_an_error_when_rows_are_looked_at_or_before():
     """Also where NumPy's warnings are errors, as in these tests."""
-    for length in (3, 3_000):
-        space, rows = S.Dict(speed=S.Box(-np.inf, np.inf, (length,), np.float32)), np.zeros((2, length))
-        rows[1, -1] = -1e300
-        with pytest.raises(ObservationError, match=r"\['speed'\] holds -1e\+300 as float64, .* become -inf") as caught:
+    cases: list[Any] = [
+        (np.float32, -1e300, "-1e[+]300 as float64, which would become -inf in its space's dtype, float32"),
+        (np.float32, 2**24 + 1, "16777217 as int64, which would become 16777216.0"),
+        (np.float16, np.float32(2049), "2049.0 as float32, which would become 2048.0"),
+        (np.float64, np.uint64(2**53 + 1), "9007199254740993 as uint64, which would become 9007199254740992.0"),
+    ]
+    for (dtype, value, words), length in itertools.product(cases, (3, 3_000)):
+        space = S.Dict(speed=S.Box(-np.inf, np.inf, (length,), dtype))
+        rows = np.zeros((2, length), np.asarray(value).dtype)
+        rows[1, -1] = value
+        with pytest.raises(ObservationError, match=rf"observation\['speed'\] holds {words}") as caught:
             rows_of(space, [{"speed": row} for row in rows])
         assert caught.value.row in (None, 1)
 
@@ -179,8 +190,10 @@ def test_large_rows_lie_in_memory_of_the_allocator_that_is_used_again_unless_it_
         (FLOATS, np.array([2**24, 2.0**100]), [2**24, 2.0**100]),
         (FLOATS, [16777217.5, 0], [16777218, 0]),
         (S.Box(-9, 9, (2, 3), np.float32), np.asfortranarray(GRID)[::-1], GRID[::-1]),
+        (BYTES, np.array([7, 255], np.int64), [7, 255]),
         (DOUBLE, 3, 3),
         (S.Discrete(3), True, 1),
+        (S.Discrete(3), np.array(2, np.uint8), 2),
     ],
 )
 def test_values_that_fit_after_a_cast(space, value, stored):
@@ -200,13 +213,22 @@ def test_values_that_fit_after_a_cast(space, value, stored):
         (HALF, np.float32(2049), "2049.0 as float32, which would become 2048.0"),
         (DOUBLE, 2**63 - 1, "9223372036854775807 as int64, which would become 9.223372036854776e[+]18"),
         (DOUBLE, np.uint64(2**53 + 1), "9007199254740993 as uint64, which would become 9007199254740992.0"),
+        (FLOATS, 1.0, r"\(\).*\(2,\)"),
+        (FLOATS, np.zeros(2, complex), "complex128.*float32"),
         (BYTES, np.zeros(2), "float64.*uint8"),
         (BYTES, [0, 256], "int64.*uint8"),
+        (BYTES, [-1, 0], "int64.*uint8"),
+        (S.Discrete(3), 1.0, "float64.*int64"),
+        (S.Discrete(3), np.uint64(2**63), "uint64.*int64"),
+        (S.Text(3), 3, "str"),
         (S.Discrete(3), np.array([1]), r"\(1,\).*\(\)"),
         (S.Discrete(3), 2**70, "numbers of int64"),
         (S.Dict(a=FLOATS, b=BYTES), {"a": [0, 0]}, r"\['a'\].*\['a', 'b'\]"),
+        (S.Dict(a=FLOATS), {"b": [0, 0]}, r"\['b'\].*\['a'\]"),
+        (S.Dict(a=FLOATS), [[0, 0]], r"1 parts.*\['a'\]"),
         (S.Dict(a=S.Dict(b=FLOATS)), {"a": {"b": [1]}}, r"observation\['a'\]\['b'\] has the shape \(1,\)"),
         (S.Tuple([FLOATS, FLOATS]), ([0, 0],), "1 parts.*2 parts"),
+        (S.Tuple([FLOATS, FLOATS]), 5, "no parts"),
         (S.Tuple([FLOATS, BYTES]), ([0, 0], [0.5, 0]), r"observation\[1\].*float64.*uint8"),
     ],
 )
@@ -220,6 +242,8 @@ def test_values_that_do_not_fit(space, value, words):
     ("space", "values", "words"),
     [
         (FLOATS, [[0, 1], [0, 1.5]], r"action is outside its space: .*1\.5.*Box"),
+        (FLOATS, [[0, 1], [0, 0], [np.nan, 0]], "nan"),
+        (DOUBLE, [np.inf, np.nan], "nan"),
         (S.Discrete(3, start=2), [2, 4, 5], "5"),
         (S.MultiDiscrete([2, 3], start=[1, -1]), [[1, 1], [2, -1], [1, 2]], "1, 2"),
         (S.MultiBinary(2), [[0, 1], [0, 2]], "0, 2"),
@@ -235,6 +259,14 @@ def test_the_first_action_outside_its_space_is_found(space, values, words):
         assert found[0] == len(values) - 1
         assert re.search(words, found[1])
     assert check_actions(space, rows_of(space, values[:-1])) is None
+
+
+def test_of_several_parts_of_actions_the_first_wrong_timestep_is_found():
+    found = check_actions(
+        S.Dict(a=S.Discrete(2), b=S.Discrete(2)), {"a": np.array([0, 0, 2]), "b": np.array([0, 2, 0])}
+    )
+    assert found is not None
+    assert found[0] == 1
 
 
 def test_equality_is_bit_for_bit():
