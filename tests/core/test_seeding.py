@@ -95,10 +95,10 @@ def test_seeds_of_a_version_are_a_permutation():
 
 
 def test_of_each_flipped_bit_of_the_index_each_bit_of_a_seed_flips_in_half_of_the_cases():
-    indices = range(10**9, 10**9 + 4096)
-    of_streams = [(0.44, partial(derived_seeds, stream=stream)) for stream in Stream]
-    cases: list[Any] = [(0.45, TrajectorySeeds(8, 1).of), *of_streams]
-    for least, of in cases:
+    of_streams = [(0, 0.44, partial(derived_seeds, stream=stream)) for stream in Stream]
+    cases: list[Any] = [*((base, 0.45, TrajectorySeeds(8, 1).of) for base in (0, 10**9)), *of_streams]
+    for base, least, of in cases:
+        indices = range(base, base + 4096)
         before = bits(of(list(indices)))
         flips = np.stack([(before ^ bits(of([i ^ (1 << bit) for i in indices]))).mean(0) for bit in range(31)])
         assert abs(flips.mean() - 0.5) < 0.01
