@@ -108,6 +108,7 @@ def test_an_iteration_number_has_no_effect(sampler: Any, args: Any, options: Any
         ((0, 0), {}, UsageError, "num_samples must be at least 1"),
         ((0, 1, 40, None, None, False), {}, TypeError, "obtain_samples"),
         ((), {"itr": 3}, TypeError, "num_samples"),
+        ((), {}, TypeError, "num_samples"),
     ],
 )
 def test_what_is_no_iteration_number_is_an_error(sampler: Any, args: Any, options: Any, error: Any, message: str):

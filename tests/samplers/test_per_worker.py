@@ -164,14 +164,15 @@ class Three(Two):
     observation_space = spaces.Discrete(4)
 
 
-def test_environments_of_different_spaces_make_no_batch():
+@pytest.mark.parametrize("kind", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
+def test_environments_of_different_spaces_make_no_batch(kind):
     words = r"must have the same spaces: worker 0 has Discrete\(3\) .*, worker 1 has Discrete\(4\)"
-    with make(envs=[Two, Three]) as sampler:
+    with make(kind, envs=[Two, Three]) as sampler:
         for call in (sampler.obtain_trajectories, sampler.obtain_samples):
             with pytest.raises(DataError, match=words):
                 call(4)
         assert sampler.obtain_trajectories(4, env_update=Two).observation_space == Two.observation_space
-    with make(envs=[lambda: wide(2000), lambda: wide(3000), lambda: wide(2000)], n_workers=3) as sampler:
+    with make(kind, envs=[lambda: wide(2000), lambda: wide(3000), lambda: wide(2000)], n_workers=3) as sampler:
         with pytest.raises(DataError, match="must have the same spaces"):
             sampler.obtain_trajectories(9)
         assert sampler.obtain_trajectories(9, env_update=lambda: wide(3000)).observations.shape == (18, 3000)

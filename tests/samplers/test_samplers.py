@@ -191,9 +191,10 @@ class Shortening(WorkerFactory):
         return self.worker_class(dataclasses.replace(context, max_episode_length=self.limit), **self.worker_args)
 
 
-def test_a_subclass_of_worker_factory_is_used_as_it_is():
+@pytest.mark.parametrize("cls", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
+def test_a_subclass_of_worker_factory_is_used_as_it_is(cls):
     factory = Shortening(2, n_workers=2, seed=11)
-    with LocalSampler.from_worker_factory(factory, Agent(), Env, check="error") as sampler:
+    with cls.from_worker_factory(factory, Agent(), Env, check="error") as sampler:
         assert (sampler.n_workers, sampler.seed) == (2, 11)
         assert sampler.obtain_trajectories(2).lengths.tolist() == [2, 2]
         with pickle.loads(pickle.dumps(sampler)) as again:
@@ -246,8 +247,9 @@ def test_memory_of_a_batch_is_its_own():
             sampler.obtain_trajectories(200)
         assert first.env_infos["seen"].dtype == object
         assert first == expected
-        first.observation_space.low[...] = -7
-        assert (sampler.obtain_trajectories(1).observation_space.low != -7).all()
+        for each, batch in ((sampler, first), (local, expected)):
+            batch.observation_space.low[...] = -7
+            assert (each.obtain_trajectories(1).observation_space.low != -7).all()
 
 
 def test_spaces_are_unpickled_where_they_are_new(monkeypatch):
@@ -282,14 +284,18 @@ class Drawn(Env):
 def test_what_constructors_draw_depends_on_the_seed_alone():
     with LocalSampler(Agent(), Drawn, seed=0) as local:
         expected = local.obtain_trajectories(4)
-    with MultiprocessingSampler(Agent(), Drawn, n_workers=2, seed=0) as sampler:
-        assert sampler.obtain_trajectories(4) == expected
-        batch = sampler.obtain_trajectories(4, env_update=Drawn)
-        assert batch.rewards[0] == expected.rewards[0], "also when it is made again"
+    for method in ("forkserver", "fork"):
+        with MultiprocessingSampler(Agent(), Drawn, n_workers=2, seed=0, start_method=method) as sampler:
+            assert sampler.obtain_trajectories(4) == expected
+            batch = sampler.obtain_trajectories(4, env_update=Drawn)
+            assert batch.rewards[0] == expected.rewards[0], "also when it is made again"
 
 
-def test_workers_are_called_after_their_samplers_process():
-    with MultiprocessingSampler(Agent(), Env, n_workers=1) as sampler:
+@pytest.mark.parametrize(
+    "method", ["forkserver", *(pytest.param(it, marks=pytest.mark.slow) for it in ("fork", "spawn"))]
+)
+def test_workers_are_called_after_their_samplers_process(method):
+    with MultiprocessingSampler(Agent(), Env, n_workers=1, start_method=method) as sampler:
         sampler.obtain_trajectories(1)
         with open(f"/proc/{sampler.worker_pids()[0]}/cmdline") as file:
             assert file.read().rstrip("\0") == "worker:" + setproctitle.getproctitle()

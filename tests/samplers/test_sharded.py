@@ -1,5 +1,6 @@
 """Sampling into a folder, without the command line: what it holds, what it refuses, and what ends it."""
 
+import errno
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ from streamsampler.data import npz as storage
 from streamsampler.data.shards import ShardWriter, shard_name
 from streamsampler.errors import ClosedError, DamagedShardError, RolloutError, StorageError, UsageError
 from streamsampler.filters import RunningNorm, RunningReturnNorm
+from tests.data.test_shards import Killing, in_child
 
 AMOUNT: dict[str, Any] = {"num_samples": 500, "shard_size": 100}
 
@@ -62,7 +64,8 @@ def test_a_folder_holds_what_one_call_returns_and_where_it_is_from(
         "environment": "CartPole-v1", "agent": "mine", "rate": [1, 2], "max_episode_length": 90, "order": "index",
         "on_failure": "raise", "worker_threads": 1, "versions": folder.provenance["versions"],
     }  # fmt: skip
-    assert folder.provenance["versions"]["numpy"] == np.__version__
+    for library in (np, gymnasium):
+        assert folder.provenance["versions"][library.__name__] == library.__version__
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sampling: 100%")
 
@@ -122,6 +125,32 @@ def test_after_ctrl_c_the_same_call_completes_the_folder(whole: Path, tmp_path: 
     assert seen[-1].timesteps == TrajectoryFolder(whole).n_timesteps
 
 
+@pytest.mark.parametrize("at", ["full", 1, *(pytest.param(at, marks=pytest.mark.slow) for at in (7, 14))])
+def test_after_sigkill_or_a_full_disk_the_same_call_completes_the_folder(
+    whole: Path, tmp_path: Path, at: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        if sum(path.suffix == ".npz" for path in (tmp_path / "out").iterdir()) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def body() -> None:
+        if at != "full":
+            Killing(at)
+        with make() as sampler:
+            sample_to_folder(sampler, tmp_path / "out", **AMOUNT)
+
+    if at == "full":
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            body()
+        monkeypatch.undo()
+    else:
+        assert not in_child(body)
+    with make(n_workers=2) as sampler:
+        sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True)
+    assert contents(tmp_path / "out") == contents(whole)
+
+
 def test_a_complete_folder_stays_as_it_is(whole: Path) -> None:
     before, seen = contents(whole), Follower()
     with make() as sampler:
@@ -155,10 +184,10 @@ def test_a_folder_with_gaps_is_resumed_from_anywhere(tmp_path: Path) -> None:
     with brittle() as sampler:
         folder = sample_to_folder(sampler, tmp_path / "whole", **AMOUNT)
     assert folder.to_batch().indices[-1] + 1 - len(folder) > 5
-    for at in (1, len(folder.shards)):
+    for at in (1, 2, len(folder.shards)):
         with brittle() as sampler:
             interrupted(sampler, tmp_path / f"cut{at}", at)
-        with brittle(2) as sampler:
+        with brittle(1 + at % 2) as sampler:
             sample_to_folder(sampler, tmp_path / f"cut{at}", **AMOUNT, resume=True)
         assert contents(tmp_path / f"cut{at}") == contents(tmp_path / "whole")
 

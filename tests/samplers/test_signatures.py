@@ -62,6 +62,8 @@ def test_help_explains_all_arguments_of_a_sampler(cls):
     help_text = pydoc.plain(pydoc.render_doc(cls))
     for text in explained.values():
         assert text in help_text
+    for section in ("Attributes", "Raises"):  # of the class: those of methods are indented more
+        assert (f"\n{section}:\n" in inspect.cleandoc(cls.__doc__)) == (f"\n    {section}:\n" in inspect.getsource(cls))
 
 
 def hints_of(cls):

@@ -105,6 +105,17 @@ def test_a_stream_that_has_an_end_is_what_one_call_returns():
         stream.take(Portion(None, 1))
 
 
+def test_with_agents_of_their_own_a_stream_goes_on_where_another_one_ended():
+    def make():
+        return LocalSampler([lambda _: 0, lambda _: 1], "CartPole-v1", seed=5)
+
+    with make() as sampler:
+        whole = sampler.obtain_trajectories(12)
+    for first in (1, 6):
+        with make() as sampler:
+            assert concatenate(sampler.stream(first_trajectory=first, n_trajectories=12 - first)) == whole[first:]
+
+
 def test_a_stream_gives_each_trajectory_the_options_of_its_index():
     options = [{"low": low / 1000, "high": low / 1000 + 1e-9} for low in range(1, 21)]
     with make_sampler(n_workers=2) as sampler:

@@ -32,6 +32,8 @@ def test_a_list_changes_only_the_workers_that_it_names():
     assert updates.send(0) == {"agent": "b", "env": "e"}
     assert updates.send(1) == {}, "the others keep their parameters"
     assert updates.send(2) == {"agent": "b", "env": "f"}
+    updates.sent[1] = {}
+    assert updates.send(1) == {"agent": "a", "env": "e", "parameters": "p"}, "also where it is started anew"
 
 
 def test_a_refused_update_is_no_longer_in_force_with_the_workers_that_took_it():
