@@ -49,9 +49,6 @@ CASES = {
         (50.0, 1.0, 2.0, 1.0), [(0, range(20))], None,
         [(1, 0.0, range(8)), (2, 0.0, range(8, 12)), (3, 0.0, range(12, 20)), (1, 0.0, None)],
     ),
-    "a worker that is about to be idle is left a share": (
-        (50.0, 1.0, 1.0), [(0, range(20)), (2, range(20, 21))], None, [(1, 0.0, range(10))]
-    ),
     "no parts shorter than a report is worth": ((0.01, *[0.0005] * 8), [(0, range(20))], None, [(1, 0.0, range(6))]),
 }  # fmt: skip
 
@@ -71,6 +68,13 @@ def test_tickets_of_a_worker_that_must_answer_are_not_copied():
 def test_copies_are_whole_blocks():
     world = World((50.0, 1.0, 1.0, 1.0), [(0, range(20))])
     assert [world.take(worker, 0.0, block=8) for worker in (1, 2, 3)] == [range(8), range(8, 16), range(16, 20)]
+
+
+def test_a_worker_that_helped_helps_again_when_another_one_is_idle():
+    world = World((50.0, 1.0, 1.0), [(0, range(20)), (2, range(20, 21))])
+    assert world.take(1, 0.0) == range(10)
+    assert world.in_flight.arrive(2, range(20, 21), 1.0) == (True, [], [])
+    assert world.take(2, 1.0) == range(10, 15), "worker 1 is not done yet, but helps again"
 
 
 def test_what_is_of_no_use_is_not_copied():

@@ -154,6 +154,7 @@ def test_a_row_that_stands_still_is_suspected_first_and_hangs_later():
     # One look that remembers, one that suspects, and then the limit.
     assert (waits.until_hung("row"), waits.suspected) == (8, 1)
     assert Waits().until_hung("row", constructing=True) == 82, "construction has its own limit"
+    assert Waits(construction_timeout=4.0).until_hung("row", constructing=True) == 10, "and may be the shorter one"
     assert Waits().until_hung("row", limit=1000, elapsed=0.125) == 80, "many short waits add up"
 
 
@@ -218,18 +219,18 @@ def length_watch(needed=100, side_by_side=1, now=0.0):
 @pytest.mark.parametrize(
     ("side_by_side", "shown", "found"),
     [
-        (1, [(3, 5000), (3, 6000), (3, 6001)], (0, 3)),  # of this ticket, which may have had many before
-        (1, [*((n, 10**n) for n in range(5)), (9, 10), (9, 5), (9, 1006)], (0, 9)),  # 5: another ticket
-        (4, [(1, 0), (1, 4000), (1, 4001)], (0, 1)),  # the timesteps are shared
-        (1, [(0, 0), (0, 5000)], (0, 0)),
+        (1, [(3, 5000), (3, 6000), (3, 6001)], (2, 3)),  # of this ticket, which may have had many before
+        (1, [*((n, 10**n) for n in range(5)), (9, 10), (9, 5), (9, 1006)], (2, 9)),  # 5: another ticket
+        (4, [(1, 0), (1, 4000), (1, 4001)], (2, 1)),  # the timesteps are shared
+        (1, [(0, 0), (0, 5000)], (2, 0)),
     ],
 )
 def test_a_trajectory_far_longer_than_its_batch_needs_is_found_once(side_by_side, shown, found):
     watch = length_watch(side_by_side=side_by_side, now=50.0)
     for number, row in enumerate(shown):
         assert watch.next_look == 50.0 + 2 ** (number + 1) - 1, "looks come after times that double"
-        assert watch.look({0: row}, watch.next_look - 0.001) is None
-        assert watch.look({0: row}, watch.next_look) == (found if number == len(shown) - 1 else None)
+        assert watch.look({2: row}, watch.next_look - 0.001) is None
+        assert watch.look({2: row}, watch.next_look) == (found if number == len(shown) - 1 else None)
     assert watch.next_look == math.inf
     watch.begin(100, 1, 100.0)
     assert watch.next_look == math.inf

@@ -84,7 +84,7 @@ def test_equal_workers_run_nothing_twice(plan, length, effort, most_copies, most
         ([(gathering, "NOTABLY_SLOWER"), (in_flight, "WORTH_A_COPY")], "index", (0, 0.92), (-1e-9, 1), (0, 0)),
         # All workers run until the last trajectory arrives. In vain is only what the seven others are in the midst of:
         # half a trajectory each, and more where durations spread, since long ones are in hand longer.
-        ([], "arrival", (0.96, 1), (0.015, 0.025), (0, 0)),
+        ([], "arrival", (0.96, 1), (0.0221, 0.025), (0, 0)),
     ],
 )
 def test_a_worker_four_times_slower_is_not_waited_for(monkeypatch, switched_off, order, shares, waste, copies):
