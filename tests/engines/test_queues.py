@@ -18,7 +18,9 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.engines import queues as queue_link
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
-from tests.contracts.conftest import descendants, open_files
+from tests.contracts.conftest import open_files
+from tests.faults.conftest import kill_only_hung
+from tests.faults.test_ends import gone
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.patience import PATIENCE
 
@@ -63,17 +65,22 @@ def test_a_daemonic_process_is_told_why_it_cannot():
     assert process.exitcode == 0
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_an_answer():
+@pytest.mark.parametrize("what", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_a_worker_that_is_killed_or_stops_in_the_middle_of_an_answer_is_noticed(what):
+    """One stops whose code holds the interpreter's lock: the rest of the answer never comes."""
     seen: list[str] = []
-    with make(functools.partial(ScriptedEnv, shape=LARGE)) as sampler:
+    signalled: list[int] = []
+    limits = {"step_timeout": 0.4, "construction_timeout": 0.4} if what == signal.SIGSTOP else {}
+    with make(functools.partial(ScriptedEnv, shape=LARGE), **limits) as sampler:
         link = sampler._session.engine._links[0]
         get = link._answers.get
 
         def interrupted():
-            """Kill the worker once it has written a part of its next answer, but not all of it."""
+            """Send the worker a signal once it has written a part of its next answer, but not all of it."""
             link._answers.get = get
-            os.kill(link.process.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, link.process.pid, os.WEXITED | os.WNOWAIT)
+            os.kill(link.process.pid, what)
+            signalled.append(link.process.pid)
+            os.waitid(os.P_PID, link.process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
             try:
                 return get()
             except (EOFError, OSError):  # of the message, or of what comes after its length
@@ -81,8 +88,10 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_answer():
                 raise
 
         link._answers.get = interrupted
+        if limits:
+            kill_only_hung(sampler, lambda: signalled)
         assert calls(sampler) == undisturbed(shape=LARGE)
-        assert sampler.stats.restarts == 1
+        assert (sampler.stats.restarts, sampler.stats.hangs) == (1, 1 if limits else 0)
     assert seen == ["half a message"]
 
 
@@ -109,7 +118,7 @@ def test_a_copy_of_a_dead_worker_does_not_hide_its_death(tmp_path, method):
     with make(functools.partial(Forks, tmp_path / "forked"), start_method=method) as sampler:
         assert calls(sampler) == undisturbed()
         assert sampler.stats.restarts == 1
-    assert int((tmp_path / "forked").read_text()) not in descendants()
+    assert gone([int((tmp_path / "forked").read_text())])
 
 
 class LogsAtTheEnd(ScriptedEnv):
