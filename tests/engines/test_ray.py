@@ -122,6 +122,16 @@ def test_large_rows_are_not_written_over_until_ray_has_taken_them(make, options)
         assert sampler.obtain_trajectories(9, large) == local.obtain_trajectories(9, large)
 
 
+def test_two_samplers_side_by_side(make):
+    first, second = make(seed=1), make(seed=2)
+    streams = first.stream(), second.stream()
+    for _ in range(20):
+        one, other = map(next, streams)
+        assert one.seeds != other.seeds
+    first.close()
+    assert len(second.obtain_trajectories(5)) == 5
+
+
 # ---------------------------------------------------------------------- what a cluster lacks
 
 
@@ -204,7 +214,31 @@ def test_the_engine_is_another_samplers():
         registry.check_engine("ray", "fork", {})
 
 
-# ---------------------------------------------------------------------- clusters of others
+# ---------------------------------------------------------------------- ends, and clusters of others
+
+ENDS = """
+from streamsampler import RaySampler
+from tests.scripted.envs import Steps
+
+class Mine(Steps):
+    def close(self):
+        with open(CLOSED, "a") as file:
+            print("closed", file=file)
+
+sampler = RaySampler("random", Mine, n_workers=2, seed=1)
+print(sampler.obtain_samples(10).n_timesteps)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_closes_its_environments_and_ends_its_own_cluster(tmp_path):
+    script, closed = tmp_path / "script.py", tmp_path / "closed"
+    script.write_text(f"CLOSED = {str(closed)!r}\n{ENDS}")
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=environment)
+    assert int(run.stdout) >= 10
+    assert closed.read_text() == "closed\n" * 2
+
 
 ATTACHING = """
 import os, sys

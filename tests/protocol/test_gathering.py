@@ -72,8 +72,9 @@ class Course:
         self.draw, self.plan, self.layout, self.doomed = draw, plan, layout, doomed
         own_queues = draw.random() < 0.1 and order == "index" and not (doomed and layout.block > 1)
         self.n_queues = N_WORKERS if own_queues else 1
+        alike: list[float | None] = [0.005] * 3  # mostly, so that tickets are cut often
         speeds: list[list[float | None]] = [
-            *[[0.005] * 3] * 4,  # so that tickets are cut often
+            *[alike] * 4,
             [None] * 3,
             [draw.choice([None, 0.0, 0.001, 0.1, 1.0]) for _ in range(3)],
         ]

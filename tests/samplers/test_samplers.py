@@ -15,6 +15,7 @@ import threading
 import types
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import setproctitle
@@ -24,6 +25,7 @@ from streamsampler import (
     LocalSampler,
     MultiprocessingSampler,
     TrajectoryBatch,
+    VecWorker,
     WorkerFactory,
 )
 from streamsampler.engines import linked
@@ -40,6 +42,7 @@ from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.scripted.failing import Agent, Env
 
 SAMPLERS: list[Any] = [LocalSampler, MultiprocessingSampler]
+VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
 
 
 @pytest.fixture(params=SAMPLERS, ids=["local", "processes"])
@@ -250,6 +253,49 @@ def test_memory_of_a_batch_is_its_own():
         for each, batch in ((sampler, first), (local, expected)):
             batch.observation_space.low[...] = -7
             assert (each.obtain_trajectories(1).observation_space.low != -7).all()
+
+
+class Lists(gymnasium.Env[Any, Any]):
+    """Shows lists, of a space that has no arrays."""
+
+    class AnyList(gymnasium.spaces.Space[Any]):
+        def contains(self, x):
+            return isinstance(x, list)
+
+        def __eq__(self, other):
+            return type(self) is type(other)
+
+    observation_space, action_space = gymnasium.spaces.Dict(list=AnyList()), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return {"list": [0]}, {}
+
+    def step(self, action):
+        self.t += 1
+        return {"list": [self.t]}, 0.0, self.t == 3, False, {}
+
+
+class Spoils:
+    def get_action(self, observation):
+        observation["list"].append(99)
+        return 0, {}
+
+
+class SpoilsBatches(Spoils):
+    def get_actions(self, observations):
+        for value in observations["list"]:
+            value.append(99)
+        return np.zeros(len(observations["list"]), np.int64), {}
+
+
+@pytest.mark.parametrize("options", [{}, VEC], ids=["default", "vec"])
+@pytest.mark.parametrize("agent", [Spoils(), SpoilsBatches()], ids=["one by one", "batched"])
+def test_objects_without_arrays_that_an_agent_changes_in_place_are_its_own(agent, options):
+    with LocalSampler(agent, Lists, seed=3, **options) as sampler:
+        batch = sampler.obtain_trajectories(12)
+    assert batch.observations["list"].tolist() == [[0], [1], [2]] * 12
+    assert batch.last_observations["list"].tolist() == [[3]] * 12
 
 
 def test_spaces_are_unpickled_where_they_are_new(monkeypatch):

@@ -1,13 +1,16 @@
-"""Streams: one by one and in portions, and what ends them."""
+"""Streams: one by one and in portions, and what ends them; and what is left over for the next call with staleness."""
 
 import gc
+from typing import Any
 
 import pytest
 from gymnasium.spaces import Discrete
 
-from streamsampler import LocalSampler, RandomAgent, TrajectoryBatch
+from streamsampler import LocalSampler, MultiprocessingSampler, RandomAgent, TrajectoryBatch, VecWorker
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.protocol.plans import Portion
+from tests.scripted.agents import always_zero
+from tests.scripted.vectors import Vector
 
 concatenate = TrajectoryBatch.concatenate
 
@@ -139,6 +142,39 @@ def test_a_stream_gives_each_trajectory_the_options_of_its_index():
 def test_streams_of_trajectories_that_are_not_there_are_refused(arguments, message):
     with make_sampler() as sampler, pytest.raises(UsageError, match=message):
         sampler.stream(**arguments)
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
+def test_with_staleness_blocks_of_native_vector_environments_are_what_they_are_without(mode):
+    """Also where an environment resets itself."""
+    options: dict[str, Any] = {
+        "seed": 5,
+        "check": None,
+        "worker_class": VecWorker,
+        "worker_args": {"n_envs": 3, "block_size": 7},
+    }
+    batches = []
+    for staleness in (1, 0):
+        with LocalSampler(always_zero, Vector(mode), staleness=staleness, **options) as sampler:
+            batches.append([sampler.obtain_trajectories(9) for _ in range(3)])
+    lagging, same = batches
+    assert (lagging[0], lagging[2]) == (same[0], same[1])
+
+
+@pytest.mark.parametrize("kind", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
+def test_with_staleness_none_of_those_that_were_left_out_comes_again_in_the_second_batch(kind):
+    batches = []
+    for make, n_workers in ((kind, 2), (LocalSampler, 1)):
+        options: dict[str, Any] = {"seed": 5, "n_workers": n_workers, "staleness": 1, "on_failure": "drop"}
+        with make(FailsNowAndThen(Discrete(2)), "CartPole-v1", **options) as sampler:
+            batches.append([sampler.obtain_trajectories(9), sampler.obtain_samples(200), sampler.obtain_samples(150)])
+            dropped = [one.index for one in sampler.stats.dropped if one.version == 1]
+    assert batches[0] == batches[1]
+    first, second, _ = batches[0]
+    assert [batch.agent_version for batch in batches[0]] == [1, 1, 2]
+    assert dropped
+    both = sorted([*dropped, *first.indices.tolist(), *second.indices.tolist()])
+    assert both == list(range(len(both)))
 
 
 def test_portions_account_for_what_they_left_out_and_for_nothing_after_them():
