@@ -4,10 +4,14 @@ A discrete-event simulation: what is asked, when, and in what order is what `cal
 """
 
 import heapq
+import itertools
+import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from streamsampler.protocol.gathering import Gathering
+from streamsampler.protocol.plans import Layout
 from streamsampler.protocol.states import CAPACITY
 from streamsampler.protocol.tickets import Throughput
 
@@ -69,13 +73,16 @@ class Simulation:
 
     def call(self, plan, outcome=None):
         """Run one call, and add what it took to `outcome`."""
-        call = _Call(self, plan)
+        call = self.begin(plan)
         self.n_calls += 1
         while not call.gathering.result.complete:
             call.next_report()
         if outcome is not None:
             call.add_to(outcome)
         return call.gathering.result
+
+    def begin(self, plan):
+        return _Call(self, plan)
 
     def calls_of(self, plan, n):
         """Run `n` calls after two that show how long trajectories are and how fast the workers."""
@@ -159,3 +166,143 @@ class _Call:
         outcome.busy += self.busy + sum(max(0.0, self.now - began) for began in under_way)
         outcome.useful += sum(self.seconds(one.delivery, one.indices) for one in self.gathering.result.segments())
         outcome.copies += self.copies
+
+
+# ---------------------------------------------------------------------- lanes
+
+
+@dataclass
+class LaneSimulation(Simulation):
+    """Workers of `n_rows` rows that take `speeds[w]` times as long as others for a batched step.
+
+    A step takes `cost[0]` seconds, and `cost[1]` for each row that is live.
+    """
+
+    n_rows: int = 8
+    cost: tuple[float, float] = (0.0, 0.0)
+
+    def begin(self, plan):
+        return _LaneCall(self, plan)
+
+    def share(self, outcome):
+        """Return how fast the calls were next to a loop whose rows are always live, in each of the workers."""
+        rate = self.n_rows / (self.cost[0] + self.n_rows * self.cost[1])
+        return outcome.timesteps / outcome.seconds / (rate * sum(1 / speed for speed in self.speeds))
+
+
+class _Rows:
+    """A worker's rows; each takes the trajectories whose index belongs to it in turn."""
+
+    def __init__(self, call, speed):
+        self.length, self.n_rows, self.speed = call.length, call.simulation.n_rows, speed
+        self.cost = call.simulation.cost
+        self.tickets = deque()  # indices, and how many have not ended
+        self.waiting = [deque() for _ in range(self.n_rows)]
+        self.ends = []  # the step in which a trajectory ends, its row and ticket
+        self.live = set()
+        self.clock = self.reported = 0.0
+        self.step = self.ran = self.answered = self.held = 0
+
+    def seconds(self):
+        return (self.cost[0] + self.cost[1] * len(self.live)) * self.speed
+
+    def run(self, n):
+        self.clock += n * self.seconds()
+        self.step += n
+        self.ran += n * len(self.live)
+
+    def advance(self, now):
+        """Run all steps that begin before `now`; no row ends in them but in the last one."""
+        if self.live and now > self.clock:
+            self.run(min(math.ceil((now - self.clock) / self.seconds()), self.ends[0][0] - self.step))
+
+    def give(self, indices, now, latency):
+        self.advance(now)
+        if not self.live:
+            self.clock = self.reported = now + latency
+        self.held += 1
+        self.tickets.append([indices, len(indices)])
+        for index in indices:
+            self.waiting[index // indices.step % self.n_rows].append((index, self.tickets[-1]))
+        for row in set(range(self.n_rows)) - self.live:
+            self.begin(row)
+
+    def begin(self, row):
+        if self.waiting[row]:
+            index, ticket = self.waiting[row].popleft()
+            self.live.add(row)
+            heapq.heappush(self.ends, (self.step + self.length(index), row, ticket))
+
+    def next_end(self):
+        return self.clock + (self.ends[0][0] - self.step) * self.seconds() if self.ends else math.inf
+
+    def end(self, latency):
+        """Run to the next end of a trajectory; yield the tickets that are answered then."""
+        self.run(self.ends[0][0] - self.step)
+        while self.ends and self.ends[0][0] == self.step:
+            _, row, ticket = heapq.heappop(self.ends)
+            self.live.remove(row)
+            ticket[1] -= 1
+            self.begin(row)
+        while self.tickets and not self.tickets[0][1]:
+            self.clock += latency
+            indices = self.tickets.popleft()[0]
+            self.answered += sum(map(self.length, indices))
+            yield indices, self.clock - self.reported
+            self.reported = self.clock
+
+
+class _LaneCall:
+    def __init__(self, simulation, plan):
+        self.simulation, self.number, n_workers = simulation, simulation.n_calls, len(simulation.speeds)
+        layout = Layout(simulation.n_rows, simulation.n_rows)
+        self.gathering = Gathering(
+            plan, n_workers=n_workers, throughput=simulation.throughput, layout=layout, steps_of=self.steps_of
+        )
+        for worker in range(n_workers):
+            self.gathering.run_lanes(worker)
+        self.workers = [_Rows(self, speed) for speed in simulation.speeds]
+        self.answers, self.given = [], set()
+        self.now, self.copies, self.n_answers = 0.0, 0, itertools.count()
+        self.feed()
+
+    def length(self, index):
+        return self.simulation.length(self.number, index)
+
+    def steps_of(self, worker):
+        rows = self.workers[worker]
+        rows.advance(self.now)
+        return rows.ran - rows.answered
+
+    def feed(self):
+        for ahead in (False, True):
+            for worker, rows in enumerate(self.workers):
+                while rows.held < CAPACITY and ahead == bool(rows.held):
+                    if (indices := take(self.gathering, worker, ahead=ahead, now=self.now)) is None:
+                        break
+                    self.copies += not self.given.isdisjoint(indices)
+                    self.given.update(indices)
+                    rows.give(indices, self.now, self.simulation.latency)
+
+    def next_report(self):
+        first = min(range(len(self.workers)), key=lambda worker: self.workers[worker].next_end())
+        while not self.answers or self.workers[first].next_end() <= self.answers[0][0]:
+            for answer in self.workers[first].end(self.simulation.latency):
+                heapq.heappush(self.answers, (self.workers[first].clock, next(self.n_answers), first, *answer))
+            first = min(range(len(self.workers)), key=lambda worker: self.workers[worker].next_end())
+        self.now, _, worker, indices, seconds = heapq.heappop(self.answers)
+        self.workers[worker].held -= 1
+        lengths = list(map(self.length, indices))
+        self.gathering.receive(worker, indices, lengths, worker, self.now)
+        self.simulation.throughput.measure(lengths, seconds, worker)
+        self.feed()
+
+    def add_to(self, outcome):
+        """Add a call that is complete; the timesteps that were run stand for seconds of work."""
+        outcome.seconds += self.now
+        outcome.timesteps += self.gathering.result.n_timesteps
+        outcome.useful += self.gathering.result.n_timesteps
+        outcome.copies += self.copies
+        for rows in self.workers:
+            rows.advance(self.now)
+            outcome.busy += rows.ran

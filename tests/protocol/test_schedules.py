@@ -8,7 +8,7 @@ import pytest
 from streamsampler.protocol import gathering
 from streamsampler.protocol import tickets as in_flight
 from streamsampler.protocol.plans import AtLeast, Exactly
-from tests.protocol.simulation import Outcome, Simulation
+from tests.protocol.simulation import LaneSimulation, Outcome, Simulation
 
 STEP = 80e-6
 ONE_SLOW = [8e-3] + [2e-3] * 7
@@ -149,3 +149,70 @@ def test_a_worker_that_was_slow_once_is_tried_again():
         shares.append(sum(len(segment.indices) for segment in segments if segment.delivery == 3))
     assert shares[0] == 0
     assert sum(shares[-5:]) >= 40
+
+
+# ---------------------------------------------------------------------- lanes
+
+# Measured: a call of a network with two layers of 64 units, and a step of the environment with what is recorded.
+CARTPOLE, CHEETAH, WALKER = (40e-6, 8e-6), (45e-6, 60e-6), (30e-6, 82e-6)
+
+
+@functools.cache
+def falling(call, index):
+    """How long CartPole stays up with a fresh network: about 20 timesteps."""
+    return 9 + int(random.Random(100_003 * call + index).expovariate(1 / 11))
+
+
+def lanes(n_workers, n_rows, length, cost, **options):
+    return LaneSimulation([1.0] * n_workers, length, latency=0.0002, n_rows=n_rows, cost=cost, **options)
+
+
+@pytest.mark.parametrize(
+    ("cost", "n_rows", "length", "plan", "at_least"),
+    [
+        (CARTPOLE, 32, twenty, AtLeast(30_000), {1: 0.985, 2: 0.98, 8: 0.95}),
+        pytest.param(CARTPOLE, 32, falling, AtLeast(100_000), {1: 0.98, 2: 0.96, 8: 0.90}, marks=pytest.mark.slow),
+        (CARTPOLE, 32, falling, AtLeast(30_000), {1: 0.95, 2: 0.925, 8: 0.80}),
+        # 60 trajectories: on eight workers eight of 32 rows have one.
+        (CARTPOLE, 32, always(500), AtLeast(30_000), {1: 0.98, 2: 0.98, 8: 0.65}),
+        (CHEETAH, 8, always(1000), Exactly(20), {1: 0.98, 2: 0.945, 8: 0.72}),
+        (WALKER, 8, varied, AtLeast(4_000), {1: 0.88, 2: 0.75, 8: 0.43}),
+        (CHEETAH, 8, varied, AtLeast(100_000), {1: 0.97, 2: 0.95, 8: 0.84}),
+        # Tickets that fill their time with one trajectory for each row, or less.
+        pytest.param((3e-3, 2e-4), 32, falling, AtLeast(100_000), {1: 0.93, 2: 0.92, 8: 0.84}, marks=pytest.mark.slow),
+    ],
+    ids=range(8),
+)
+def test_lanes_lose_little(cost, n_rows, length, plan, at_least):
+    """Next to a batched loop whose rows are always live, on each of the workers."""
+    for n_workers, least in at_least.items():
+        simulation = lanes(n_workers, n_rows, length, cost)
+        outcome = simulation.calls_of(plan, 100 if plan.timesteps == 4_000 else 3)
+        assert outcome.copies <= 7
+        assert simulation.share(outcome) > least, n_workers
+
+
+def test_the_margin_of_lanes_is_a_good_one(monkeypatch):
+    found, right = {}, gathering.LANES_MARGIN
+    for margin in (0.0, right, 0.5, 1.0):
+        monkeypatch.setattr(gathering, "LANES_MARGIN", margin)
+        for cost in (WALKER, (1e-3, 20e-6)):
+            simulation = lanes(2, 8, varied, cost)
+            outcome = simulation.calls_of(AtLeast(4_000), 100)
+            found[margin, cost] = simulation.share(outcome), outcome.waste
+    assert found[right, WALKER][0] > 0.99 * max(share for (_, cost), (share, _) in found.items() if cost == WALKER)
+    assert found[right, cost][0] > 1.04 * found[0.0, cost][0], "where a call costs most, rows cost little"
+    assert found[right, WALKER][1] < 0.12 < found[0.5, WALKER][1]
+
+
+@pytest.mark.parametrize(("plan", "least"), [(Exactly(20), 0.75), (AtLeast(100_000), 0.85)])
+def test_a_slow_worker_that_runs_lanes_is_not_waited_for(plan, least, monkeypatch):
+    def share():
+        simulation = lanes(8, 8, always(1000), CHEETAH)
+        simulation.speeds = [4.0, *simulation.speeds[1:]]
+        return simulation.share(simulation.calls_of(plan, 10))
+
+    assert share() > least
+    monkeypatch.setattr(in_flight, "WORTH_A_COPY", float("inf"))
+    monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
+    assert share() < 0.7 * least
