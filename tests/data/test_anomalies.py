@@ -1,6 +1,7 @@
 """Data that may be wrong are counted, warned of once, or an error, whatever runs the trajectories."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -11,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
-from streamsampler.data.anomalies import AnomalyFinder
-from streamsampler.data.statistics import FoundAnomaly
+from streamsampler.data.anomalies import Anomaly, AnomalyFinder
+from streamsampler.data.assembly import Delivery
+from streamsampler.data.statistics import FoundAnomaly, Stats
 from streamsampler.errors import DataError, RolloutError
+from streamsampler.protocol.result import Segment
+from streamsampler.samplers.batches import CallAccounts
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))
 
@@ -199,3 +203,16 @@ def test_the_error_is_that_of_the_first_wrong_trajectory_that_is_needed(kinds, i
         with make(n_workers, 2, kind_of) as sampler:
             assert sampler.obtain_samples(10).lengths.tolist() == [5, 5]
             assert sampler.stats.anomalies == 0
+
+
+def test_of_a_delivery_only_what_is_returned_counts():
+    stand_in: Any = SimpleNamespace
+    found = tuple(Anomaly(position, 10**position, 3, "odd") for position in (0, 1, 2, 4))
+    delivery = Delivery(0, stand_in(anomalies=found), lambda: None)
+    stats = Stats.of(1)
+    accounts = CallAccounts(stand_in(warn_of_anomaly=lambda _: None), stand_in(), stats, 7)
+    accounts.add_dropped([Segment(delivery, 1, 4, range(11, 14))], [])
+    rows = {"raw_rewards": np.ones(9), "lengths": np.array([2, 3, 4])}
+    for indices, count in ((np.array([12, 13, 14]), 100), (np.array([10, 11]), 110)):
+        accounts.add_yielded(stand_in(n_trajectories=3, n_timesteps=9, indices=indices, **rows))
+        assert (stats.anomalies, stats.first_anomaly) == (count, FoundAnomaly(7, 12, 3, "odd"))
