@@ -113,10 +113,11 @@ def find(space, values, lengths, rewards=None):
 
 
 NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 1.5, -2.0, np.nan, np.inf, -np.inf])
+LENGTHS = st.lists(st.integers(1, 3), min_size=1, max_size=3)
 BOUNDS = st.sampled_from([(-np.inf, np.inf), (-1, 1), (-np.inf, 1), (-1.5, np.inf)])
 
 
-@given(bounds=st.lists(BOUNDS, min_size=2, max_size=2), lengths=st.lists(st.integers(1, 3), min_size=1), data=st.data())
+@given(bounds=st.lists(BOUNDS, min_size=2, max_size=2), lengths=LENGTHS, data=st.data())
 def test_found_is_what_the_space_does_not_contain(bounds, lengths, data):
     space = S.Box(*np.array(bounds, np.float32).T)
     n, t = sum(lengths) + len(lengths), sum(lengths)

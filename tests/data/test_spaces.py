@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streamsampler.data import copying, trees
 from streamsampler.data.copying import make_recorder
 from streamsampler.data.spaces import check_actions, row_spec, validate
-from streamsampler.errors import ActionError, ObservationError
+from streamsampler.errors import ActionError, DataError, ObservationError
 
 IMAGES = S.Box(0, 255, (70, 80), np.uint8)
 FLOATS: Any = S.Box(-1, 1, (2,), np.float32)
@@ -259,6 +259,11 @@ def test_the_first_action_outside_its_space_is_found(space, values, words):
         assert found[0] == len(values) - 1
         assert re.search(words, found[1])
     assert check_actions(space, rows_of(space, values[:-1])) is None
+
+
+def test_trees_with_other_keys_than_their_space_are_refused():
+    with pytest.raises(DataError, match=r"\['b'\].*\['a'\]"):
+        validate(S.Dict(a=FLOATS), {"b": 1}, 2, "x")
 
 
 def test_of_several_parts_of_actions_the_first_wrong_timestep_is_found():
