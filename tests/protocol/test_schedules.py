@@ -164,8 +164,7 @@ def falling(call, index):
 
 
 def lanes(n_workers, n_rows, length, cost):
-    times = {"latency": 0.0002, "report": 0.0002}
-    return Simulation([1.0] * n_workers, length, n_rows=n_rows, cost=cost, **times)
+    return Simulation([1.0] * n_workers, length, latency=2e-4, report=2e-4, n_rows=n_rows, cost=cost)
 
 
 @pytest.mark.parametrize(
