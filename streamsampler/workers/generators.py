@@ -210,23 +210,26 @@ class _Scratch:
         self._numpy_state = _NumpyState()
 
     def states(self, trajectory_seed: int) -> tuple[Any, ...]:
-        """Return what `generator_states` returns after `seed_generators` on a machine without other devices."""
+        """Return what `generator_states` returns after `seed_generators`."""
         self.python.seed(derived_seed(trajectory_seed, Stream.PYTHON))
         self.numpy.seed(derived_seed(trajectory_seed, Stream.NUMPY))
         states: tuple[Any, ...] = self._python_state.read(), self._numpy_state.read(self.numpy._bit_generator)
         torch = _loaded_torch()
         if torch is None:
             return states
-        generator = torch.Generator()
-        generator.manual_seed(derived_seed(trajectory_seed, Stream.TORCH))
-        return (*states, generator.get_state().numpy().tobytes())
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        for device in ("cpu", *(f"cuda:{number}" for number in devices)):
+            generator = torch.Generator(device)
+            generator.manual_seed(derived_seed(trajectory_seed, Stream.TORCH))
+            states += (generator.get_state().numpy().tobytes(),)
+        return states
 
 
 _scratch = _Scratch()
 
 
 def fresh_states(trajectory_seed: int) -> tuple[Any, ...]:
-    """Return what `generator_states` returns right after `seed_generators`, but for devices; seeds nothing."""
+    """Return what `generator_states` returns right after `seed_generators`; seeds nothing."""
     return _scratch.states(trajectory_seed)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.workers import generators
-from streamsampler.workers.generators import preserved_generators, seed_generators
+from streamsampler.workers.generators import drawn_states, fresh_states, preserved_generators, seed_generators
 
 OF_TORCH = derived_seed(5, Stream.TORCH)
 
@@ -42,6 +42,31 @@ class FakeTorch(types.ModuleType):
 
     def manual_seed(self, seed):
         self.cpu, self.devices, self.noted = ["seeded", seed], [seed], seed
+
+
+class TorchWithDevices(FakeTorch):
+    """A torch whose states are arrays, with two devices in use."""
+
+    class Generator:
+        """Of the CPU or of a device."""
+
+        def __init__(self, device="cpu"):
+            self.device, self.seed = device, 0
+
+        def manual_seed(self, seed):
+            self.seed = seed
+
+        def get_state(self):
+            return types.SimpleNamespace(numpy=lambda: np.array([f"{self.device} {self.seed}"]))
+
+    def __init__(self):
+        super().__init__(built_for="cuda", in_use=True)
+        self.generators = [self.Generator(), self.Generator("cuda:0"), self.Generator("cuda:1")]
+        self.default_generator = self.generators[0]
+        self.get_rng_state = self.default_generator.get_state
+        self.cuda.device_count = lambda: 2
+        self.cuda.get_rng_state_all = lambda: [one.get_state() for one in self.generators[1:]]
+        self.cuda.manual_seed_all = lambda seed: [one.manual_seed(seed) for one in self.generators[1:]]
 
 
 @pytest.fixture
@@ -100,6 +125,16 @@ def test_torch_is_seeded_where_it_is_loaded_and_restored_with_its_devices_in_use
         assert (torch.cpu, torch.devices) == (["seeded", OF_TORCH], [OF_TORCH])
     assert torch.cpu == ["user's cpu", 11]
     assert torch.devices == ["user's cuda"] if in_use else torch.noted == 11
+
+
+def test_nothing_was_drawn_on_devices_that_were_only_seeded(load_torch):
+    torch = load_torch(TorchWithDevices())
+    seed_generators(5)
+    assert drawn_states(fresh_states(5)) is None
+    torch.generators[2].manual_seed(6)
+    python, numpy, (cpu, devices) = drawn_states(fresh_states(5))
+    assert python is None and numpy is None and cpu == f"cpu {OF_TORCH}"
+    assert [str(*state) for state in devices] == [f"cuda:0 {OF_TORCH}", "cuda:1 6"]
 
 
 def test_torch_loaded_in_between_is_left_unpredictable_and_half_of_one_alone(load_torch):
