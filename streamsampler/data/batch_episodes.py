@@ -57,7 +57,9 @@ def _row(infos: Mapping[str, Any], position: int) -> dict[str, Any]:
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
         if not is_mask(key, infos) and (mask is None or mask[position]):
-            row[key] = _row(values, position) if isinstance(values, Mapping) else values[position]
+            value = _row(values, position) if isinstance(values, Mapping) else values[position]
+            if not isinstance(values, Mapping) or value:  # masks are the leaves': a dict without any was not there
+                row[key] = value
     return row
 
 

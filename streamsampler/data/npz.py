@@ -34,8 +34,9 @@ The header is an object with these keys:
   the trajectories are of fragments, `fragments` (N): whether each was `continued` or `cut`, of which environment it is
   (`env_numbers`), and the timesteps and the sum of raw rewards of its episode in earlier calls (`earlier_lengths`,
   int64, and `earlier_returns`, float64).
-  Where observations or rewards were filtered, what the environment said as well, as far as it differs:
-  `raw_observations` (T), `raw_last_observations` (N) and `raw_rewards` (T); then those are of the observation space.
+  Where there were filters, what the environment said as well, as far as it differs: `raw_observations` (T),
+  `raw_last_observations` (N) and `raw_rewards` (T); then those are of the observation space. Where nothing differs, as
+  in a first batch, before there are statistics, `raw_rewards` alone.
 
 Only where several agents took part, `policies`: an object with an object for each policy that played, by its name. The
 trajectories of the file are episodes then, their rewards are those of all agents, summed up, and there are neither
@@ -330,8 +331,10 @@ def _trees_of(batch: Any) -> tuple[str, ...]:
 
 
 def _raw_of(batch: Any) -> list[str]:
-    """Return the names of raw data that differ from the filtered ones."""
-    return [f"raw_{name}" for name in _RAW if getattr(batch, f"raw_{name}") is not getattr(batch, name)]
+    """Return the names of raw data to write: those that differ, or the rewards, which say that there were filters."""
+    if batch.raw is None:
+        return []
+    return [f"raw_{name}" for name in _RAW if getattr(batch.raw, name) is not getattr(batch, name)] or ["raw_rewards"]
 
 
 def _raw(fields: Mapping[str, Any], structure: Mapping[str, Any], entries: dict[str, Array]) -> RawRows | None:

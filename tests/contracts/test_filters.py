@@ -113,6 +113,7 @@ def test_the_batch_has_what_the_agent_saw_and_the_raw_data(tmp_path):
     assert second.raw_returns.tolist() == second.lengths.tolist()
     shown, _ = gymnasium.make("CartPole-v1").reset(seed=second.seeds[1])
     assert second[1].raw_observations[0].tobytes() == shown.tobytes()
+    assert load(first.save(tmp_path / "first.npz")) == first
     assert load(second.save(tmp_path / "both.npz")) == second == TrajectoryBatch.concatenate(second.split())
     assert second.unfiltered().raw is None
     assert second.unfiltered().observations is second.raw_observations

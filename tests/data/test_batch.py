@@ -310,7 +310,7 @@ def test_episodes_and_timesteps_one_by_one():
             ends = timestep == len(one.rewards) - 1
             assert (step.trajectory, step.timestep) == (number, timestep)
             assert (step.action, step.reward) == (one.actions[timestep], one.rewards[timestep])
-            assert step.env_info.get("event", {}).get("name") == events[timestep]
+            assert step.env_info.get("event", {"name": None})["name"] == events[timestep]
             assert np.array_equal(step.observation["image"], one.observations["image"][timestep])
             assert np.array_equal(step.next_observation["image"], one.next_observations["image"][timestep])
             assert (step.terminated, step.truncated) == (ends and one.terminated[0], ends and one.truncated[0])
