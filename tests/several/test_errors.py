@@ -160,6 +160,7 @@ NOBODY = "no agent acted in the whole trajectory"
         (with_part(1, 1.0), None, "dict"),
         (with_part(2, 0, red_1="maybe"), None, "terminated of 'red_1' should be True or False"),
         (with_part(3, 0, red_1=None), None, "a step gave no reward, or not both ends, of agent 'red_1'"),
+        *((with_part(at, value), None, "dicts? by agent") for at in (2, 3) for value in (True, False, None)),
         (stepping(lambda game, *result: (*result[:2], True, False, result[4])), None, "dicts by agent"),
         (stepping(lambda game, *result: (*result[:2], False, False, result[4])), None, "dicts by agent"),
         (with_part(4, 0, red_1=[1]), None, "the info of agent 'red_1' must be a dict"),

@@ -191,7 +191,7 @@ class JointRecorder(RolloutRecorder):
             DataError: The step did not answer those who acted, or an end is neither true nor false.
         """
         try:
-            return self._take_in(terminated, truncated)
+            return self._take_in(_mapping(terminated, "terminated"), _mapping(truncated, "truncated"))
         except DataError as error:
             error.row = len(self.float_rewards) - 1
             raise
