@@ -445,7 +445,8 @@ class ProcessTransport(Transport):
 
     def pids(self) -> list[int | None]:
         """Return the workers' process ids; None for one that is to be started again."""
-        return [None if link.ended else link.pid for link in self._pool]
+        links = getattr(self, "_pool", ())  # other threads may ask before there are any
+        return [None if link.ended else link.pid for link in links]
 
     # ------------------------------------------------------------------ failures
 

@@ -18,6 +18,7 @@ from streamsampler.errors import ActionError, RolloutError, SamplerError, UsageE
 from streamsampler.filters import RunningNorm
 from streamsampler.stepping.inference.asking import RowGroups
 from streamsampler.stepping.inference.stepper import EnvironmentRaisedError
+from streamsampler.stepping.processes import EnvPool
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import Alone, Drawn, Fleeting, Mixing, Noisy, Restorable, Sticky
 from tests.scripted.agents import Attentive, Balancing, Independent, RememberingAlone, Rowwise, Sampling
@@ -507,6 +508,20 @@ def test_the_agent_is_the_one_that_was_passed_and_no_copy():
         other.factor = 0.0
         assert not sampler.obtain_trajectories(5).actions.any()
         assert len(set(sampler.worker_pids()) | {os.getpid()}) == 3
+
+
+def test_there_are_no_process_ids_before_processes(monkeypatch):
+    """Another thread may ask for them while they start."""
+    asked = []
+
+    def starting(*arguments):
+        asked.append(sampler.worker_pids())
+        return EnvPool(*arguments)
+
+    monkeypatch.setattr("streamsampler.stepping.processes.EnvPool", starting)
+    with in_parent(Rowwise(), "CartPole-v1") as sampler:
+        sampler.obtain_trajectories(3)
+        assert asked == [[]]
 
 
 def test_a_sampler_pickles():

@@ -133,7 +133,7 @@ def test_nothing_was_drawn_on_devices_that_were_only_seeded(load_torch):
     assert drawn_states(fresh_states(5)) is None
     torch.generators[2].manual_seed(6)
     python, numpy, (cpu, devices) = drawn_states(fresh_states(5))
-    assert python is None and numpy is None and cpu == f"cpu {OF_TORCH}"
+    assert (python, numpy, cpu) == (None, None, f"cpu {OF_TORCH}")
     assert [str(*state) for state in devices] == [f"cuda:0 {OF_TORCH}", "cuda:1 6"]
 
 
