@@ -15,14 +15,21 @@ from gymnasium.envs import registration
 from streamsampler.core.errors import ActionError, DataError, RemoteTraceback, UsageError
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.multi_agent import SpacesOfAgents
+from streamsampler.environments.updates import EnvCloseError
 from streamsampler.protocol.messages import Phase
 
 _SUMMARY_LENGTH = 2_000
 
 
 def class_names(error: BaseException) -> tuple[str, ...]:
-    """Return the names of an exception's class and of its bases; see `messages.Failure`."""
-    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+    """Return the names of an exception's class and of its bases; see `messages.Failure`.
+
+    An `EnvCloseError` has those of its cause, too: what users name is what their environment raises.
+    """
+    kinds = type(error).__mro__
+    if isinstance(error, EnvCloseError):
+        kinds += type(error.__cause__).__mro__
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
 
 
 def summary_of(error: BaseException) -> str:
