@@ -305,10 +305,8 @@ class Videos:
         path = Path(folder)
         if path.exists() and not path.is_dir():
             raise UsageError(f"{str(path)!r} is a file, and videos go into a folder")
-        if not path.parent.is_dir():
-            raise UsageError(f"there is no directory {str(path.parent)!r}")
+        check_video((path if path.is_dir() else path.parent) / "trial.mp4")
         path.mkdir(exist_ok=True)
-        check_video(path / "trial.mp4")
         return cls(path, chosen)
 
     def check(self, sampler: Sampler[Any, Any], env: Any, indices: range) -> None:

@@ -165,7 +165,8 @@ def test_the_evaluation_is_not_lost_with_a_video(kept: Any, tmp_path: Any, monke
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(ImportError, match=r"a video needs PyAV: pip install av "):
-        evaluated(num_trajectories=1, video=tmp_path)
+        evaluated(num_trajectories=1, video=tmp_path / "videos")
+    assert not (tmp_path / "videos").exists()
 
 
 @pytest.mark.extras
