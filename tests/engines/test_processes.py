@@ -3,8 +3,6 @@
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import weakref
 from typing import Any
@@ -18,9 +16,6 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.core.serialization import Payload, dumps_report, loads_report
 from streamsampler.data.trees import equal
 from streamsampler.engines.base import Died
-from streamsampler.engines.launch import start as launch
-from streamsampler.engines.processes import engine as processes
-from streamsampler.engines.processes import worker_main
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Regions, anonymous_file
 from streamsampler.engines.processes.wire import (
     INLINE_LIMIT,
@@ -35,7 +30,6 @@ from streamsampler.engines.processes.wire import (
 from streamsampler.protocol.messages import Phase, Report, Ticket, Times
 from streamsampler.testing import FailPoint, ScriptedAgent, ScriptedEnv
 from streamsampler.workers.board import StatusBoard, board_bytes
-from tests.faults.test_ends import gone
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.patience import PATIENCE
 
@@ -255,103 +249,6 @@ def test_the_memory_of_an_old_update_is_used_again():
         engine: Any = sampler._session.engine
         size = os.fstat(engine._shared.updates_fd).st_size
     assert size < 4 << 20, "the one in force, and those that some worker may still read"
-
-
-# ---------------------------------------------------------------------- the fork server
-
-
-def fork_server() -> Any:
-    return launch._servers[1, worker_main.main]._process
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(monkeypatch, number):
-    """Its answers to the others are not waited for either."""
-    MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1).close()
-    server, servers, late = fork_server().pid, [], [False] * (number == signal.SIGSTOP)
-    readable_within = launch.readable_within  # type: ignore[attr-defined]
-
-    def launch_and_lose(*how):
-        child = launch.launch(*how)
-        servers.append(fork_server().pid)
-        if len(servers) == 3:
-            os.kill(server, number)
-        return child
-
-    def late_once(fd, timeout):
-        return late.pop() if late and timeout == launch._ANSWER_SECONDS else readable_within(fd, timeout)
-
-    os.kill(server, signal.SIGSTOP)
-    monkeypatch.setattr(launch, "readable_within", late_once)
-    monkeypatch.setattr(processes, "launch", launch_and_lose)
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=3, seed=SEED) as sampler:
-        assert servers == [server] * 3 + [servers[-1]] * 3
-        assert servers[-1] != server
-        assert gone([server])
-        assert calls(sampler, 3) == undisturbed(3)
-
-
-@pytest.mark.slow
-def test_ends_are_noticed_while_the_fork_server_is_stopped(monkeypatch):
-    """The watchdogs report them, with their exit codes."""
-    monkeypatch.setattr(launch, "_REPORT_SECONDS", PATIENCE)
-    monkeypatch.setattr(processes, "END_SECONDS", PATIENCE)
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
-        engine, server, causes = sampler._session.engine, fork_server(), []
-        for stopped in (True, False, False):
-            if stopped:
-                server.send_signal(signal.SIGSTOP)
-            engine.kill_worker(0)
-            (died,) = engine.wait(None)
-            causes.append(died.exitcode)
-            server.send_signal(signal.SIGCONT)
-            engine.restart(0)
-    assert causes == [-signal.SIGKILL] * 3
-
-
-# Python imports `sitecustomize` before anything else. The fork server says here that its parent has arranged its end,
-# and imports no further.
-SLOW_TO_START = """
-import contextlib, fcntl, os, time
-
-def ends_with_parent():
-    for fd in range(3, 64):
-        with contextlib.suppress(OSError):
-            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ASYNC:
-                return True
-    return False
-
-while not ends_with_parent():
-    time.sleep(0.01)
-with open(os.environ["STARTED"], "w") as started:
-    started.write(f"{os.getpid()}\\n")
-time.sleep(1000)
-"""
-
-PROGRAM = """
-import os, sys
-os.environ["PYTHONPATH"] = sys.argv[1]
-from streamsampler import MultiprocessingSampler
-from streamsampler.testing import ScriptedAgent, ScriptedEnv
-
-MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1)
-"""
-
-
-@pytest.mark.slow
-def test_a_fork_server_that_is_orphaned_in_its_start_up_ends(tmp_path):
-    """It notices it before its imports, not after."""
-    (tmp_path / "sitecustomize.py").write_text(SLOW_TO_START)
-    os.mkfifo(tmp_path / "started")
-    started = os.open(tmp_path / "started", os.O_RDWR)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    with subprocess.Popen(command, env={**os.environ, "STARTED": str(tmp_path / "started")}) as process:
-        starting = int(os.read(started, 100))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert gone([starting])
-    os.close(started)
 
 
 @pytest.mark.usefixtures("patient")
