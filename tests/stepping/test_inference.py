@@ -18,7 +18,7 @@ from streamsampler.errors import ActionError, RolloutError, SamplerError, UsageE
 from streamsampler.filters import RunningNorm
 from streamsampler.stepping.inference.asking import RowGroups
 from streamsampler.stepping.inference.stepper import EnvironmentRaisedError
-from streamsampler.stepping.processes import EnvPool
+from streamsampler.stepping.links import EnvPool
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import Alone, Drawn, Fleeting, Mixing, Noisy, Restorable, Sticky
 from tests.scripted.agents import Attentive, Balancing, Independent, RememberingAlone, Rowwise, Sampling

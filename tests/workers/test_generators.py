@@ -62,8 +62,8 @@ class TorchWithDevices(FakeTorch):
     def __init__(self):
         super().__init__(built_for="cuda", in_use=True)
         self.generators = [self.Generator(), self.Generator("cuda:0"), self.Generator("cuda:1")]
-        self.default_generator = self.generators[0]
-        self.get_rng_state = self.default_generator.get_state
+        self.default_generator: Any = self.generators[0]
+        self.get_rng_state = self.generators[0].get_state
         self.cuda.device_count = lambda: 2
         self.cuda.get_rng_state_all = lambda: [one.get_state() for one in self.generators[1:]]
         self.cuda.manual_seed_all = lambda seed: [one.manual_seed(seed) for one in self.generators[1:]]
