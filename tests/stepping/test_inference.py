@@ -136,6 +136,7 @@ def is_bad(info):
     return info.get("x") == 6 or info.get("left") == 9
 
 
+NORM = RunningNorm(clip=10.0)
 HOOKS: dict[str, Any] = {"hooks": Keeping(), "drop_if": is_bad, "max_episode_length": 8}
 SCENARIOS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "lanes": (Rowwise, "CartPole-v1", all_kinds_of_calls, {}),
@@ -143,12 +144,12 @@ SCENARIOS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "draws in blocks": (Sampling, "CartPole-v1", whole_trajectories, {}),
     "nested": (lambda: Independent(Attentive()), Nested, whole_trajectories, {"max_episode_length": 4}),
     "a memory": (RememberingAlone, "CartPole-v1", whole_trajectories, {"worker_args": {"groups": 2}}),
-    "a filter": (Rowwise, "CartPole-v1", whole_trajectories, {"observation_filter": RunningNorm()}),
+    "a filter": (Rowwise, "CartPole-v1", whole_trajectories, {"observation_filter": NORM}),
     "actions of another dtype": (Walker, Strolling, whole_trajectories, {}),
     "actions of this dtype, in groups": (Exact, Strolling, whole_trajectories, {"worker_args": {"groups": 2}}),
     "hooks": (Walker, Strolling, dropped_and_counted, HOOKS),
     "hooks in blocks": (InBlocks, Strolling, dropped_and_counted, HOOKS),
-    "fragments": (Fleeting, Sticky, fragments_of(Fleeting), {"observation_filter": RunningNorm(clip=10.0)}),
+    "fragments": (Fleeting, Sticky, fragments_of(Fleeting), {"observation_filter": NORM}),
     "fragments in groups": (Fleeting, Sticky, fragments_of(Fleeting, Drawn), {"worker_args": {"groups": 2}}),
     "fragments and a limit": (Alone, Sticky, fragments_of(Alone, Restorable, Drawn), {"max_episode_length": 7}),
     "fragments of one agent": (Restorable, Sticky, fragments_of(Restorable), {}),
@@ -160,6 +161,7 @@ SCENARIOS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         {"max_episode_length": 9},
     ),
     "fragments at random": (RandomAgent, Nested, fragments_of(RandomAgent, env=Nested), {}),
+    "updates between fragments": (RandomAgent, Sticky, fragments_of(RandomAgent), {"observation_filter": NORM}),
 }
 QUICK = {"actions of another dtype", "hooks in blocks", "fragments in groups", "fragments and a limit"}
 
