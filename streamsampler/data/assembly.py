@@ -12,7 +12,7 @@ memory of their own: what their columns become is decided over all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -65,6 +65,7 @@ class GrowingRows:
         self._allocate = allocate
         self._buffers: list[Array] = []
         self._like: Tree | None = None
+        self._form: list[Any] = []
 
     def write(self, parts: Sequence[Tree], start: int, stop: int, expected: int) -> bool:
         """Write rows after the first `start` ones.
@@ -78,19 +79,21 @@ class GrowingRows:
         Returns:
             False if they are of another form than those before; then nothing was written.
         """
+        leaves = [list(trees.leaves(part)) for part in parts]
         if self._like is None:
-            self._buffers = [self._first(leaf, stop, expected) for leaf in _leaves(parts[0])]
+            self._buffers = [self._first(leaf, stop, expected) for _, leaf in leaves[0]]
+            self._form = _form(leaves[0])
             # No view: it would keep alive a mapping that its arena has outgrown.
             self._like = trees.map_tree(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), parts[0])
-        if (columns := _columns(parts, self._like)) is None:
+        if any(_form(each) != self._form for each in leaves):
             return False
         # Each by itself: those of large and of small rows begin with different lengths.
         self._buffers = [
             self._longer(buffer, start, stop) if stop > len(buffer) else buffer for buffer in self._buffers
         ]
-        for buffer, column in zip(self._buffers, columns, strict=True):
-            own = tuple(map(copied, column)) if buffer.dtype == object else column
-            np.concatenate(own, out=buffer[start:stop])
+        for buffer, *column in zip(self._buffers, *leaves, strict=True):
+            rows = [copied(leaf) if buffer.dtype == object else leaf for _, leaf in column]
+            np.concatenate(rows, out=buffer[start:stop])
         return True
 
     def _first(self, leaf: Array, stop: int, expected: int) -> Array:
@@ -122,27 +125,8 @@ class GrowingRows:
         return trees.map_tree(rows, self._like)
 
 
-def _leaves(tree: Tree) -> list[Array]:
-    if isinstance(tree, np.ndarray):
-        return [tree]
-    return [leaf for child in (tree.values() if isinstance(tree, dict) else tree) for leaf in _leaves(child)]
-
-
-def _columns(parts: Sequence[Tree], like: Tree) -> Iterable[Sequence[Array]] | None:
-    """Return the arrays of each leaf, of all trees; None if a tree is of another form than `like`."""
-    if isinstance(like, np.ndarray):
-        # No function for each tree: with thousands of workers, a group of reports has thousands of them.
-        shape, dtype = like.shape[1:], like.dtype
-        alike = [it for it in parts if isinstance(it, np.ndarray) and it.shape[1:] == shape and it.dtype == dtype]
-        return [alike] if len(alike) == len(parts) else None
-    form = _form(like)
-    return None if any(_form(part) != form for part in parts) else zip(*map(_leaves, parts), strict=True)
-
-
-def _form(tree: Tree) -> Any:
-    if isinstance(tree, dict):
-        return [(key, _form(child)) for key, child in tree.items()]
-    return tuple(map(_form, tree)) if isinstance(tree, tuple) else (tree.shape[1:], tree.dtype)
+def _form(leaves: Sequence[tuple[str, Array]]) -> list[Any]:
+    return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in leaves]
 
 
 # ----------------------------------------------------------------------

@@ -73,12 +73,7 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
     Args:
         trees: At least one tree; all have the structure of the first.
     """
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: concatenate([cast("dict[str, Tree]", tree)[key] for tree in trees]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(concatenate([cast("tuple[Tree, ...]", tree)[i] for tree in trees]) for i in range(len(first)))
-    return np.concatenate(cast("Sequence[Array]", trees))
+    return cast(Tree, map_trees(lambda *leaves: np.concatenate(leaves), *trees))
 
 
 def pad(tree: TreeT, lengths: NDArray[np.int64], length: int, value: Any = 0) -> TreeT:
