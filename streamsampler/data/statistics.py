@@ -37,7 +37,25 @@ def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dic
     Raises:
         UsageError: Another word, or an info that is no number in each timestep.
     """
-    return {name: value for name, word in how.items() if (value := _number(infos, name, word)) is not None}
+    found: dict[str, float] = {}
+    for name, word in how.items():
+        if word not in _HOW:
+            raise UsageError(f"an info can be aggregated by {', '.join(_HOW)}; for {name!r} it is {word!r}")
+        if name not in infos:
+            continue
+        if (values := _numbers(infos, name)) is None:
+            raise UsageError(f"the info {name!r} cannot be aggregated: it is not one number in each timestep")
+        if len(values):
+            found[name] = float(values[-1] if word == "last" else values.sum() if word == "sum" else values.mean())
+    return found
+
+
+def _numbers(infos: Mapping[str, Array], name: str) -> Array | None:
+    """Return the values of an info where it was there; None unless each is one number."""
+    values, mask = infos.get(name), infos.get(f"_{name}")
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
+        return None
+    return values if mask is None else values[mask]
 
 
 def check_aggregation(how: Any) -> None:
@@ -60,12 +78,7 @@ def metrics_of(infos: Mapping[str, Array], how: Mapping[str, Any]) -> dict[str, 
         infos: The episode infos of a batch, with their masks.
         how: Names of metrics, and what is made of their values; see `aggregate`.
     """
-    numbers = {
-        name: word
-        for name, word in sorted(how.items())
-        if isinstance(values := infos.get(name), np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf"
-    }
-    return aggregate(infos, numbers)
+    return aggregate(infos, {name: how[name] for name in sorted(how) if _numbers(infos, name) is not None})
 
 
 class MetricsSoFar:
@@ -86,14 +99,13 @@ class MetricsSoFar:
             names: The metrics' names.
         """
         for name in names:
-            if (values := infos.get(name)) is None or name in self._others:
+            if name not in infos or name in self._others:
                 continue
-            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
+            if (values := _numbers(infos, name)) is None:
                 self._others.add(name)
                 self._found.pop(name, None)
                 continue
-            mask = infos.get(f"_{name}")
-            for value in (values if mask is None else values[mask]).tolist():
+            for value in values.tolist():
                 total, n, _ = self._found.get(name, (0, 0, 0))
                 self._found[name] = total + value, n + 1, value
 
@@ -109,23 +121,6 @@ class MetricsSoFar:
         for name, (total, n, last) in self._found.items():
             word = how[name]
             metrics[name] = float(last if word == "last" else total if word == "sum" else total / n)
-
-
-def _number(infos: Mapping[str, Array], name: str, how: Any) -> float | None:
-    if how not in _HOW:
-        raise UsageError(f"an info can be aggregated by {', '.join(_HOW)}; for {name!r} it is {how!r}")
-    if name not in infos:
-        return None
-    values = infos[name]
-    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
-        raise UsageError(f"the info {name!r} cannot be aggregated: it is not one number in each timestep")
-    mask = infos.get(f"_{name}")
-    values = values if mask is None else values[mask]
-    if not len(values):
-        return None
-    if how == "last":
-        return float(values[-1])
-    return float(values.sum() if how == "sum" else values.mean())
 
 
 # ----------------------------------------------------------------------
