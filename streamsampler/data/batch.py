@@ -20,7 +20,7 @@ from streamsampler.core.errors import DataError, UsageError
 from streamsampler.core.words import count
 from streamsampler.data import batch_fields, trees
 from streamsampler.data.agent_rows import AgentRows, BatchAgents
-from streamsampler.data.batch_episodes import BatchEpisodes, batch_of_episodes
+from streamsampler.data.batch_episodes import PADDABLE, BatchEpisodes, batch_of_episodes
 from streamsampler.data.batch_estimates import BatchEstimates
 from streamsampler.data.batch_fields import RawData, RawRows
 from streamsampler.data.infos import take_infos
@@ -404,8 +404,8 @@ class TrajectoryBatch(
             raise DataError(f"cannot pad to {length} timesteps: the longest trajectory has {longest}")
         if name == "mask":
             return np.arange(length) < self.lengths[:, None]
-        if name not in _PADDABLE:
-            raise DataError(f"there is no padded {name!r}, only {', '.join(_PADDABLE)} and mask")
+        if name not in PADDABLE:
+            raise DataError(f"there is no padded {name!r}, only {', '.join(PADDABLE)} and mask")
         pad = batch_fields.padded_infos if name in batch_fields.INFOS else batch_fields.padded_tree
         return pad(getattr(self, name), self.lengths, length, value, name)
 
@@ -533,6 +533,3 @@ def _unchecked(cls: type[Any], **fields: Any) -> Any:
     """Make a batch of fields that fit each other."""
     vars(batch := object.__new__(cls)).update(fields, stats=None)
     return batch
-
-
-_PADDABLE = ("observations", "next_observations", "actions", "rewards", "step_types", "env_infos", "agent_infos")

@@ -13,9 +13,19 @@ from streamsampler.data.batch_fields import RawRows
 from streamsampler.data.infos import is_mask
 from streamsampler.data.spaces import AnySpace, check_actions, flag_of
 
+PADDABLE = ("observations", "next_observations", "actions", "rewards", "step_types", "env_infos", "agent_infos")
+"""The fields of a batch that have a padded view."""
+
 _NEEDED = ("observations", "actions", "rewards", "terminated", "truncated")
 _EARLIER = ("earlier_length", "earlier_return")
-_OF_FRAGMENTS = ("continued", "cut", "env_number", *_EARLIER)
+_OF_FRAGMENTS: dict[str, tuple[str, type]] = {
+    "continued": ("continued", bool),
+    "cut": ("cut", bool),
+    "env_number": ("env_numbers", int),
+    "earlier_length": ("earlier_lengths", int),
+    "earlier_return": ("earlier_returns", float),
+}
+"""What a dict says of an episode of fragments: as which field of a batch, and as what."""
 _RAW = ("raw_observations", "raw_last_observation", "raw_rewards")
 _OPTIONAL = (
     *("last_observation", "env_infos", "agent_infos", "episode_info", "index", "seed", "agent_version"),
@@ -70,13 +80,7 @@ def _first(tree: Any) -> Any:
 def _said_of_fragments(one: Any) -> dict[str, Any]:
     if not one.fragments:
         return {}
-    return {
-        "continued": bool(one.continued[0]),
-        "cut": bool(one.cut[0]),
-        "env_number": int(one.env_numbers[0]),
-        "earlier_length": int(one.fragments["earlier_lengths"][0]),
-        "earlier_return": float(one.fragments["earlier_returns"][0]),
-    }
+    return {name: kind(one.fragments[field][0]) for name, (field, kind) in _OF_FRAGMENTS.items()}
 
 
 def _raw_data(one: Any) -> dict[str, Any]:
@@ -92,18 +96,7 @@ _TODAYS = {
     "env_spec": "`observation_space` and `action_space`",
     "valids": "`mask`",
     **{f"{name}_list": f"`[one.{name} for one in batch]`" for name in ("observations", "actions", "rewards")},
-    **{
-        f"padded_{name}": f'`padded("{name}")`'
-        for name in (
-            "observations",
-            "next_observations",
-            "actions",
-            "rewards",
-            "step_types",
-            "env_infos",
-            "agent_infos",
-        )
-    },
+    **{f"padded_{name}": f'`padded("{name}")`' for name in PADDABLE},
 }
 """What garage's batches have, and where it is in these."""
 
