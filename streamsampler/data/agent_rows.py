@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,34 +67,6 @@ class AgentRows(NamedTuple):
             raise DataError(f"the batches are of different agents: {', '.join(map(str, known))}")
         arrays = (np.concatenate([getattr(rows, name) for rows in each]) for name in cls._fields[1:])
         return cls(each[0].known, *arrays)
-
-
-class BatchAgents:
-    """The part of a `TrajectoryBatch` that says which agents its trajectories are of."""
-
-    if TYPE_CHECKING:
-        agents: AgentRows | None
-
-    @property
-    def agent_ids(self) -> NDArray[np.str_]:
-        """(N,) str: the agent that each trajectory is of."""
-        rows = self._agent_rows()
-        return cast("NDArray[np.str_]", np.array(rows.known)[rows.numbers])
-
-    @property
-    def episode_numbers(self) -> NDArray[np.int64]:
-        """(N,) int64: the number of the episode that each trajectory is of, in `MultiAgentBatch.episodes`."""
-        return self._agent_rows().episodes
-
-    @property
-    def env_timesteps(self) -> NDArray[np.int64]:
-        """(T,) int64: the step of the environment, from its reset on, in which the agent acted."""
-        return self._agent_rows().env_timesteps
-
-    def _agent_rows(self) -> AgentRows:
-        if self.agents is None:
-            raise DataError("only what one policy did, batch['policy name'] of a MultiAgentBatch, is of several agents")
-        return self.agents
 
 
 # ----------------------------------------------------------------------

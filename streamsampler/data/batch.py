@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,18 @@ from numpy.typing import NDArray
 from streamsampler.core.errors import DataError, UsageError
 from streamsampler.core.words import count
 from streamsampler.data import batch_fields, trees
-from streamsampler.data.agent_rows import AgentRows, BatchAgents
 from streamsampler.data.batch_episodes import PADDABLE, BatchEpisodes, batch_of_episodes
 from streamsampler.data.batch_estimates import BatchEstimates
-from streamsampler.data.batch_fields import RawData, RawRows
+from streamsampler.data.batch_fields import (
+    ActionsT,
+    AnyActionsT,
+    AnyObservationsT,
+    BatchAgents,
+    ObservationsT,
+    RawData,
+)
 from streamsampler.data.infos import take_infos
 from streamsampler.data.spaces import AnySpace
-from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import Array
 
 # ----------------------------------------------------------------------
@@ -38,17 +43,8 @@ _GRIDS = (
 )
 
 
-class BatchFragments:
+class BatchFragments(RawData[ObservationsT, ActionsT]):
     """The part of a `TrajectoryBatch` that is about fragments. Whole trajectories are neither continued nor cut."""
-
-    if TYPE_CHECKING:
-        lengths: NDArray[np.int64]
-        rewards: NDArray[np.float64]
-        raw_returns: NDArray[np.float64]
-        terminated: NDArray[np.bool_]
-        truncated: NDArray[np.bool_]
-        fragments: dict[str, Array]
-        starts: Any
 
     @property
     def continued(self) -> NDArray[np.bool_]:
@@ -121,29 +117,6 @@ class BatchFragments:
 
 
 # ----------------------------------------------------------------------
-# What batches, folders and samplers are generic in, for type checkers: observations and actions, arrays by default.
-#
-# Where a space is a Dict or a Tuple, say so once: `MultiprocessingSampler[dict[str, NDArray[Any]]](agent, env)`
-# returns batches whose observations are dicts. At runtime the brackets mean nothing.
-
-
-if TYPE_CHECKING:
-    # Type checkers know it without its being installed, and `typing` has no defaults before Python 3.13.
-    from typing_extensions import TypeVar
-
-    from streamsampler.data.trees import Array
-
-    ActionsT = TypeVar("ActionsT", covariant=True, default=Array)
-    ObservationsT = TypeVar("ObservationsT", covariant=True, default=Array)
-    AnyActionsT = TypeVar("AnyActionsT", default=Array)
-    AnyObservationsT = TypeVar("AnyObservationsT", default=Array)
-else:
-    from typing import TypeVar
-
-    ActionsT = TypeVar("ActionsT", covariant=True)
-    ObservationsT = TypeVar("ObservationsT", covariant=True)
-    AnyActionsT = TypeVar("AnyActionsT")
-    AnyObservationsT = TypeVar("AnyObservationsT")
 
 
 def brackets(cls: type, types: Any) -> GenericAlias:
@@ -178,7 +151,10 @@ class StepType(IntEnum):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TrajectoryBatch(
-    BatchFragments, BatchEstimates, BatchEpisodes, BatchAgents, RawData, Generic[ObservationsT, ActionsT]
+    BatchFragments[ObservationsT, ActionsT],
+    BatchEstimates[ObservationsT, ActionsT],
+    BatchEpisodes[ObservationsT, ActionsT],
+    BatchAgents[ObservationsT, ActionsT],
 ):
     """N whole trajectories, T timesteps in all, one after the other.
 
@@ -225,29 +201,6 @@ class TrajectoryBatch(
     Raises:
         DataError: Fields that do not fit each other or their spaces; names the field and says both numbers.
     """
-
-    observation_space: AnySpace
-    action_space: AnySpace
-    observations: ObservationsT
-    last_observations: ObservationsT
-    actions: ActionsT
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    env_infos: dict[str, Array]
-    agent_infos: dict[str, Array]
-    episode_infos: dict[str, Array]
-    lengths: NDArray[np.int64]
-    indices: NDArray[np.int64]
-    seeds: tuple[int, ...]
-    agent_versions: NDArray[np.int64]
-    seed: int | None
-    fragments: dict[str, Array] = field(default_factory=dict)
-    stats: Stats | Any = field(default=None, compare=False)
-    worker_numbers: NDArray[np.int64] = field(default=cast("Any", None), compare=False)
-    fingerprints: frozenset[str] = field(default=frozenset(), compare=False)
-    raw: RawRows | None = None
-    agents: AgentRows | None = None
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(brackets)
@@ -298,11 +251,6 @@ class TrajectoryBatch(
         return all(trees.same(getattr(self, name), getattr(other, name)) for name in names)
 
     # --- Derived
-
-    @cached_property
-    def starts(self) -> NDArray[np.int64]:
-        """(N,) int64: the timestep at which each trajectory starts."""
-        return np.cumsum(self.lengths) - self.lengths
 
     @property
     def next_observations(self) -> ObservationsT:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from streamsampler.core.errors import DataError, UsageError, missing_attribute, number, positive
 from streamsampler.data import trees
-from streamsampler.data.batch_fields import RawRows
+from streamsampler.data.batch_fields import ActionsT, BatchFields, ObservationsT, RawRows
 from streamsampler.data.infos import is_mask
 from streamsampler.data.spaces import AnySpace, check_actions, flag_of
 
@@ -101,15 +101,10 @@ _TODAYS = {
 """What garage's batches have, and where it is in these."""
 
 
-class BatchEpisodes:
+class BatchEpisodes(BatchFields[ObservationsT, ActionsT]):
     """The part of a `TrajectoryBatch` that hands out trajectories and timesteps one by one."""
 
-    if TYPE_CHECKING:
-
-        def split(self) -> list[Any]:
-            """See `TrajectoryBatch`."""
-
-    else:
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             raise missing_attribute(self, name, _TODAYS)
@@ -145,7 +140,7 @@ class BatchEpisodes:
                 **_said_of_fragments(one),
                 **_raw_data(one),
             }
-            for one in self.split()
+            for one in cast(Any, self)
         ]
 
     def time_steps(self) -> Iterator[TimeStep]:
@@ -153,7 +148,7 @@ class BatchEpisodes:
 
         A trajectory of fragments that was cut ends with a timestep that is neither terminated nor truncated.
         """
-        for trajectory, one in enumerate(self.split()):
+        for trajectory, one in enumerate(cast(Any, self)):
             following, n = one.next_observations, one.n_timesteps
             for step in range(n):
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError, UsageError, number, positive
+from streamsampler.data.batch_fields import ActionsT, BatchFields, ObservationsT
 
 # ----------------------------------------------------------------------
 # Estimates from rewards and values, over all trajectories of a batch at once. Float64 throughout.
@@ -85,19 +86,12 @@ def following_values(values: Floats, last: Floats, lengths: NDArray[np.int64]) -
 # ----------------------------------------------------------------------
 
 
-class BatchEstimates:
+class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
     """The part of a `TrajectoryBatch` that learns nothing, but computes what is learned from.
 
     Values are arrays or tensors of PyTorch. All is computed in float64, without gradients. Of tensors it is returned as
     a tensor of the same dtype, or of float64 where that is none of floats, on the same device; of arrays as float64.
     """
-
-    if TYPE_CHECKING:
-        rewards: NDArray[np.float64]
-        terminated: NDArray[np.bool_]
-        lengths: NDArray[np.int64]
-        agent_infos: dict[str, NDArray[Any]]
-        episode_infos: dict[str, NDArray[Any]]
 
     @property
     def values(self) -> NDArray[Any]:

@@ -1,10 +1,12 @@
-"""Check the fields of a batch, pad them, and convert them to tensors of PyTorch."""
+"""Say which fields a batch has, check them, pad them, and convert them to tensors of PyTorch."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +17,33 @@ from streamsampler.data import trees
 from streamsampler.data.agent_rows import AgentRows
 from streamsampler.data.infos import concatenate_infos, is_mask, validate_infos
 from streamsampler.data.recorder import check_fragments, joined_fragments
-from streamsampler.data.spaces import validate
+from streamsampler.data.spaces import AnySpace, validate
+from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import Array, Tree
+
+# ----------------------------------------------------------------------
+# What batches, folders and samplers are generic in, for type checkers: observations and actions, arrays by default.
+#
+# Where a space is a Dict or a Tuple, say so once: `MultiprocessingSampler[dict[str, NDArray[Any]]](agent, env)`
+# returns batches whose observations are dicts. At runtime the brackets mean nothing.
+
+
+if TYPE_CHECKING:
+    # Type checkers know it without its being installed, and `typing` has no defaults before Python 3.13.
+    from typing_extensions import TypeVar
+
+    ActionsT = TypeVar("ActionsT", covariant=True, default=Array)
+    ObservationsT = TypeVar("ObservationsT", covariant=True, default=Array)
+    AnyActionsT = TypeVar("AnyActionsT", default=Array)
+    AnyObservationsT = TypeVar("AnyObservationsT", default=Array)
+else:
+    from typing import TypeVar
+
+    ActionsT = TypeVar("ActionsT", covariant=True)
+    ObservationsT = TypeVar("ObservationsT", covariant=True)
+    AnyActionsT = TypeVar("AnyActionsT")
+    AnyObservationsT = TypeVar("AnyObservationsT")
+
 
 # ----------------------------------------------------------------------
 # What the environment said, in batches whose observations or rewards were filtered.
@@ -50,15 +77,41 @@ class RawRows(NamedTuple):
         return cls(observations, last, cast("NDArray[np.float64]", rewards))
 
 
-class RawData:
-    """The part of a `TrajectoryBatch` that tells raw data from filtered ones; without filters they are the same."""
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class BatchFields(Generic[ObservationsT, ActionsT]):
+    """The fields of a `TrajectoryBatch`, which explains them: what its parts compute from."""
 
-    if TYPE_CHECKING:
-        observations: Any
-        last_observations: Any
-        rewards: NDArray[np.float64]
-        lengths: NDArray[np.int64]
-        raw: RawRows | None
+    observation_space: AnySpace
+    action_space: AnySpace
+    observations: ObservationsT
+    last_observations: ObservationsT
+    actions: ActionsT
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    env_infos: dict[str, Array]
+    agent_infos: dict[str, Array]
+    episode_infos: dict[str, Array]
+    lengths: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    seeds: tuple[int, ...]
+    agent_versions: NDArray[np.int64]
+    seed: int | None
+    fragments: dict[str, Array] = field(default_factory=dict)
+    stats: Stats | Any = field(default=None, compare=False)
+    worker_numbers: NDArray[np.int64] = field(default=cast("Any", None), compare=False)
+    fingerprints: frozenset[str] = field(default=frozenset(), compare=False)
+    raw: RawRows | None = None
+    agents: AgentRows | None = None
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """(N,) int64: the timestep at which each trajectory starts."""
+        return np.cumsum(self.lengths) - self.lengths
+
+
+class RawData(BatchFields[ObservationsT, ActionsT]):
+    """The part of a `TrajectoryBatch` that tells raw data from filtered ones; without filters they are the same."""
 
     @property
     def raw_observations(self) -> Any:
@@ -91,10 +144,34 @@ class RawData:
 
     def unfiltered(self) -> Self:
         """Return the batch as it would be without filters: itself where there were none."""
-        raw = self.raw
-        if raw is None:
+        if self.raw is None:
             return self
-        return cast(Self, dataclasses.replace(cast(Any, self), **raw._asdict(), raw=None))
+        return dataclasses.replace(self, **self.raw._asdict(), raw=None)
+
+
+class BatchAgents(BatchFields[ObservationsT, ActionsT]):
+    """The part of a `TrajectoryBatch` that says which agents its trajectories are of."""
+
+    @property
+    def agent_ids(self) -> NDArray[np.str_]:
+        """(N,) str: the agent that each trajectory is of."""
+        rows = self._agent_rows()
+        return cast("NDArray[np.str_]", np.array(rows.known)[rows.numbers])
+
+    @property
+    def episode_numbers(self) -> NDArray[np.int64]:
+        """(N,) int64: the number of the episode that each trajectory is of, in `MultiAgentBatch.episodes`."""
+        return self._agent_rows().episodes
+
+    @property
+    def env_timesteps(self) -> NDArray[np.int64]:
+        """(T,) int64: the step of the environment, from its reset on, in which the agent acted."""
+        return self._agent_rows().env_timesteps
+
+    def _agent_rows(self) -> AgentRows:
+        if self.agents is None:
+            raise DataError("only what one policy did, batch['policy name'] of a MultiAgentBatch, is of several agents")
+        return self.agents
 
 
 def sums(rewards: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:

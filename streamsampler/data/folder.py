@@ -54,15 +54,8 @@ from streamsampler.core.errors import DataError, UsageError
 from streamsampler.core.extras import needed
 from streamsampler.core.words import count
 from streamsampler.data import npz as storage
-from streamsampler.data.batch import (
-    ActionsT,
-    AnyActionsT,
-    AnyObservationsT,
-    Index,
-    ObservationsT,
-    TrajectoryBatch,
-    brackets,
-)
+from streamsampler.data.batch import Index, TrajectoryBatch, brackets
+from streamsampler.data.batch_fields import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT
 from streamsampler.data.shards import Shard, ShardFiles, read_manifest
 from streamsampler.data.shards import load as load_file
 

@@ -22,7 +22,8 @@ from streamsampler.core.version import __version__
 from streamsampler.core.words import count
 from streamsampler.data import npz
 from streamsampler.data import npz as storage
-from streamsampler.data.batch import AnyActionsT, AnyObservationsT, TrajectoryBatch, batch_of_fields
+from streamsampler.data.batch import TrajectoryBatch, batch_of_fields
+from streamsampler.data.batch_fields import AnyActionsT, AnyObservationsT
 from streamsampler.data.codec import LARGEST, damage_raised, integer, read_facts
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array

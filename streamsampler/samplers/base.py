@@ -16,7 +16,8 @@ from streamsampler.agents.policies import PolicyOf
 from streamsampler.core.errors import CheckMode, UsageError, check_mode, positive
 from streamsampler.core.progress import ProgressArgument
 from streamsampler.core.serialization import Payload, dumps
-from streamsampler.data.batch import ActionsT, ObservationsT, TrajectoryBatch, brackets
+from streamsampler.data.batch import TrajectoryBatch, brackets
+from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.plans import Fragments
 from streamsampler.protocol.restarts import OnFailure, Policy, Quota

@@ -14,7 +14,8 @@ import numpy as np
 
 from streamsampler.core.errors import UsageError, missing_attribute, positive, refuse_two_numbers
 from streamsampler.core.progress import ProgressArgument, display
-from streamsampler.data.batch import ActionsT, ObservationsT, TrajectoryBatch
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos
 from streamsampler.protocol.plans import (
     AtLeast,

@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 
 from streamsampler.core.errors import keywords
 from streamsampler.core.serialization import dumps
-from streamsampler.data.batch import ActionsT, ObservationsT
+from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
 from streamsampler.engines.local import LocalEngine

@@ -50,7 +50,7 @@ from typing import Any, Self, Unpack
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
 from streamsampler.core.serialization import dumps
-from streamsampler.data.batch import ActionsT, ObservationsT
+from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.protocol.restarts import Policy
 from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamsampler.core.errors import UnwritableInfoError, UsageError, positive
 from streamsampler.core.progress import Display, ProgressArgument, display
-from streamsampler.data.batch import ActionsT, ObservationsT
+from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos
 from streamsampler.data.shards import Manifest, ShardWriter

@@ -13,7 +13,8 @@ from itertools import islice
 from typing import Any, Self
 
 from streamsampler.core.errors import DataError, SamplerError, UsageError
-from streamsampler.data.batch import ActionsT, ObservationsT, TrajectoryBatch
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.data.multi_agent import segments_of_policies
 from streamsampler.protocol.plans import Portion
