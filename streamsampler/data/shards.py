@@ -489,6 +489,11 @@ class ShardWriter:
         return len(self._shards)
 
     @property
+    def missing(self) -> int:
+        """How many trajectories or timesteps the folder lacks, whichever it counts."""
+        return self.begun.target.missing(self.n_trajectories, self.n_timesteps)
+
+    @property
     def following(self) -> int:
         """The index that the next shard begins with."""
         return self._shards[-1].stop if self._shards else 0
@@ -501,7 +506,7 @@ class ShardWriter:
             OSError: It cannot be written; what was there is still there.
         """
         self._note_fingerprints(batch.fingerprints)
-        manifest = self._begun()
+        manifest = self.begun
         storage.save(batch, self._path / shard_name(len(self._shards)), provenance=manifest.provenance)
         first = self.following
         n_dropped = int(batch.indices[-1]) + 1 - first - batch.n_trajectories
@@ -516,7 +521,7 @@ class ShardWriter:
         Raises:
             OSError: The manifest cannot be written.
         """
-        if not self._begun().complete:
+        if not self.begun.complete:
             self._list(complete=True)
 
     def take_back(self) -> None:
@@ -527,20 +532,22 @@ class ShardWriter:
 
     def _note_fingerprints(self, found: Iterable[str]) -> None:
         """List the fingerprints that agree with none of those that are listed, before there are shards of them."""
-        listed = set(self._begun().fingerprints)
+        listed = set(self.begun.fingerprints)
         for bits in sorted(found, key=len, reverse=True):  # first those of more libraries
             if not any(agree(bits, other) for other in listed):
                 listed.add(bits)
-        if listed != self._begun().fingerprints:
-            self.manifest = replace(self._begun(), fingerprints=frozenset(listed))
+        if listed != self.begun.fingerprints:
+            self.manifest = replace(self.begun, fingerprints=frozenset(listed))
             self._list()
 
     def _list(self, *, complete: bool = False) -> None:
-        manifest = replace(self._begun(), shards=tuple(self._shards), complete=complete)
+        manifest = replace(self.begun, shards=tuple(self._shards), complete=complete)
         write_manifest(self._path, manifest)
         self.manifest = manifest
 
-    def _begun(self) -> Manifest:
+    @property
+    def begun(self) -> Manifest:
+        """The manifest, after `begin`."""
         if self.manifest is None:
             raise UsageError("a folder must be begun before shards are written to it")
         return self.manifest

@@ -86,25 +86,22 @@ def sample_to_folder(
     if not isinstance(sampler, Sampler):
         raise UsageError(f"sample_to_folder takes a sampler first, not a {type(sampler).__qualname__}")
     amount = _amount(num_samples, n_trajectories)
-    size = positive("shard_size", shard_size)
     kept = KeptInfos.of(infos)
     wanted = Manifest(
         seed=sampler.seed,
-        shard_size=size,
+        shard_size=positive("shard_size", shard_size),
         wanted={amount.unit: amount.number},
         provenance=_provenance(sampler, provenance, kept),
     )
     path = Path(folder)
     with ShardWriter(path, resume=resume) as writer:
         writer.begin(wanted)
-        sampling = _Sampling(sampler, writer, path, amount, size, kept)
         before, was_begun, version = sampler.filters, writer.n_shards > 0, sampler.agent_version
-        if not sampling.complete:
-            with display(
-                progress, amount.number, amount.unit, earlier=(writer.n_timesteps, writer.n_trajectories)
-            ) as shown:
+        if writer.missing:
+            earlier = writer.n_timesteps, writer.n_trajectories
+            with display(progress, amount.number, amount.unit, earlier=earlier) as shown:
                 try:
-                    sampling.run(shown)
+                    _write_missing(sampler, writer, path, kept, shown)
                 except UnwritableInfoError:
                     writer.take_back()  # so that the same folder takes other infos
                     raise
@@ -145,68 +142,46 @@ def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None, kep
     return stored
 
 
-class _Sampling:
-    """Writes the missing shards of a folder.
+def _write_missing(
+    sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, kept: KeptInfos, shown: Display
+) -> None:
+    """Write the shards that are missing.
 
     Args:
         sampler: The sampler.
         writer: Writes to the folder; it is begun.
         path: The folder.
-        target: How much there is to be in all.
-        size: Timesteps that a shard has at least.
         kept: The infos that shards hold.
+        shown: Shows the progress.
     """
+    manifest = writer.begun
+    compared = frozenset[str]()
+    before = writer.n_timesteps, writer.n_trajectories
 
-    def __init__(
-        self, sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, target: Target, size: int, kept: KeptInfos
-    ) -> None:
-        self._sampler = sampler
-        self._writer = writer
-        self._path = path
-        self._target = target
-        self._size = size
-        self._kept = kept
-        self._earlier = frozenset() if writer.manifest is None else writer.manifest.fingerprints
-        self._compared: frozenset[str] = frozenset()
+    def watch(timesteps: int, trajectories: int) -> None:
+        shown.update(lambda: (before[0] + timesteps, before[1] + trajectories), complete=False)
 
-    @property
-    def complete(self) -> bool:
-        """Whether all shards are there."""
-        return not self._missing
+    with sampler.writable_infos(kept), sampler.stream(first_trajectory=writer.following) as stream:
+        if shown.interval is not None:
+            stream.watch(watch, shown.interval)
+        while writer.missing:
+            size, n_trajectories, n_timesteps = manifest.shard_size, writer.n_trajectories, writer.n_timesteps
+            batch = stream.take(manifest.target.next_portion(size, n_trajectories, n_timesteps))
+            if not batch.fingerprints <= compared:
+                compared |= batch.fingerprints
+                _compare(sampler, path, manifest.fingerprints, batch.fingerprints)
+            writer.write(batch)
+            shown.update(lambda: (writer.n_timesteps, writer.n_trajectories), complete=not writer.missing)
 
-    @property
-    def _missing(self) -> int:
-        return self._target.missing(self._writer.n_trajectories, self._writer.n_timesteps)
 
-    def run(self, shown: Display) -> None:
-        """Write the shards that are missing."""
-        writer = self._writer
-        before = writer.n_timesteps, writer.n_trajectories
+def _compare(sampler: Sampler[Any, Any], path: Path, earlier: frozenset[str], found: frozenset[str]) -> None:
+    """Compare how the workers compute with how those did that wrote the folder.
 
-        def watch(timesteps: int, trajectories: int) -> None:
-            shown.update(lambda: (before[0] + timesteps, before[1] + trajectories), complete=False)
-
-        with (
-            self._sampler.writable_infos(self._kept),
-            self._sampler.stream(first_trajectory=writer.following) as stream,
-        ):
-            while self._missing:
-                portion = self._target.next_portion(self._size, writer.n_trajectories, writer.n_timesteps)
-                batch = stream.take(portion, None if shown.interval is None else watch, shown.interval)
-                if not batch.fingerprints <= self._compared:
-                    self._compare(batch.fingerprints)
-                writer.write(batch)
-                shown.update(lambda: (writer.n_timesteps, writer.n_trajectories), complete=self.complete)
-
-    def _compare(self, found: frozenset[str]) -> None:
-        """Compare how the workers compute with how those did that wrote the folder.
-
-        Raises:
-            UsageError: They compute otherwise, and the sampler's `fingerprint` is "error".
-        """
-        self._compared |= found
-        mode, text = self._sampler.fingerprint, sampled_elsewhere(str(self._path), self._earlier, found)
-        if text and mode == "error":
-            raise UsageError(text)
-        if text and mode == "warn":
-            _log.warning("%s", text)
+    Raises:
+        UsageError: They compute otherwise, and the sampler's `fingerprint` is "error".
+    """
+    mode, text = sampler.fingerprint, sampled_elsewhere(str(path), earlier, found)
+    if text and mode == "error":
+        raise UsageError(text)
+    if text and mode == "warn":
+        _log.warning("%s", text)

@@ -80,9 +80,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         with self._working() as call:
             segments, self._ahead = self._ahead, []
             while not segments and not _is_over(call):
-                call.pump(self._interval)
-                if self._watch is not None:
-                    self._watch(*call.so_far())
+                self._pump(call)
                 segments = call.batches.pop_segments()
             trajectories = _each(call, segments) if segments else ()
             self._summaries = iter(summaries_of(segments, each=True))
@@ -90,12 +88,21 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         return trajectories
 
     def watch(self, watch: Callable[[int, int], Any], interval: float | None) -> None:
-        """Let the iteration call `watch` while it waits; see `take` for both arguments."""
+        """Let the stream call `watch` while it waits.
+
+        Args:
+            watch: Called now and then with the timesteps, unfinished ones included, and the finished trajectories that
+                arrived from the stream so far.
+            interval: At most so many seconds between two calls of `watch`; None for one after each report.
+        """
         self._watch, self._interval = watch, interval
 
-    def take(
-        self, portion: Portion, watch: Callable[[int, int], Any] | None = None, interval: float | None = None
-    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
+    def _pump(self, call: Call) -> None:
+        call.pump(self._interval)
+        if self._watch is not None:
+            self._watch(*call.so_far())
+
+    def take(self, portion: Portion) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return the next trajectories, as many as the portion says, as one batch.
 
         The batch does not depend on how its trajectories were spread over reports. Memory holds it twice, and the
@@ -103,9 +110,6 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
 
         Args:
             portion: How much is missing; not 0.
-            watch: Called now and then with the timesteps, unfinished ones included, and the finished trajectories that
-                arrived from the stream so far.
-            interval: At most so many seconds between two calls of `watch`; None for one after each report.
 
         Raises:
             UsageError: The stream was iterated over: that assembles trajectories in chunks, which are in no portion.
@@ -120,9 +124,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             with self._working() as call:
                 segments = self._cut(self._ahead, portion)
                 while not portion.met and not _is_over(call):
-                    call.pump(interval)
-                    if watch is not None:
-                        watch(*call.so_far())
+                    self._pump(call)
                     segments += self._cut(call.batches.pop_segments(), portion)
                 _check_any(segments)
                 batch = call.batches.make(segments)

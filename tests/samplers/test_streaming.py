@@ -38,7 +38,8 @@ def test_portions_are_what_one_call_returns(whole):
     seen = []
     with make_sampler(n_workers=3) as sampler:
         with sampler.stream(first_trajectory=7) as stream:
-            assert stream.take(Portion(None, 10), lambda *so_far: seen.append(so_far)) == whole[7:17]
+            stream.watch(lambda *so_far: seen.append(so_far), None)
+            assert stream.take(Portion(None, 10)) == whole[7:17]
             batch = stream.take(Portion(100, None))
         stop = 17 + len(batch)
         assert batch == whole[17:stop]
@@ -75,8 +76,9 @@ def test_a_stream_that_ended_has_stopped_its_call(end):
             stream.close()
             stream.close()
         elif end == "raise":
+            stream.watch(lambda *_: 1 // 0, None)
             with pytest.raises(ZeroDivisionError):
-                stream.take(Portion(None, 1000), lambda *_: 1 // 0)
+                stream.take(Portion(None, 1000))
         if end == "delete":
             del stream
             gc.collect()
