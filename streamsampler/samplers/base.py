@@ -114,16 +114,15 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
             )
         n_timesteps = positive("n_timesteps", n_timesteps)
         self._check_usable()
-        n_workers = self._session.engine.n_workers
         n_envs = self._usual_envs if n_envs is None else positive("n_envs", n_envs)
         limit = positive("restore_limit", restore_limit, least=0)
         self._check_fragments(n_envs, agent_update, env_update)
-        side_by_side = self._setup.factory.worker_class.continues_side_by_side
         if any(traits.of_policies is not None for traits in self._session.updates.about("agent")):
             raise UsageError("fragments cannot be had of environments of several agents yet: sample whole trajectories")
         plan = Fragments(
-            n_timesteps, n_envs, n_workers, self.layout.rows, side_by_side=side_by_side, restore_limit=limit
-        )
+            n_timesteps, n_envs, self._session.engine.n_workers, self.layout.rows,
+            side_by_side=self._setup.factory.worker_class.continues_side_by_side, restore_limit=limit,
+        )  # fmt: skip
         batch = self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
         self._n_envs = n_envs
         return batch
@@ -161,8 +160,9 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
             )
         if self._order != "index":
             raise UsageError('fragments need order="index": each environment has its place in the batch')
-        kind = self._setup.factory.worker_class
-        if self._setup.hooks is not None or (issubclass(kind, WorkerWithSeams) and kind.overrides_seams()):
+        worker_class = self._setup.factory.worker_class
+        overrides = issubclass(worker_class, WorkerWithSeams) and worker_class.overrides_seams()
+        if self._setup.hooks is not None or overrides:
             raise UsageError(
                 "fragments take no hooks, no drop_if and no worker class that overrides begin_trajectory, before_step, "
                 "after_step or end_trajectory: use obtain_samples or obtain_trajectories"
@@ -171,7 +171,6 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
             raise UsageError(
                 'fragments need on_failure="raise": where an episode raises, no other one takes its place in the batch'
             )
-        worker_class = self._setup.factory.worker_class
         if not worker_class.can_continue:
             raise UsageError(f"{worker_class.__name__} runs no fragments: use DefaultWorker, or obtain_trajectories")
         if self._session.updates.differ or any(items_by_worker(update) is not None for update in updates):
@@ -433,12 +432,6 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         Raises:
             TypeError: An option is none of the sampler's arguments, or is one of the worker factory's.
         """
-        return cls._from_factory(worker_factory, agents, envs, options)
-
-    @classmethod
-    def _from_factory(
-        cls, worker_factory: WorkerFactory, agents: Agents, envs: Envs, options: Mapping[str, Any]
-    ) -> Self:
         sampler = cls.__new__(cls)
         sampler._take_factory(worker_factory, options)
         sampler.__init__(agents, envs, **options)  # type: ignore[misc]

@@ -23,10 +23,7 @@ from streamsampler.protocol.plans import (
     ExactlyPerWorker,
     GatherPlan,
     Layout,
-    Part,
     Streamed,
-    checked_part,
-    part_of,
 )
 from streamsampler.samplers.payloads import provenance_of
 from streamsampler.samplers.per_worker import Envs
@@ -43,48 +40,7 @@ from streamsampler.workers.resets import (
 )
 
 # ----------------------------------------------------------------------
-# Return the plans of calls, and refuse a part of an evaluation where the parts would not be one run's.
-
-
-def exactly(n_trajectories: int, resets: Resets | None, *, dropping: bool) -> Exactly:
-    """Return the plan of a call for exactly so many trajectories.
-
-    Args:
-        n_trajectories: How many there are.
-        resets: What the call says of them.
-        dropping: Whether trajectories may be left out. Then others of the same task take their places.
-    """
-    n_of_task = replaceable(resets, dropping=dropping)
-    fixed = resets is not None and resets.is_fixed and n_of_task is None
-    return Exactly(n_trajectories, fixed=fixed, n_of_task=n_of_task)
-
-
-def streamed(first: int, n_trajectories: int | None, resets: Resets | None, *, dropping: bool) -> Streamed:
-    """Return the plan of a stream.
-
-    Args:
-        first: The first index.
-        n_trajectories: How many there are; None without end.
-        resets: What the call says of them.
-        dropping: Whether trajectories may be left out.
-
-    Raises:
-        UsageError: The stream begins in the middle of tasks, so that it is not known what of them was left out before.
-    """
-    n_of_task = replaceable(resets, dropping=dropping)
-    if n_of_task is not None and first:
-        raise UsageError(
-            f"with tasks, and trajectories that are left out, first_trajectory must be 0, got {first}: how many of "
-            "each task were left out before is not known. Give each trajectory a seed (seeds=[…]): then none is "
-            "replaced"
-        )
-    fixed = resets is not None and resets.is_fixed and n_of_task is None
-    return Streamed(first, n_trajectories, fixed, n_of_task)
-
-
-def replaceable(resets: Resets | None, *, dropping: bool) -> int | None:
-    """Return `Resets.n_replaceable` where trajectories may be left out, and else None."""
-    return resets.n_replaceable if dropping and resets is not None else None
+# Put trajectories in the order of their tasks, and refuse streams that begin in the middle of what is run together.
 
 
 def by_task(batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
@@ -93,32 +49,6 @@ def by_task(batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
     if (np.diff(numbers) >= 0).all():
         return batch
     return replace(batch[np.argsort(numbers, kind="stable")], stats=batch.stats)
-
-
-def part_of_call(sampler: ObtainingSampler[Any, Any], part: Any, n_trajectories: int, *, fixed: bool) -> Part:
-    """Return a part of a call's trajectories 0 to `n_trajectories - 1`.
-
-    Args:
-        sampler: The sampler; what it runs together is not cut.
-        part: Its number from 1 on, and how many parts there are.
-        n_trajectories: How many trajectories all parts have together.
-        fixed: Whether each has a seed or options of its own, so that no other one replaces it.
-
-    Raises:
-        UsageError: There is no such part; or the parts together would not be what one call returns.
-    """
-    checked_part(part)
-    provenance = sampler.provenance()
-    if provenance["order"] != "index":
-        raise UsageError('a part needs order="index": what arrives first has no fixed range of indices')
-    if provenance["on_failure"] == "drop" and not fixed:
-        raise UsageError(
-            'a part cannot be sampled with on_failure="drop": what is left out would be replaced by a trajectory of '
-            "the next part. Give each trajectory a seed (seeds=[…]): then none is replaced"
-        )
-    if sampler.layout.block > 1 and "n_workers" in provenance:
-        raise UsageError(f"a part cannot be sampled {_OWN_BLOCKS}")
-    return part_of(part, n_trajectories, sampler.layout.block)
 
 
 _OWN_BLOCKS = "where workers have agents or environments of their own and run blocks of trajectories together"
@@ -186,9 +116,12 @@ def _is_integer(given: Any = None) -> bool:
 class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
     """The calls of all samplers that return trajectories."""
 
-    @property
-    def _is_dropping(self) -> bool:
-        return self._policy.on_failure == "drop"
+    def _places(self, resets: Resets | None) -> dict[str, Any]:
+        """Return which trajectories may take the places of those left out: `fixed` and `n_of_task` of a plan."""
+        if resets is None:
+            return {}
+        n_of_task = resets.n_replaceable if self._policy.on_failure == "drop" else None
+        return {"fixed": resets.is_fixed and n_of_task is None, "n_of_task": n_of_task}
 
     @property
     def layout(self) -> Layout:
@@ -316,7 +249,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         """
         refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
         n, resets = given_resets(n_trajectories, seeds, reset_options, tasks)
-        plan = exactly(n, resets, dropping=self._is_dropping)
+        plan = Exactly(n, **self._places(resets))
         batch = self._obtain(plan, agent_update, env_update, progress, resets)
         return batch if plan.n_of_task is None else by_task(batch)
 
@@ -417,7 +350,13 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         first = positive("first_trajectory", first_trajectory, least=0)
         check_first(first, self.layout.block, differ=self._session.updates.differ)
         n, resets = streamed_resets(first, n_trajectories, seeds, reset_options, tasks)
-        plan = streamed(first, n, resets, dropping=self._is_dropping)
+        plan = Streamed(first, n, **self._places(resets))
+        if plan.n_of_task is not None and first:
+            raise UsageError(
+                f"with tasks, and trajectories that are left out, first_trajectory must be 0, got {first}: how many of "
+                "each task were left out before is not known. Give each trajectory a seed (seeds=[…]): then none is "
+                "replaced"
+            )
         updates = self._updates_of(agent_update, env_update, resets)
         begin = partial(self._begin_stream, plan, updates, resets)
         return Stream(begin, self._exclusive, self._check_streaming, self._end_stream)

@@ -118,7 +118,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         cls, worker_factory: WorkerFactory, agents: Agents, envs: Envs, **options: Unpack[ProcessSamplerOptions]
     ) -> Self:
         """Do what `Sampler.from_worker_factory` does, with this sampler's further options."""
-        return cls._from_factory(worker_factory, agents, envs, options)
+        return super().from_worker_factory(worker_factory, agents, envs, **options)  # type: ignore[misc]
 
     def make_engine(self, setup: WorkerSetup) -> Engine:
         """Start the worker processes."""

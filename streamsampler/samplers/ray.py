@@ -128,7 +128,7 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         cls, worker_factory: WorkerFactory, agents: Agents, envs: Envs, **options: Unpack[RaySamplerOptions]
     ) -> Self:
         """Do what `Sampler.from_worker_factory` does, with this sampler's further options."""
-        return cls._from_factory(worker_factory, agents, envs, options)
+        return super().from_worker_factory(worker_factory, agents, envs, **options)  # type: ignore[misc]
 
     def make_engine(self, setup: WorkerSetup) -> Engine:
         """Attach to the cluster, or start one, and start the actors."""
