@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from streamsampler.agents.base import AgentLike
 from streamsampler.core.errors import UsageError
@@ -99,17 +99,23 @@ Kind = Literal["agent", "parameters", "env", "filters", "levels"]
 _KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "filters", "levels")
 
 
+class InForce(NamedTuple):
+    """The latest update of one kind for one worker."""
+
+    serial: int  # another one whenever the payload changes
+    payload: Any
+    about: Any  # what the sampler knows of what was pickled
+
+
 @dataclass(frozen=True)
-class InForce(Generic[Payload]):
-    """The latest update of one kind: one payload for all workers, or one each."""
+class OfWorkers:
+    """The latest updates of one kind: the same one for all workers, or one each."""
 
-    serials: tuple[int, ...]  # by worker: another number whenever its payload changes
-    payloads: tuple[Payload | None, ...]
+    items: tuple[InForce, ...]  # by worker
     shared: bool
-    about: tuple[Any, ...]  # by worker: what the sampler knows of what was pickled
 
 
-Snapshot = dict[Kind, InForce[Any]]
+Snapshot = dict[Kind, OfWorkers]
 
 
 class Updates(Generic[Payload]):
@@ -122,7 +128,7 @@ class Updates(Generic[Payload]):
     def __init__(self, n_workers: int) -> None:
         self._n_workers = n_workers
         self._serial = 0
-        self._in_force: dict[Kind, InForce[Payload]] = {}
+        self._in_force: dict[Kind, OfWorkers] = {}
 
     def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload, about: Any = None) -> None:
         """Put an update in force.
@@ -133,28 +139,24 @@ class Updates(Generic[Payload]):
             about: What is to be known of what was pickled; with a list of payloads a list, too. See the method.
         """
         shared = not isinstance(payloads, list)
-        notes = tuple(about) if isinstance(about, list) else (about,) * self._n_workers
-        each = tuple(payloads) if isinstance(payloads, list) else (payloads,) * self._n_workers
+        each = payloads if isinstance(payloads, list) else [payloads] * self._n_workers
+        notes = about if isinstance(about, list) else [about] * self._n_workers
         self._serial += 1
-        serials = (self._serial,) * self._n_workers
-        before = self._in_force.get(kind)
-        if before is not None:
-            unchanged = [payload is None for payload in each]
-            each = tuple(old if same else new for same, new, old in zip(unchanged, each, before.payloads, strict=True))
-            serials = tuple(old if same else self._serial for same, old in zip(unchanged, before.serials, strict=True))
-            notes = tuple(old if same else new for same, new, old in zip(unchanged, notes, before.about, strict=True))
-        self._in_force[kind] = InForce(serials, each, shared, notes)  # type: ignore[arg-type]
+        items = tuple(InForce(self._serial, payload, note) for payload, note in zip(each, notes, strict=True))
+        if (before := self._in_force.get(kind)) is not None:
+            items = tuple(old if new.payload is None else new for new, old in zip(items, before.items, strict=True))
+        self._in_force[kind] = OfWorkers(items, shared)
         if kind == "agent" and "parameters" in self._in_force:
             self._void_parameters(payloads if isinstance(payloads, list) else None)
 
     def _void_parameters(self, agents: list[Payload | None] | None) -> None:
         parameters = self._in_force.pop("parameters")
         kept = tuple(
-            payload if agents is not None and agents[number] is None else None
-            for number, payload in enumerate(parameters.payloads)
+            it if agents is not None and agents[number] is None else it._replace(payload=None)
+            for number, it in enumerate(parameters.items)
         )
-        if any(payload is not None for payload in kept):
-            self._in_force["parameters"] = replace(parameters, payloads=kept, shared=False)
+        if any(it.payload is not None for it in kept):
+            self._in_force["parameters"] = OfWorkers(kept, shared=False)
 
     def forget(self, kind: Kind) -> None:
         """Take back what is in force of a kind, if anything is."""
@@ -165,18 +167,18 @@ class Updates(Generic[Payload]):
         update = self._in_force.get(kind)
         if update is not None:
             self._serial += 1
-            self._in_force[kind] = replace(update, serials=(self._serial,) * self._n_workers)
+            self._in_force[kind] = replace(update, items=tuple(it._replace(serial=self._serial) for it in update.items))
 
     def about(self, kind: Kind) -> tuple[Any, ...]:
         """Return, by worker, what is known about the updates in force; survives `restore` and `mapped`."""
-        return self._in_force[kind].about
+        return tuple(it.about for it in self._in_force[kind].items)
 
     def __contains__(self, kind: Kind) -> bool:
         return kind in self._in_force
 
     def of_workers(self, kind: Kind) -> tuple[Payload | None, ...]:
         """Return the payloads in force of a kind, by worker."""
-        return self._in_force[kind].payloads
+        return tuple(it.payload for it in self._in_force[kind].items)
 
     @property
     def differ(self) -> bool:
@@ -193,24 +195,23 @@ class Updates(Generic[Payload]):
         missing: dict[Kind, Payload] = {}
         for kind in _KINDS:
             update = self._in_force.get(kind)
-            if update is None or sent.get(kind) == update.serials[worker]:
+            if update is None or sent.get(kind) == update.items[worker].serial:
                 continue
             if kind == "agent":
                 sent.pop("parameters", None)  # a new agent comes without them
-            sent[kind] = update.serials[worker]
-            payload = update.payloads[worker]
+            sent[kind], payload, _ = update.items[worker]
             if payload is not None:
                 missing[kind] = payload
         return missing
 
     def structure(self, worker: int) -> tuple[int, ...]:
         """Return numbers of the agent and the environment of a worker: others whenever one of the two is replaced."""
-        return tuple(self._in_force[kind].serials[worker] for kind in ("agent", "env"))
+        return tuple(self._in_force[kind].items[worker].serial for kind in ("agent", "env"))
 
     def are_in_force(self, worker: int, sent: dict[Kind, int]) -> bool:
         """Whether no update that a worker was sent has been replaced or taken back."""
         updates = [(self._in_force.get(kind), serial) for kind, serial in sent.items()]
-        return all(update is not None and update.serials[worker] == serial for update, serial in updates)
+        return all(update is not None and update.items[worker].serial == serial for update, serial in updates)
 
     @classmethod
     def of(cls, snapshot: Snapshot, n_workers: int) -> Updates[Any]:
@@ -230,11 +231,11 @@ class Updates(Generic[Payload]):
     def payloads(self, kinds: Sequence[Kind] = _KINDS) -> dict[int, Payload]:
         """Return the payloads in force, by identity."""
         return {
-            id(payload): payload
+            id(it.payload): it.payload
             for kind in kinds
             if kind in self._in_force
-            for payload in self._in_force[kind].payloads
-            if payload is not None
+            for it in self._in_force[kind].items
+            if it.payload is not None
         }
 
     def mapped(self, convert: Callable[[Payload], Other]) -> Updates[Other]:
@@ -242,7 +243,7 @@ class Updates(Generic[Payload]):
         converted = {key: convert(payload) for key, payload in self.payloads().items()}
         other: Updates[Other] = Updates(self._n_workers)
         for kind, update in self._in_force.items():
-            payloads = tuple(None if payload is None else converted[id(payload)] for payload in update.payloads)
             other._serial += 1
-            other._in_force[kind] = InForce((other._serial,) * self._n_workers, payloads, update.shared, update.about)
+            items = [InForce(other._serial, converted.get(id(it.payload)), it.about) for it in update.items]
+            other._in_force[kind] = OfWorkers(tuple(items), update.shared)
         return other
