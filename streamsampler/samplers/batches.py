@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -51,10 +51,9 @@ class CallAccounts:
     """
 
     def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
-        self.stats = stats
+        self.stats, self.version = stats, version
         self._session = session
         self._gathering = gathering
-        self._version = version
         self._anomalies: dict[int, Anomaly] = {}  # by trajectory index
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
         self._metrics = MetricsSoFar()  # of what that consumer has seen
@@ -86,7 +85,7 @@ class CallAccounts:
     def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
         """Count what was left out, and remember the anomalies of what was not."""
         self.add_anomalies(segments)
-        stats, version = self.stats, self._version
+        stats, version = self.stats, self.version
         stats.dropped_trajectories += len(left_out)
         stats.dropped += [DroppedTrajectory(version, index, worker, *it[1:]) for worker, index, it, _ in left_out]
         del stats.dropped[:-REMEMBERED]
@@ -95,7 +94,7 @@ class CallAccounts:
         for index in indices:
             anomaly = self._anomalies.pop(index)
             self.stats.anomalies += anomaly.count
-            first = FoundAnomaly(self._version, index, anomaly.timestep, anomaly.what)
+            first = FoundAnomaly(self.version, index, anomaly.timestep, anomaly.what)
             if self.stats.first_anomaly is None:
                 self.stats.first_anomaly = first
             self._session.warn_of_anomaly(first)
@@ -228,32 +227,21 @@ class BatchMaker:
     Args:
         session: What outlives the call.
         gathering: What arrived.
-        stats: The call's accounts, which every batch carries.
-        version: The call's agent version.
-        on_taken: Is called with segments before they are forgotten, more than once if an interrupt came between.
+        accounts: The call's accounts, whose `stats` every batch carries. They get the anomalies of segments before
+            these are forgotten, more than once if an interrupt came between.
 
     Attributes:
         summaries: What the filters need of the trajectories that were made a batch of.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        gathering: Gathering,
-        stats: Stats,
-        version: int,
-        on_taken: Callable[[Sequence[Segment]], object],
-    ) -> None:
+    def __init__(self, session: Session, gathering: Gathering, accounts: CallAccounts) -> None:
         self._session = session
         self._gathering = gathering
-        self._stats = stats
-        self._version = version
-        self._on_taken = on_taken
+        self._accounts, self._stats = accounts, accounts.stats
         self._spaces_of_taken: dict[int, Spaces] = {}  # by worker
-        result = gathering.result
         self._ledger = ledger = session.fragments
-        self._episodes = None if ledger is None else Episodes(result, ledger)
-        self._result = self._episodes or result
+        self._episodes = None if ledger is None else Episodes(gathering.result, ledger)
+        self._result = self._episodes or gathering.result
         self._filters = session.filters
         self._n_looked_at = 0  # segments whose infos were checked
         self._unwritable: UnwritableInfoError | None = None
@@ -330,7 +318,7 @@ class BatchMaker:
             return
         first = growing.n_appended
         segments = self._result.segments(first)
-        self._on_taken(segments)
+        self._accounts.add_anomalies(segments)
         self._spaces_of_taken |= _spaces_by_worker(segments)
         growing.append(segments, expected_rows(gathering.plan, gathering.throughput.timesteps))
         self.summaries += summaries_of(segments)
@@ -365,8 +353,8 @@ class BatchMaker:
             growing,
             observation_space=observation_space,
             action_space=action_space,
-            seeds_of=partial(self._session.seeds_of, self._version),
-            agent_version=self._version,
+            seeds_of=partial(self._session.seeds_of, self._accounts.version),
+            agent_version=self._accounts.version,
             seed=self._session.seed,
             stats=self._stats,
             fragments={} if self._episodes is None else self._episodes.fields(),

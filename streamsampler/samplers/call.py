@@ -66,7 +66,7 @@ class Call:
         self._ticket_version = session.ticket_version
         self._supervisor.begin_call(self._ticket_version, plan.timesteps, self._layout.rows)
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
-        self.batches = BatchMaker(session, self.gathering, stats, self.version, self.accounts.add_anomalies)
+        self.batches = BatchMaker(session, self.gathering, self.accounts)
         self._snapshot = snapshot
         self._outside: list[Setback] = []  # of this call's trajectories
         self._refusal: SamplerError | None = None
