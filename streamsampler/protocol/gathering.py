@@ -426,7 +426,7 @@ class Gathering:
             workers: The workers that get some.
             n_tickets: How many each of them gets.
         """
-        speeds = {worker: self._speed(worker) for worker in workers}
+        speeds = self._speeds(workers)
         total, needed = sum(speeds.values()), self._n_in_advance()
         most = self.throughput.trajectories_in(math.inf, ADVANCE_BYTES)
         sizes = {}
@@ -436,13 +436,14 @@ class Gathering:
             sizes[worker] = max(1, min(share, most // block)) * block
         return sizes
 
-    def _speed(self, worker: int) -> float:
-        """Return how fast a worker is, as a share of the fastest one's speed; 1 if it is not notably slower."""
+    def _speeds(self, workers: Sequence[int]) -> dict[int, float]:
+        """Return how fast workers are, as shares of the fastest one's speed; 1 where it is not notably slower."""
         if not self._may_copy:  # no other worker runs what is its own
-            return 1.0
-        known = self.throughput.seconds_by_worker()
-        slowness = known[worker] / (min(known.values()) or 1.0) if worker in known else 1.0
-        return 1 / slowness if slowness > NOTABLY_SLOWER else 1.0
+            return dict.fromkeys(workers, 1.0)
+        seconds = [self.throughput.seconds_with(worker) for worker in range(self._n_workers)]
+        fastest = min((each for each in seconds if each is not None), default=0.0) or 1.0
+        slowness = {worker: (seconds[worker] or fastest) / fastest for worker in workers}
+        return {worker: 1 / each if each > NOTABLY_SLOWER else 1.0 for worker, each in slowness.items()}
 
     def _n_in_advance(self) -> int:
         return self._n_needed(LANES_MARGIN if self._has_lanes else SAFETY_MARGIN)

@@ -118,14 +118,6 @@ class Throughput:
         mean = self._mean
         return (mean if mean > 1.0 else 1.0) * seconds / (timesteps if timesteps > 1.0 else 1.0)
 
-    def seconds_by_worker(self) -> dict[int, float]:
-        """Return `seconds_with` of all workers that had a trajectory."""
-        mean = max(1.0, self._mean)
-        return {
-            worker: mean * seconds / (timesteps if timesteps > 1.0 else 1.0)
-            for worker, (timesteps, seconds) in self._workers.items()
-        }
-
     def slowness(self, worker: int) -> float:
         """Return how many times the average duration `worker` takes; 1 before its first trajectory."""
         each, mean = self.seconds_with(worker), self.seconds
