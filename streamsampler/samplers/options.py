@@ -137,25 +137,26 @@ class AllSamplerOptions(SamplerOptions, total=False):
     worker_args: Mapping[str, Any] | None
 
 
-class ProcessSamplerOptions(SamplerOptions, total=False):
-    """What `MultiprocessingSampler` takes besides; see there."""
+class LimitedSamplerOptions(SamplerOptions, total=False):
+    """What samplers take besides whose workers can be killed; see `MultiprocessingSampler`."""
 
     step_timeout: float | None
     construction_timeout: float | None
     max_worker_memory: int | None
     close_timeout: float
+
+
+class ProcessSamplerOptions(LimitedSamplerOptions, total=False):
+    """What `MultiprocessingSampler` takes besides; see there."""
+
     engine: EngineName | None
     inference: Inference
     start_method: StartMethod | None
 
 
-class RaySamplerOptions(SamplerOptions, total=False):
+class RaySamplerOptions(LimitedSamplerOptions, total=False):
     """What `RaySampler` takes besides; see there."""
 
-    step_timeout: float | None
-    construction_timeout: float | None
-    max_worker_memory: int | None
-    close_timeout: float
     ray_address: str | None
     worker_resources: Mapping[str, Any]
     runtime_env: Mapping[str, Any] | None
