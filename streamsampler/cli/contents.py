@@ -18,7 +18,7 @@ from streamsampler.core.words import table
 from streamsampler.data import npz as storage
 from streamsampler.data.batch_fields import sums
 from streamsampler.data.codec import damage_raised, decode_space
-from streamsampler.data.shards import Manifest, Shard, ShardFiles, read_manifest, shard_name
+from streamsampler.data.shards import Manifest, ShardFiles, read_manifest, shard_name
 from streamsampler.data.shards import load as load_file
 from streamsampler.evaluation.charts import returns_of
 from streamsampler.evaluation.comparison import Comparison
@@ -269,13 +269,13 @@ def _of_folder(path: Path, *, quick: bool) -> Trajectories:
     contents = Trajectories(path, {name: getattr(manifest, name) for name in names} | {"format_version": 1}, manifest)
     files = ShardFiles(path, manifest)
 
-    def add(number: int, shard: Shard) -> None:
+    def add(number: int) -> None:
         if not quick:
-            files.load(number, shard)
-        _add_shard(contents, files.path(number), files.read(number, shard, *_ARRAYS))
+            files.load(number)
+        _add_shard(contents, files.path(number), files.read(number, *_ARRAYS))
 
-    shards, damaged = files.survey(add)
-    contents.n_shards = len(shards) + (len(shards) in damaged)
+    damaged = files.survey(add)
+    contents.n_shards = len(manifest.shards)
     contents.damaged = {shard_name(number): str(error) for number, error in damaged.items()}
     return contents
 

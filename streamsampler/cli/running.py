@@ -26,7 +26,7 @@ from streamsampler.core.progress import Output, Snapshot, output_on
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import sums
 from streamsampler.data.multi_agent import MultiAgentBatch
-from streamsampler.data.shards import Shard, ShardFiles, read_manifest
+from streamsampler.data.shards import ShardFiles, read_manifest
 from streamsampler.workers.explain import traceback_of, without_own_frames
 
 # ----------------------------------------------------------------------
@@ -138,15 +138,16 @@ class Tally:
         Raises:
             StorageError: It is no folder of shards.
         """
-        files = ShardFiles(folder, read_manifest(folder))
+        manifest = read_manifest(folder)
+        files = ShardFiles(folder, manifest)
         tallies = [cls()]
 
-        def add(number: int, shard: Shard) -> None:
-            arrays = files.read(number, shard, "rewards")
+        def add(number: int) -> None:
+            arrays = files.read(number, "rewards")
             tallies[0] += cls.of(arrays["lengths"], arrays["rewards"])
 
-        shards, _ = files.survey(add)
-        return tallies[0], len(shards)
+        files.survey(add)
+        return tallies[0], len(manifest.shards)
 
     def facts(self) -> dict[str, Any]:
         """Return amounts, returns and lengths for programs; None where there is no such number."""

@@ -46,7 +46,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 
@@ -56,7 +56,7 @@ from streamsampler.core.words import count
 from streamsampler.data import npz as storage
 from streamsampler.data.batch import Index, TrajectoryBatch, brackets
 from streamsampler.data.batch_fields import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT
-from streamsampler.data.shards import Shard, ShardFiles, read_manifest
+from streamsampler.data.shards import ShardFiles, read_manifest
 from streamsampler.data.shards import load as load_file
 
 if TYPE_CHECKING:
@@ -116,14 +116,12 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
     def __init__(self, path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> None:
         self.paths = tuple(map(Path, (path, *more)))
         manifests = [read_manifest(folder) for folder in self.paths]
-        places: list[_Place] = []
-        for folder, manifest in zip(self.paths, manifests, strict=True):
-            files = ShardFiles(folder, manifest)
-            entries, damaged = files.survey(lambda _number, _shard: None)
-            if damaged:
-                raise damaged.popitem()[1]
-            places += [_Place(files, number, entry) for number, entry in enumerate(entries)]
-        self.files = [place.files.path(place.number) for place in places]
+        places = [
+            (ShardFiles(folder, manifest), number)
+            for folder, manifest in zip(self.paths, manifests, strict=True)
+            for number in range(len(manifest.shards))
+        ]
+        self.files = [files.path(number) for files, number in places]
         self.shards: Sequence[TrajectoryBatch[ObservationsT, ActionsT]] = _Shards(places)
         self.complete = all(manifest.complete for manifest in manifests)
         self.seed: int | None = _common([manifest.seed for manifest in manifests])
@@ -134,7 +132,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
             for name, value in first.items()
             if all(name in other and other[name] == value for other in others)
         }
-        self.shard_sizes = [(place.shard.trajectories, place.shard.timesteps) for place in places]
+        self.shard_sizes = [(it.trajectories, it.timesteps) for manifest in manifests for it in manifest.shards]
         self._bounds = np.cumsum([0, *(trajectories for trajectories, _ in self.shard_sizes)])
         self._n_timesteps = sum(timesteps for _, timesteps in self.shard_sizes)
 
@@ -269,18 +267,14 @@ def _common(values: Sequence[T]) -> T | None:
     return values[0] if all(value == values[0] for value in values) else None
 
 
-class _Place(NamedTuple):
-    """Where a shard is: the number that it has among the files of its folder, and what is known of it."""
-
-    files: ShardFiles
-    number: int
-    shard: Shard
-
-
 class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
-    """The shards of folders, loaded one at a time."""
+    """The shards of folders, loaded one at a time.
 
-    def __init__(self, places: Sequence[_Place]) -> None:
+    Args:
+        places: Of each shard its folder, and its number among the files there.
+    """
+
+    def __init__(self, places: Sequence[tuple[ShardFiles, int]]) -> None:
         self._places = places
         self._last: tuple[int, TrajectoryBatch[Any, Any]] | None = None
 
@@ -300,8 +294,8 @@ class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
         last = self._last
         if last is None or last[0] != number:
             self._last = last = None  # gives its memory back before the next one needs it
-            files, own_number, shard = self._places[number]
-            self._last = last = number, files.load(own_number, shard)
+            files, own_number = self._places[number]
+            self._last = last = number, files.load(own_number)
         return last[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from streamsampler.core.atomic import FolderLock, check_locks, is_leftover, sync
 from streamsampler.core.errors import DamagedShardError, StorageError, UsageError
 from streamsampler.core.version import __version__
 from streamsampler.core.words import count
-from streamsampler.data import npz
 from streamsampler.data import npz as storage
 from streamsampler.data.batch import TrajectoryBatch, batch_of_fields
 from streamsampler.data.batch_fields import AnyActionsT, AnyObservationsT
@@ -52,7 +51,7 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyA
 
 def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any, Any], dict[str, Any]]:
     """Read a batch that `save` wrote, and the header of its file; see `load`, and `streamsampler.data.npz.read`."""
-    return npz.load_with_header(path, batch_of_fields)
+    return storage.load_with_header(path, batch_of_fields)
 
 
 # ----------------------------------------------------------------------
@@ -287,41 +286,38 @@ class ShardFiles:
         self._folder = folder
         self._manifest = manifest
 
-    def survey(self, look: Callable[[int, Shard], object]) -> tuple[list[Shard], dict[int, DamagedShardError]]:
-        """Look at all shards.
+    def survey(self, look: Callable[[int], object]) -> dict[int, DamagedShardError]:
+        """Look at all shards; return what is wrong with some of them, by number.
 
         Args:
-            look: Called with the number of each shard and what is known of it; may raise `DamagedShardError`.
-
-        Returns:
-            The shards, and what is wrong with some of them, by number.
+            look: Called with the number of each shard; may raise `DamagedShardError`.
         """
-        shards, damaged = list(self._manifest.shards), {}
-        for number, shard in enumerate(shards):
+        damaged: dict[int, DamagedShardError] = {}
+        for number in range(len(self._manifest.shards)):
             try:
-                look(number, shard)
+                look(number)
             except DamagedShardError as error:
                 damaged[number] = error
-        return shards, damaged
+        return damaged
 
     def path(self, number: int) -> Path:
         """Return the file of a shard."""
         return self._folder / shard_name(number)
 
-    def read(self, number: int, shard: Shard, *names: str) -> dict[str, Array]:
+    def read(self, number: int, *names: str) -> dict[str, Array]:
         """Return some arrays of a shard, its indices and its lengths."""
         path = self.path(number)
         arrays, header = _whole(path, lambda: storage.read(path, "indices", "lengths", *names))
         self._check_origin(path, header)
-        check_shard(path, shard, arrays["indices"], arrays["lengths"])
+        check_shard(path, self._manifest.shards[number], arrays["indices"], arrays["lengths"])
         return arrays
 
-    def load(self, number: int, shard: Shard) -> TrajectoryBatch:
+    def load(self, number: int) -> TrajectoryBatch:
         """Return a shard."""
         path = self.path(number)
         batch, header = _whole(path, lambda: load_with_header(path))
         self._check_origin(path, header)
-        check_shard(path, shard, batch.indices, batch.lengths)
+        check_shard(path, self._manifest.shards[number], batch.indices, batch.lengths)
         return batch
 
     def _check_origin(self, path: Path, header: dict[str, Any]) -> None:
@@ -416,8 +412,6 @@ class ShardWriter:
 
     Attributes:
         manifest: What the folder is to hold, and holds; None in a new one, until `begin`.
-        n_trajectories: How many trajectories the shards have.
-        n_timesteps: How many timesteps the shards have.
 
     Raises:
         UsageError: See `check_folder`.
@@ -436,13 +430,10 @@ class ShardWriter:
         self._lock = FolderLock(path)
         try:
             check_folder(path, resume=resume)  # again, because only now no other process writes there
-            self._shards: list[Shard] = []
             self.manifest = self._recover()
         except BaseException:
             self.close()
             raise
-        self.n_trajectories = sum(shard.trajectories for shard in self._shards)
-        self.n_timesteps = sum(shard.timesteps for shard in self._shards)
 
     def _recover(self) -> Manifest | None:
         """Find the shards that are there; return the manifest, if there is one."""
@@ -453,14 +444,13 @@ class ShardWriter:
             return None
         manifest = read_manifest(self._path)
         files = ShardFiles(self._path, manifest)
-        self._shards, damaged = files.survey(lambda number, shard: files.read(number, shard, "rewards"))
-        if damaged:
-            raise next(iter(damaged.values()))
+        for number in range(len(manifest.shards)):
+            files.read(number, "rewards")
         # The next one may have been written, and not been listed any more: then it is written again.
-        known = {shard_name(number) for number in range(len(self._shards) + 1)}
+        known = {shard_name(number) for number in range(len(manifest.shards) + 1)}
         if others := _shard_names(self._path) - known:
             first = min(others, key=lambda name: (len(name), name))
-            raise DamagedShardError(f"{self._path / first} does not follow on {len(self._shards)} shards")
+            raise DamagedShardError(f"{self._path / first} does not follow on {len(manifest.shards)} shards")
         return manifest
 
     def begin(self, manifest: Manifest) -> None:
@@ -484,9 +474,19 @@ class ShardWriter:
             raise UsageError(f"{str(self._path)!r} was begun with other arguments: {'; '.join(differences)}")
 
     @property
-    def n_shards(self) -> int:
-        """How many shards there are."""
-        return len(self._shards)
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards that are there."""
+        return () if self.manifest is None else self.manifest.shards
+
+    @property
+    def n_trajectories(self) -> int:
+        """How many trajectories the shards have."""
+        return sum(shard.trajectories for shard in self.shards)
+
+    @property
+    def n_timesteps(self) -> int:
+        """How many timesteps the shards have."""
+        return sum(shard.timesteps for shard in self.shards)
 
     @property
     def missing(self) -> int:
@@ -496,7 +496,7 @@ class ShardWriter:
     @property
     def following(self) -> int:
         """The index that the next shard begins with."""
-        return self._shards[-1].stop if self._shards else 0
+        return self.shards[-1].stop if self.shards else 0
 
     def write(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Write the next shard.
@@ -506,14 +506,10 @@ class ShardWriter:
             OSError: It cannot be written; what was there is still there.
         """
         self._note_fingerprints(batch.fingerprints)
-        manifest = self.begun
-        storage.save(batch, self._path / shard_name(len(self._shards)), provenance=manifest.provenance)
+        storage.save(batch, self._path / shard_name(len(self.shards)), provenance=self.begun.provenance)
         first = self.following
         n_dropped = int(batch.indices[-1]) + 1 - first - batch.n_trajectories
-        self._shards.append(Shard(first, batch.n_trajectories, batch.n_timesteps, n_dropped))
-        self.n_trajectories += batch.n_trajectories
-        self.n_timesteps += batch.n_timesteps
-        self._list()
+        self._list(shards=(*self.shards, Shard(first, batch.n_trajectories, batch.n_timesteps, n_dropped)))
 
     def finish(self) -> None:
         """Mark the folder as complete.
@@ -526,7 +522,7 @@ class ShardWriter:
 
     def take_back(self) -> None:
         """Remove the manifest of a folder without shards, which is as it was before `begin`."""
-        if not self._shards:
+        if not self.shards:
             (self._path / MANIFEST).unlink(missing_ok=True)
             self.manifest = None
 
@@ -537,11 +533,10 @@ class ShardWriter:
             if not any(agree(bits, other) for other in listed):
                 listed.add(bits)
         if listed != self.begun.fingerprints:
-            self.manifest = replace(self.begun, fingerprints=frozenset(listed))
-            self._list()
+            self._list(fingerprints=frozenset(listed))
 
-    def _list(self, *, complete: bool = False) -> None:
-        manifest = replace(self.begun, shards=tuple(self._shards), complete=complete)
+    def _list(self, **changes: Any) -> None:
+        manifest = replace(self.begun, **changes)
         write_manifest(self._path, manifest)
         self.manifest = manifest
 

@@ -23,7 +23,7 @@ from streamsampler.core.words import count
 from streamsampler.data import npz as storage
 from streamsampler.data.batch_fields import sums
 from streamsampler.data.codec import damage_raised
-from streamsampler.data.shards import Shard, ShardFiles, read_manifest
+from streamsampler.data.shards import ShardFiles, read_manifest
 from streamsampler.evaluation.comparison import Comparison, Pairs
 from streamsampler.evaluation.evaluation import Evaluation, number
 from streamsampler.evaluation.intervals import Interval, Unknown, mean_interval
@@ -150,11 +150,11 @@ def _of_folder(path: Path) -> Source:
     files = ShardFiles(path, manifest)
     parts: list[Mapping[str, Any]] = []
 
-    def add(number: int, shard: Shard) -> None:
-        arrays = files.read(number, shard, *_NAMES)
+    def add(number: int) -> None:
+        arrays = files.read(number, *_NAMES)
         parts.append(_kept(path, arrays))
 
-    _, damaged = files.survey(add)
+    damaged = files.survey(add)
     if damaged:
         _log.warning("%s of %s cannot be read and left out: %s", count(len(damaged), "shard"), path, damaged)
     return _source(path, parts, manifest.provenance)

@@ -96,7 +96,7 @@ def sample_to_folder(
     path = Path(folder)
     with ShardWriter(path, resume=resume) as writer:
         writer.begin(wanted)
-        before, was_begun, version = sampler.filters, writer.n_shards > 0, sampler.agent_version
+        before, was_begun, version = sampler.filters, bool(writer.shards), sampler.agent_version
         if writer.missing:
             earlier = writer.n_timesteps, writer.n_trajectories
             with display(progress, amount.number, amount.unit, earlier=earlier) as shown:

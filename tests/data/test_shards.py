@@ -37,7 +37,7 @@ def batch():
 def write_all(folder, batch, resume=False):
     with ShardWriter(folder, resume=resume) as writer:
         writer.begin(WANTED)
-        for start, stop in SHARDS[writer.n_shards :]:
+        for start, stop in SHARDS[len(writer.shards) :]:
             writer.write(batch[start:stop])
         writer.finish()
 
