@@ -218,7 +218,6 @@ _FORMAT = "streamsampler.TrajectoryBatch"
 _VERSION = 1
 _TREES = ("observations", "last_observations", "actions", "env_infos", "agent_infos", "episode_infos")
 _ARRAYS = ("rewards", "terminated", "truncated", "lengths", "indices", "agent_versions")
-_FRAGMENTS = "fragments"
 _AGENTS = AgentRows._fields[1:]
 _RAW = RawRows._fields
 _SPACES = ("observation_space", "action_space")
@@ -315,18 +314,25 @@ def _policy(name: str, batch: Any, entries: dict[str, Array]) -> dict[str, Any]:
     }
 
 
-def _fields_of_policy(said: Mapping[str, Any], joint: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, Any]:
+def _fields_of(said: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, Any]:
+    """Return the fields of a batch that a header says of it, or of what one policy did."""
     structure = said["structure"]
     fields = {name: _restore(each, entries) for name, each in structure.items() if not name.startswith("raw_")}
-    raw = _raw(fields, structure, entries)
-    rows = AgentRows(tuple(said["agent_ids"]), **fields.pop("agents"))
-    fields |= {name: decode_space(said["spaces"][name]) for name in _SPACES}
-    seeds = tuple(joint["seeds"][episode] for episode in rows.episodes.tolist())
-    return {**fields, "seeds": seeds, "seed": joint["seed"], "raw": raw, "agents": rows}
+    fields |= {name: entries[name] for name in _ARRAYS if name not in structure}
+    fields["raw"] = _raw(fields, structure, entries)
+    if "agents" in structure:
+        fields["agents"] = AgentRows(tuple(said["agent_ids"]), **fields["agents"])
+    return fields | {name: decode_space(said["spaces"][name]) for name in _SPACES}
+
+
+def _fields_of_policy(said: Mapping[str, Any], joint: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, Any]:
+    fields = _fields_of(said, entries)
+    seeds = tuple(joint["seeds"][episode] for episode in fields["agents"].episodes.tolist())
+    return {**fields, "seeds": seeds, "seed": joint["seed"]}
 
 
 def _trees_of(batch: Any) -> tuple[str, ...]:
-    fragments = (_FRAGMENTS,) if batch.fragments else ()
+    fragments = ("fragments",) if batch.fragments else ()
     return (*_TREES, *fragments, *_raw_of(batch))
 
 
@@ -393,15 +399,7 @@ def load_with_header(path: str | os.PathLike[str], make: Callable[[dict[str, Any
     path = _existing(Path(path))
     entries, header = _read(path)
     with damage_raised(path, "is damaged: its parts do not fit together ({})"):
-        fields: dict[str, Any] = {name: entries[name] for name in _ARRAYS}
-        names = (*_TREES, _FRAGMENTS) if _FRAGMENTS in header["structure"] else _TREES
-        fields |= {name: _restore(header["structure"][name], entries) for name in names}
-        fields |= {name: decode_space(header["spaces"][name]) for name in _SPACES}
-        fields |= {"seeds": tuple(header["seeds"]), "seed": _seed(header["seed"])}
-        fields["raw"] = _raw(fields, header["structure"], entries)
-        if "agents" in header["structure"]:
-            agents = _restore(header["structure"]["agents"], entries)
-            fields["agents"] = AgentRows(tuple(header["agent_ids"]), **agents)
+        fields = _fields_of(header, entries) | {"seeds": tuple(header["seeds"]), "seed": _seed(header["seed"])}
         if "policies" in header:
             said = header["policies"].items()
             fields["policies"] = {name: make(_fields_of_policy(each, fields, entries)) for name, each in said}
