@@ -18,7 +18,6 @@ from streamsampler.data import batch_fields
 from streamsampler.data.agent_rows import OF_AGENTS, AgentRows
 from streamsampler.data.assembly import Delivery, GrowingBatch, Origins, assemble
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.recorder import PolicyRollouts
 from streamsampler.data.trees import Array
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.protocol.result import Segment
@@ -247,7 +246,7 @@ def assembled(
     known = tuple(spaces[0].spaces)
     same = {name: arguments[name] for name in ("agent_version", "seed")}
     policies = {
-        name: _policy_batch(name, list(_pieces(segments, name)), known, spaces, joint, same)
+        name: _policy_batch(name, list(_pieces(segments, name, known)), spaces, joint, same)
         for name in _names(segments)
     }
     fields = {item.name: getattr(joint, item.name) for item in dataclasses.fields(joint)}
@@ -268,27 +267,14 @@ class _Piece(NamedTuple):
 
     Attributes:
         segment: The same, as a segment of a delivery of the policy's rollouts alone.
-        of: These rollouts.
-        episodes: The number in the batch of the episode of each trajectory.
+        agents: Which of several agents its trajectories are of, in which of the batch's episodes.
     """
 
     segment: Segment
-    of: PolicyRollouts
-    episodes: NDArray[np.int64]
-
-    @property
-    def agents(self) -> NDArray[np.int64]:
-        """The number of the agent of each trajectory."""
-        return self.of.agents[self.segment.start : self.segment.stop]
-
-    @property
-    def env_timesteps(self) -> NDArray[np.int64]:
-        """The environment's step of each timestep."""
-        ends = np.cumsum([0, *self.of.rollouts.lengths.tolist()])
-        return self.of.env_timesteps[ends[self.segment.start] : ends[self.segment.stop]]
+    agents: AgentRows
 
 
-def _pieces(segments: Sequence[Segment], name: str) -> Iterator[_Piece]:
+def _pieces(segments: Sequence[Segment], name: str, known: tuple[str, ...] = ()) -> Iterator[_Piece]:
     deliveries: dict[int, Delivery] = {}
     first = 0
     for delivery, start, stop, _ in segments:
@@ -299,8 +285,10 @@ def _pieces(segments: Sequence[Segment], name: str) -> Iterator[_Piece]:
                     own = deliveries.setdefault(
                         id(of), Delivery(delivery.worker, of.rollouts, _nothing, fingerprint=delivery.fingerprint)
                     )
-                    segment = Segment(own, begin, end, range(begin, end))
-                    yield _Piece(segment, of, of.episodes[begin:end] - start + first)
+                    ends = np.cumsum([0, *of.rollouts.lengths.tolist()])
+                    rows = AgentRows(known, of.agents, of.episodes - start + first, of.env_timesteps)
+                    agents = rows.select(slice(ends[begin], ends[end]), slice(begin, end))
+                    yield _Piece(Segment(own, begin, end, range(begin, end)), agents)
         first += stop - start
 
 
@@ -309,22 +297,20 @@ def _nothing() -> None:
 
 
 def _policy_batch(
-    name: str, pieces: Sequence[_Piece], known: tuple[str, ...], spaces: tuple[Any, Any],
-    joint: TrajectoryBatch[Any, Any], same: Mapping[str, Any],
+    name: str, pieces: Sequence[_Piece], spaces: tuple[Any, Any], joint: TrajectoryBatch[Any, Any],
+    same: Mapping[str, Any],
 ) -> TrajectoryBatch[Any, Any] | None:  # fmt: skip
-    if not pieces:
+    if (agents := AgentRows.joined(pieces)) is None:
         return None
-    numbers = np.concatenate([piece.agents for piece in pieces])
-    episodes = np.concatenate([piece.episodes for piece in pieces])
-    own = _spaces_of(name, [known[number] for number in np.unique(numbers).tolist()], spaces)
-    env_timesteps = np.concatenate([piece.env_timesteps for piece in pieces])
+    own = _spaces_of(name, [agents.known[number] for number in np.unique(agents.numbers).tolist()], spaces)
+    episodes = agents.episodes
     return assemble(
         [piece.segment for piece in pieces],
         observation_space=own[0],
         action_space=own[1],
         seeds_of=lambda _: [joint.seeds[episode] for episode in episodes.tolist()],
         origins=Origins(joint.indices[episodes], joint.worker_numbers[episodes], joint.fingerprints),
-        agents=AgentRows(known, numbers, episodes, env_timesteps),
+        agents=agents,
         **same,
     )
 
