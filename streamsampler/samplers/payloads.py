@@ -6,6 +6,7 @@ import functools
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -220,10 +221,11 @@ def put_agents(updates: Updates[Payload], agents: Any, n_workers: int, *, held: 
     """
     each = items_by_worker(agents)
     if each is None:
-        put(updates, "agent", _held_agent(agents, "") if held else _pickled_agent(agents, "the agent"))
+        put(updates, "agent", _pickled("agent", agents, "the agent", held=held))
         return
     check_length("agents", each, n_workers)
-    put(updates, "agent", [_pickled_agent(agent, f"the agent of worker {worker}") for worker, agent in enumerate(each)])
+    pickled = [_pickled("agent", agent, f"the agent of worker {worker}") for worker, agent in enumerate(each)]
+    put(updates, "agent", pickled)
 
 
 def put(updates: Updates[Any], kind: Kind, payloads: Any, publish: Callable[[Payload], Any] = lambda it: it) -> None:
@@ -266,7 +268,7 @@ def pickled_updates(
             traits = (traits[0].after(before[0]),) * len(traits)  # one object, by which it is seen that all are alike
         else:
             traits = tuple(each.after(earlier) for each, earlier in zip(traits, before, strict=True))
-        updates |= _agent_updates(agent_update, traits, before, _HOLDS if held else _PICKLES)
+        updates |= _agent_updates(agent_update, traits, before, partial(_pickled, held=held))
     if env_update is not None:
         what = "the environment update"
         updates["env"] = pickled_environments(
@@ -277,7 +279,7 @@ def pickled_updates(
 
 def _agent_updates(
     agent_update: Any, traits: Sequence[AgentTraits], before: Sequence[Any],
-    pickles: Mapping[UpdateKind, Callable[[Any, str], Payload]],
+    pickled: Callable[[UpdateKind, Any, str], Payload],
 ) -> dict[Kind, Any]:  # fmt: skip
     """Pickle an agent update: a new agent, parameters, or for each worker one of them or neither.
 
@@ -285,7 +287,7 @@ def _agent_updates(
         agent_update: The update.
         traits: The traits of the agents in force, by worker.
         before: What the parameters in force are about, by worker.
-        pickles: What pickles each kind.
+        pickled: Pickles an update of a kind.
     """
     if isinstance(agent_update, list):
         _check_agents(agent_update)
@@ -301,13 +303,13 @@ def _agent_updates(
         ]
     kind, update = resolved[0]
     if each is None and all(other == kind and same is update for other, same in resolved):
-        return {kind: pickles[kind](update, "the agent update")}
+        return {kind: pickled(kind, update, "the agent update")}
     updates: dict[Kind, Any] = {}
     for kind in _KINDS:
         items = [update if its_kind == kind else None for its_kind, update in resolved]
         if any(item is not None for item in items):
             updates[kind] = [
-                None if item is None else pickles[kind](item, f"the agent update of worker {worker}")
+                None if item is None else pickled(kind, item, f"the agent update of worker {worker}")
                 for worker, item in enumerate(items)
             ]
     return updates
@@ -408,23 +410,10 @@ def _pickled_environment(update: EnvUpdate, what: str) -> Payload:
     return replace(dumps(update, what), about=EnvironmentFacts.of(update))
 
 
-def _pickled_agent(given: Any, what: str) -> Payload:
-    agent = as_agent(given)
-    return replace(dumps(agent, what), about=traits_of(agent))
-
-
-def _held_agent(given: Any, _: str) -> Payload:
-    agent = as_agent(given)
-    return HeldPayload.of(agent, traits_of(agent))
-
-
-def _pickled_parameters(given: Any, what: str) -> Payload:
+def _pickled(kind: UpdateKind, given: Any, what: str, *, held: bool = False) -> Payload:
+    """Pickle an agent, with its traits, or parameters; an agent that is held stays as it is."""
+    if kind == "agent":
+        agent = as_agent(given)
+        return HeldPayload.of(agent, traits_of(agent)) if held else replace(dumps(agent, what), about=traits_of(agent))
     payload = dumps(given, what)
     return replace(payload, about=given) if isinstance(given, PolicyUpdates) else payload
-
-
-_PICKLES: dict[UpdateKind, Callable[[Any, str], Payload]] = {
-    "agent": _pickled_agent,
-    "parameters": _pickled_parameters,
-}
-_HOLDS: dict[UpdateKind, Callable[[Any, str], Payload]] = {**_PICKLES, "agent": _held_agent}
