@@ -155,9 +155,7 @@ class Episodes:
         self._n_envs, self._ledger = ledger.n_envs, ledger
         self._segments: list[Segment | None] = []  # None for those that were forgotten
         self._n_taken = 0  # segments of environments
-        self._numbers: list[int] = []
-        self._continued: list[bool] = []
-        self._before: list[Earlier] = []
+        self._parts: list[tuple[int, bool, Earlier]] = []  # environment, whether it is continued, and what it had
 
     def segments(self, first: int = 0) -> list[Segment]:
         """Return what `Result.segments` does, of parts of episodes."""
@@ -175,9 +173,8 @@ class Episodes:
             first = number + fragment.first * self._n_envs
             indices = range(first, first + n * self._n_envs, self._n_envs)
             self._segments.append(Segment(delivery, position, position + n, indices))
-            self._numbers += [number] * n
-            self._continued += [fragment.continued, *[False] * (n - 1)]
-            self._before += [self._ledger.earlier_of(fragment), *[_NOTHING] * (n - 1)]
+            self._parts.append((number, fragment.continued, self._ledger.earlier_of(fragment)))
+            self._parts += [(number, False, _NOTHING)] * (n - 1)
             position += n
         self._n_taken += 1
         self._result.forget_segments(self._n_taken - 1, self._n_taken)
@@ -189,8 +186,8 @@ class Episodes:
     def fields(self) -> dict[str, Array]:
         """Return the batch's field `fragments`, but `cut`."""
         return {
-            "continued": np.array(self._continued, np.bool_),
-            "env_numbers": np.array(self._numbers, np.int64),
-            "earlier_lengths": np.array([before.length for before in self._before], np.int64),
-            "earlier_returns": np.array([before.returned for before in self._before], np.float64),
+            "continued": np.array([continued for _, continued, _ in self._parts], np.bool_),
+            "env_numbers": np.array([number for number, _, _ in self._parts], np.int64),
+            "earlier_lengths": np.array([before.length for _, _, before in self._parts], np.int64),
+            "earlier_returns": np.array([before.returned for _, _, before in self._parts], np.float64),
         }
