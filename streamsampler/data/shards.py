@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+import streamsampler.data.multi_agent  # noqa: F401 - so that `batch_of_fields` knows batches of several agents
 from streamsampler.core.atomic import FolderLock, check_locks, is_leftover, sync_directory, write_whole
 from streamsampler.core.errors import DamagedShardError, StorageError, UsageError
 from streamsampler.core.version import __version__
@@ -52,9 +53,6 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyA
 def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any, Any], dict[str, Any]]:
     """Read a batch that `save` wrote, and the header of its file; see `load`, and `streamsampler.data.npz.read`."""
     return storage.load_with_header(path, batch_of_fields)
-
-
-# ----------------------------------------------------------------------
 
 
 # ----------------------------------------------------------------------

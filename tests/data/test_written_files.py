@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -85,6 +87,12 @@ def test_what_an_earlier_version_wrote_is_there_bit_for_bit(name):
 def test_what_is_written_today_is_the_same(name, tmp_path):
     write(tmp_path, name)
     assert digest_of_trees(seen_in(name, tmp_path)) == json.loads(DIGESTS.read_text())[name]
+
+
+def test_a_process_that_has_loaded_nothing_reads_a_batch_of_several_agents():
+    script = f"import streamsampler; print(type(streamsampler.load({str(WRITTEN / 'several.npz')!r})).__name__)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "MultiAgentBatch\n"
 
 
 def write(where: pathlib.Path, name: str) -> None:
