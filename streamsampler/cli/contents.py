@@ -274,9 +274,8 @@ def _of_folder(path: Path, *, quick: bool) -> Trajectories:
             files.load(number)
         _add_shard(contents, files.path(number), files.read(number, *_ARRAYS))
 
-    damaged = files.survey(add)
     contents.n_shards = len(manifest.shards)
-    contents.damaged = {shard_name(number): str(error) for number, error in damaged.items()}
+    contents.damaged = {shard_name(number): str(error) for number, error in files.survey(add).items()}
     return contents
 
 
