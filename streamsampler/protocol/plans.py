@@ -219,11 +219,14 @@ def in_order(parts: Mapping[str, Part | None]) -> list[str]:
     Raises:
         UsageError: They are not all parts of one run, each once; names those that are missing or doubled.
     """
+    if not parts:
+        raise UsageError("there is nothing to merge")
+    known = {name: part for name, part in parts.items() if part is not None}
+    if whole := [name for name in parts if name not in known]:
+        raise UsageError(f"{whole[0]} is no part: it holds what a whole run sampled")
     by_number: dict[int, str] = {}
-    first = next(iter(parts), None)
-    for name, part in parts.items():
-        if part is None or first is None or (one := parts[first]) is None:
-            raise UsageError(f"{name if part is None else first} is no part: it holds what a whole run sampled")
+    first, one = next(iter(known.items()))
+    for name, part in known.items():
         if (part.of, part.of_trajectories) != (one.of, one.of_trajectories):
             raise UsageError(
                 f"{first} is {one} of {one.of_trajectories} trajectories, and {name} is {part} of "
@@ -231,34 +234,28 @@ def in_order(parts: Mapping[str, Part | None]) -> list[str]:
             )
         if (other := by_number.setdefault(part.number, name)) != name:
             raise UsageError(f"{part} is there twice: {other} and {name}")
-    if first is None or (one := parts[first]) is None:
-        raise UsageError("there is nothing to merge")
     if missing := [number for number in range(1, one.of + 1) if number not in by_number]:
         shown = ", ".join(map(str, missing[:20])) + (", …" if len(missing) > 20 else "")
-        raise UsageError(f"{'part' if len(missing) == 1 else 'parts'} {shown} of {one.of} {_are(missing)} missing")
-    names = [by_number[number] for number in range(1, one.of + 1)]
-    _check_contiguous(names, parts)
+        part_is = ("part", "is") if len(missing) == 1 else ("parts", "are")
+        raise UsageError(f"{part_is[0]} {shown} of {one.of} {part_is[1]} missing")
+    names = [by_number[number] for number in sorted(by_number)]
+    _check_contiguous(names, known)
     return names
 
 
-def _are(several: Sequence[Any]) -> str:
-    return "is" if len(several) == 1 else "are"
-
-
-def _check_contiguous(names: Sequence[str], parts: Mapping[str, Part | None]) -> None:
+def _check_contiguous(names: Sequence[str], parts: Mapping[str, Part]) -> None:
     """Check that each part begins where the one before it ends: parts may have been cut at other blocks."""
     following = 0
-    for position, name in enumerate(names):
+    for name in names:
         part = parts[name]
-        assert part is not None
         if part.first_trajectory != following:
             raise UsageError(
                 f"{name} begins with trajectory {part.first_trajectory}, and the parts before it end before "
                 f"{following}: were they run with another number of environments side by side?"
             )
         following = part.stop
-        if position == len(names) - 1 and following != part.of_trajectories:
-            raise UsageError(f"{name} ends before trajectory {following} of {part.of_trajectories}")
+    if following != part.of_trajectories:
+        raise UsageError(f"{name} ends before trajectory {following} of {part.of_trajectories}")
 
 
 # ----------------------------------------------------------------------
