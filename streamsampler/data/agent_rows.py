@@ -131,11 +131,8 @@ def _of_policy(name: str, trajectories: list[_Trajectory], allocate: Allocate) -
 
     fields = {name: joined(name, spans) for name in _PER_TIMESTEP}
     fields |= {name: joined(name, rows) for name in _PER_TRAJECTORY}
-    fields |= {
-        "env_infos": _infos(ordered, "env_infos", spans),
-        "agent_infos": _infos(ordered, "agent_infos", spans),
-        "episode_infos": _infos(ordered, "episode_infos", rows),
-    }
+    fields |= {name: _infos(ordered, name, spans) for name in ("env_infos", "agent_infos")}
+    fields["episode_infos"] = _infos(ordered, "episode_infos", rows)
     env_timesteps = _concatenated([it.played.env_timesteps for it in ordered], spans, np.empty)
     return PolicyRollouts(name, Rollouts(**fields), numbers, episodes, env_timesteps)
 

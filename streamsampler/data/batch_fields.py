@@ -226,9 +226,8 @@ def check_batch(batch: Any) -> None:
     if batch.raw is not None:
         _check_filtered(batch, n_timesteps, n_trajectories)
     validate(batch.action_space, batch.actions, n_timesteps, "actions")
-    validate_infos(batch.env_infos, n_timesteps, "env_infos")
-    validate_infos(batch.agent_infos, n_timesteps, "agent_infos")
-    validate_infos(batch.episode_infos, n_trajectories, "episode_infos")
+    for name in INFOS:
+        validate_infos(getattr(batch, name), n_timesteps if name in PER_TIMESTEP else n_trajectories, name)
 
 
 def _check_filtered(batch: Any, n_timesteps: int, n_trajectories: int) -> None:

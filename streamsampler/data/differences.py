@@ -130,9 +130,8 @@ def _when(found: Difference, steps: list[int]) -> int:
 
 def _in_timesteps(recorded: TrajectoryBatch[Any, Any], replayed: TrajectoryBatch[Any, Any]) -> Iterator[Difference]:
     n = min(len(recorded.rewards), len(replayed.rewards))
-    yield from _first_in(recorded.observations, replayed.observations, "observation", n)
-    yield from _first_in(recorded.actions, replayed.actions, "action", n)
-    yield from _first_in(recorded.rewards, replayed.rewards, "reward", n)
+    for what in ("observation", "action", "reward"):
+        yield from _first_in(getattr(recorded, f"{what}s"), getattr(replayed, f"{what}s"), what, n)
 
 
 def _first_in(one: Any, other: Any, what: str, n: int, base: int = 0) -> Iterator[Difference]:
