@@ -150,10 +150,7 @@ class CallAccounts:
 
 
 # ----------------------------------------------------------------------
-
-
-# ----------------------------------------------------------------------
-# Keep a sampler's filters, and merge into them what calls return.
+# Summarise what calls return, and merge it into a sampler's filters.
 
 
 class Summaries(NamedTuple):
@@ -185,29 +182,9 @@ def summaries_of(segments: Sequence[Segment], *, each: bool = False) -> list[Sum
     return found
 
 
-class Filtering:
-    """The filters of a sampler, over all its calls.
-
-    Args:
-        filters: Those of the first version; false for none.
-    """
-
-    def __init__(self, filters: Filters) -> None:
-        self._filters = filters
-        self._returned: list[Summaries] = []
-
-    def add(self, summaries: Sequence[Summaries]) -> None:
-        """Add what was returned, in order."""
-        self._returned += summaries
-
-    @property
-    def latest(self) -> Filters:
-        """The filters with the statistics of all that was returned so far."""
-        if self._returned:
-            # Only then are they forgotten: a user's merge may raise.
-            self._filters = self._filters.merged(_unpickled(self._returned))
-            self._returned = []
-        return self._filters
+def merged(filters: Filters, each: Sequence[Summaries]) -> Filters:
+    """Return filters with the statistics of further trajectories, in order."""
+    return filters.merged(_unpickled(each))
 
 
 def _unpickled(each: Sequence[Summaries]) -> Iterator[tuple[Any, Any]]:

@@ -22,7 +22,7 @@ from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.protocol.plans import GatherPlan
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
-from streamsampler.samplers.batches import Filtering
+from streamsampler.samplers.batches import Summaries, merged
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.lagging import Lag, begun
 from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates
@@ -58,7 +58,8 @@ class SamplerLife(ABC):
 
     def _begin_life(self, updates: Updates[Payload], version: int, filters: Filters, lag: Lag | None) -> None:
         self._lag = lag
-        self._filtering = Filtering(filters)
+        self._filters = filters
+        self._returned: list[Summaries] = []  # which `_filters` have not
         self.seed = self._setup.seed
         self.n_workers = self._setup.n_workers
         self.stats = Stats.of(self.n_workers)
@@ -158,7 +159,7 @@ class SamplerLife(ABC):
                     call.end()
                     self._run_ahead(call)
             finally:
-                self._filtering.add(call.returned)
+                self._returned += call.returned
                 self.stats.merge(call.stats)
 
     def _run_ahead(self, call: Call) -> None:
@@ -189,7 +190,7 @@ class SamplerLife(ABC):
             raise kernels_error(0, refused)
         if self._lag is not None:
             return self._lag.begun(self._session, plan, updates, stats, resets)
-        return begun(self._session, plan, updates, stats, resets, self._filtering.latest)
+        return begun(self._session, plan, updates, stats, resets, self.filters)
 
     def _replace_engine(self) -> None:
         """Replace the engine; after an interrupt in here it can be repeated."""
@@ -213,7 +214,11 @@ class SamplerLife(ABC):
 
         Those of a stream count when it has ended.
         """
-        return self._filtering.latest
+        if self._returned:
+            # Only then are they forgotten: a user's merge may raise.
+            self._filters = merged(self._filters, self._returned)
+            self._returned = []
+        return self._filters
 
     def put_back_filters(self, filters: Filters) -> None:
         """Go on with filters that this sampler had before: what was returned since then does not count.
@@ -221,7 +226,7 @@ class SamplerLife(ABC):
         Args:
             filters: What `filters` was.
         """
-        self._filtering = Filtering(filters)
+        self._filters, self._returned = filters, []
 
     def count_as_called(self) -> None:
         """Use up an agent version, as a stream does: its trajectories are there already."""
@@ -283,7 +288,7 @@ class SamplerLife(ABC):
             self._streaming = None
             with self._guarded():
                 call.accounts.close_unseen()
-                self._filtering.add(call.returned)
+                self._returned += call.returned
                 if not self._session.suspect:
                     call.end()
 
