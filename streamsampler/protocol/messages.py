@@ -11,27 +11,9 @@ from streamsampler.core.errors import Phase
 from streamsampler.core.timing import Measured
 
 __all__ = [
-    "BY_NAME",
-    "NEVER_AGAIN",
-    "Answer",
-    "Checked",
-    "Continue",
-    "Dropped",
-    "Exit",
-    "Failure",
-    "Fingerprint",
-    "Message",
-    "Phase",
-    "Report",
-    "Start",
-    "Stop",
-    "Ticket",
-    "Times",
-    "agree",
-    "by_position",
-    "differing_libraries",
-    "disagreement",
-    "series",
+    "BY_NAME", "NEVER_AGAIN", "Answer", "Checked", "Continue", "Dropped", "Exit", "Failure", "Fingerprint", "Message",
+    "Phase", "Report", "Start", "Stop", "Ticket", "Times", "agree", "by_position", "differing_libraries",
+    "disagreement", "series",
 ]  # fmt: skip
 
 # ----------------------------------------------------------------------
