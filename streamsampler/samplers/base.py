@@ -381,18 +381,6 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         self._n_envs = n_envs
         return batch
 
-    def refuse_lag(self, what: str) -> None:
-        """Refuse what a sampler with `staleness=1` cannot do.
-
-        Args:
-            what: What it is, such as "a stream".
-
-        Raises:
-            UsageError: The sampler has `staleness=1`.
-        """
-        if self._lag is not None:
-            self._lag.refuse(what)
-
     @property
     def _usual_envs(self) -> int:
         """How many environments there are where a call does not say it: no matter how many workers there are."""

@@ -124,21 +124,6 @@ class Lag:
         self.first = first
         self._ahead: RunAhead | None = None
 
-    def copy(self) -> Lag:
-        """Return the same for another sampler, whose workers have not begun with anything."""
-        return Lag(self.first)
-
-    def refuse(self, what: str) -> None:
-        """Refuse a kind of call.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError(
-            f"{what} cannot be had from a sampler with staleness=1, whose workers sample the next batch while you "
-            "learn from the last one: use another sampler"
-        )
-
     def next_of(self, last: int) -> tuple[int, int]:
         """Return the agent version and the first trajectory of the next batch, unless its call has an `env_update`.
 

@@ -253,6 +253,21 @@ class SamplerLife(ABC):
 
     # ------------------------------------------------------------------ what calls are given
 
+    def refuse_lag(self, what: str) -> None:
+        """Refuse what a sampler with `staleness=1` cannot do.
+
+        Args:
+            what: What it is, such as "a stream".
+
+        Raises:
+            UsageError: The sampler has `staleness=1`.
+        """
+        if self._lag is not None:
+            raise UsageError(
+                f"{what} cannot be had from a sampler with staleness=1, whose workers sample the next batch while you "
+                "learn from the last one: use another sampler"
+            )
+
     def _updates_of(self, agent_update: Any, env_update: Any, resets: Resets | None) -> dict[Kind, Any]:
         self._check_usable()
         worker_class = self._setup.factory.worker_class
@@ -354,7 +369,7 @@ class SamplerLife(ABC):
     def __getstate__(self) -> dict[str, Any]:
         self._check_usable()
         updates = self._session.updates.mapped(self._session.engine.published)
-        lag = None if self._lag is None else self._lag.copy()
+        lag = None if self._lag is None else Lag(self._lag.first)  # whose workers have not begun with anything
         return {
             "life": (updates, self.agent_version, self.filters, lag),
             **{name: getattr(self, name) for name in self._kept_in_copies},

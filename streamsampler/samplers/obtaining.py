@@ -345,8 +345,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                 run together; there are no such trajectories; or numbers do not agree. For the others see
                 `obtain_samples`.
         """
-        if self._lag is not None:
-            self._lag.refuse("a stream")
+        self.refuse_lag("a stream")
         first = positive("first_trajectory", first_trajectory, least=0)
         check_first(first, self.layout.block, differ=self._session.updates.differ)
         n, resets = streamed_resets(first, n_trajectories, seeds, reset_options, tasks)
