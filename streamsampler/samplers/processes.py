@@ -5,6 +5,7 @@ An argument of all samplers is documented in `Sampler`, and typed again in `AllS
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
@@ -32,6 +33,13 @@ from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 from streamsampler.workers.resets import Resets
 from streamsampler.workers.vec.worker import VecWorker
+
+
+def started(engine: Callable[..., Engine], setup: WorkerSetup, policy: Policy, **options: Any) -> Engine:
+    """Start an engine whose workers are in processes of their own, from what makes one of them, pickled."""
+    make_worker = dumps(setup.make_worker, "the worker class or its arguments")
+    limits = {"close_timeout": policy.close_timeout, "threads": setup.threads}
+    return engine(setup.n_workers, make_worker, setup.seed, **limits, **options)
 
 
 @with_all_arguments(Sampler)
@@ -127,14 +135,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         options: dict[str, Any] = {"report_memory": True} if self._policy.max_worker_memory is not None else {}
         if self._engine == "queues":
             options["start_method"] = self._start_method
-        return ENGINES[self._engine].load()(
-            setup.n_workers,
-            dumps(setup.make_worker, "the worker class or its arguments"),
-            setup.seed,
-            close_timeout=self._policy.close_timeout,
-            threads=setup.threads,
-            **options,
-        )
+        return started(ENGINES[self._engine].load(), setup, self._policy, **options)
 
     def _policy_of_workers(self) -> Policy:
         if self._inference == "worker":

@@ -49,14 +49,13 @@ from typing import Any, Self, Unpack
 
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
-from streamsampler.core.serialization import dumps
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.protocol.restarts import Policy
 from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory
 from streamsampler.samplers.options import AllSamplerOptions, RaySamplerOptions
 from streamsampler.samplers.per_worker import Agents, Envs
-from streamsampler.samplers.processes import MultiprocessingSampler
+from streamsampler.samplers.processes import MultiprocessingSampler, started
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 
 __all__ = ["RaySampler"]
@@ -134,15 +133,8 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         """Attach to the cluster, or start one, and start the actors."""
         from streamsampler.engines.ray import RayEngine
 
-        return RayEngine(
-            setup.n_workers,
-            dumps(setup.make_worker, "the worker class or its arguments"),
-            setup.seed,
-            close_timeout=self._policy.close_timeout,
-            threads=setup.threads,
-            report_memory=self._policy.max_worker_memory is not None,
-            **self._where,
-        )
+        report_memory = self._policy.max_worker_memory is not None
+        return started(RayEngine, setup, self._policy, report_memory=report_memory, **self._where)
 
     def worker_pids(self) -> list[int]:
         """Return the workers' process ids, each on its own machine, by worker number."""
