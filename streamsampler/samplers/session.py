@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -38,9 +37,6 @@ from streamsampler.workers.resets import Resets
 # Leave infos out of what is sampled into a file, and check the others as they come.
 
 
-_log = logging.getLogger("streamsampler")
-
-
 class InfosOfFiles:
     """Applies to a sampler's trajectories what is said of the infos of files, while something is said."""
 
@@ -55,7 +51,7 @@ class InfosOfFiles:
         try:
             yield
             if self._missing:
-                _log.warning("there was no info %s", " or ".join(map(repr, sorted(self._missing))))
+                logger.warning("there was no info %s", " or ".join(map(repr, sorted(self._missing))))
         finally:
             self._kept = None
 
@@ -79,9 +75,6 @@ class InfosOfFiles:
         if self._kept is not None and segments:
             each = [segments, *segments_of_policies(segments)]
             check_pieces([(name, piece) for name in INFOS for part in each for piece in info_pieces(part, name)])
-
-
-# ----------------------------------------------------------------------
 
 
 # ----------------------------------------------------------------------
