@@ -235,19 +235,19 @@ class Painted(Scripted):
         return np.full((32, 32, 3), 20 * self.timestep, np.uint8)
 
 
-gym.register("Painted-v0", Painted)
+gym.register("Coloured-v0", Painted)
 """
 
 
 @pytest.mark.extras
 def test_videos(at_home: Path) -> None:
     (at_home / "painted.py").write_text(PAINTED)
-    given = ("painted:Painted-v0", "--seed", 5, "--num-trajectories", 9, "--workers", 0)
+    given = ("painted:Coloured-v0", "--seed", 5, "--num-trajectories", 9, "--workers", 0)
     result = invoke("evaluate", *given, "--video", "v", "--video-of", "best", "--video-of", 3)
     assert (result.exit_code, "videos in: v" in result.stdout) == (0, True), result.stderr
     assert len(list(Path("v").glob("trajectory-00000?_seed-*_return+*.mp4"))) == 2
     assert invoke("sample", *given, "--out", "a").exit_code == 0
-    result = invoke("replay", "a", "--index", 3, "--env", "painted:Painted-v0", "--video", "3.mp4")
+    result = invoke("replay", "a", "--index", 3, "--env", "painted:Coloured-v0", "--video", "3.mp4")
     assert (result.exit_code, "video: 3.mp4" in result.stdout) == (0, True), result.stderr
     assert Path("3.mp4").stat().st_size > 1_000
 
