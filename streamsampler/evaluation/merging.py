@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -18,7 +18,7 @@ from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluate import INTERRUPTED
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.protocol.messages import differing_libraries
-from streamsampler.protocol.plans import Part, in_order
+from streamsampler.protocol.plans import in_order
 
 # ----------------------------------------------------------------------
 # Tell from the first bytes of a file, or from a folder, what is in it.
@@ -59,40 +59,26 @@ _KERNELS = (
 _SHOWN = 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartFile:
-    """What a file says of itself.
-
-    Attributes:
-        path: The file.
-        part: Which part it is; None for none.
-        origin: What decides about its trajectories, by name: all parts of a run agree in it.
-        fingerprints: How the workers computed that sampled it.
-        lacks: What is missing, and what to do about it; empty where the part is whole.
-    """
-
-    path: Path
-    part: Part | None
-    origin: Mapping[str, Any]
-    fingerprints: frozenset[str] = frozenset()
-    lacks: str = ""
+AnyFound: TypeAlias = Evaluation | Comparison
 
 
-def parts_of_one_run(files: Sequence[PartFile]) -> list[PartFile]:
+def parts_of_one_run(found: Mapping[Path, AnyFound]) -> list[AnyFound]:
     """Return parts in the order of their indices; warn where they were computed with other kernels.
 
     Raises:
         UsageError: They are not all parts of one run, each once and whole; names the files, and what differs or lacks.
     """
-    for file in files:
-        if file.lacks:
-            raise UsageError(f"{file.path}{f', {file.part},' if file.part else ''} {file.lacks}")
-    for file in files[1:]:
-        _check_origin(files[0], file)
-    by_name = {str(file.path): file for file in files}
-    names = in_order({name: file.part for name, file in by_name.items()})
-    _warn_of_kernels(files)
-    return [by_name[name] for name in names]
+    parts = {str(path): each.evaluations[0].part for path, each in found.items()}
+    for path, each in found.items():
+        if lacks := next(filter(None, map(_lacking, [*each.evaluations, each])), ""):
+            part = parts[str(path)]
+            raise UsageError(f"{path}{f', {part},' if part else ''} {lacks}")
+    (first, whole), *others = found.items()
+    for path, each in others:
+        _check_origin(first, _origin(whole), path, _origin(each))
+    names = in_order(parts)
+    _warn_of_kernels({path: _fingerprints(each.evaluations) for path, each in found.items()})
+    return [found[Path(name)] for name in names]
 
 
 def check_paths(parts: Sequence[Path], out: Path) -> None:
@@ -110,24 +96,24 @@ def check_paths(parts: Sequence[Path], out: Path) -> None:
         raise UsageError(f"{out} is one of the parts: name another file to write")
 
 
-def _check_origin(one: PartFile, other: PartFile) -> None:
+def _check_origin(first: Path, one: Mapping[str, Any], path: Path, other: Mapping[str, Any]) -> None:
     differences = [
-        f"{name} is {one.origin.get(name)!r:.200} in {one.path}, and {other.origin.get(name)!r:.200} in {other.path}"
-        for name in dict.fromkeys([*one.origin, *other.origin])
-        if one.origin.get(name) != other.origin.get(name)
+        f"{name} is {one.get(name)!r:.200} in {first}, and {other.get(name)!r:.200} in {path}"
+        for name in dict.fromkeys([*one, *other])
+        if one.get(name) != other.get(name)
     ]
     if differences:
         raise UsageError(f"the parts are of different runs: {'; '.join(differences)}")
 
 
-def _warn_of_kernels(files: Sequence[PartFile]) -> None:
-    libraries = differing_libraries(bits for file in files for bits in file.fingerprints)
+def _warn_of_kernels(fingerprints: Mapping[Path, Sequence[str]]) -> None:
+    libraries = differing_libraries(bits for each in fingerprints.values() for bits in each)
     if not libraries:
         return
     places: dict[str, list[str]] = {}
-    for file in files:
-        for bits in sorted(file.fingerprints):
-            places.setdefault(bits, []).append(str(file.path))
+    for path, each in fingerprints.items():
+        for bits in each:
+            places.setdefault(bits, []).append(str(path))
     described = [
         f"{bits} in {', '.join(paths[:_SHOWN])}{', …' if len(paths) > _SHOWN else ''}" for bits, paths in places.items()
     ]
@@ -176,7 +162,12 @@ def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str]) -> Eva
         raise UsageError(f"{paths[0]} is {_A[kind]}, and {other} is {_A[kinds[other]]}: merge parts of one kind")
     out = Path(out)
     check_paths(paths, out)
-    merged = _evaluation_of(paths) if kind == "evaluation" else _comparison_of(paths)
+    load = Evaluation.load if kind == "evaluation" else Comparison.load
+    found: dict[Path, AnyFound] = {path: load(path) for path in paths}
+    ordered = parts_of_one_run(found)
+    evaluations = [_joined(column) for column in zip(*(each.evaluations for each in ordered), strict=True)]
+    whole = ordered[0]
+    merged = replace(whole, evaluations=tuple(evaluations)) if isinstance(whole, Comparison) else evaluations[0]
     merged.save(out)
     return merged
 
@@ -197,52 +188,31 @@ def kind_of_part(path: Path) -> Kind:
     raise StorageError(f"{path} is no part: {problem}")
 
 
-def _evaluation_of(paths: Sequence[Path]) -> Evaluation:
-    evaluations = {path: Evaluation.load(path) for path in paths}
-    ordered = parts_of_one_run([_part_file(path, each, _origin(each)) for path, each in evaluations.items()])
-    return _joined([evaluations[file.path] for file in ordered])
-
-
-def _comparison_of(paths: Sequence[Path]) -> Comparison:
-    comparisons = {path: Comparison.load(path) for path in paths}
-    files = []
-    for path, each in comparisons.items():
-        origin: dict[str, Any] = {"agents": each.names, "until_decided": each.until_decided}
-        for name, evaluation in zip(each.names, each.evaluations, strict=True):
-            origin |= {f"{key} of {name}": value for key, value in _origin(evaluation).items()}
-        described = [_part_file(path, evaluation, origin) for evaluation in each.evaluations]
-        lacks = next((file.lacks for file in described if file.lacks), _interrupted(each.stopped))
-        prints = frozenset(bits for file in described for bits in file.fingerprints)
-        files.append(replace(described[0], lacks=lacks, fingerprints=prints))
-    ordered = [comparisons[file.path] for file in parts_of_one_run(files)]
-    columns = zip(*(each.evaluations for each in ordered), strict=True)
-    return replace(ordered[0], evaluations=tuple(_joined(column) for column in columns))
-
-
-def _part_file(path: Path, evaluation: Evaluation, origin: Mapping[str, Any]) -> PartFile:
-    part, lacks = evaluation.part, ""
-    if part is not None:
-        indices, n = evaluation.indices, len(evaluation) + evaluation.left_out
+def _lacking(found: AnyFound) -> str:
+    """Return what a part lacks, and what to do about it; empty where it is whole."""
+    if isinstance(found, Evaluation) and (part := found.part) is not None:
+        indices, n = found.indices, len(found) + found.left_out
         inside = part.first_trajectory <= indices.min() and indices.max() < part.stop
         if not inside or (np.diff(indices) <= 0).any() or n != part.trajectories:
-            lacks = f"has {len(evaluation)} of {count(part.trajectories, 'trajectory')}: run this part again"
-    lacks = lacks or _interrupted(evaluation.stopped)
-    fingerprints = frozenset(map(str, evaluation.settings.get(_FINGERPRINTS, ())))
-    return PartFile(path=path, part=part, origin=origin, fingerprints=fingerprints, lacks=lacks)
+            return f"has {len(found)} of {count(part.trajectories, 'trajectory')}: run this part again"
+    return "was interrupted: run this part again" if found.stopped == INTERRUPTED else ""
 
 
-def _interrupted(stopped: str) -> str:
-    return "was interrupted: run this part again" if stopped == INTERRUPTED else ""
+def _origin(found: AnyFound) -> dict[str, Any]:
+    """Return what all parts of a run agree in: what decides about its trajectories, by name."""
+    if isinstance(found, Evaluation):
+        settings = {name: value for name, value in found.settings.items() if name != _FINGERPRINTS}
+        of_columns = {name: getattr(found, name) for name in _AGREE}
+        return {**settings, **of_columns, "names of scenarios": found.names is not None}
+    origin = {"agents": found.names, "until_decided": found.until_decided}
+    for name, evaluation in zip(found.names, found.evaluations, strict=True):
+        origin |= {f"{key} of {name}": value for key, value in _origin(evaluation).items()}
+    return origin
 
 
-def _origin(evaluation: Evaluation) -> dict[str, Any]:
-    """Return what all parts of an evaluation agree in."""
-    settings = {name: value for name, value in evaluation.settings.items() if name != _FINGERPRINTS}
-    return {
-        **settings,
-        **{name: getattr(evaluation, name) for name in _AGREE},
-        "names of scenarios": evaluation.names is not None,
-    }
+def _fingerprints(evaluations: Iterable[Evaluation]) -> list[str]:
+    """Return how the workers computed that sampled some evaluations."""
+    return sorted({str(bits) for each in evaluations for bits in each.settings.get(_FINGERPRINTS, ())})
 
 
 def _joined(parts: Sequence[Evaluation]) -> Evaluation:
@@ -253,7 +223,7 @@ def _joined(parts: Sequence[Evaluation]) -> Evaluation:
         successes = np.concatenate([np.zeros(len(it), bool) if it.successes is None else it.successes for it in parts])
     settings = dict(first.settings)
     if _FINGERPRINTS in settings:
-        settings[_FINGERPRINTS] = sorted({bits for part in parts for bits in part.settings.get(_FINGERPRINTS, ())})
+        settings[_FINGERPRINTS] = _fingerprints(parts)
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
     return replace(
         first,
