@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -104,14 +104,21 @@ def compare(
     given, options = options, {**options, "seed": check_seed(options.get("seed"))}
     if "sampler" in options:
         raise UsageError("compare makes samplers of its own, one for each agent: leave out sampler")
-    how = {"deterministic": deterministic, "vec_normalize": vec_normalize}
+
+    @contextmanager
+    def gathered(agent: Any, amount: Amount, of_sampler: Mapping[str, Any]) -> Iterator[Gathering]:
+        with (
+            opened_sampler(agent, env, None, of_sampler, deterministic, vec_normalize) as (sampler, facts, updates),
+            Gathering(sampler, amount, success, facts, updates, return_of) as gathering,
+        ):
+            yield gathering
+
     if until_decided is None:
         refuse_useless({"bounds": bounds, "max_trajectories": max_trajectories}, "until_decided")
         amount = amount_of(num_trajectories=num_trajectories, seeds=seeds, scenarios=scenarios)
         amount = in_part(amount, part, None, given, *named.values(), env)
-        return _one_after_the_other(
-            named, env, amount, meaning=(success, return_of), progress=progress, options=options, how=how
-        )
+        opened = {name: gathered(agent, amount, options) for name, agent in named.items()}
+        return _one_after_the_other(opened, amount.asked, progress)
     refuse_amounts("until_decided", num_trajectories, scenarios)
     if part is not None:
         raise UsageError(
@@ -121,14 +128,10 @@ def compare(
     alpha = check_alpha(until_decided)
     tests = [make_test(alpha / (len(named) - 1), decide_on, bounds) for _ in range(len(named) - 1)]
     amount = at_most(seeds, max_trajectories)
-    with ExitStack() as stack:
-        race = _Race(tests, decide_on)
-        for agent in named.values():
-            opened = opened_sampler(agent, env, None, _shared(options, len(named)), **how)
-            sampler, taken, updates = stack.enter_context(opened)
-            gathering = stack.enter_context(Gathering(sampler, amount, success, updates, return_of))
-            race.add(gathering, agent_facts(taken))
-        return race.run(tuple(named), alpha, bounds, progress)
+    shared = _shared(options, len(named))
+    opened = {name: gathered(agent, amount, shared) for name, agent in named.items()}
+    limits = None if bounds is None else (float(bounds[0]), float(bounds[1]))
+    return _side_by_side(opened, tests, progress, until_decided=alpha, decide_on=decide_on, bounds=limits)
 
 
 def _named(agents: Any) -> dict[str, Any]:
@@ -167,68 +170,60 @@ def _shared(options: Mapping[str, Any], n_agents: int) -> dict[str, Any]:
 
 
 def _one_after_the_other(
-    named: Mapping[str, Any],
-    env: Any,
-    amount: Amount,
-    meaning: tuple[SuccessMeaning, ReturnOf | None],
-    progress: ProgressArgument,
-    options: Mapping[str, Any],
-    how: Mapping[str, Any],
+    named: Mapping[str, AbstractContextManager[Gathering]], asked: str, progress: ProgressArgument
 ) -> Comparison:
     evaluations: list[Evaluation] = []
-    for name, agent in named.items():
-        with ExitStack() as stack:
-            sampler, given, updates = stack.enter_context(opened_sampler(agent, env, None, options, **how))
-            gathering = stack.enter_context(Gathering(sampler, amount, meaning[0], updates, meaning[1]))
+    for name, opened in named.items():
+        with opened as gathering:
             try:
                 stopped = gather(gathering, progress, name)
             except KeyboardInterrupt as interrupt:
                 if not (evaluations and gathering.rows):
                     raise
-                evaluations.append(gathering.finished(agent_facts(given), INTERRUPTED))
+                evaluations.append(gathering.finished(INTERRUPTED))
                 names = tuple(named)[: len(evaluations)]
                 found = Comparison(names=names, evaluations=tuple(evaluations), stopped=INTERRUPTED)
                 raise EvaluationInterruptedError(found, len(gathering.rows)) from interrupt
-            evaluations.append(gathering.finished(agent_facts(given), stopped))
-    return Comparison(names=tuple(named), evaluations=tuple(evaluations), stopped=amount.asked)
+            evaluations.append(gathering.finished(stopped))
+    return Comparison(names=tuple(named), evaluations=tuple(evaluations), stopped=asked)
+
+
+def _side_by_side(
+    named: Mapping[str, AbstractContextManager[Gathering]], tests: Sequence[PairTest], progress: ProgressArgument,
+    *, decide_on: PrecisionOf, **decision: Any,
+) -> Comparison:  # fmt: skip
+    with ExitStack() as stack:
+        gatherings = [stack.enter_context(opened) for opened in named.values()]
+
+        def found(stopped: str) -> Comparison:
+            evaluations = tuple(gathering.finished(stopped) for gathering in gatherings)
+            return Comparison(
+                names=tuple(named), evaluations=evaluations, stopped=stopped, decide_on=decide_on, **decision
+            )
+
+        try:
+            stopped = _Race(gatherings, tests, decide_on).run(progress)
+        except KeyboardInterrupt as interrupt:
+            if not all(gathering.rows for gathering in gatherings):
+                raise
+            raise EvaluationInterruptedError(found(INTERRUPTED), len(gatherings[0].rows)) from interrupt
+        return found(stopped)
 
 
 class _Race:
     """Agents that run side by side on the same seeds, until each was told from the first one.
 
     Args:
+        gatherings: The trajectories of each agent.
         tests: One for each agent but the first.
         decide_on: What the tests are about.
     """
 
-    def __init__(self, tests: Sequence[PairTest], decide_on: PrecisionOf) -> None:
-        self._tests = tests
-        self._decide_on = decide_on
-        self._gatherings: list[Gathering] = []
-        self._facts: list[Mapping[str, Any]] = []
+    def __init__(self, gatherings: Sequence[Gathering], tests: Sequence[PairTest], decide_on: PrecisionOf) -> None:
+        self._gatherings, self._tests, self._decide_on = gatherings, tests, decide_on
 
-    def add(self, gathering: Gathering, facts: Mapping[str, Any]) -> None:
-        """Add an agent's trajectories, and what is known of the agent."""
-        self._gatherings.append(gathering)
-        self._facts.append(facts)
-
-    def run(
-        self, names: tuple[str, ...], alpha: float, bounds: Bounds | None, progress: ProgressArgument
-    ) -> Comparison:
-        """Take trajectories until all tests are sure, or there are no more."""
-        rows = self._gatherings[0].rows
-        try:
-            decided = self._race(progress)
-        except KeyboardInterrupt as interrupt:
-            if not all(gathering.rows for gathering in self._gatherings):
-                raise
-            found = self._found(names, alpha, bounds, INTERRUPTED)
-            raise EvaluationInterruptedError(found, len(rows)) from interrupt
-        stopped = "decided" if decided else f"not decided after {count(len(rows), 'trajectory')}, the most"
-        return self._found(names, alpha, bounds, stopped)
-
-    def _race(self, progress: ProgressArgument) -> bool:
-        """Take trajectories; return whether all tests are sure."""
+    def run(self, progress: ProgressArgument) -> str:
+        """Take trajectories until all tests are sure, or there are no more; return why there are no more."""
         first = self._gatherings[0]
         open_tests = list(range(len(self._tests)))
         with display(progress, first.amount.n, "trajectories", note=lambda: self._note(open_tests)) as shown:
@@ -243,20 +238,7 @@ class _Race:
                         open_tests.remove(test)
                 shown.update(so_far, complete=False)
             shown.update(so_far, complete=True)
-        return not open_tests
-
-    def _found(self, names: tuple[str, ...], alpha: float, bounds: Bounds | None, stopped: str) -> Comparison:
-        evaluations = [
-            gathering.finished(facts, stopped) for gathering, facts in zip(self._gatherings, self._facts, strict=True)
-        ]
-        return Comparison(
-            names=names,
-            evaluations=tuple(evaluations),
-            stopped=stopped,
-            until_decided=alpha,
-            decide_on=self._decide_on,
-            bounds=None if bounds is None else (float(bounds[0]), float(bounds[1])),
-        )
+        return f"not decided after {count(len(first.rows), 'trajectory')}, the most" if open_tests else "decided"
 
     def _next_pair(self, agents: list[int]) -> dict[int, Row] | None:
         """Return the next trajectory that no agent has left out, by agent; None where one has no more."""

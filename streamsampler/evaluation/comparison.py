@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from streamsampler.evaluation.evaluation import (
     aligned,
     number,
     percent,
-    shown_interval,
+    plain,
     shown_seeds,
 )
 from streamsampler.evaluation.intervals import (
@@ -117,25 +117,6 @@ Verdict: TypeAlias = Literal["first", "second"]
 """Which of two agents is better."""
 
 
-class PairTest(Protocol):
-    """A test that may be looked at after each pair.
-
-    Attributes:
-        interval: What the test knows of the difference, second minus first; None where it is a test alone.
-        method: What it is called.
-    """
-
-    interval: Interval | None
-    method: str
-
-    def add(self, first: float, second: float) -> None:
-        """Add the next pair."""
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Which agent is better; None while that is not sure."""
-
-
 class ReturnTest:
     """Bets on the differences of bounded returns."""
 
@@ -145,7 +126,11 @@ class ReturnTest:
         self._low, self._high = bounds
         span = self._high - self._low
         self._betting = BettingSequence(-span, span, 1 - alpha)
-        self.interval: Interval | None = self._betting.interval
+
+    @property
+    def interval(self) -> Interval:
+        """What the test knows of the difference, second minus first."""
+        return self._betting.interval
 
     def add(self, first: float, second: float) -> None:
         """Add the next pair of returns.
@@ -157,36 +142,37 @@ class ReturnTest:
             if not self._low <= value <= self._high:
                 raise UsageError(f"bounds are ({self._low:g}, {self._high:g}), and there is a return of {value:g}")
         self._betting.add(second - first)
-        self.interval = self._betting.interval
 
     @property
     def verdict(self) -> Verdict | None:
         """Which agent is better; None while that is not sure."""
-        interval = self._betting.interval
-        return "second" if interval.low > 0 else "first" if interval.high < 0 else None
+        return "second" if self.interval.low > 0 else "first" if self.interval.high < 0 else None
 
 
-class SuccessTest:
-    """Bets on which agent succeeds where the other one fails."""
+class SuccessTest(DiscordantPairs):
+    """Bets on which agent succeeds where the other one fails.
+
+    Attributes:
+        verdict: Which agent is better; None while that is not sure.
+    """
 
     method = "betting on discordant pairs"
-    interval: Interval | None = None
+    interval = None  # it is a test alone
 
     def __init__(self, alpha: float) -> None:
+        super().__init__()
         self._alpha = alpha
-        self._pairs = DiscordantPairs()
-        self._verdict: Verdict | None = None
+        self.verdict: Verdict | None = None
 
     def add(self, first: float, second: float) -> None:
         """Add the next pair of successes."""
-        self._pairs.add(bool(first), bool(second))
-        if self._verdict is None and self._pairs.p_value <= self._alpha:
-            self._verdict = "second" if self._pairs.wins > self._pairs.losses else "first"
+        super().add(bool(first), bool(second))
+        if self.verdict is None and self.p_value <= self._alpha:
+            self.verdict = "second" if self.wins > self.losses else "first"
 
-    @property
-    def verdict(self) -> Verdict | None:
-        """Which agent is better; None while that is not sure."""
-        return self._verdict
+
+PairTest: TypeAlias = ReturnTest | SuccessTest
+"""A test that may be looked at after each pair; `method` is what it is called."""
 
 
 def make_test(alpha: float, decide_on: PrecisionOf, bounds: Bounds | None) -> PairTest:
@@ -219,6 +205,13 @@ def check_alpha(value: Any) -> float:
 
 
 # ----------------------------------------------------------------------
+
+
+_NUMBERS = (
+    "mean_difference", "mean_difference_interval", "probability_of_improvement", "improvement_interval",
+    "success_difference", "success_difference_interval", "discordant", "correlation",
+)  # fmt: skip
+"""What JSON has of two agents, by the names of `Pairs`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -327,14 +320,7 @@ class Pairs:
             "first": self.first,
             "second": self.second,
             "n_pairs": len(self),
-            "mean_difference": self.mean_difference,
-            "mean_difference_interval": shown_interval(self.mean_difference_interval),
-            "probability_of_improvement": self.probability_of_improvement,
-            "improvement_interval": shown_interval(self.improvement_interval),
-            "success_difference": self.success_difference,
-            "success_difference_interval": shown_interval(self.success_difference_interval),
-            "discordant": self.discordant,
-            "correlation": self.correlation,
+            **{name: plain(getattr(self, name)) for name in _NUMBERS},
             "unpaired_equivalent": None if worth is None or math.isinf(worth) else worth,
             "verdict": self.verdict,
         }

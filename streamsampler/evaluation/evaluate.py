@@ -57,8 +57,8 @@ def opened_sampler(
     options: Mapping[str, Any],
     deterministic: bool | None,
     vec_normalize: Any,
-) -> Iterator[tuple[Sampler[Any, Any], Any, Mapping[str, Any]]]:
-    """Yield the sampler that an evaluation takes trajectories from.
+) -> Iterator[tuple[Sampler[Any, Any], Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield the sampler that an evaluation takes trajectories from, what is known of the agent, and updates.
 
     Args:
         agent: See `evaluate`.
@@ -69,8 +69,7 @@ def opened_sampler(
         vec_normalize: See `evaluate`.
 
     Yields:
-        The sampler, the agent as samplers take it (None for the sampler's own), and the arguments that change its
-        agent and environment.
+        The sampler, what is known of the agent, and the arguments that change the sampler's agent and environment.
 
     Raises:
         UsageError: An argument cannot work.
@@ -88,7 +87,7 @@ def opened_sampler(
         is_complete = False
         try:
             with make_sampler(given, env, options) as made:
-                yield made, given, {}
+                yield made, agent_facts(given), {}
                 is_complete = True
         except SamplerError as error:
             if not is_complete:
@@ -100,7 +99,8 @@ def opened_sampler(
     if agent is None and (deterministic is not None or vec_normalize is not None):
         raise UsageError("deterministic and vec_normalize are for an agent that is given with them")
     given = None if agent is None else evaluated_agent(agent, deterministic, vec_normalize, action_space)
-    yield sampler, given, {"agent_update": given, "env_update": env}
+    facts = {"name": "the sampler's agent"} if given is None else agent_facts(given)
+    yield sampler, facts, {"agent_update": given, "env_update": env}
 
 
 def _check_sampler(sampler: Any, options: Mapping[str, Any]) -> None:
@@ -184,6 +184,7 @@ class Gathering:
         sampler: Where they come from.
         amount: How many there are to be.
         success: When a trajectory succeeds.
+        facts: What is known of the agent; see `agents.agent_facts`.
         updates: What changes the sampler's agent and environment.
         return_of: Whose return counts, in environments of several agents.
 
@@ -200,14 +201,14 @@ class Gathering:
         sampler: Sampler[Any, Any],
         amount: Amount,
         success: SuccessMeaning,
+        facts: Mapping[str, Any],
         updates: Mapping[str, Any],
-        return_of: ReturnOf | None = None,
+        return_of: ReturnOf | None,
     ) -> None:
         self._return_of = check_return_of(return_of)
         sampler.refuse_lag("an evaluation")
         self.amount = amount
-        self._sampler = sampler
-        self._success = success
+        self._success, self._facts = success, facts
         self._left_out = sampler.stats.dropped_trajectories
         self.rows: list[Row] = []
         part = amount.part
@@ -234,13 +235,8 @@ class Gathering:
         self.rows.append(row)
         return row
 
-    def finished(self, agent: Mapping[str, Any], stopped: str) -> Evaluation:
-        """Return the evaluation of the trajectories so far.
-
-        Args:
-            agent: What is known of the agent; see `agents.agent_facts`.
-            stopped: Why there are no more.
-        """
+    def finished(self, stopped: str) -> Evaluation:
+        """Return the evaluation of the trajectories so far, with the reason why there are no more."""
         amount, rule = self.amount, self.amount.rule
         settings = self._sampler.provenance()
         environment, versions = settings.pop("environment"), settings.pop("versions")
@@ -252,7 +248,7 @@ class Gathering:
         return Evaluation(
             **columns_of(self.rows),
             names=None if amount.names is None else tuple(amount.names[row.trajectory] for row in self.rows),
-            agent=agent,
+            agent=self._facts,
             environment=environment,
             settings=settings,
             versions=versions,
@@ -271,8 +267,6 @@ class Gathering:
 
 INTERRUPTED = "interrupted"
 """Why an evaluation has no more trajectories, after Ctrl-C."""
-
-_BY_SAMPLER: Mapping[str, Any] = {"name": "the sampler's agent"}
 
 
 class EvaluationInterruptedError(KeyboardInterrupt):
@@ -382,9 +376,8 @@ def evaluate(
     )
     amount = in_part(amount, part, sampler, options, agent, env)
     videos = Videos.asked(video, video_of)
-    with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, given, updates):
-        facts = _BY_SAMPLER if given is None else agent_facts(given)
-        with Gathering(opened, amount, success, updates, return_of) as gathering:
+    with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, facts, updates):
+        with Gathering(opened, amount, success, facts, updates, return_of) as gathering:
             if videos is not None:
                 videos.check(opened, updates.get("env_update"), gathering.indices)
             try:
@@ -392,9 +385,9 @@ def evaluate(
             except KeyboardInterrupt as interrupt:
                 if not gathering.rows:
                     raise
-                found = gathering.finished(facts, INTERRUPTED)
+                found = gathering.finished(INTERRUPTED)
                 raise EvaluationInterruptedError(found, len(found)) from interrupt
-            found = gathering.finished(facts, stopped)
+            found = gathering.finished(stopped)
         if videos is not None:
             _film(videos, opened, gathering, found, progress)
         return found
@@ -422,7 +415,11 @@ def gather(gathering: Gathering, progress: ProgressArgument, whose: str = "") ->
     """
     amount, rows = gathering.amount, gathering.rows
     complete = False
-    with display(progress, gathering.n, "trajectories", note=lambda: _joined(whose, _note(gathering))) as shown:
+
+    def note() -> str:
+        return ": ".join(filter(None, (whose, _note(gathering))))
+
+    with display(progress, gathering.n, "trajectories", note=note) as shown:
         if progress:
 
             def watch(timesteps: int, _: int) -> None:
@@ -439,10 +436,6 @@ def gather(gathering: Gathering, progress: ProgressArgument, whose: str = "") ->
             shown.expect(len(rows))
         shown.update(lambda: (sum(row.length for row in rows), len(rows)), complete=True)
     return _reason(gathering, complete=complete)
-
-
-def _joined(whose: str, note: str) -> str:
-    return f"{whose}: {note}" if whose and note else whose or note
 
 
 def _note(gathering: Gathering) -> str:

@@ -45,26 +45,10 @@ _FLAGS = ("terminated", "truncated", "successes")
 _FACTS = ("agent", "environment", "settings", "versions", "seed", "success_meaning", "stopped", "guaranteed")
 
 
-def facts_of(evaluation: Evaluation) -> dict[str, Any]:
-    """Return an evaluation as JSON has it."""
-    columns = {name: getattr(evaluation, name).tolist() for name in _COLUMNS}
-    flags = {name: None if (column := getattr(evaluation, name)) is None else column.tolist() for name in _FLAGS}
-    facts = {name: _plain(getattr(evaluation, name)) for name in _FACTS}
-    return {
-        **facts,
-        "bounds": None if evaluation.bounds is None else list(evaluation.bounds),
-        "left_out": evaluation.left_out,
-        **({} if evaluation.part is None else {"part": evaluation.part.facts()}),
-        "summary": _encoded(_summary(evaluation), "summary"),
-        "names": None if evaluation.names is None else list(evaluation.names),
-        "seeds": list(evaluation.seeds),
-        **{name: _encoded(column, name) for name, column in columns.items()},
-        **flags,
-    }
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if hasattr(value, "keys") else value
+_STATISTICS = (
+    "mean", "mean_interval", "standard_deviation", "standard_error", "median", "median_interval", "interquartile_mean",
+    "interquartile_mean_interval", "minimum", "maximum", "success_rate", "success_interval",
+)  # fmt: skip
 
 
 def _encoded(value: Any, path: str) -> Any:
@@ -74,31 +58,13 @@ def _encoded(value: Any, path: str) -> Any:
     return encode(value, path)
 
 
-def _summary(evaluation: Evaluation) -> dict[str, Any]:
-    return {
-        "n_trajectories": len(evaluation),
-        "mean": evaluation.mean,
-        "mean_interval": shown_interval(evaluation.mean_interval),
-        "standard_deviation": evaluation.standard_deviation,
-        "standard_error": evaluation.standard_error,
-        "median": evaluation.median,
-        "median_interval": shown_interval(evaluation.median_interval),
-        "interquartile_mean": evaluation.interquartile_mean,
-        "interquartile_mean_interval": shown_interval(evaluation.interquartile_mean_interval),
-        "minimum": evaluation.minimum,
-        "maximum": evaluation.maximum,
-        "success_rate": evaluation.success_rate,
-        "success_interval": shown_interval(evaluation.success_interval),
-        "mean_length": float(evaluation.lengths.mean()),
-        "shares": evaluation.shares,
-    }
-
-
-def shown_interval(interval: Interval | Unknown | None) -> dict[str, Any] | None:
-    """Return an interval, or why there is none, as JSON has it."""
-    if interval is None:
-        return None
-    return {"none": interval.why} if isinstance(interval, Unknown) else asdict(interval)
+def plain(value: Any) -> Any:
+    """Return a number, or an interval, or why there is none, as JSON has it; a mapping as a dict."""
+    if isinstance(value, Unknown):
+        return {"none": value.why}
+    if isinstance(value, Interval):
+        return asdict(value)
+    return dict(value) if hasattr(value, "keys") else value
 
 
 def arguments_of(facts: dict[str, Any]) -> dict[str, Any]:
@@ -561,7 +527,24 @@ class Evaluation(Found):
 
     def facts(self) -> dict[str, Any]:
         """Return what it holds as JSON has it; see `Found`."""
-        return facts_of(self)
+        summary = {
+            "n_trajectories": len(self),
+            **{name: plain(getattr(self, name)) for name in _STATISTICS},
+            "mean_length": float(self.lengths.mean()),
+            "shares": self.shares,
+        }
+        flags = {name: None if (column := getattr(self, name)) is None else column.tolist() for name in _FLAGS}
+        return {
+            **{name: plain(getattr(self, name)) for name in _FACTS},
+            "bounds": None if self.bounds is None else list(self.bounds),
+            "left_out": self.left_out,
+            **({} if self.part is None else {"part": self.part.facts()}),
+            "summary": _encoded(summary, "summary"),
+            "names": None if self.names is None else list(self.names),
+            "seeds": list(self.seeds),
+            **{name: encode(getattr(self, name).tolist(), name) for name in _COLUMNS},
+            **flags,
+        }
 
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> Evaluation:
