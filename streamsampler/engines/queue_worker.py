@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.queues import Queue
 from typing import Any
 
-from streamsampler.core.serialization import Contents, Payload, dumps_report, loads
+from streamsampler.core.serialization import Contents, Payload, loads
 from streamsampler.engines.launch.child import ignore_terminal, kill_at_end_of, own_group, run_as_child
 from streamsampler.engines.worker_side import ProcessSetup, WorkerChannel
-from streamsampler.protocol.messages import BY_NAME, Answer, Exit, Message
+from streamsampler.protocol.messages import Answer, Exit, Message
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.logs import RecordKeeper
@@ -80,14 +80,13 @@ class QueueChannel(WorkerChannel):
     def _loaded(self, payload: Payload) -> Any:
         return loads(payload)
 
-    def _pickled(self, rollouts: Any, spaces: Any) -> tuple[Contents, list[bytes]]:
-        contents, buffers = dumps_report(rollouts, spaces, BY_NAME)
-        return contents, list(map(bytes, buffers))  # the recorder uses its memory again for the next ticket
+    def _part(self, buffer: Any) -> bytes:
+        return bytes(buffer)
 
-    def _send(self, records: bytes, answer: Answer | None, pickled: tuple[Contents, list[bytes]] | None) -> None:
+    def _send(self, records: bytes, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
         # Never full: the sampler leaves room for the answers to all tickets that it sent. And all of it is pickled:
         # what cannot be is dropped there, in a thread, without an exception.
-        self._answers.put_nowait((records, pickle.dumps(answer, protocol=5), *(pickled or (None, []))))
+        self._answers.put_nowait((records, pickle.dumps(answer, protocol=5), contents, parts))
 
 
 def main(number: int, ends: WorkerEnds, setup: ProcessSetup, board: Any) -> None:

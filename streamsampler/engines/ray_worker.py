@@ -19,10 +19,10 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import ray
 
-from streamsampler.core.serialization import Contents, Payload, dumps_report, loads
+from streamsampler.core.serialization import Contents, Payload, loads
 from streamsampler.core.version import __version__
 from streamsampler.engines.worker_side import MemoryReporter, WorkerChannel
-from streamsampler.protocol.messages import BY_NAME, Answer, Continue, Exit, Message, Start
+from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Start
 from streamsampler.protocol.states import CAPACITY
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard, board_bytes
@@ -234,17 +234,15 @@ class RayChannel(WorkerChannel):
     def _loaded(self, payload: Any) -> Any:
         return loads(Payload(*ray.get(payload.ref)) if isinstance(payload, Published) else payload)
 
-    def _pickled(self, rollouts: Any, spaces: Any) -> tuple[Contents, list[Any]]:
-        contents, buffers = dumps_report(rollouts, spaces, BY_NAME)
-        # As arrays, which Ray leaves outside its own pickle. It reads them later, in another thread, when the recorder
-        # uses its memory again: so they are copies.
-        return contents, [np.frombuffer(buffer, np.uint8).copy() for buffer in buffers]
+    def _part(self, buffer: Any) -> Any:
+        # An array, which Ray leaves outside its own pickle. It reads it later, in another thread, when the recorder
+        # uses its memory again: so it is a copy.
+        return np.frombuffer(buffer, np.uint8).copy()
 
-    def _send(self, records: bytes, answer: Answer | None, pickled: tuple[Contents, list[Any]] | None) -> None:
+    def _send(self, records: bytes, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
         if self._report_memory is not None:
             self._report_memory()
-        contents, arrays = pickled or (None, [])
-        self._mailbox.answer((records, answer, contents, arrays))
+        self._mailbox.answer((records, answer, contents, parts))
 
 
 def _in_group(name: str) -> Callable[[F], F]:

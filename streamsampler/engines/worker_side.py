@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
-from streamsampler.core.serialization import Payload, loads
+from streamsampler.core.serialization import Contents, Payload, dumps_report, loads
 from streamsampler.engines.launch.child import lower_limit, original_limit
 from streamsampler.engines.launch.start_methods import working_directory
-from streamsampler.protocol.messages import Answer, Message, Start
+from streamsampler.protocol.messages import BY_NAME, Answer, Message, Start
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.logs import RecordKeeper
@@ -48,12 +48,12 @@ class WorkerChannel(ABC):
         """Return the object of a payload."""
 
     @abstractmethod
-    def _pickled(self, rollouts: Any, spaces: Any) -> Any:
-        """Pickle what was recorded. An exception reaches the sampler: this is before anything is sent."""
+    def _part(self, buffer: Any) -> Any:
+        """Return what is sent of the memory of an array, which the recorder uses again for the next ticket."""
 
     @abstractmethod
-    def _send(self, records: bytes, answer: Answer | None, pickled: Any) -> None:
-        """Send log records, an answer or None, and what `_pickled` returned or None, without ever waiting."""
+    def _send(self, records: bytes, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
+        """Send log records, an answer or None, and what was recorded and its arrays' `_part`, without ever waiting."""
 
     def _end_copy(self) -> None:
         """End this process, a forked copy of the worker: two would read messages and answer them."""
@@ -85,14 +85,18 @@ class WorkerChannel(ABC):
         """Send an answer, with the log records that were made since the last one."""
         if os.getpid() != self._pid:
             self._end_copy()
-        if contents is not None:  # a failure has its exception pickled, and as text
-            contents = None if isinstance(contents, BaseException) else self._pickled(*contents)
-        self._send(self._keeper.take(), answer, contents)
+        pickled, parts = None, []
+        if contents is not None and not isinstance(contents, BaseException):  # a failure has it pickled, and as text
+            # An exception reaches the sampler: this is before anything is sent.
+            rollouts, spaces = contents
+            pickled, buffers = dumps_report(rollouts, spaces, BY_NAME)
+            parts = [self._part(buffer) for buffer in buffers]
+        self._send(self._keeper.take(), answer, pickled, parts)
 
     def send_records(self) -> None:
         """Send the log records that were made since the last answer."""
         if records := self._keeper.take():
-            self._send(records, None, None)
+            self._send(records, None, None, [])
 
 
 # ----------------------------------------------------------------------

@@ -18,10 +18,10 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from streamsampler.core.serialization import Contents, Payload, Place, dumps_report
+from streamsampler.core.serialization import Contents, Payload, Place
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region
 from streamsampler.engines.worker_side import WorkerChannel
-from streamsampler.protocol.messages import BY_NAME, Answer, Continue, Exit, Message, Report, Ticket, Times, by_position
+from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Report, Ticket, Times, by_position
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.threads import ThreadLimit
 
@@ -320,14 +320,12 @@ class ProcessChannel(WorkerChannel):
             send(self._answers_fd, FORKED_COPY)
         super()._end_copy()
 
-    def _pickled(self, rollouts: Any, spaces: Any) -> tuple[Contents, list[Any]]:
-        contents, buffers = dumps_report(rollouts, spaces, BY_NAME)
-        return contents, [self._arena.lent_region(buffer) or buffer for buffer in buffers]
+    def _part(self, buffer: Any) -> Any:
+        return self._arena.lent_region(buffer) or buffer
 
-    def _send(self, records: bytes, answer: Answer | None, pickled: tuple[Contents, list[Any]] | None) -> None:
+    def _send(self, records: bytes, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
         if self._before_answer is not None:
             self._before_answer()
-        contents, parts = pickled or (None, [])
         packed = pack_answer(records, answer, contents, parts)
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and this process ends in a moment
             self.send(self._answers_fd, frame(packed, self._arena.write, self._inline_limit))
