@@ -12,7 +12,7 @@ import os
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from streamsampler.core.serialization import Contents, Place, loads_report
@@ -258,6 +258,16 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         return [link.pid for link in self._links]
 
     # ------------------------------------------------------------------ ending
+
+    @contextlib.contextmanager
+    def _ended_at_errors(self) -> Iterator[None]:
+        """End all workers, and close what they share, if an error is raised."""
+        try:
+            yield
+        except BaseException:
+            self._end_all()
+            self._opened.close()
+            raise
 
     def kill(self) -> None:
         """Kill all workers."""

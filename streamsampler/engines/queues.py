@@ -302,15 +302,11 @@ class QueueEngine(LinkedEngine[QueueLink]):
         self.board = StatusBoard(memoryview(self._memory))
         woken, wake = self._context.Pipe(duplex=False)
         self._woken, self._wake = map(self._opened.enter_context, (woken, wake))
-        try:
+        with self._ended_at_errors():
             for number in range(n_workers):  # all, and then threads: a process with threads is not safe to fork
                 self._links.append(self._new_link(number))
             for link in self._links:
                 link.read(self._post)
-        except BaseException:
-            self._end_all()
-            self._opened.close()
-            raise
 
     def _close_shared(self) -> None:
         super()._close_shared()

@@ -102,13 +102,9 @@ class RayEngine(LinkedEngine[RayLink]):
         self._starts = Starts(setup, demand, runtime_env, self._post)
         self._lease = attach(address, demand)
         self._opened.callback(self._lease.release)
-        try:
+        with self._ended_at_errors():
             self._links = [self._starts.new(number) for number in range(n_workers)]
             self._await_all()
-        except BaseException:
-            self._end_all()
-            self._opened.close()
-            raise
         _engines.add(self)
 
     # ------------------------------------------------------------------ starting

@@ -370,23 +370,16 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
             shared: What all workers share; closed together with the pool.
         """
         self._opened.callback(shared.close)
-        try:
+        with self._ended_at_errors():
             self._selector = self._opened.enter_context(selectors.DefaultSelector())
             self.board = shared.board
             self._how = WorkerStart(main, threads, shared, self._selector)
-            self._start_all()
-        except BaseException:
-            self._end_all()
-            self._opened.close()
-            raise
-
-    def _start_all(self) -> None:
-        for number in range(self.n_workers + _AT_ONCE):
-            first = number - _AT_ONCE
-            if first >= 0:
-                self._links[first] = self._running(self._links[first])
-            if number < self.n_workers:
-                self._links.append(self._asked_for(number))
+            for number in range(self.n_workers + _AT_ONCE):
+                first = number - _AT_ONCE
+                if first >= 0:
+                    self._links[first] = self._running(self._links[first])
+                if number < self.n_workers:
+                    self._links.append(self._asked_for(number))
 
     def _started(self, number: int) -> PipeLinkT:
         return self._running(self._asked_for(number))
