@@ -229,9 +229,7 @@ def kill_at_end_of(fd: int, pid: int) -> None:
 def end_with_parent(fd: int) -> None:
     """Let this process end with the sampler's process: at once if that one is gone already."""
     kill_at_end_of(fd, os.getpid())
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    if poller.poll(0):
+    if readable_within(fd, 0):
         os._exit(1)
 
 

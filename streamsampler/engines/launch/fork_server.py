@@ -18,7 +18,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import setproctitle
@@ -73,7 +73,9 @@ from streamsampler.engines.launch.child import (
 TERM_SECONDS = 1.0
 """How long what a worker leaves may take to end after SIGTERM, before it is killed."""
 
-_PHASES = ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, END_SECONDS))
+_TERM = (signal.SIGTERM, signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
+_KILL = (signal.SIGKILL,)
+_PHASES: tuple[tuple[Sequence[int], float], ...] = ((_TERM, TERM_SECONDS), (_KILL, END_SECONDS))
 _LOOKS = 3  # without finding anything, where it is not known whether there are children
 
 Wait = Callable[[float], None]
@@ -95,7 +97,7 @@ def end_descendants(worker: int, wait: Wait) -> None:
         worker: The worker, a child of this process. Its group is signalled too.
         wait: Sleeps until a child of this process ends.
     """
-    for number, seconds in _PHASES:
+    for numbers, seconds in _PHASES:
         deadline = time.monotonic() + seconds
         signalled: set[int] = set()
         found_none = 0
@@ -105,10 +107,10 @@ def end_descendants(worker: int, wait: Wait) -> None:
                 found_none += 1
                 continue
             if not signalled:
-                _signal_group(worker, number)
+                _signal_group(worker, numbers)
             for pid, (_, group) in rest.items():
                 if pid not in signalled and (signalled or group != worker):
-                    _signal(pid, number, rest)
+                    _signal(pid, numbers, rest)
             signalled |= rest.keys()
             left = deadline - time.monotonic()
             if left <= 0:
@@ -118,34 +120,27 @@ def end_descendants(worker: int, wait: Wait) -> None:
             return
 
 
-def _signal_group(leader: int, number: int) -> bool:
-    """Signal a process group; return whether there is one."""
-    if leader <= 1 or leader == os.getpgrp():  # never all processes, nor this one's own group
-        return False
-    try:
-        os.killpg(leader, number)
-        if number == signal.SIGTERM:
-            os.killpg(leader, signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
-    except OSError:  # none there
-        return False
-    return True
+def _signal_group(leader: int, numbers: Sequence[int]) -> None:
+    """Signal a process group, if there is one."""
+    if leader > 1 and leader != os.getpgrp():  # never all processes, nor this one's own group
+        with contextlib.suppress(OSError):
+            for number in numbers:
+                os.killpg(leader, number)
 
 
-def _signal(pid: int, number: int, known: dict[int, tuple[int, int]]) -> None:
+def _signal(pid: int, numbers: Sequence[int], known: dict[int, tuple[int, int]]) -> None:
     """Signal a process, unless another process has its number by now."""
     with contextlib.suppress(OSError):
         if known[pid][0] == os.getpid():
-            os.kill(pid, number)  # a child of this process keeps its number until it is reaped
-            if number == signal.SIGTERM:
-                os.kill(pid, signal.SIGCONT)
+            for number in numbers:
+                os.kill(pid, number)  # a child of this process keeps its number until it is reaped
             return
         fd = os.pidfd_open(pid)
         try:
             stat = stat_of(pid)
             if stat is not None and (stat.parent in known or stat.parent == os.getpid()):
-                signal.pidfd_send_signal(fd, number)
-                if number == signal.SIGTERM:
-                    signal.pidfd_send_signal(fd, signal.SIGCONT)
+                for number in numbers:
+                    signal.pidfd_send_signal(fd, number)
         finally:
             os.close(fd)
 
@@ -280,7 +275,7 @@ class _Watchdog:
         if self._adopts:
             end_descendants(self._worker, self._wait)
         else:
-            _signal_group(self._worker, signal.SIGKILL)
+            _signal_group(self._worker, _KILL)
         tell_status(self._status_fd, exitcode)
         os.waitpid(self._worker, 0)
 
@@ -341,23 +336,16 @@ def serve(module: str, name: str, socket_fd: int) -> None:
     ignore_terminal()  # workers inherit this
     own_group()  # neither Ctrl-Z nor a terminal that closes ends or stops it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _preload()
-    main: Main = getattr(importlib.import_module(module), name)
-    _freeze()
-    with socket.socket(fileno=socket_fd) as connection:
-        _Server(main, connection).serve()
-
-
-def _preload() -> None:
     import streamsampler.workers.default  # numpy and gymnasium with it
     import streamsampler.workers.vec.worker  # noqa: F401
 
-
-def _freeze() -> None:
+    main: Main = getattr(importlib.import_module(module), name)
     setproctitle.setproctitle("streamsampler: fork server")
     # What is imported now stays shared between all workers: a collection in one of them must not touch it.
     gc.collect()
     gc.freeze()
+    with socket.socket(fileno=socket_fd) as connection:
+        _Server(main, connection).serve()
 
 
 class _Server:

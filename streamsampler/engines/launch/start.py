@@ -23,7 +23,6 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
 
 from streamsampler.core.errors import SamplerError
 from streamsampler.engines.launch.child import (
@@ -53,19 +52,6 @@ _GONE_SECONDS = 0.25  # from this report until the watchdog has ended
 _SIGNAL_GROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 
 
-class Starter(Protocol):
-    """The server that is to start a worker.
-
-    Attributes:
-        lost: Whether the server has ended or hangs: its answers are not waited for.
-    """
-
-    lost: bool
-
-    def forget(self) -> None:
-        """Let another server start the next worker, because this one is lost."""
-
-
 class WatchdogLostError(SamplerError):
     """A worker's watchdog, or the server that was to start it, was killed or stopped."""
 
@@ -83,10 +69,10 @@ class WorkerChild:
         pid: Its process id; 0 before `await_start`, when nothing but `kill` and `discard` may be called.
     """
 
-    def __init__(self, status_fd: int, starter: Starter) -> None:
+    def __init__(self, status_fd: int, starter: _Server) -> None:
         self.pid = 0
         self._fd = status_fd
-        self._starter: Starter | None = starter
+        self._starter: _Server | None = starter
         self._pidfd: int | None = None
         self._exitcode: int | None = None
         self._waited = self._given_up = self._closed = False

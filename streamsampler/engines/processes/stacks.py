@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import select
 import signal
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from streamsampler.engines.launch.child import readable_within
 from streamsampler.engines.launch.fork_server import stat_of
 from streamsampler.engines.linked import shown_stacks
 
@@ -46,12 +46,10 @@ def stacks_of(process: WorkerChild, fd: int) -> str:
     if process.ended(0):
         return "(it is gone)"
     process.kill(signal.SIGUSR1)
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
     written = bytearray()
     deadline = monotonic() + 2 * _FIRST_SECONDS
     wait = _FIRST_SECONDS
-    while poller.poll(1000 * wait) and monotonic() < deadline and len(written) < _MOST_BYTES:
+    while readable_within(fd, wait) and monotonic() < deadline and len(written) < _MOST_BYTES:
         written += _read(fd)
         wait = _SILENCE_SECONDS
     text = written.decode(errors="replace").strip()
