@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from streamsampler.agents.base import mask_argument, reset_agent_function, row_keywords, takes_seed
 from streamsampler.agents.draws import Draws
 from streamsampler.core.errors import UsageError
+from streamsampler.data.trees import map_trees
 
 __all__ = ["probe"]
 
@@ -49,9 +50,9 @@ def probe(agent: Any, example: Any, n_rows: int) -> bool:
         UsageError: A row depends on others, or the same batch gives something else when it is asked for again.
     """
     rows = np.arange(n_rows)
-    given = _map(lambda leaf: _moderate(leaf[rows % len(leaf)]), example)
-    zeros, ones, noise = (_map(others, given) for others in (np.zeros_like, np.ones_like, _noise))
-    rolled = _map(lambda leaf: np.roll(leaf, 1, axis=0), given)
+    given = map_trees(lambda leaf: _moderate(leaf[rows % len(leaf)]), example)
+    zeros, ones, noise = (map_trees(others, given) for others in (np.zeros_like, np.ones_like, _noise))
+    rolled = map_trees(lambda leaf: np.roll(leaf, 1, axis=0), given)
     ask = _question(agent, given, n_rows)
     plain, expected = next(((each, known) for each in (given, ones, zeros) if (known := ask(each))), (None, None))
     if expected is None:
@@ -62,7 +63,7 @@ def probe(agent: Any, example: Any, n_rows: int) -> bool:
     for bit in range((n_rows - 1).bit_length()):
         for keeps in ((rows >> bit) % 2 == 0, (rows >> bit) % 2 == 1):
             for others in (rolled, zeros, noise):
-                answers = ask(_map(lambda leaf, other, keeps=keeps: _merged(keeps, leaf, other), plain, others))
+                answers = ask(map_trees(lambda leaf, other, keeps=keeps: _merged(keeps, leaf, other), plain, others))
                 _compare(expected, answers, rows[keeps], agent, _dependent)
                 conclusive = conclusive or answers not in (None, expected)
     return conclusive
@@ -77,7 +78,7 @@ def _question(agent: Any, like: Any, n_rows: int) -> Callable[[Any], Answers | N
     get_actions, reset = agent.get_actions, getattr(agent, "reset", None)
     names = row_keywords(get_actions)
     mask_name = mask_argument(reset) if callable(reset) and "starts" not in names else None
-    memory = _map(_aligned_like, like)
+    memory = map_trees(_aligned_like, like)
     rows = np.arange(n_rows)
     begin = reset_agent_function(agent)
     if begin is not None:
@@ -90,7 +91,7 @@ def _question(agent: Any, like: Any, n_rows: int) -> Callable[[Any], Answers | N
             if reset is not None and mask_name is not None:
                 reset(**{mask_name: rows >= 0}, **({"seed": 0} if takes_seed(reset) else {}))
             for _ in range(1 if mask_name is None and "starts" not in names else 2):
-                _map(np.copyto, memory, observations)
+                map_trees(np.copyto, memory, observations)
                 answer = get_actions(memory, **{name: keywords[name] for name in names})
                 answers.append(_rows_of(answer, n_rows))
                 keywords["starts"] = rows < 0
@@ -144,15 +145,6 @@ def _rows_of(answer: Any, n_rows: int) -> list[bytes]:
     if not isinstance(answer, list | tuple) and not (array := np.asarray(answer)).dtype.hasobject:
         return [array[i].tobytes() for i in range(n_rows)]
     return [pickle.dumps(answer[i]) for i in range(n_rows)]
-
-
-def _map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Return the tree of what a function makes of the leaves of trees of one structure."""
-    if isinstance(tree, Mapping):
-        return {key: _map(function, child, *(other[key] for other in others)) for key, child in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_map(function, *children) for children in zip(tree, *others, strict=True))
-    return function(tree, *others)
 
 
 def _moderate(leaf: NDArray[Any]) -> NDArray[Any]:

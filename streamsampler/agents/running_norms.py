@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Tuple
@@ -276,16 +276,17 @@ class RunningMoments:
 
     def _set(self, moments: Any) -> None:
         self._moments = moments
-        self._plan = _planned(moments, self.clip, self.epsilon)
+        self._plan = _mapped(moments, lambda one: _Leaf(one, self.clip, self.epsilon))
 
-    def with_moments(self, moments: Any) -> Any:
+    def with_moments(self, moments: Any) -> Self:
         """Return a filter with these settings, and these statistics: see `moments`."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._set(moments)
         return other
 
-    def _merged(self, summaries: Sequence[Any]) -> Any:
+    def merge(self, summaries: Sequence[Any]) -> Self:
+        """Return a filter with the statistics of further trajectories."""
         moments = self._moments
         if summaries and all(summary.__class__ is Moments for summary in summaries):
             first, *others = summaries if moments is None else [moments, *summaries]
@@ -396,11 +397,6 @@ class RunningNorm(RunningMoments):
         is_own = type(self).summarise is RunningNorm.summarise
         return Moments.of_each(data, lengths) if is_own and data.__class__ is np.ndarray else None
 
-    def merge(self, summaries: Sequence[Any]) -> RunningNorm:
-        """Return a filter with the statistics of further trajectories."""
-        merged: RunningNorm = self._merged(summaries)
-        return merged
-
     def __repr__(self) -> str:
         return f"RunningNorm(clip={self.clip}, epsilon={self.epsilon}; {self._statistics})"
 
@@ -457,11 +453,6 @@ class RunningReturnNorm(RunningMoments):
             returns.append(total)
         return returns
 
-    def merge(self, summaries: Sequence[Any]) -> RunningReturnNorm:
-        """Return a filter with the statistics of further trajectories."""
-        merged: RunningReturnNorm = self._merged(summaries)
-        return merged
-
     def __repr__(self) -> str:
         return f"RunningReturnNorm({self.gamma}, clip={self.clip}, epsilon={self.epsilon}; {self._statistics})"
 
@@ -477,29 +468,20 @@ def _moments_of(data: Any) -> Any:
     return Moments.of(data) if np.asarray(data).dtype.kind == "f" else None
 
 
-def _is_moments(tree: Any) -> bool:
-    return tree is None or isinstance(tree, Moments)
-
-
 def _mapped(tree: Any, function: Any) -> Any:
-    if _is_moments(tree):
+    if tree is None or isinstance(tree, Moments):
         return None if tree is None else function(tree)
     if isinstance(tree, dict):
         return {key: _mapped(child, function) for key, child in tree.items()}
     return tuple(_mapped(child, function) for child in tree)
 
 
-def _planned(tree: Any, clip: float | None, epsilon: float) -> Any:
-    return _mapped(tree, lambda one: _Leaf(one, clip, epsilon))
-
-
 def _found(tree: Any) -> Any:
-    if _is_moments(tree):
-        if tree is not None:
-            yield tree
-        return
-    for child in tree.values() if isinstance(tree, dict) else tree:
-        yield from _found(child)
+    if isinstance(tree, Moments):
+        yield tree
+    elif tree is not None:
+        for child in tree.values() if isinstance(tree, dict) else tree:
+            yield from _found(child)
 
 
 def _plus(tree: Any, other: Any) -> Any:
