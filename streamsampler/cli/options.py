@@ -135,13 +135,7 @@ def _from_file(ctx: click.Context, _param: click.Parameter, name: str | None) ->
     """
     if name is None:
         return
-    try:
-        found = tomllib.loads(Path(name).read_bytes().decode())
-    except OSError as error:
-        raise click.BadParameter(f"{name!r} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"{name!r} is no TOML: {error}") from None
-    params = {}
+    found, params = _contents(name, "TOML", tomllib.loads), {}
     for param in ctx.command.params:
         long = next((each for each in param.opts if each.startswith("--")), str(param.name))
         params[long.removeprefix("--").replace("_", "-")] = param
@@ -153,6 +147,20 @@ def _from_file(ctx: click.Context, _param: click.Parameter, name: str | None) ->
             hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(sorted(params))}."
             raise click.BadParameter(f"{name!r} has {key!r}, which is no option of {ctx.command.name}.{hint}")
         ctx.default_map[str(known.name)] = _as_typed(value, known, f"{name!r}: {key}")
+
+
+def _contents(name: str, kind: str, loads: Callable[[str], Any]) -> Any:
+    """Return what a file holds.
+
+    Raises:
+        click.BadParameter: It cannot be read, or is of another kind.
+    """
+    try:
+        return loads(Path(name).read_bytes().decode())
+    except OSError as error:
+        raise click.BadParameter(f"{name!r} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"{name!r} is no {kind}: {error}") from None
 
 
 def _as_typed(value: Any, param: click.Parameter, what: str) -> Any:
@@ -241,12 +249,7 @@ def json_list(name: str | None, example: str) -> list[Any] | None:
     """
     if name is None:
         return None
-    try:
-        found = json.loads(Path(name).read_bytes())
-    except OSError as error:
-        raise click.BadParameter(f"{name!r} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"{name!r} is no JSON: {error}") from None
+    found = _contents(name, "JSON", json.loads)
     if not isinstance(found, list):
         raise click.BadParameter(f"{name!r} should hold a list such as {example}")
     return found
