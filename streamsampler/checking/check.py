@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -116,7 +115,7 @@ class CheckRun:
         self._agent: Any = "random"
         self._agent_name = "random actions"
         self._facts: Facts | None = None
-        self._made_in = self._step_seconds = 0.0
+        self._step_seconds = 0.0
         self._refused = ""
         self._batch: Any = None
         self._workers: BenchReport | None = None
@@ -221,7 +220,7 @@ class CheckRun:
     def _make(self) -> bool:
         """Make the environment, and note what it says of itself; return whether that was possible."""
         try:
-            self._made_in, self._facts = call_apart(facts_of, self.env, self._limits)
+            made_in, self._facts = call_apart(facts_of, self.env, self._limits)
         except TimeIsUpError:
             within = duration(self.settings.time_limit)
             self.findings.append(
@@ -235,20 +234,21 @@ class CheckRun:
         except SamplerError as error:
             self.findings.append(finding_of_error("made", error, self.settings.step_timeout))
         else:
-            self.findings.append(Finding("made", "pass", f"in {duration(self._made_in)}, in a process of its own"))
+            self.findings.append(Finding("made", "pass", f"in {duration(made_in)}, in a process of its own"))
             return True
         return False
 
     def _findings_of(self, ran: Ran) -> Iterator[Finding]:
         """Yield what was found when the environment ran with random actions."""
         error, settings = ran.error, self.settings
-        if error is not None and (refusal := finding_of_refusal(error)) is not None:
+        if error is not None:
+            refusal = finding_of_refusal(error)
+            if refusal is None:
+                yield finding_of_error("runs", error, settings.step_timeout)
+                return
             self._refused = refusal.name
             yield not_checked("runs", f"see {refusal.name}")
             yield refusal
-            return
-        if error is not None:
-            yield finding_of_error("runs", error, settings.step_timeout)
             return
         self._step_seconds = ran.step_seconds
         ended = len(ran.lengths)
@@ -444,10 +444,7 @@ def check_update(
         progress: See `check`.
     """
     run = CheckRun(env, code, make_agent, settings)
-    with ExitStack() as stack:
-        run.shown = stack.enter_context(
-            display(progress, len(STAGES), "checks", note=lambda: run.doing, doing="checking")
-        )
+    with display(progress, len(STAGES), "checks", note=lambda: run.doing, doing="checking") as run.shown:
         try:
             run.all()
         except KeyboardInterrupt as interrupt:

@@ -127,9 +127,8 @@ def finding_of_refusal(error: SamplerError) -> Finding | None:
     original = getattr(error, "original", None)
     if not isinstance(original, DataError):
         return None
-    name = "actions" if isinstance(original, ActionError) else ""
-    for each, word in _WORDS.items():
-        name = name or (each if word in str(original) else "")
+    named = (name for name, word in _WORDS.items() if word in str(original))
+    name = "actions" if isinstance(original, ActionError) else next(named, "")
     return Finding(name, "failure", str(original), _REFUSED[name]) if name else None
 
 
