@@ -36,6 +36,9 @@ from streamsampler.evaluation.merging import kind_of
 _NAMES = ("rewards", "terminated")
 _log = logging.getLogger("streamsampler")
 
+Columns = tuple[Any, Any, Any, Any]
+"""Indices, returns and lengths of trajectories, and whether they terminated."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -101,7 +104,7 @@ def read_source(path: Path) -> Source:
             return Source(_shown(comparison.evaluations[0].environment), series, comparison)
         case "file of trajectories":
             arrays, header = storage.read(path, "indices", "lengths", *_NAMES)
-            return _source(path, [_kept(path, arrays)], header["provenance"])
+            return _source(path, [_columns(path, arrays)], header["provenance"])
         case "folder":
             return _of_folder(path)
     raise StorageError(f"{path} holds neither trajectories nor an evaluation nor a comparison of streamsampler")
@@ -148,11 +151,10 @@ def _distinct(paths: Sequence[Path]) -> list[str]:
 def _of_folder(path: Path) -> Source:
     manifest = read_manifest(path)
     files = ShardFiles(path, manifest)
-    parts: list[Mapping[str, Any]] = []
+    parts: list[Columns] = []
 
     def add(number: int) -> None:
-        arrays = files.read(number, *_NAMES)
-        parts.append(_kept(path, arrays))
+        parts.append(_columns(path, files.read(number, *_NAMES)))
 
     damaged = files.survey(add)
     if damaged:
@@ -160,13 +162,11 @@ def _of_folder(path: Path) -> Source:
     return _source(path, parts, manifest.provenance)
 
 
-def _source(path: Path, parts: list[Mapping[str, Any]], provenance: Any) -> Source:
-    if not sum(len(part["lengths"]) for part in parts):
+def _source(path: Path, parts: Sequence[Columns], provenance: Any) -> Source:
+    if not sum(len(indices) for indices, *_ in parts):
         raise StorageError(f"{path} holds no trajectory: there is nothing to draw")
     with damage_raised(path):
-        returns, indices, lengths, terminated = (
-            np.concatenate([part[name] for part in parts]) for name in ("returns", "indices", "lengths", "terminated")
-        )
+        indices, returns, lengths, terminated = map(np.concatenate, zip(*parts, strict=True))
         if not len(indices) == len(lengths) == len(terminated):
             raise DataError("its columns are not of one length")
     facts = provenance if isinstance(provenance, dict) else {}
@@ -175,10 +175,10 @@ def _source(path: Path, parts: list[Mapping[str, Any]], provenance: Any) -> Sour
     return Source(_shown(facts.get("environment") or ""), (series,))
 
 
-def _kept(path: Path, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arrays of a file with the returns in the place of the rewards, which may be large."""
+def _columns(path: Path, arrays: Mapping[str, Any]) -> Columns:
+    """Return the columns of a file, with the returns in the place of the rewards, which may be large."""
     with damage_raised(path):
-        return {**arrays, "returns": returns_of(path, arrays), "rewards": None}
+        return arrays["indices"], returns_of(path, arrays), arrays["lengths"], arrays["terminated"]
 
 
 def returns_of(path: Path, arrays: Mapping[str, Any]) -> NDArray[np.float64]:

@@ -221,7 +221,8 @@ def studentised_interval(values: Floats, level: float = LEVEL) -> Interval:
     n, mean = len(values), float(values.mean())
     tails = [(1 - level) / 2, (1 + level) / 2]
     errors = []
-    for chosen in _resamples(values):
+    for indices in resampled_indices(n):
+        chosen = values[indices]
         deviations = chosen.std(axis=1, ddof=1)
         varied = deviations > 0
         errors.append((chosen.mean(axis=1)[varied] - mean) / deviations[varied])
@@ -281,8 +282,8 @@ def bootstrap_intervals(values: Floats, level: float = LEVEL) -> dict[str, Inter
         return {"median": _NOT_FINITE, "iqm": _NOT_FINITE}
     medians: list[Floats] = []
     iqms: list[Floats] = []
-    for chosen in _resamples(values):
-        chosen.sort(axis=1)
+    for indices in resampled_indices(n):
+        chosen = np.sort(values[indices], axis=1)
         medians.append((chosen[:, (n - 1) // 2] + chosen[:, n // 2]) / 2)
         iqms.append(chosen[:, n // 4 : n - n // 4].mean(axis=1))
     tails = [(1 - level) / 2, (1 + level) / 2]
@@ -292,14 +293,8 @@ def bootstrap_intervals(values: Floats, level: float = LEVEL) -> dict[str, Inter
     }
 
 
-def _resamples(values: Floats) -> Iterator[Floats]:
-    """Yield resamples, (k, N) at a time; the more values there are, the fewer resamples are needed."""
-    for chosen in resampled_indices(len(values)):
-        yield values[chosen]
-
-
 def n_resamples(n: int) -> int:
-    """Return how many resamples of n values a bootstrap draws."""
+    """Return how many resamples of n values a bootstrap draws: the more values there are, the fewer are needed."""
     return max(_FEWEST_RESAMPLES, min(_N_RESAMPLES, _MOST_DRAWN // n))
 
 

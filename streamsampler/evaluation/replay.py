@@ -343,16 +343,19 @@ class Videos:
             OSError: A video cannot be written.
         """
         chosen = list({row.trajectory: row for row in self._rows(rows)}.values())
-        done = [0, 0]
+        filmed: list[Row] = []
+
+        def so_far() -> tuple[int, int]:
+            return sum(row.length for row in filmed), len(filmed)
+
         with display(progress, len(chosen), "trajectories", note=lambda: "videos", doing="filming") as shown:
             for row in chosen:
-                shown.update(lambda: (done[0], done[1]), complete=False)
+                shown.update(so_far, complete=False)
                 path = self.folder / video_name(row)
                 trajectory = sampler.replay(sampler.agent_version, row.trajectory, video=path).trajectory
                 _compare(row, trajectory, path)
-                done[0] += row.length
-                done[1] += 1
-            shown.update(lambda: (done[0], done[1]), complete=True)
+                filmed.append(row)
+            shown.update(so_far, complete=True)
 
     def _rows(self, rows: Sequence[Row]) -> Iterable[Row]:
         known = [row for row in rows if not math.isnan(row.value)] or list(rows)
