@@ -121,6 +121,7 @@ class Request:
         env_id: The environment.
         kind: "num_samples", "num_trajectories" or "trajectories_per_worker".
         number: How many.
+        out: The file or the folder to write; None for none.
         options: The other options, by name.
         command: What the user typed: the command's name, and then its arguments.
     """
@@ -128,19 +129,14 @@ class Request:
     env_id: str
     kind: str
     number: int
+    out: Path | None
     options: Mapping[str, Any]
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...]
 
     @property
     def unit(self) -> str:
         """What is counted."""
         return "timesteps" if self.kind == "num_samples" else "trajectories"
-
-    @property
-    def out(self) -> Path | None:
-        """The file or the folder to write."""
-        out: Path | None = self.options["out"]
-        return out
 
     def total(self, n_workers: int) -> int:
         """How many of all workers together."""
@@ -239,9 +235,8 @@ def carry_out(request: Request, run: Run) -> Outcome:
     sampler = make_sampler(agent, env, {**sampler_arguments(options, seed), "order": options["order"]})
     with sampler:
         with _way_out_named(request):
-            follower = Follower(run, ends_later=True)
-            facts = (_to_file if options["shard_size"] is None else _to_folder)(request, sampler, follower, run)
-        outcome = Outcome(n_workers=sampler.n_workers, seed=seed, stats=sampler.stats, **facts)
+            sample = _to_file if options["shard_size"] is None else _to_folder
+            outcome = sample(request, sampler, Follower(run, ends_later=True), run)
         _close(sampler, outcome)
     return outcome
 
@@ -280,8 +275,8 @@ def _obtain(request: Request, sampler: Sampler[Any, Any], progress: Follower) ->
     return sampler.obtain_exact_trajectories(number, progress=progress)
 
 
-def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: Run) -> dict[str, Any]:
-    """Sample into a file, or into none, and return the outcome."""
+def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: Run) -> Outcome:
+    """Sample into a file, or into none."""
     interrupted = False
     batch: TrajectoryBatch[Any, Any] | None
     try:
@@ -303,22 +298,23 @@ def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, r
     except (SamplerError, OSError) as error:
         error.add_note(f"The seed was {sampler.seed}; --seed {sampler.seed} samples the same again.")
         raise
-    facts = {"kept": kept, "seconds": seconds, "interrupted": interrupted, "written": written}
-    return {**facts, "policies": Tally.of_policies(batch)}
+    return Outcome(
+        kept=kept, interrupted=interrupted, seconds=seconds, n_workers=sampler.n_workers, seed=sampler.seed,
+        stats=sampler.stats, written=written, policies=Tally.of_policies(batch),
+    )  # fmt: skip
 
 
-def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: Run) -> dict[str, Any]:
-    """Sample into a folder of shards, and return the outcome."""
+def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: Run) -> Outcome:
+    """Sample into a folder of shards."""
     assert request.out is not None
     options, interrupted = request.options, False
+    amount = {"num_samples" if request.unit == "timesteps" else "n_trajectories": request.total(sampler.n_workers)}
     try:
         with run.bar:
             sample_to_folder(
                 sampler,
                 request.out,
-                **{
-                    "num_samples" if request.unit == "timesteps" else "n_trajectories": request.total(sampler.n_workers)
-                },
+                **amount,
                 shard_size=options["shard_size"],
                 resume=options["resume"],
                 provenance=request.described,
@@ -341,8 +337,10 @@ def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower,
             error.add_note(f"What is complete is in {request.out}. To go on: {request.command_with('--resume')}")
         raise
     earlier = kept.timesteps if follower.earlier_timesteps is None else follower.earlier_timesteps
-    facts = {"kept": kept, "seconds": seconds, "interrupted": interrupted, "written": request.out}
-    return {**facts, "shards": n_shards, "earlier_timesteps": earlier}
+    return Outcome(
+        kept=kept, interrupted=interrupted, seconds=seconds, n_workers=sampler.n_workers, seed=sampler.seed,
+        stats=sampler.stats, written=request.out, shards=n_shards, earlier_timesteps=earlier,
+    )  # fmt: skip
 
 
 def _close(sampler: Sampler[Any, Any], outcome: Outcome) -> None:
@@ -370,7 +368,7 @@ _SHOWN_ERRORS = 5
 
 def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
     """Return a summary for programs; what is undefined is None."""
-    kept, stats = outcome.kept, outcome.stats
+    kept, stats, timers = outcome.kept, outcome.stats, request.options["timers"]
     return {
         **request.described,
         "wanted": {request.unit: request.total(outcome.n_workers)},
@@ -394,7 +392,7 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
         },
         "out": None if outcome.written is None else str(outcome.written),
         **_sharding(request, outcome),
-        **({"timers": _milliseconds(stats)} if request.options["timers"] else {}),
+        **({"timers": {name: ms for name, ms in stats.means().items() if name.startswith("ms/")}} if timers else {}),
         "version": __version__,
     }
 
@@ -402,11 +400,8 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
 def as_text(request: Request, outcome: Outcome) -> str:
     """Return a summary for people, with the tree of timers where it was asked for."""
     timers = f"\n\n{timers_text(outcome.stats.timers())}" if request.options["timers"] else ""
-    return _summary(request, outcome) + timers
-
-
-def _summary(request: Request, outcome: Outcome) -> str:
-    facts = as_json(request, outcome)
+    facts, lost = as_json(request, outcome), outcome.stats.lost_timesteps
+    left_over = [_left_over(name, facts[name]) for name in _LEFT_OVER]
     arguments = ", ".join(f"{key}={value!r}" for key, value in request.options["env_kwargs"].items())
     return table({
         "interrupted": _interrupted(request, outcome) if outcome.interrupted else "",
@@ -420,14 +415,14 @@ def _summary(request: Request, outcome: Outcome) -> str:
         "wall time": _wall_time(outcome),
         "workers": f"{outcome.n_workers:,}",
         "seed": str(outcome.seed),
-        "left over": ", ".join([*(_left_over(name, facts[name]) for name in _LEFT_OVER), *_lost(facts)]),
+        "left over": ", ".join([*left_over, *([f"{count(lost, 'timestep')} lost"] if lost else [])]),
         "restarts": _restarts(facts),
         "anomalies": f"{facts['anomalies']:,}: NaN, or outside of its space" if facts["anomalies"] else "",
         "dropped": _dropped(facts["dropped"], width=len("trajectories")),
         "written to": _written(request, outcome),
         "to go on": facts.get("to_go_on") or "",
         "to get all": facts.get("to_get_all") or "",
-    })  # fmt: skip
+    }) + timers  # fmt: skip
 
 
 def policy_rows(policies: Mapping[str, Tally]) -> dict[str, str]:
@@ -510,10 +505,6 @@ def spread_text(spread: dict[str, float | None], n_values: int) -> str:
     return f"{text}, from {number(spread['minimum'])} to {number(spread['maximum'])}"
 
 
-def _milliseconds(stats: Stats) -> dict[str, float]:
-    return {name: value for name, value in stats.means().items() if name.startswith("ms/")}
-
-
 def _left_over(name: str, amount: dict[str, int]) -> str:
     if not amount["trajectories"]:
         # Of what was cut short at the end only the timesteps are known.
@@ -521,16 +512,13 @@ def _left_over(name: str, amount: dict[str, int]) -> str:
     return f"{amount['trajectories']:,} {name} ({count(amount['timesteps'], 'timestep')})"
 
 
-def _lost(facts: dict[str, Any]) -> list[str]:
-    return [f"{count(n, 'timestep')} lost"] if (n := facts["lost"]["timesteps"]) else []
-
-
 def _restarts(facts: dict[str, Any]) -> str:
     """Return how many workers were replaced, and why; an empty text for none."""
     if not any(facts[name] for name in _REPLACEMENTS):
         return ""
-    reasons = [f"{facts['hangs']:,} hung", f"{facts['replaced']:,} had too much memory"]
-    return ", ".join([f"{facts['restarts']:,}", *(reason for reason in reasons if not reason.startswith("0 "))])
+    reasons = {"hangs": "hung", "replaced": "had too much memory"}
+    shown = [f"{facts[name]:,} {reason}" for name, reason in reasons.items() if facts[name]]
+    return ", ".join([f"{facts['restarts']:,}", *shown])
 
 
 def _dropped(dropped: dict[str, Any], width: int) -> str:

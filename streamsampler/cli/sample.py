@@ -106,12 +106,13 @@ def sample(
     from streamsampler.cli.request import Request, carry_out
     from streamsampler.cli.running import running
 
-    if options["out"] is not None and options["shard_size"] is None:
-        options["out"] = checked_file(options["out"], ".npz", _WHERE)
-    elif options["out"] is not None:
-        options["out"] = checked_folder(options["out"], ".npz", _WHERE, resume=options["resume"])
+    out = options.pop("out")
+    if out is not None and options["shard_size"] is None:
+        out = checked_file(out, ".npz", _WHERE)
+    elif out is not None:
+        out = checked_folder(out, ".npz", _WHERE, resume=options["resume"])
     env_id = take_policies(options, env_id)
-    request = Request(env_id, kind, number, options, ctx.meta[TYPED])
+    request = Request(env_id, kind, number, out, options, ctx.meta[TYPED])
     with running(ctx, "sampling", quiet=quiet, imports=imports) as run:
         if options["shard_size"] is not None:
             run.if_interrupted = f"nothing was added to {request.out}"
