@@ -27,7 +27,7 @@ from streamsampler.core.atomic import temporary_beside
 from streamsampler.core.errors import StorageError, UnknownAgentError, UnknownEnvironmentError, UsageError
 from streamsampler.data.shards import MANIFEST, check_folder
 from streamsampler.engines.launch.start_methods import working_directory
-from streamsampler.environments.ids import find_spec, is_pettingzoo_id
+from streamsampler.environments.ids import is_pettingzoo_id
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.evaluation.agents import evaluated_agent, has_predict
@@ -131,19 +131,6 @@ def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdat
         details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)
         message = f"the environment {env_id} cannot be made and closed: {type(error).__name__}: {error}"
         raise failure(message, details) from None
-
-
-def import_module_of(env_id: str) -> None:
-    """Import the module of an environment's id, if it has one, from the current directory if it is nowhere else.
-
-    Raises:
-        UnknownEnvironmentError: There is none of that name.
-    """
-    if ":" in env_id:
-        append_current_directory()
-        if not is_pettingzoo_id(env_id):
-            find_spec(env_id)
-        warn_of_hidden(env_id.rpartition(":")[0])
 
 
 def env_update_of(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
@@ -359,23 +346,27 @@ def load_agents(options: Mapping[str, Any], spaces: Spaces, *, predicting: bool 
         spaces: The environment's; those of several agents have the spaces of each.
         predicting: See `load_each`.
     """
-    name, policies, policy_of = options["agent"], options.get("policies"), options.get("policy_of")
-    statistics = () if options["vec_normalize"] is None else (options["vec_normalize"],)
-    how = {"deterministic": options["deterministic"], "predicting": predicting}
+    policies, policy_of = options.get("policies"), options.get("policy_of")
     if not isinstance(spaces[0], SpacesOfAgents):
         if policies is not None:
             raise UsageError("--agent POLICY=NAME is for environments of several agents, and this one has one")
-        return load_each([name], statistics, [spaces], **how)[0]
+        return load_policies(options, {SHARED: spaces}, predicting=predicting)
     known = Policies(dict.fromkeys(policies or (SHARED,), base.NAMED_AGENTS[0]), policy_of)
     of_policies: dict[str, Spaces] = {}
     for agent_id in spaces[0].spaces:
         of_policies.setdefault(known.name_for(agent_id, 0), (spaces[0][agent_id], spaces[1][agent_id]))  # type: ignore[index]
     if idle := [policy for policy in policies or () if policy not in of_policies]:
         raise UsageError(f"--agent {idle[0]}=…: no agent is played by it; there are {', '.join(spaces[0].spaces)}")
-    if policies is None:
-        return load_each([name], statistics, [of_policies[SHARED]], **how)[0]
-    agents = load_each(policies.values(), statistics, [of_policies[policy] for policy in policies], **how)
-    return dict(zip(policies, agents, strict=True))
+    return load_policies(options, of_policies, predicting=predicting)
+
+
+def load_policies(options: Mapping[str, Any], spaces: Mapping[str, Spaces], *, predicting: bool = False) -> Any:
+    """Return what `load_agents` does, where it is known in which spaces each policy acts, the only one as "shared"."""
+    names = options.get("policies") or {SHARED: options["agent"]}
+    statistics = () if options["vec_normalize"] is None else (options["vec_normalize"],)
+    of_names = [spaces[policy] for policy in names]
+    agents = load_each(names.values(), statistics, of_names, options["deterministic"], predicting=predicting)
+    return dict(zip(names, agents, strict=True)) if options.get("policies") else agents[0]
 
 
 def _model(name: str, statistics: str | None, spaces: Spaces, deterministic: bool) -> Any:

@@ -79,7 +79,7 @@ def replay(
         how |= {"worker_class": VecWorker, "worker_args": {"n_envs": options["vec"]}}
     with running(ctx, "replaying", quiet=quiet, imports=imports) as run:
         if options["env"] is not None:
-            naming.import_module_of(options["env"])
+            naming.env_update_of(options["env"], options["env_kwargs"])  # which imports its module
         found = replayed(
             source, options["index"], agent=None if options["agent"] is None else _agent(source, options),
             env=options["env"], version=options["version"], actions=options["actions"], video=options["video"],
@@ -96,25 +96,23 @@ def _agent(path: Path, options: Mapping[str, Any]) -> Any:
         UsageError: It is for other spaces, or the file has no policy of that name.
     """
     from streamsampler.agents.policies import SHARED
-    from streamsampler.cli.naming import load_each
+    from streamsampler.cli.naming import load_policies
     from streamsampler.core.errors import UsageError
     from streamsampler.data import npz as storage
     from streamsampler.data.codec import decode_space
     from streamsampler.data.shards import shard_name
 
     header = storage.read(path / shard_name(0) if path.is_dir() else path)[1]
-    said, given = header.get("policies") or {}, options["policies"]
-    if given is None:
-        playing, names = [said.get(SHARED, header)["spaces"]], [options["agent"]]
-    elif unknown := sorted(given.keys() - said.keys()):
+    said: Mapping[str, Any] = header.get("policies") or {}
+    if unknown := sorted((options["policies"] or {}).keys() - said.keys()):
         there = ", ".join(map(repr, said)) or "none"
         raise UsageError(f"--agent POLICY=NAME: {path} has no policy {unknown[0]!r}; it has {there}")
-    else:
-        playing, names = [said[policy]["spaces"] for policy in given], [*given.values()]
-    spaces = [(decode_space(each["observation_space"]), decode_space(each["action_space"])) for each in playing]
-    statistics = () if options["vec_normalize"] is None else (options["vec_normalize"],)
-    agents = load_each(names, statistics, spaces, options["deterministic"])
-    return agents[0] if given is None else dict(zip(given, agents, strict=True))
+    playing = {name: each["spaces"] for name, each in {SHARED: header, **said}.items() if "spaces" in each}
+    spaces = {
+        name: (decode_space(each["observation_space"]), decode_space(each["action_space"]))
+        for name, each in playing.items()
+    }
+    return load_policies(options, spaces)
 
 
 def _facts(found: Any) -> dict[str, Any]:
