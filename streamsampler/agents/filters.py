@@ -165,12 +165,8 @@ class Filters:
             SamplerError: A `merge` raises.
         """
         each = list(summaries)
-        observation, reward = self.observation, self.reward
-        if observation is not None:
-            observation = _merged("observation_filter", observation, [one for one, _ in each])
-        if reward is not None:
-            reward = _merged("reward_filter", reward, [one for _, one in each])
-        return replace(self, observation=observation, reward=reward)
+        observation = _merged("observation_filter", self.observation, [one for one, _ in each])
+        return Filters(observation, _merged("reward_filter", self.reward, [one for _, one in each]))
 
     def applied(self, batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
         """Return a batch with filtered observations and rewards, and with the raw ones as its raw data.
@@ -183,12 +179,8 @@ class Filters:
         if not self:
             return batch
         raw = RawRows(batch.observations, batch.last_observations, batch.rewards)
-        observations, last, rewards = raw
-        if self.observation is not None:
-            observations = _rows("observation_filter", self.observation, observations)
-            last = _rows("observation_filter", self.observation, last)
-        if self.reward is not None:
-            rewards = np.asarray(_rows("reward_filter", self.reward, rewards), dtype=np.float64)
+        observations, last = (_rows("observation_filter", self.observation, rows) for rows in raw[:2])
+        rewards = np.asarray(_rows("reward_filter", self.reward, raw.rewards), dtype=np.float64)
         return replace(batch, observations=observations, last_observations=last, rewards=rewards, raw=raw)
 
 
@@ -209,6 +201,8 @@ class _ByPolicy(dict[str, list[Any]]):
 
 
 def _merged(name: str, given: Any, summaries: list[Any]) -> Any:
+    if given is None:
+        return None
     if isinstance(given, Mapping):
         return {
             policy: _merged(f"{name}[{policy!r}]", each, [s for it in summaries for s in it.get(policy, ())])
@@ -234,7 +228,9 @@ def _text(given: Filter) -> str:
     return text if " at 0x" not in text else type(given).__qualname__
 
 
-def _rows(name: str, given: Filter, raw: Any) -> Any:
+def _rows(name: str, given: Filter | None, raw: Any) -> Any:
+    if given is None:
+        return raw
     found = given.apply(raw)
     wanted = next((len(leaf) for _, leaf in trees.leaves(raw)), 0)
     for path, leaf in trees.leaves(found):

@@ -61,7 +61,7 @@ class ObservationStatistics:
         Raises:
             UsageError: It is none.
         """
-        facts = vars(vec_normalize) if hasattr(vec_normalize, "__dict__") else {}
+        facts = getattr(vec_normalize, "__dict__", {})
         if not {"norm_obs", "clip_obs", "epsilon"} <= facts.keys():
             raise UsageError(f"vec_normalize is a VecNormalize or the file of one, and this is {type(vec_normalize)}")
         if not facts["norm_obs"]:
@@ -167,7 +167,7 @@ def read_vec_normalize(source: Any) -> Filters:
     """
     if isinstance(source, str | PathLike):
         source = load_vec_normalize(source)
-    facts = vars(source) if hasattr(source, "__dict__") else {}
+    facts = getattr(source, "__dict__", {})
     if not {"norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon"} <= facts.keys():
         raise UsageError(f"this is no VecNormalize, but a {type(source).__qualname__}")
     observation = reward = None
