@@ -215,7 +215,11 @@ def launch(main: Main, number: int, fds: Sequence[int], threads: int | None = No
             attempt has another server, and needs new descriptors: a worker may have those of this attempt.
     """
     reap_strays()
-    return _server(main, threads).launch(number, fds)
+    with _servers_lock:
+        server = _servers.get((threads, main))
+        if server is None or not server.alive():
+            server = _servers[threads, main] = _Server(main, threads)
+    return server.launch(number, fds)
 
 
 def _python(code: str, main: Main) -> list[str]:
@@ -302,11 +306,3 @@ def _close_server(fds: Sequence[int], process: subprocess.Popen[bytes], owner: i
 
 _servers: dict[tuple[int | None, Main], _Server] = {}  # with their number of threads: hardly ever several
 _servers_lock = threading.Lock()
-
-
-def _server(main: Main, threads: int | None) -> _Server:
-    with _servers_lock:
-        server = _servers.get((threads, main))
-        if server is None or not server.alive():
-            server = _servers[threads, main] = _Server(main, threads)
-        return server
