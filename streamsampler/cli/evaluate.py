@@ -24,14 +24,12 @@ _WHICH = ("first", "best", "median", "worst")
 _UNTIL = ("guarantee", "bounds", "min_trajectories", "max_trajectories")
 
 
-def _seeds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> list[int] | None:
-    """Return seeds that were given as ``3,7,10-19``: an option's callback.
+def _seeds(text: str) -> list[int]:
+    """Return seeds that were given as ``3,7,10-19``: an option's type.
 
     Raises:
         click.BadParameter: They have no such form.
     """
-    if text is None:
-        return None
     found: list[int] = []
     for bit in text.split(","):
         match = _SEEDS.fullmatch(bit.strip())
@@ -46,7 +44,7 @@ def _seeds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> li
     return found
 
 
-def _scenarios(_ctx: click.Context, _param: click.Parameter, name: str | None) -> list[Any] | None:
+def _scenarios(name: str) -> list[Any]:
     return shared.json_list(name, '[{"seed": 1, "options": {}, "name": "…"}]')
 
 
@@ -59,9 +57,9 @@ def _video_of(_ctx: click.Context, _param: click.Parameter, values: tuple[str, .
 
 
 SEEDS_AND_SCENARIOS = options_of(
-    option("How much (exactly one of these)", "--seeds", callback=_seeds, metavar="SEEDS",
+    option("How much (exactly one of these)", "--seeds", type=_seeds, metavar="SEEDS",
         help="One trajectory from each of these seeds, such as 3,7,10-19."),
-    option("How much (exactly one of these)", "--scenarios", callback=_scenarios, metavar="FILE",
+    option("How much (exactly one of these)", "--scenarios", type=_scenarios, metavar="FILE",
         help="One trajectory for each scenario in a JSON file, in this order. It holds a list of objects with some of "
         "the keys 'seed', 'options' (what the reset gets) and 'name'."),
 )  # fmt: skip

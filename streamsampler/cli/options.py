@@ -241,30 +241,26 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def json_list(name: str | None, example: str) -> list[Any] | None:
-    """Return the list that a JSON file holds; None for no file.
+def json_list(name: str, example: str) -> list[Any]:
+    """Return the list that a JSON file holds.
 
     Raises:
         click.BadParameter: It cannot be read, or holds none; shows the example.
     """
-    if name is None:
-        return None
     found = _contents(name, "JSON", json.loads)
     if not isinstance(found, list):
         raise click.BadParameter(f"{name!r} should hold a list such as {example}")
     return found
 
 
-def size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
-    """Return a number of bytes, given as 500M, 500MB or 500MiB: K, M, G and T are powers of 1,024. A callback.
+def size(text: str) -> int:
+    """Return a number of bytes, given as 500M, 500MB or 500MiB: K, M, G and T are powers of 1,024. An option's type.
 
     A number alone is refused: it may be meant as one of megabytes or of bytes.
 
     Raises:
         click.BadParameter: It is none.
     """
-    if text is None:
-        return None
     match = _SIZE.fullmatch(text.strip())
     n_bytes = float(match["number"]) * 1024 ** " KMGT".index(match["unit"].upper()) if match else 0.0
     if not 1 <= n_bytes < 2**63:
@@ -307,14 +303,12 @@ def _env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[st
     return result
 
 
-def _part(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    """Return a part that was given as ``2/7``: an option's callback.
+def _part(text: str) -> tuple[int, int]:
+    """Return a part that was given as ``2/7``: an option's type.
 
     Raises:
         click.BadParameter: It has no such form.
     """
-    if text is None:
-        return None
     match = _PART.fullmatch(text.strip())
     if match is None:
         raise click.BadParameter(f"{text!r} is not a part's number and how many there are, such as 2/7")
@@ -448,7 +442,7 @@ FAILURES = options_of(
         "for any number, 'auto' for 10 with up to eight workers, in proportion with more. Their trajectories are run "
         "again, with the same result. One more ends the command."),
     option(
-        "When something fails", "--max-worker-memory", callback=size, metavar="SIZE", show_default="no limit",
+        "When something fails", "--max-worker-memory", type=size, metavar="SIZE", show_default="no limit",
         help="Replace a process that uses more private memory than this, such as 500MB or 2GB."),
     option("When something fails", "--close-timeout", type=ABOVE_ZERO, default=5.0, show_default=True,
         metavar="SECONDS", help="How long all processes together may take to close their environments at the end."),
@@ -471,7 +465,7 @@ PRINTED = options_of(
 """What is printed."""
 
 PART = option(
-    "In parts", "--part", callback=_part, metavar="I/N",
+    "In parts", "--part", type=_part, metavar="I/N",
     help="Only the I-th, from 1 on, of N contiguous ranges of the trajectories, such as 2/7: for job arrays on "
     "clusters. 'streamsampler merge' makes of the files of all parts the file of one run, byte for byte. Not where it "
     "is unknown how many trajectories there will be.",

@@ -16,17 +16,17 @@ _WHERE = (
 _AMOUNTS = ("num_samples", "num_trajectories", "trajectories_per_worker")
 
 
-def _tasks(_ctx: click.Context, _param: click.Parameter, name: str | None) -> list[Any] | None:
+def _tasks(name: str) -> list[Any]:
     found = shared.json_list(name, '[0.5, {"goal": [1, 2]}]')
-    if found == []:
+    if not found:
         raise click.BadParameter(f"{name!r} holds no task")
     return found
 
 
-def _without_infos(_ctx: click.Context, _param: click.Parameter, text: str | None) -> list[str] | None:
+def _without_infos(text: str) -> list[str]:
     """Return the names of infos that are left out, of ``handle,pose``; none of them means all infos."""
-    if text in (None, "*"):
-        return None if text is None else []
+    if text == "*":
+        return []
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise click.BadParameter(f"{text!r} should be names of infos, such as handle,pose, or nothing for all infos")
@@ -44,7 +44,7 @@ _HOW_MUCH = options_of(
 )  # fmt: skip
 
 _TASKS = option(
-    "How", "--tasks", callback=_tasks, metavar="FILE",
+    "How", "--tasks", type=_tasks, metavar="FILE",
     help="A JSON file with a list of tasks: what the environment's set_task gets before the reset. With "
     "--num-trajectories N there are N trajectories of each, in order; with --num-samples tasks take turns.",
 )  # fmt: skip
@@ -65,7 +65,7 @@ _OUTPUT = options_of(
     option("Output", "--resume", is_flag=True,
         help="Continue the folder --out after whatever ended the run that wrote it. Complete shards stay; the finished "
         "folder is the same as without the interruption."),
-    option("Output", "--without-infos", is_flag=False, flag_value="*", callback=_without_infos,
+    option("Output", "--without-infos", is_flag=False, flag_value="*", type=_without_infos,
         metavar="[NAME,...]", help="Leave infos out of the file or the folder: objects in them cannot be written: "
         "all infos, or those of some names, such as --without-infos handle,pose. It stands after ENV_ID."),
     option("Output", "--timers", is_flag=True,
