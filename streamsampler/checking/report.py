@@ -230,24 +230,6 @@ _VERDICT_WORDS = {"pass": "pass", "warning": "WARN", "failure": "FAIL", "not che
 _LINES_OF_DETAILS = 12
 
 
-def text_of(report: CheckReport, *, for_command: bool = False) -> str:
-    """Return a report as lines of text.
-
-    Args:
-        report: The report.
-        for_command: Whether to recommend options of the command line, and not arguments in Python.
-    """
-    lines = [f"{report.environment} with {report.agent}"]
-    width = max(len(finding.name) for finding in report.findings)
-    for finding in report.findings:
-        lines += _finding(finding, width)
-    if report.workers is not None:
-        lines += ["", *report.workers.table(for_command=for_command)]
-    failures, warnings = len(report.failures), len(report.warnings)
-    lines += ["", f"{count(failures, 'failure')}, {count(warnings, 'warning')}; seed {report.seed}"]
-    return "\n".join(lines)
-
-
 def _finding(finding: Finding, width: int) -> list[str]:
     lines = _wrapped(f"  {_VERDICT_WORDS[finding.verdict]}  {finding.name:{width}}  ", finding.what)
     indent = " " * (width + 10)
@@ -310,7 +292,22 @@ class CheckReport:
         return next(finding for finding in named if finding.verdict == verdict)
 
     def __str__(self) -> str:
-        return text_of(self)
+        return self.text()
+
+    def text(self, *, for_command: bool = False) -> str:
+        """Return this report as lines of text.
+
+        Args:
+            for_command: Whether to recommend options of the command line, and not arguments in Python.
+        """
+        lines = [f"{self.environment} with {self.agent}"]
+        width = max(len(finding.name) for finding in self.findings)
+        for finding in self.findings:
+            lines += _finding(finding, width)
+        if self.workers is not None:
+            lines += ["", *self.workers.table(for_command=for_command)]
+        failures, warnings = len(self.failures), len(self.warnings)
+        return "\n".join([*lines, "", f"{count(failures, 'failure')}, {count(warnings, 'warning')}; seed {self.seed}"])
 
     def __repr__(self) -> str:
         return f"CheckReport({self.environment}: {len(self.failures)} failures, {len(self.warnings)} warnings)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,38 +58,38 @@ def check(ctx: click.Context, /, env_id: str, **options: Any) -> None:
       0 no failure, 1 failures, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
     from streamsampler.checking.check import CheckInterruptedError, Settings, check_update
-    from streamsampler.checking.report import text_of
 
-    as_json, examine = options.pop("as_json"), (check_update, Settings, CheckInterruptedError)
-    report, run = examined(ctx, env_id, options, examine, ("checking", "found"))
-    run.finish(report.to_json().rstrip("\n") if as_json else text_of(report, for_command=True), failed=not report.ok)
+    how = check_update, Settings, CheckInterruptedError
+    examine(ctx, env_id, options, how, ("checking", "found"), is_failure=lambda report: not report.ok)
 
 
-def examined(
-    ctx: click.Context, env_id: str, options: dict[str, Any], examine: tuple[Any, Any, Any], said: tuple[str, str]
-) -> tuple[Any, Any]:
-    """Examine an environment and an agent, and return the report, and the run.
+def examine(
+    ctx: click.Context, env_id: str, options: dict[str, Any], how: tuple[Any, Any, Any], said: tuple[str, str],
+    is_failure: Callable[[Any], bool],
+) -> None:  # fmt: skip
+    """Examine an environment and an agent, print the report, and exit.
 
     Args:
         ctx: The command's context.
         env_id: The environment.
         options: The options, which lose those that are not settings.
-        examine: The function of the library that examines, the class of its settings, and what Ctrl-C raises in it: an
+        how: The function of the library that examines, the class of its settings, and what Ctrl-C raises in it: an
             exception whose `found` is the report so far.
         said: What the command does, as progress says it, and what was done with what was found before Ctrl-C.
+        is_failure: Whether a report says that the exit code is 1.
     """
     from streamsampler.checking.ways import env_code
     from streamsampler.cli.naming import env_update_of, load_agents, statistics_of
     from streamsampler.cli.running import running
     from streamsampler.cli.streams import print_error
 
+    as_json, (function, settings, interruption) = options.pop("as_json"), how
     agent = {name: options.pop(name) for name in ("agent", "vec_normalize", "deterministic")}
     env_kwargs = options.pop("env_kwargs")
 
     def make_agent(spaces: Spaces) -> Any:
         return load_agents(agent, spaces, predicting=True)
 
-    function, settings, interruption = examine
     with running(ctx, said[0], quiet=options.pop("quiet"), imports=options.pop("imports")) as run, run.bar:
         statistics_of([agent["agent"]], [agent["vec_normalize"]] if agent["vec_normalize"] else ())
         env, code = env_update_of(env_id, env_kwargs), env_code(env_id, env_kwargs)
@@ -98,7 +99,8 @@ def examined(
         except interruption as interrupt:
             report = interrupt.found
             print_error(f"Interrupted: what follows was {said[1]} before.")
-    return report, run
+    text = report.to_json().rstrip("\n") if as_json else report.text(for_command=True)
+    run.finish(text, failed=is_failure(report))
 
 
 # ----------------------------------------------------------------------
@@ -143,7 +145,6 @@ def bench(ctx: click.Context, /, env_id: str, **options: Any) -> None:
     """
     from streamsampler.checking.bench import BenchInterruptedError, BenchSettings, bench_update
 
-    as_json, examine = options.pop("as_json"), (bench_update, BenchSettings, BenchInterruptedError)
-    report, run = examined(ctx, env_id, options, examine, ("measuring", "measured"))
-    text = report.to_json().rstrip("\n") if as_json else report.text(for_command=True)
-    run.finish(text, failed=report.recommendation is None)
+    how = bench_update, BenchSettings, BenchInterruptedError
+    said = "measuring", "measured"
+    examine(ctx, env_id, options, how, said, is_failure=lambda report: report.recommendation is None)

@@ -371,11 +371,12 @@ class _AboveTheBar(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            text = f"{record.levelname.capitalize()}: {_text(record)}"
+            own = record.name == _LOGGER.name
+            text = without_own_frames(record.getMessage()) if own else f"{record.name}: {_PLAIN.format(record)}"
         except Exception:
             self.handleError(record)
             return
-        _write(self._bar, text)
+        _write(self._bar, f"{record.levelname.capitalize()}: {text}")
 
 
 def _write(bar: Output, text: str) -> None:
@@ -389,12 +390,6 @@ def _takes_colours() -> bool:
     """Whether the user may see colours: on a terminal that has them, unless NO_COLOR is set (see no-color.org)."""
     stream = sys.stderr
     return bool(stream and stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"))
-
-
-def _text(record: logging.LogRecord) -> str:
-    if record.name == _LOGGER.name:
-        return without_own_frames(record.getMessage())
-    return f"{record.name}: {_PLAIN.format(record)}"
 
 
 def _text_of_warning(warning: Warning | str) -> str:

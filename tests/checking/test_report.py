@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from streamsampler.checking.benchmark_report import BenchReport, WayMeasured, recommended
-from streamsampler.checking.report import CheckReport, Finding, finding_of_ends, text_of, worst
+from streamsampler.checking.report import CheckReport, Finding, finding_of_ends, worst
 
 WORKERS = BenchReport(
     environment="Maze-v0", agent="greedy", n_cores=4, n_workers=4, why_workers="there are 4 cores", seconds=3.0,
@@ -68,7 +68,7 @@ def test_it_is_printed():
     assert lines[-1] == "2 failures, 2 warnings; seed 7"
     assert "\nrecommended: Workers. " in text
     assert "\n  workers(n_workers=4)\n" in text
-    assert "\n  --workers 4, or in Python\n  workers(n_workers=4)\n" in text_of(report(), for_command=True)
+    assert "\n  --workers 4, or in Python\n  workers(n_workers=4)\n" in report().text(for_command=True)
     nothing = report(workers=None)
     assert ("recommended" in str(nothing), nothing.recommendation) == (False, None)
 
