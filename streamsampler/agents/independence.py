@@ -58,13 +58,13 @@ def probe(agent: Any, example: Any, n_rows: int) -> bool:
     if expected is None:
         _LOG.warning("the agent (%s) could not be probed: it raises with all observations", type(agent).__qualname__)
         return False
-    _compare(expected, ask(plain), rows, agent, _not_repeatable)
+    _compare(expected, ask(plain), rows, agent, others_changed=False)
     conclusive = n_rows == 1
     for bit in range((n_rows - 1).bit_length()):
         for keeps in ((rows >> bit) % 2 == 0, (rows >> bit) % 2 == 1):
             for others in (rolled, zeros, noise):
                 answers = ask(map_trees(lambda leaf, other, keeps=keeps: _merged(keeps, leaf, other), plain, others))
-                _compare(expected, answers, rows[keeps], agent, _dependent)
+                _compare(expected, answers, rows[keeps], agent, others_changed=True)
                 conclusive = conclusive or answers not in (None, expected)
     return conclusive
 
@@ -103,25 +103,25 @@ def _question(agent: Any, like: Any, n_rows: int) -> Callable[[Any], Answers | N
 
 
 def _compare(
-    expected: Answers, answers: Answers | None, rows: NDArray[np.int64], agent: Any, reason: Callable[[Any], str]
+    expected: Answers, answers: Answers | None, rows: NDArray[np.int64], agent: Any, *, others_changed: bool
 ) -> None:
     if answers is None:
         return
     for mine, other in zip(expected, answers, strict=True):
         for row in rows.tolist():
             if mine[row] != other[row]:
+                reason = _dependent(agent) if others_changed else _NOT_REPEATABLE
                 raise UsageError(
                     f"the agent ({type(agent).__qualname__}) says row_independent = True, but row {row} of {len(mine)} "
-                    f"came out otherwise when {reason(agent)}. Or let it say row_independent = False, or pass "
+                    f"came out otherwise when {reason}. Or let it say row_independent = False, or pass "
                     'worker_args={"block_size": n}: then trajectories run in fixed blocks of n'
                 )
 
 
-def _not_repeatable(agent: Any) -> str:  # noqa: ARG001 - see _dependent
-    return (
-        "the same batch was asked for again: the agent draws from a generator of its own or a global one, or keeps "
-        "something from call to call. Let get_actions take the keyword draws"
-    )
+_NOT_REPEATABLE = (
+    "the same batch was asked for again: the agent draws from a generator of its own or a global one, or keeps "
+    "something from call to call. Let get_actions take the keyword draws"
+)
 
 
 def _dependent(agent: Any) -> str:

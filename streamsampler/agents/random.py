@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 
 from streamsampler.core.errors import UsageError
+from streamsampler.data.trees import leaves
 
 _MASK = "action_mask"
 
@@ -94,7 +95,7 @@ class RandomAgent:
         """
         space = self._space()
         has_masks = isinstance(observations, dict) and _MASK in observations and isinstance(space, Discrete)
-        masks = np.asarray(observations[_MASK], np.int8) if has_masks else [None] * _n_rows(observations)
+        masks = np.asarray(observations[_MASK], np.int8) if has_masks else [None] * len(next(leaves(observations))[1])
         if seeds is None:
             return [space.sample(mask=mask) for mask in masks], {}
         self._by_row += [copy.deepcopy(space) for _ in range(len(seeds) - len(self._by_row))]
@@ -109,10 +110,3 @@ class RandomAgent:
                 "one, RandomAgent(env.action_space)"
             )
         return self.action_space
-
-
-def _n_rows(tree: Any) -> int:
-    """Return the number of rows of a batch, a tree of arrays."""
-    while isinstance(tree, dict | tuple):
-        tree = next(iter(tree.values())) if isinstance(tree, dict) else tree[0]
-    return len(tree)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -24,12 +25,12 @@ from streamsampler.checking.tasks import (
     EnoughError,
     Facts,
     Limits,
-    ProbeRows,
     Ran,
     TimeIsUpError,
     call_apart,
     close_after_use,
     facts_of,
+    probe_rows,
     run,
     run_elsewhere,
     run_gymnasium_checker,
@@ -79,14 +80,9 @@ class Settings:
             positive("max_episode_length", self.max_episode_length)
 
 
-@dataclass(frozen=True)
-class _Probe:
-    """Finds out what an environment and an agent take, roughly; called with the environment, in its process."""
-
-    agent: Any
-
-    def __call__(self, env: Any) -> Probed:
-        return with_agent(self.agent, stepped(env, 0.0))
+def _probed(agent: Any, env: Any) -> Probed:
+    """Find out what an environment and an agent take, roughly, in the environment's process."""
+    return with_agent(agent, stepped(env, 0.0))
 
 
 class CheckRun:
@@ -322,7 +318,7 @@ class CheckRun:
             return
         self.findings += self._findings_of_agent(ran)
         if not self._known.several and not self._failed("agent", "actions"):
-            found = self._apart("rows", ProbeRows(self._agent, self._known.spaces))
+            found = self._apart("rows", partial(probe_rows, self._agent, self._known.spaces))
             self.findings += [] if found is None else [found[1]]
 
     def _findings_of_agent(self, ran: Ran) -> Iterator[Finding]:
@@ -342,7 +338,7 @@ class CheckRun:
         if self._known.several:
             self._skip("workers", "there is one way to run several agents: samplers, with DefaultWorker")
             return
-        found = self._apart("workers", _Probe(self._agent))
+        found = self._apart("workers", partial(_probed, self._agent))
         if found is None:
             return
         construction, probed = found

@@ -486,45 +486,39 @@ def _plain(text: str) -> str:
     return " ".join(_COLOUR.sub("", text).replace("WARN: ", "", 1).split())
 
 
-@dataclass(frozen=True)
-class ProbeRows:
-    """Probes whether the rows of an agent's batches depend on one another; called with an environment, for its spaces.
+def probe_rows(agent: Any, spaces: tuple[Any, Any], env: Any) -> Finding:
+    """Probe whether the rows of an agent's batches depend on one another.
 
-    Attributes:
+    Args:
         agent: The agent, as samplers take it.
         spaces: The observation space and the action space of one environment.
+        env: The environment, which is not used.
     """
-
-    agent: Any
-    spaces: tuple[Any, Any]
-
-    def __call__(self, env: Any) -> Finding:
-        """Probe them."""
-        del env
-        agent: Any = as_agent(self.agent)
-        if not callable(getattr(agent, "get_actions", None)):
-            return Finding("rows", "pass", "the agent has no get_actions: VecWorker asks it for one action at a time")
-        give_spaces(agent, *self.spaces)
-        try:
-            says, conclusive = is_row_independent(agent), True
-            for n_rows in _ROWS:
-                pool = AgentPool(hint=False)
-                pool.update(agent, n_rows, None)
-                with quiet():
-                    conclusive = pool.probe(self.spaces[0], n_rows) and conclusive
-        except UsageError as error:
-            what, _, advice = str(error).partition(". ")
-            if getattr(agent, "row_independent", False) or "row_independent of the agent" in what:
-                return Finding("rows", "failure", what, advice)
-            what = "rows of batches depend on one another, or on draws: VecWorker runs in blocks"
-            return Finding("rows", "pass", what)
-        alone = f"each row of batches of {' and '.join(map(str, _ROWS))} is computed from that row alone"
-        if says:
-            return Finding("rows", "pass", f"{alone}, as it says")
-        if not conclusive:
-            return Finding("rows", "pass", "VecWorker runs trajectories in blocks")
-        return Finding(
-            "rows", "pass", f"{alone}, but the agent does not say so",
-            "With row_independent = True VecWorker runs trajectories in lanes, which is faster, if that holds for all "
-            "parameters",
-        )  # fmt: skip
+    del env
+    agent = as_agent(agent)
+    if not callable(getattr(agent, "get_actions", None)):
+        return Finding("rows", "pass", "the agent has no get_actions: VecWorker asks it for one action at a time")
+    give_spaces(agent, *spaces)
+    try:
+        says, conclusive = is_row_independent(agent), True
+        for n_rows in _ROWS:
+            pool = AgentPool(hint=False)
+            pool.update(agent, n_rows, None)
+            with quiet():
+                conclusive = pool.probe(spaces[0], n_rows) and conclusive
+    except UsageError as error:
+        what, _, advice = str(error).partition(". ")
+        if getattr(agent, "row_independent", False) or "row_independent of the agent" in what:
+            return Finding("rows", "failure", what, advice)
+        what = "rows of batches depend on one another, or on draws: VecWorker runs in blocks"
+        return Finding("rows", "pass", what)
+    alone = f"each row of batches of {' and '.join(map(str, _ROWS))} is computed from that row alone"
+    if says:
+        return Finding("rows", "pass", f"{alone}, as it says")
+    if not conclusive:
+        return Finding("rows", "pass", "VecWorker runs trajectories in blocks")
+    return Finding(
+        "rows", "pass", f"{alone}, but the agent does not say so",
+        "With row_independent = True VecWorker runs trajectories in lanes, which is faster, if that holds for all "
+        "parameters",
+    )  # fmt: skip

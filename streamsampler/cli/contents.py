@@ -5,14 +5,13 @@ Evaluations and comparisons are shown as the library prints them, with what else
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from streamsampler.cli.request import policy_rows, spread_text
-from streamsampler.cli.running import Tally
+from streamsampler.cli.running import Tally, finite
 from streamsampler.core.errors import DamagedShardError
 from streamsampler.core.words import table
 from streamsampler.data import npz as storage
@@ -159,7 +158,7 @@ class Trajectories:
             "first_seeds": header.get("seeds", [])[:_SHOWN_SEEDS],
             "indices": self.indices or None,
             "agent_versions": self.agent_versions or None,
-            "provenance": _finite(header["provenance"]),
+            "provenance": finite(header["provenance"]),
             "fingerprints": self._fingerprints(),
             "package_version": header["package_version"],
             "format_version": header["format_version"],
@@ -308,12 +307,3 @@ def _range(values: list[int], one: str, several: str) -> str:
 
 def _versions(found: Any) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items()) if isinstance(found, dict) else ""
-
-
-def _finite(value: Any) -> Any:
-    """Return JSON without NaN and infinities."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value

@@ -148,10 +148,6 @@ class Request:
         """Return what the user typed, with other options than `--resume`."""
         return command_line([argument for argument in self.command if argument != "--resume"], *options)
 
-    def command_to_repeat(self, seed: int) -> str:
-        """Return the command that samples the same again, with the seed that was drawn."""
-        return self.command_with(*(() if self.options["seed"] is not None else ("--seed", str(seed))))
-
     @property
     def kept_infos(self) -> KeptInfos:
         """The infos that a file or a folder gets."""
@@ -461,8 +457,10 @@ def _wall_time(outcome: Outcome) -> str:
 
 def _sharding(request: Request, outcome: Outcome) -> dict[str, Any]:
     if outcome.shards is None:
-        is_cut = outcome.interrupted and request.out is not None
-        return {"to_get_all": request.command_to_repeat(outcome.seed)} if is_cut else {}
+        if not outcome.interrupted or request.out is None:
+            return {}
+        drawn = () if request.options["seed"] is not None else ("--seed", str(outcome.seed))
+        return {"to_get_all": request.command_with(*drawn)}
     return {
         "shards": outcome.shards,
         "earlier_timesteps": outcome.earlier_timesteps,

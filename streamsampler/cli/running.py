@@ -83,17 +83,21 @@ class Spread:
     @property
     def standard_error(self) -> float | None:
         """The standard error of the mean; None for fewer than two numbers, and where it is no number."""
-        return None if self.n < 2 else _finite(math.sqrt(self.squares / (self.n - 1)) / math.sqrt(self.n))
+        return None if self.n < 2 else finite(math.sqrt(self.squares / (self.n - 1)) / math.sqrt(self.n))
 
     def facts(self) -> dict[str, float | None]:
         """Mean, minimum and maximum; None where there is no such number."""
         names = ("mean", "minimum", "maximum")
-        return {name: _finite(getattr(self, name)) if self.n else None for name in names}
+        return {name: finite(getattr(self, name)) if self.n else None for name in names}
 
 
-def _finite(number: float) -> float | None:
-    """Return a number that JSON has."""
-    return number if math.isfinite(number) else None
+def finite(value: Any) -> Any:
+    """Return JSON with None in the place of NaN and infinities."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from streamsampler.data.batch_fields import sums
 from streamsampler.data.codec import damage_raised
 from streamsampler.data.shards import ShardFiles, read_manifest
 from streamsampler.evaluation.comparison import Comparison, Pairs
-from streamsampler.evaluation.evaluation import Evaluation, number
+from streamsampler.evaluation.evaluation import Evaluation, number, shown_environment
 from streamsampler.evaluation.intervals import Interval, Unknown, mean_interval
 from streamsampler.evaluation.merging import kind_of
 
@@ -96,12 +96,12 @@ def read_source(path: Path) -> Source:
         case "evaluation":
             evaluation = Evaluation.load(path)
             name = str(evaluation.agent.get("name"))
-            return Source(_shown(evaluation.environment), (Series.of_evaluation(evaluation, name),))
+            return Source(shown_environment(evaluation.environment), (Series.of_evaluation(evaluation, name),))
         case "comparison":
             comparison = Comparison.load(path)
             each = zip(comparison.evaluations, comparison.names, strict=True)
             series = tuple(Series.of_evaluation(evaluation, name) for evaluation, name in each)
-            return Source(_shown(comparison.evaluations[0].environment), series, comparison)
+            return Source(shown_environment(comparison.evaluations[0].environment), series, comparison)
         case "file of trajectories":
             arrays, header = storage.read(path, "indices", "lengths", *_NAMES)
             return _source(path, [_columns(path, arrays)], header["provenance"])
@@ -172,7 +172,7 @@ def _source(path: Path, parts: Sequence[Columns], provenance: Any) -> Source:
     facts = provenance if isinstance(provenance, dict) else {}
     name = str(facts.get("agent") or "agent")
     series = Series(name, indices, returns, lengths, terminated, mean_interval(returns))
-    return Source(_shown(facts.get("environment") or ""), (series,))
+    return Source(shown_environment(facts.get("environment") or ""), (series,))
 
 
 def _columns(path: Path, arrays: Mapping[str, Any]) -> Columns:
@@ -192,10 +192,6 @@ def returns_of(path: Path, arrays: Mapping[str, Any]) -> NDArray[np.float64]:
     if not is_whole or lengths.min(initial=1) < 1 or lengths.sum() != len(rewards):
         raise StorageError(f"{path} is damaged: its lengths and its rewards do not fit together")
     return sums(rewards, lengths)
-
-
-def _shown(environment: Any) -> str:
-    return environment if isinstance(environment, str) else ", ".join(map(str, environment))
 
 
 # ----------------------------------------------------------------------

@@ -129,10 +129,13 @@ def table_of(evaluation: Evaluation) -> str:
     part = "" if evaluation.part is None else f", {evaluation.part}"
     if (return_of := evaluation.settings.get("return_of")) is not None:
         part += f", return of {' and '.join(return_of)}"
-    texts = [f"{evaluation.agent.get('name')} in {_environment(evaluation)}: {count(n, 'trajectory')}{part}"]
+    texts = [
+        f"{evaluation.agent.get('name')} in {shown_environment(evaluation.environment)}: {count(n, 'trajectory')}{part}"
+    ]
     texts += aligned(lines)
     texts += [f"note: {note}" for note in _notes(evaluation)]
-    texts.append(f"seeds: {shown_seeds(evaluation.seeds)}{_origin(evaluation)}")
+    origin = "" if evaluation.seed is None else f", of the sampler's seed {evaluation.seed}"
+    texts.append(f"seeds: {shown_seeds(evaluation.seeds)}{origin}")
     texts.append(f"stopped: {evaluation.stopped}")
     return "\n".join(texts)
 
@@ -161,8 +164,8 @@ def _interval(interval: Interval | Unknown | None) -> str:
     return f"  {100 * interval.level:.4g} % [{number(interval.low)}, {number(interval.high)}]  {interval.method}"
 
 
-def _environment(evaluation: Evaluation) -> str:
-    environment = evaluation.environment
+def shown_environment(environment: Any) -> str:
+    """Return an environment's name, or those of several, as text."""
     return environment if isinstance(environment, str) else ", ".join(map(str, environment))
 
 
@@ -194,10 +197,6 @@ def shown_seeds(seeds: Sequence[int]) -> str:
     if n <= _SEEDS_SHOWN:
         return ", ".join(map(str, seeds))
     return f"{', '.join(map(str, seeds[: _SEEDS_SHOWN - 1]))}, …, {seeds[-1]} ({n:,})"
-
-
-def _origin(evaluation: Evaluation) -> str:
-    return "" if evaluation.seed is None else f", of the sampler's seed {evaluation.seed}"
 
 
 # ----------------------------------------------------------------------

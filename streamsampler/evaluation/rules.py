@@ -260,8 +260,6 @@ def make_rule(
         UsageError: They cannot work.
     """
     halfwidth = _halfwidth(until_halfwidth)
-    if precision_of not in FLOORS:
-        raise UsageError(f'precision_of must be "return" or "success", got {precision_of!r}')
     if precision_of == "success" and halfwidth >= 0.5:
         raise UsageError(f"until_halfwidth of a success rate must be below 0.5, got {halfwidth:g}")
     _check_bounds(precision_of, guarantee=guarantee, bounds=bounds)
@@ -353,14 +351,14 @@ def amount_of(
     Raises:
         UsageError: They cannot work.
     """
+    if precision_of not in FLOORS:
+        raise UsageError(f'precision_of must be "return" or "success", got {precision_of!r}')
     if until_halfwidth is not None:
         refuse_amounts("until_halfwidth", num_trajectories, scenarios)
         rule = make_rule(until_halfwidth, precision_of, guarantee=guarantee, bounds=bounds, least=min_trajectories)
         return replace(at_most(seeds, max_trajectories), rule=rule)
     of_rule = {"guarantee": guarantee, "bounds": bounds, "min_trajectories": min_trajectories}
     refuse_useless({**of_rule, "max_trajectories": max_trajectories}, "until_halfwidth")
-    if precision_of not in FLOORS:
-        raise UsageError(f'precision_of must be "return" or "success", got {precision_of!r}')
     if seeds is not None and scenarios is not None:
         raise UsageError("scenarios have seeds of their own: leave out seeds")
     if seeds is not None:

@@ -13,7 +13,7 @@ from streamsampler import LocalSampler
 from streamsampler.checking import tasks
 from streamsampler.checking.check import CheckRun, Settings
 from streamsampler.checking.report import Finding
-from streamsampler.checking.tasks import Limits, ProbeRows, call_apart, run_gymnasium_checker, run_pettingzoo_tests
+from streamsampler.checking.tasks import Limits, call_apart, probe_rows, run_gymnasium_checker, run_pettingzoo_tests
 from streamsampler.environments.updates import as_env_update
 from tests.checking.envs import Agent, Ball, Batched, Nested, Rule
 from tests.scripted.games import Chooser, Comings, Turns
@@ -201,7 +201,7 @@ def test_an_agent_that_breaks_a_rule(breaks):
 
 def test_rows():
     def rows(agent):
-        return ProbeRows(agent, (Rule.observation_space, Rule.action_space))(None)
+        return probe_rows(agent, (Rule.observation_space, Rule.action_space), None)
 
     assert rows(Batched()).what.startswith("each row of batches of 8 and 32 is computed from that row alone, as")
     assert "row_independent = True" in rows(Batched(says=False)).advice
