@@ -12,7 +12,7 @@ from typing import Any
 
 from streamsampler.cli.request import policy_rows, spread_text
 from streamsampler.cli.running import Tally, finite
-from streamsampler.core.errors import DamagedShardError
+from streamsampler.core.errors import DamagedShardError, StorageError
 from streamsampler.core.words import table
 from streamsampler.data import npz as storage
 from streamsampler.data.batch_fields import sums
@@ -231,15 +231,8 @@ class Trajectories:
 def _of_file(path: Path, *, quick: bool) -> Trajectories:
     if not quick:
         load_file(path)
-    arrays, header = storage.read(path, *_ARRAYS)
-    contents = Trajectories(path, header, n_bytes=path.stat().st_size)
-    with damage_raised(path):
-        _check_header(header)
-        contents.add(arrays)
-        if "fragments" in header["structure"]:
-            contents.episodes = _episodes(path, header, arrays)
-        contents.policies = _policies(path, header)
-        contents.text()
+    contents = Trajectories(path, {})
+    _add_file(contents, path, storage.read(path, *_ARRAYS)[0], StorageError)
     return contents
 
 
@@ -271,20 +264,23 @@ def _of_folder(path: Path, *, quick: bool) -> Trajectories:
     def add(number: int) -> None:
         if not quick:
             files.load(number)
-        _add_shard(contents, files.path(number), files.read(number, *_ARRAYS))
+        _add_file(contents, files.path(number), files.read(number, *_ARRAYS), DamagedShardError)
 
     contents.n_shards = len(manifest.shards)
     contents.damaged = {shard_name(number): str(error) for number, error in files.survey(add).items()}
     return contents
 
 
-def _add_shard(contents: Trajectories, path: Path, arrays: Mapping[str, Any]) -> None:
-    with damage_raised(path, error=DamagedShardError):
+def _add_file(contents: Trajectories, path: Path, arrays: Mapping[str, Any], error: type[StorageError]) -> None:
+    """Add the trajectories of a file, or of a shard; what is damaged is an error of that type."""
+    with damage_raised(path, error=error):
         contents.add(arrays)
         contents.n_bytes += path.stat().st_size
         if "spaces" not in contents.header:
             header = storage.read(path)[1]
             _check_header(header)
+            if contents.manifest is None and "fragments" in header["structure"]:
+                contents.episodes = _episodes(path, header, arrays)
             replace(contents, header=header).text()  # raises if that is damaged
             contents.header = header
         if "policies" in contents.header:
