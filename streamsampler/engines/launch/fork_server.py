@@ -250,36 +250,31 @@ def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: 
 
         run_as_child(begin)
     own_group(worker)
-    _Watchdog(worker, parent_fd, status_fd, wake_read, adopts=adopts).begin(number, blocked, wake_write)
+    tell_status(status_fd, worker)
+    for ignored in _IGNORED:
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked - _IGNORED)
+    _close_others({parent_fd, status_fd, wake_read, wake_write})
+    setproctitle.setproctitle(f"streamsampler: watchdog of worker {number}")
+    watchdog = _Watchdog(worker, parent_fd, wake_read)
+    exitcode = watchdog.await_end()
+    if adopts:
+        end_descendants(worker, watchdog.wait)
+    else:
+        _signal_group(worker, _KILL)
+    tell_status(status_fd, exitcode)
+    os.waitpid(worker, 0)
 
 
 class _Watchdog:
-    def __init__(self, worker: int, parent_fd: int, status_fd: int, wake_fd: int, *, adopts: bool) -> None:
-        self._worker = worker
-        self._parent_fd = parent_fd
-        self._status_fd = status_fd
-        self._wake_fd = wake_fd
-        self._adopts = adopts
+    def __init__(self, worker: int, parent_fd: int, wake_fd: int) -> None:
+        self._worker, self._parent_fd, self._wake_fd = worker, parent_fd, wake_fd
         self._poller = select.poll()
         self._poller.register(parent_fd, select.POLLIN)  # nothing is ever written there
         self._poller.register(wake_fd, select.POLLIN)
 
-    def begin(self, number: int, blocked: set[int], wake_write: int) -> None:
-        tell_status(self._status_fd, self._worker)
-        for ignored in _IGNORED:
-            signal.signal(ignored, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked - _IGNORED)
-        _close_others({self._parent_fd, self._status_fd, self._wake_fd, wake_write})
-        setproctitle.setproctitle(f"streamsampler: watchdog of worker {number}")
-        exitcode = self._await_end()
-        if self._adopts:
-            end_descendants(self._worker, self._wait)
-        else:
-            _signal_group(self._worker, _KILL)
-        tell_status(self._status_fd, exitcode)
-        os.waitpid(self._worker, 0)
-
-    def _await_end(self) -> int:
+    def await_end(self) -> int:
+        """Return the worker's exit code when it has ended; it is not reaped."""
         while (exitcode := self._exitcode()) is None:
             for fd, _ in self._poller.poll():
                 if fd == self._wake_fd:
@@ -297,7 +292,8 @@ class _Watchdog:
             os.waitpid(end.si_pid, os.WNOHANG)  # a daemon of the worker's, which this process has adopted
         return None
 
-    def _wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
+        """Sleep until a child of this process ends."""
         with contextlib.suppress(KeyError):
             self._poller.unregister(self._parent_fd)
         if self._poller.poll(1000 * seconds):
