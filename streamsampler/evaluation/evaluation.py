@@ -105,6 +105,8 @@ def _all_of(kind: type, values: Any, name: str) -> list[Any]:
 Line = tuple[str, str, Interval | Unknown | None]
 """What a number is called, the number, and its interval."""
 
+_NAMES = ("standard_deviation", "standard_error", "median", "interquartile_mean", "minimum", "maximum")
+_ROWS = {"mean return": "mean", **{name.replace("_", " "): name for name in _NAMES}}
 _SEEDS_SHOWN = 6
 _MEANINGS = {"end": "at the end", "once": "at any timestep"}
 
@@ -113,13 +115,8 @@ def table_of(evaluation: Evaluation) -> str:
     """Return an evaluation as lines of text."""
     n, shares = len(evaluation), evaluation.shares
     lines: list[Line] = [
-        ("mean return", number(evaluation.mean), evaluation.mean_interval),
-        ("standard deviation", number(evaluation.standard_deviation), None),
-        ("standard error", number(evaluation.standard_error), None),
-        ("median", number(evaluation.median), evaluation.median_interval),
-        ("interquartile mean", number(evaluation.interquartile_mean), evaluation.interquartile_mean_interval),
-        ("minimum", number(evaluation.minimum), None),
-        ("maximum", number(evaluation.maximum), None),
+        (name, number(getattr(evaluation, attribute)), getattr(evaluation, f"{attribute}_interval", None))
+        for name, attribute in _ROWS.items()
     ]
     if evaluation.success_rate is not None:
         name = f"success rate ({_MEANINGS[evaluation.success_meaning]})"
