@@ -67,31 +67,6 @@ def plain(value: Any) -> Any:
     return dict(value) if hasattr(value, "keys") else value
 
 
-def arguments_of(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the `Evaluation` whose contents these are.
-
-    Raises:
-        KeyError: One is missing.
-        TypeError: One is something else.
-        ValueError: One has another value than it can have.
-    """
-    arguments = {name: facts[name] for name in (*_FACTS, "left_out")}
-    arguments["part"] = part_of_facts(facts.get("part"))
-    for name in ("agent", "settings", "versions"):
-        if not isinstance(facts[name], dict):
-            raise TypeError(f"{name} is no object")
-    for name, dtype in _COLUMNS.items():
-        arguments[name] = np.array(decode(facts[name]), dtype)
-    for name in _FLAGS:
-        flags = _all_of(bool, facts[name], name) if name != "successes" or facts[name] is not None else None
-        arguments[name] = None if flags is None else np.array(flags, np.bool_)
-    names, bounds = facts["names"], facts["bounds"]
-    arguments["seeds"] = tuple(_all_of(int, facts["seeds"], "seeds"))
-    arguments["names"] = None if names is None else tuple(_all_of(str, names, "names"))
-    arguments["bounds"] = None if bounds is None else (float(bounds[0]), float(bounds[1]))
-    return arguments
-
-
 def _all_of(kind: type, values: Any, name: str) -> list[Any]:
     if not isinstance(values, list) or any(type(value) is not kind for value in values):
         raise TypeError(f"{name} should be a list of {kind.__name__}")
@@ -109,32 +84,6 @@ _NAMES = ("standard_deviation", "standard_error", "median", "interquartile_mean"
 _ROWS = {"mean return": "mean", **{name.replace("_", " "): name for name in _NAMES}}
 _SEEDS_SHOWN = 6
 _MEANINGS = {"end": "at the end", "once": "at any timestep"}
-
-
-def table_of(evaluation: Evaluation) -> str:
-    """Return an evaluation as lines of text."""
-    n, shares = len(evaluation), evaluation.shares
-    lines: list[Line] = [
-        (name, number(getattr(evaluation, attribute)), getattr(evaluation, f"{attribute}_interval", None))
-        for name, attribute in _ROWS.items()
-    ]
-    if evaluation.success_rate is not None:
-        name = f"success rate ({_MEANINGS[evaluation.success_meaning]})"
-        lines.append((name, number(evaluation.success_rate), evaluation.success_interval))
-    lines.append(("mean length", number(float(evaluation.lengths.mean())), None))
-    lines += [(end, percent(share), None) for end, share in shares.items()]
-    part = "" if evaluation.part is None else f", {evaluation.part}"
-    if (return_of := evaluation.settings.get("return_of")) is not None:
-        part += f", return of {' and '.join(return_of)}"
-    texts = [
-        f"{evaluation.agent.get('name')} in {shown_environment(evaluation.environment)}: {count(n, 'trajectory')}{part}"
-    ]
-    texts += aligned(lines)
-    texts += [f"note: {note}" for note in _notes(evaluation)]
-    origin = "" if evaluation.seed is None else f", of the sampler's seed {evaluation.seed}"
-    texts.append(f"seeds: {shown_seeds(evaluation.seeds)}{origin}")
-    texts.append(f"stopped: {evaluation.stopped}")
-    return "\n".join(texts)
 
 
 def aligned(lines: Sequence[Line]) -> list[str]:
@@ -418,7 +367,26 @@ class Evaluation(Found):
         raise KeyError(name)
 
     def __str__(self) -> str:
-        return table_of(self)
+        n, shares = len(self), self.shares
+        lines: list[Line] = [
+            (name, number(getattr(self, attribute)), getattr(self, f"{attribute}_interval", None))
+            for name, attribute in _ROWS.items()
+        ]
+        if self.success_rate is not None:
+            name = f"success rate ({_MEANINGS[self.success_meaning]})"
+            lines.append((name, number(self.success_rate), self.success_interval))
+        lines.append(("mean length", number(float(self.lengths.mean())), None))
+        lines += [(end, percent(share), None) for end, share in shares.items()]
+        part = "" if self.part is None else f", {self.part}"
+        if (return_of := self.settings.get("return_of")) is not None:
+            part += f", return of {' and '.join(return_of)}"
+        texts = [f"{self.agent.get('name')} in {shown_environment(self.environment)}: {count(n, 'trajectory')}{part}"]
+        texts += aligned(lines)
+        texts += [f"note: {note}" for note in _notes(self)]
+        origin = "" if self.seed is None else f", of the sampler's seed {self.seed}"
+        texts.append(f"seeds: {shown_seeds(self.seeds)}{origin}")
+        texts.append(f"stopped: {self.stopped}")
+        return "\n".join(texts)
 
     def __repr__(self) -> str:
         return f"Evaluation({len(self)} trajectories, mean return {self.mean:.5g})"
@@ -545,7 +513,21 @@ class Evaluation(Found):
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> Evaluation:
         """Return the evaluation that has these facts; see `Found`."""
-        return cls(**arguments_of(facts))
+        arguments = {name: facts[name] for name in (*_FACTS, "left_out")}
+        arguments["part"] = part_of_facts(facts.get("part"))
+        for name in ("agent", "settings", "versions"):
+            if not isinstance(facts[name], dict):
+                raise TypeError(f"{name} is no object")
+        for name, dtype in _COLUMNS.items():
+            arguments[name] = np.array(decode(facts[name]), dtype)
+        for name in _FLAGS:
+            flags = _all_of(bool, facts[name], name) if name != "successes" or facts[name] is not None else None
+            arguments[name] = None if flags is None else np.array(flags, np.bool_)
+        names, bounds = facts["names"], facts["bounds"]
+        arguments["seeds"] = tuple(_all_of(int, facts["seeds"], "seeds"))
+        arguments["names"] = None if names is None else tuple(_all_of(str, names, "names"))
+        arguments["bounds"] = None if bounds is None else (float(bounds[0]), float(bounds[1]))
+        return cls(**arguments)
 
 
 def _betting(values: Sequence[float], low: float, high: float) -> Interval:
