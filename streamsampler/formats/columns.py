@@ -303,6 +303,12 @@ class Source:
             )
         self.observation_space, self.action_space = first.observation_space, first.action_space
 
+    def leaf_spaces(self) -> Iterator[tuple[KeyPath, AnySpace]]:
+        """Yield the path and the space of each leaf of observations and actions."""
+        for name in ("observation_space", "action_space"):
+            for path, space, _ in space_columns(getattr(self, name), None, (name,)):
+                yield path, space
+
     def shards(self, shown: Display | None = None) -> Iterator[tuple[int, TrajectoryBatch[Any, Any]]]:
         """Yield each shard, with how many trajectories come before it.
 

@@ -41,7 +41,7 @@ from streamsampler.core.progress import Display
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
-from streamsampler.formats.columns import Column, ColumnRows, Source, allocate, info_rows, new_folder, space_columns
+from streamsampler.formats.columns import Column, ColumnRows, Source, allocate, info_rows, new_folder
 
 # ----------------------------------------------------------------------
 # Trajectories as the episodes of Minari.
@@ -62,13 +62,10 @@ class Episodes:
     """
 
     def __init__(self, source: Source) -> None:
-        for name in ("observation_space", "action_space"):
-            for path, space, _ in space_columns(getattr(source, name), None, (name,)):
-                if not isinstance(space, _HELD):
-                    raise StorageError(
-                        f"Minari cannot hold {'.'.join(path)}, a space of the kind {type(space).__name__}"
-                    )
-                _check_name(path, path)
+        for path, space in source.leaf_spaces():
+            if not isinstance(space, _HELD):
+                raise StorageError(f"Minari cannot hold {'.'.join(path)}, a space of the kind {type(space).__name__}")
+            _check_name(path, path)
         infos, _ = source.survey()
         self._env_columns, self._agent_columns = infos["all_env_infos"], infos["agent_infos"]
         _check_infos(self._env_columns, self._agent_columns)

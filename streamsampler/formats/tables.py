@@ -315,12 +315,9 @@ def to_tensordict(source: Sourced) -> TensorDict:
 def _parts(source: Source) -> Iterator[Any]:
     """Yield a TensorDict of each shard, all with the same keys."""
     torch, tensordict = (needed(name, "the format TensorDict", "tensordict") for name in ("torch", "tensordict"))
-    for name in ("observation_space", "action_space"):
-        for path, space, _ in space_columns(getattr(source, name), None, (name,)):
-            if leaf_column(space).kind != "numbers":
-                raise StorageError(
-                    f"a TensorDict holds numbers, and {'.'.join(path)} is a {type(space).__name__} space"
-                )
+    for path, space in source.leaf_spaces():
+        if leaf_column(space).kind != "numbers":
+            raise StorageError(f"a TensorDict holds numbers, and {'.'.join(path)} is a {type(space).__name__} space")
     infos, _ = source.survey()
     numbers = {name: _tensor_numbers(infos[name], name) for name in _WHERE}
     for first, batch in source.shards():
