@@ -268,11 +268,8 @@ class CheckRun:
         return replace(self._limits, max_episode_length=longest)
 
     def _seeds(self) -> None:
-        if obstacle := self._obstacle():
+        if obstacle := self._obstacle() or ("see wrappers" if self._failed("wrappers") else ""):
             self._skip("seed", obstacle)
-            return
-        if self._failed("wrappers"):
-            self._skip("seed", "see wrappers")
             return
         self._compared = self._compared_limits()
         found = self._tried("seed", run_twice, *self._again())
@@ -332,11 +329,11 @@ class CheckRun:
 
     def _fastest(self) -> None:
         """Measure workers of several kinds."""
-        if obstacle := self._obstacle("agent", "actions"):
+        obstacle = self._obstacle("agent", "actions")
+        if not obstacle and self._known.several:
+            obstacle = "there is one way to run several agents: samplers, with DefaultWorker"
+        if obstacle:
             self._skip("workers", obstacle)
-            return
-        if self._known.several:
-            self._skip("workers", "there is one way to run several agents: samplers, with DefaultWorker")
             return
         found = self._apart("workers", partial(_probed, self._agent))
         if found is None:

@@ -8,7 +8,17 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.options import PRINTED, QUIET, Count, SeveralArgument, command, existing, option, options_of
+from streamsampler.cli.options import (
+    PRINTED,
+    QUIET,
+    Count,
+    SeveralArgument,
+    by_key,
+    command,
+    existing,
+    option,
+    options_of,
+)
 
 # ----------------------------------------------------------------------
 # The command `export`.
@@ -78,12 +88,7 @@ def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[
 
     if options["timesteps"]:
         raise click.UsageError("--timesteps is for evaluations: give --to sb3, too.")
-    metadata: dict[str, str] = {}
-    for pair in options["metadata"]:
-        key, equals, text = pair.partition("=")
-        if not equals or key in metadata:
-            raise click.BadParameter(f"{pair!r} is not of the form key=text, or given twice", param_hint="--metadata")
-        metadata[key] = text
+    metadata = by_key(options["metadata"], "key=text", "--metadata")
     given = {key: value for key, value in {**options, "metadata": metadata}.items() if value}
     format_named(name, given)
     if len(paths) > 1:

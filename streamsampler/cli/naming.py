@@ -22,6 +22,7 @@ from gymnasium.spaces import Space
 from streamsampler.agents import base
 from streamsampler.agents.policies import SHARED, Policies
 from streamsampler.agents.random import RandomAgent
+from streamsampler.cli.options import by_key
 from streamsampler.cli.streams import failure
 from streamsampler.core.atomic import temporary_beside
 from streamsampler.core.errors import StorageError, UnknownAgentError, UnknownEnvironmentError, UsageError
@@ -38,7 +39,7 @@ Spaces = tuple[Space[Any], Space[Any]]
 
 _log = logging.getLogger("streamsampler")
 _NO_STATISTICS = "none"
-_POLICY = re.compile(r"(?P<name>[\w-]+)=(?P<agent>.+)", re.DOTALL)
+_POLICY = re.compile(r"[\w-]+=.+", re.DOTALL)
 
 
 # ----------------------------------------------------------------------
@@ -421,12 +422,9 @@ def take_policies(options: dict[str, Any], env_id: str = "") -> str:
                 f"{given[pairs.index(None)]!r} has no name: of several agents each is a policy, POLICY=NAME",
                 param_hint="--agent",
             )
-        options["policies"] = _as_dict((pair.groups() for pair in pairs if pair), "--agent")
+        options["policies"] = by_key(given, "POLICY=NAME", "--agent")
     options["agent"] = ", ".join(given) or None
-    for text in options["policy_of"]:
-        if not all(text.partition("=")):
-            raise click.BadParameter(f"{text!r} is not of the form AGENT=POLICY", param_hint="--policy-of")
-    options["policy_of"] = _as_dict((text.split("=", 1) for text in options["policy_of"]), "--policy-of") or None
+    options["policy_of"] = by_key(options["policy_of"], "AGENT=POLICY", "--policy-of") or None
     if not options.pop("aec", False) or env_id.rpartition(":")[2] == "env":
         return env_id
     if not re.fullmatch(r"[\w.]+(:parallel_env)?", env_id):
@@ -434,15 +432,6 @@ def take_policies(options: dict[str, Any], env_id: str = "") -> str:
             f"{env_id} is no module of PettingZoo's, such as pettingzoo.classic.chess_v6", param_hint="--aec"
         )
     return f"{env_id.removesuffix(':parallel_env')}:env"
-
-
-def _as_dict(pairs: Iterable[Iterable[Any]], option: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        if name in found:
-            raise click.BadParameter(f"{name!r} is given twice", param_hint=option)
-        found[name] = value
-    return found
 
 
 # ----------------------------------------------------------------------

@@ -284,23 +284,38 @@ def count_or(**words: str | None) -> Callable[[click.Context, click.Parameter, s
     return convert
 
 
+def by_key(pairs: Iterable[str], form: str, option: str | None = None) -> dict[str, str]:
+    """Return texts that were given as ``key=text``, by key.
+
+    Args:
+        pairs: Keys and texts.
+        form: What a pair looks like.
+        option: What they were given to; None where click says that.
+
+    Raises:
+        click.BadParameter: One has no such form, or a key is given twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{pair!r} is not of the form {form}", param_hint=option)
+        if key in found:
+            raise click.BadParameter(f"{key!r} is given twice", param_hint=option)
+        found[key] = text
+    return found
+
+
 def _env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str]) -> dict[str, Any]:
     """Return the arguments that were given as ``key=value``: an option's callback.
 
     Raises:
         click.BadParameter: One has no such form, or a key is given twice.
     """
-    result: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{pair!r} is not of the form key=value")
-        if not key.isidentifier():
-            raise click.BadParameter(f"{key!r} is no Python name, and so no argument of an environment")
-        if key in result:
-            raise click.BadParameter(f"{key!r} is given twice")
-        result[key] = parse_value(text)
-    return result
+    found = by_key(pairs, "key=value")
+    if wrong := [key for key in found if not key.isidentifier()]:
+        raise click.BadParameter(f"{wrong[0]!r} is no Python name, and so no argument of an environment")
+    return {key: parse_value(text) for key, text in found.items()}
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import signal
 import sys
@@ -114,7 +113,7 @@ def stdout_reserved() -> Iterator[None]:
     try:
         stdout = sys.stdout.fileno()
         stderr = sys.stderr.fileno()
-    except (AttributeError, OSError, io.UnsupportedOperation):
+    except (AttributeError, OSError):
         yield  # replaced by objects that no other process writes to
         return
     sys.stdout.flush()
@@ -205,7 +204,7 @@ def _give_up(name: str) -> None:
     """Redirect a standard stream to nowhere: its buffer would fail again when the interpreter ends."""
     _given_up.add(name)
     stream: Any = getattr(sys, name)
-    with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):
+    with contextlib.suppress(AttributeError, OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
