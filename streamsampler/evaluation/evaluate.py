@@ -155,7 +155,8 @@ def in_part(
         raise UsageError("each part would draw a seed of its own: give seed=…, the same for all parts")
     facts = options if sampler is None else sampler.provenance()
     drops = "drop_if" if facts.get("drop_if") is not None else 'on_failure="drop"'
-    if not amount.is_fixed and (drops == "drop_if" or facts.get("on_failure") == "drop"):
+    are_alike = amount.seeds is None and amount.options is None  # so that others could take their places
+    if are_alike and (drops == "drop_if" or facts.get("on_failure") == "drop"):
         raise UsageError(
             f"a part cannot be sampled with {drops}: what is left out would be replaced by a trajectory of the next "
             "part. Give each trajectory a seed (seeds=[…]): then none is replaced"

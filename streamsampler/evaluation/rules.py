@@ -328,11 +328,6 @@ class Amount:
     rule: Rule | None = None
     part: Part | None = None
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether a trajectory has something that no other one has."""
-        return self.seeds is not None or self.options is not None
-
 
 def amount_of(
     *,
