@@ -18,10 +18,8 @@ from typing import Any
 
 from streamsampler.workers.generators import (
     drawn_states,
-    fresh_states,
     generator_states,
     preserved_generators,
-    seed_generators,
     set_states,
 )
 
@@ -59,31 +57,17 @@ class EnvGenerators:
         if self._is_shared:
             self._looked = generator_states()
 
-    def beginning(self, env_id: int, seed: int) -> contextlib.AbstractContextManager[None]:
-        """Reset an environment in a block, with the generators seeded for its episode."""
-        return self._beginning_in_callers(env_id, seed) if self._is_shared else _Beginning(self, env_id, seed)
-
     @contextlib.contextmanager
-    def _beginning_in_callers(self, env_id: int, seed: int) -> Iterator[None]:
-        try:
-            with preserved_generators(), _Beginning(self, env_id, seed):
-                yield
-        finally:
-            self._after()
-
-    def begin(self, seed: int) -> None:
-        """Seed the generators for an episode."""
-        self._look(None)
-        seed_generators(seed)
-        self._looked = generator_states()
-
-    def began(self, env_id: int, seed: int) -> None:
-        """Find out whether the reset of an episode has drawn."""
-        if env_id not in self.drawing:
-            self._look(env_id)
-        if env_id in self.drawing:
-            self._keep(env_id, seed)
-            self._after()
+    def beginning(self, env_id: int, seed: int) -> Iterator[None]:
+        """Reset an environment in a block, with the generators seeded for its episode."""
+        with self._restored():
+            self._look(None)
+            fresh = self._looked = set_states(seed, None)
+            yield
+            if env_id not in self.drawing:
+                self._look(env_id)
+            if env_id in self.drawing:
+                self._keep(env_id, seed, fresh)
 
     @contextlib.contextmanager
     def calling(self, env_id: int) -> Iterator[None]:
@@ -93,16 +77,13 @@ class EnvGenerators:
             if env_id in self._to_end:
                 self._look(env_id)
             return
-        try:
-            with self._restored():
-                seed = self._seeds[env_id]
-                set_states(seed, self._states[env_id])
-                try:
-                    yield
-                finally:
-                    self._keep(env_id, seed)
-        finally:
-            self._after()
+        with self._restored():
+            seed = self._seeds[env_id]
+            fresh = set_states(seed, self._states[env_id])
+            try:
+                yield
+            finally:
+                self._keep(env_id, seed, fresh)
 
     def end(self, env_id: int) -> None:
         """Look at the end of an episode."""
@@ -111,16 +92,23 @@ class EnvGenerators:
             self._look(env_id if len(self._env_ids) == 1 else None)
         self._settle()
 
-    def _restored(self) -> contextlib.AbstractContextManager[None]:
-        return preserved_generators() if self._is_shared else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Restore the caller's states after a block, where the process is the caller's, and take them as they are."""
+        if not self._is_shared:
+            yield
+            return
+        try:
+            with preserved_generators():
+                yield
+        finally:
+            self._looked = generator_states()
 
-    def _keep(self, env_id: int, seed: int) -> None:
-        self._seeds[env_id], self._states[env_id] = seed, drawn_states(fresh_states(seed))
-        self._settle()
-
-    def _after(self) -> None:
-        """Take the states as they are now: an environment has put its own in force, or the caller's are restored."""
+    def _keep(self, env_id: int, seed: int, fresh: tuple[Any, ...]) -> None:
+        """Keep an environment's states, which it has put in force."""
         self._looked = generator_states()
+        self._seeds[env_id], self._states[env_id] = seed, drawn_states(fresh)
+        self._settle()
 
     def _look(self, env_id: int | None) -> None:
         """Find out whether something has drawn since the last look: this environment; any of them if it is None."""
@@ -138,24 +126,9 @@ class EnvGenerators:
         self.is_idle = not (self._seeds or self._to_end)
 
 
-class _Beginning:
-    """Resets an environment in a block; a generator function would take as long as all of it together."""
-
-    def __init__(self, generators: EnvGenerators, env_id: int, seed: int) -> None:
-        self._generators, self._env_id, self._seed = generators, env_id, seed
-
-    def __enter__(self) -> None:
-        self._generators.begin(self._seed)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._generators.began(self._env_id, self._seed)
-
-
 def _seconds_of_a_call() -> float:
     """Return what putting states in force and keeping them takes."""
     with preserved_generators():
         began = perf_counter()
-        set_states(0, None)
-        drawn_states(fresh_states(0))
+        drawn_states(set_states(0, None))
         return perf_counter() - began

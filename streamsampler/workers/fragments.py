@@ -26,7 +26,7 @@ from streamsampler.protocol.messages import Phase, Ticket, Times
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.finishing import UNKNOWN, give_memory, is_restorable, memory_of, with_filters
-from streamsampler.workers.generators import drawn_states, fresh_states, put_states, set_states
+from streamsampler.workers.generators import drawn_states, generator_states, put_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing, reset_one
 from streamsampler.workers.restoring import (
     AbandonedError,
@@ -74,6 +74,7 @@ class Row:
         self.observation: Any = None
         self.continued, self.lost = False, ""
         self._digests = Digests()
+        self._fresh: tuple[Any, ...] = ()  # the states of the global generators, seeded for the episode that goes on
 
     @property
     def index(self) -> int:
@@ -127,7 +128,7 @@ class Row:
             return 0
         worker.take_in_hand(self.index)
         seed = self.seed
-        set_states(seed, None)
+        self._fresh = set_states(seed, None)
         try:
             observation, digests, ran = apply_actions(self.env, seed, standing, worker.row, worker.spaces, version)
         except NotRestoredError as error:
@@ -298,7 +299,6 @@ class Course(Row):
         self._agent_function: Callable[[int], None] | None = None
         self._agent_is_new = self.restorable = False
         self._generators: Any = None
-        self._fresh: tuple[int, Any] = -1, None  # by a seed: what seeding makes of them
         self._remaining = 0
         self._resets = Resets()
         self._its_seed = 0
@@ -353,10 +353,12 @@ class Course(Row):
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
         """Reset the environment, or return what the episode that goes on was left with."""
+        # The loop has seeded the global generators.
         if not self.length:
+            self._fresh = generator_states()
             return begin_of(reset_one(self.env, self._resets, 0, seed))
         if self._generators is not None:
-            put_states(self._generators)  # the loop has seeded the others
+            put_states(self._generators)
         return self.observation, {}
 
     def end_episode(self, observation: Any, length: int, terminated: bool, truncated: bool, *, limited: bool) -> bool:
@@ -384,9 +386,7 @@ class Course(Row):
     def suspend(self) -> None:
         """Note where the episode that goes on stands: the next one to run seeds the global generators."""
         if self.length:
-            if self._fresh[0] != self._its_seed:
-                self._fresh = self._its_seed, fresh_states(self._its_seed)
-            self._generators = drawn_states(self._fresh[1])
+            self._generators = drawn_states(self._fresh)
 
     def memory(self) -> Any:
         """Return what the episode that goes on remembers besides its environment; None for nothing."""

@@ -19,7 +19,6 @@ from streamsampler.core.seeding import Stream, derived_seed
 
 __all__ = [
     "drawn_states",
-    "fresh_states",
     "generator_states",
     "preserved_generators",
     "put_states",
@@ -35,55 +34,34 @@ _MtMemory = ctypes.c_char * _MT19937_BYTES
 """Read with `raw`, in 0.1 µs; `ctypes.string_at` takes six times as long."""
 
 
-class _PythonState:
-    """The state of a generator of `random`, read where it lies: `getstate` makes 625 numbers of it, in 20 µs.
+def _memory_of(generator: random.Random) -> Any:
+    """Return the memory in which the state of a generator of `random` lies; None where that is not known.
 
-    Args:
-        generator: The generator.
+    It is read there because `getstate` makes 625 numbers of it, in 20 µs.
     """
-
-    def __init__(self, generator: random.Random) -> None:
-        self._generator = generator
-        head, size = object.__basicsize__, _random.Random.__basicsize__
-        known = sys.implementation.name == "cpython" and size >= head + _MT19937_BYTES
-        self._memory = _MtMemory.from_address(id(generator) + head) if known else None
-        if known and self.read()[0] != self._expected():
-            self._memory = None
-
-    def _expected(self) -> bytes:
-        """Return the memory as CPython has it: the position, then the words."""
-        *words, position = self._generator.getstate()[1]
-        return np.array([position, *words], np.uint32).tobytes()
-
-    def read(self) -> tuple[Any, Any]:
-        """Return something that is another thing after somebody drew from the generator."""
-        if self._memory is None:
-            return self._generator.getstate(), None
-        return self._memory.raw, self._generator.gauss_next  # type: ignore[attr-defined]
+    head, size = object.__basicsize__, _random.Random.__basicsize__
+    if sys.implementation.name != "cpython" or size < head + _MT19937_BYTES:
+        return None
+    memory = _MtMemory.from_address(id(generator) + head)
+    *words, position = generator.getstate()[1]
+    return memory if memory.raw == np.array([position, *words], np.uint32).tobytes() else None
 
 
-class _NumpyState:
-    """The state of a bit generator of NumPy, read where it lies: `get_state` makes an array of it, in 0.16 ms."""
-
-    def __init__(self) -> None:
-        self._bits: Any = None
-        self._memory: Any = None
-
-    def read(self, bits: Any) -> Any:
-        """Return something that is another thing after somebody drew from the bit generator.
-
-        Args:
-            bits: The bit generator; quickest if it is that of the last call.
-        """
-        if bits is not self._bits:
-            known = isinstance(bits, np.random.MT19937)
-            self._memory = _MtMemory.from_address(bits.ctypes.state_address) if known else None
-            self._bits = bits
-        return repr(bits.state) if self._memory is None else self._memory.raw
+_python: Any = random.getstate.__self__  # type: ignore[attr-defined]
+_python_memory = _memory_of(_python)
 
 
-_python_state = _PythonState(random.getstate.__self__)  # type: ignore[attr-defined]
-_numpy_state = _NumpyState()
+def _python_state() -> Any:
+    """Return something that is another thing after somebody drew from `random`."""
+    return random.getstate() if _python_memory is None else (_python_memory.raw, _python.gauss_next)
+
+
+def _numpy_state() -> Any:
+    """Return something that is another thing after somebody drew from `numpy.random`."""
+    bits = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if isinstance(bits, np.random.MT19937):  # read where it lies: `get_state` makes an array of it, in 0.16 ms
+        return _MtMemory.from_address(bits.ctypes.state_address).raw
+    return repr(bits.state)
 
 
 def _loaded_torch() -> Any:
@@ -153,7 +131,7 @@ def generator_states() -> tuple[Any, ...]:
 
     What `numpy.random` has left of a pair of normal numbers is not in it: seed the generators first.
     """
-    states = [_python_state.read(), _numpy_state.read(np.random.get_bit_generator())]  # type: ignore[attr-defined]
+    states = [_python_state(), _numpy_state()]
     torch = _loaded_torch()
     if torch is not None:
         states.append(torch.get_rng_state().numpy().tobytes())
@@ -165,79 +143,38 @@ def generator_states() -> tuple[Any, ...]:
 @contextlib.contextmanager
 def preserved_generators() -> Iterator[None]:
     """Restore the global generators after the block: the user's program draws from those that a rollout seeds."""
-    python_state = random.getstate()
-    numpy_state = np.random.get_state(legacy=False)
-    torch_state = _TorchState()
+    python_state, numpy_state = random.getstate(), np.random.get_state(legacy=False)
+    torch = _loaded_torch()
+    on_cpu = None if torch is None else torch.get_rng_state()
+    on_devices = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
     try:
         yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        torch_state.restore()
+        if (torch := _loaded_torch()) is not None:
+            _restore_torch(torch, on_cpu, on_devices)
 
 
-class _TorchState:
-    """The state of torch's generators, on the CPU and on CUDA devices, if torch is loaded."""
-
-    def __init__(self) -> None:
-        torch = _loaded_torch()
-        self._cpu = None if torch is None else torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
-
-    def restore(self) -> None:
-        torch = _loaded_torch()
-        if torch is None:
-            return
-        if self._cpu is None:
-            # Loaded inside the block: a program that loads torch finds its generator seeded from entropy.
-            torch.seed()
-            return
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-        else:
-            # For devices that are not in use yet torch keeps the last seed: that is to be the user's again.
-            torch.cuda.manual_seed_all(torch.initial_seed())
-
-
-class _Scratch:
-    """Generators of the kinds that are global, to see what seeding makes of them."""
-
-    def __init__(self) -> None:
-        self.python = random.Random()  # noqa: S311 - as the global one
-        self._python_state = _PythonState(self.python)
-        self.numpy = np.random.RandomState()
-        self._numpy_state = _NumpyState()
-
-    def states(self, trajectory_seed: int) -> tuple[Any, ...]:
-        """Return what `generator_states` returns after `seed_generators`."""
-        self.python.seed(derived_seed(trajectory_seed, Stream.PYTHON))
-        self.numpy.seed(derived_seed(trajectory_seed, Stream.NUMPY))
-        states: tuple[Any, ...] = self._python_state.read(), self._numpy_state.read(self.numpy._bit_generator)
-        torch = _loaded_torch()
-        if torch is None:
-            return states
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        for device in ("cpu", *(f"cuda:{number}" for number in devices)):
-            generator = torch.Generator(device)
-            generator.manual_seed(derived_seed(trajectory_seed, Stream.TORCH))
-            states += (generator.get_state().numpy().tobytes(),)
-        return states
-
-
-_scratch = _Scratch()
-
-
-def fresh_states(trajectory_seed: int) -> tuple[Any, ...]:
-    """Return what `generator_states` returns right after `seed_generators`; seeds nothing."""
-    return _scratch.states(trajectory_seed)
+def _restore_torch(torch: Any, on_cpu: Any, on_devices: Any) -> None:
+    """Restore the states of torch's generators; None for those that were not there, or not in use."""
+    if on_cpu is None:
+        # Loaded inside the block: a program that loads torch finds its generator seeded from entropy.
+        torch.seed()
+        return
+    torch.set_rng_state(on_cpu)
+    if on_devices is not None:
+        torch.cuda.set_rng_state_all(on_devices)
+    else:
+        # For devices that are not in use yet torch keeps the last seed: that is to be the user's again.
+        torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 def drawn_states(fresh: tuple[Any, ...]) -> Any:
     """Return the states of the global generators, for `set_states`.
 
     Args:
-        fresh: What `fresh_states` returns.
+        fresh: What `set_states` returned.
 
     Returns:
         None if nothing was drawn from them since they were seeded for the trajectory; otherwise the states of those
@@ -255,11 +192,17 @@ def drawn_states(fresh: tuple[Any, ...]) -> Any:
     return random.getstate() if of_python else None, np.random.get_state(legacy=False) if of_numpy else None, of_torch
 
 
-def set_states(trajectory_seed: int, states: Any) -> None:
-    """Put the global generators into states that `drawn_states` returned; None seeds them for the trajectory."""
+def set_states(trajectory_seed: int, states: Any) -> tuple[Any, ...]:
+    """Put the global generators into states that `drawn_states` returned; None seeds them for the trajectory.
+
+    Returns:
+        What `generator_states` returns right after they are seeded for the trajectory, for `drawn_states`.
+    """
     seed_generators(trajectory_seed)
+    fresh = generator_states()
     if states is not None:
         put_states(states)
+    return fresh
 
 
 def put_states(states: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.workers import generators
-from streamsampler.workers.generators import drawn_states, fresh_states, preserved_generators, seed_generators
+from streamsampler.workers.generators import drawn_states, preserved_generators, seed_generators, set_states
 
 OF_TORCH = derived_seed(5, Stream.TORCH)
 
@@ -129,10 +129,10 @@ def test_torch_is_seeded_where_it_is_loaded_and_restored_with_its_devices_in_use
 
 def test_nothing_was_drawn_on_devices_that_were_only_seeded(load_torch):
     torch = load_torch(TorchWithDevices())
-    seed_generators(5)
-    assert drawn_states(fresh_states(5)) is None
+    fresh = set_states(5, None)
+    assert drawn_states(fresh) is None
     torch.generators[2].manual_seed(6)
-    python, numpy, (cpu, devices) = drawn_states(fresh_states(5))
+    python, numpy, (cpu, devices) = drawn_states(fresh)
     assert (python, numpy, cpu) == (None, None, f"cpu {OF_TORCH}")
     assert [str(*state) for state in devices] == [f"cuda:0 {OF_TORCH}", "cuda:1 6"]
 
@@ -184,16 +184,11 @@ DRAWS: dict[str, Any] = {
 @pytest.mark.parametrize("implementation", ["cpython", "another"])
 def test_what_seeding_makes_is_known_and_every_draw_shows(implementation, monkeypatch):
     monkeypatch.setattr(sys.implementation, "name", implementation)
-    of_global = generators._PythonState(random.getstate.__self__)  # type: ignore[attr-defined]
-    monkeypatch.setattr(generators, "_python_state", of_global)
-    monkeypatch.setattr(generators, "_scratch", generators._Scratch())
-    state, gauss_next = of_global.read()
-    assert isinstance(state, bytes) == (implementation == "cpython"), "its memory is read"
-    assert gauss_next is None or implementation == "cpython"
+    monkeypatch.setattr(generators, "_python_memory", generators._memory_of(generators._python))
+    assert (generators._python_memory is not None) == (implementation == "cpython"), "its memory is read"
     with preserved_generators():
         for each in DRAWS.values():
-            seed_generators(5)
-            fresh = generators.fresh_states(5)
+            fresh = generators.set_states(5, None)
             assert generators.drawn_states(fresh) is None
             each()
             assert generators.drawn_states(fresh) is not None
@@ -203,10 +198,10 @@ def test_what_seeding_makes_is_known_and_every_draw_shows(implementation, monkey
 @pytest.mark.parametrize("n_before", [1, 2, 700])
 def test_states_go_on_where_they_were(name, n_before):
     with preserved_generators():
-        seed_generators(5)
+        fresh = generators.set_states(5, None)
         for _ in range(n_before):
             DRAWS[name]()
-        states = generators.drawn_states(generators.fresh_states(5))
+        states = generators.drawn_states(fresh)
         expected = [[each() for each in DRAWS.values()] for _ in range(3)]
         seed_generators(6)
         generators.set_states(5, states)

@@ -22,7 +22,7 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
 from streamsampler.workers.fragments import InForce, Row, Running, told
-from streamsampler.workers.generators import drawn_states, fresh_states, set_states
+from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Standing, reset_one
 from streamsampler.workers.restoring import AS_GIVEN, AbandonedError, NotRestoredError, no_failure, rounding_for
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
@@ -59,7 +59,6 @@ class Group:
         self._agent: BatchedAgent | None = None
         self._seed = rows[0].seed  # of the global generators, and of agents that are not reset by rows
         self._generators: Any = None
-        self._fresh: Any = None
         self._recorder = StepRecorder(*self._spaces, n_rows)
         self._has_floats = rounding_for(self._spaces[1]) is not AS_GIVEN
         self._singles: list[Any] = []
@@ -132,7 +131,7 @@ class Group:
     def _run(self, version: int, n_timesteps: int) -> bool:
         worker, recorder, rows = self._worker, self._recorder, self.rows
         board = worker.row
-        set_states(self._seed, self._generators)
+        fresh = set_states(self._seed, self._generators)
         recorder.clear()
         self._ended = [[] for _ in rows]
         self._begin_all()
@@ -154,9 +153,7 @@ class Group:
         for position, row in enumerate(rows):
             if row.length:
                 self._close(position, row.observation, False, False)
-        if self._fresh is None:
-            self._fresh = fresh_states(self._seed)
-        self._generators = drawn_states(self._fresh)
+        self._generators = drawn_states(fresh)
         return True
 
     def _begin_all(self) -> None:
