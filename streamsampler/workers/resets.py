@@ -116,11 +116,6 @@ class Resets:
         assert self.tasks is not None
         return (index - self.first) // self.n_of_task % len(self.tasks)
 
-    def task_of(self, index: int) -> Any:
-        """Return a copy of a trajectory's task, which its environment may change."""
-        assert self.tasks is not None
-        return copy.deepcopy(self.tasks[self.task_index(index)])
-
     @property
     def says_only_version(self) -> bool:
         """Whether it says which version the trajectories are of, and nothing of how they start."""
@@ -373,40 +368,65 @@ def reset_function(env: AnyEnv, resets: Resets | None, indices: Iterable[int]) -
     return lambda seed: reset_one(env, resets, next(coming), seed)
 
 
-def reset_one(env: AnyEnv, resets: Resets | None, index: int, seed: int) -> Any:
-    """Reset an environment for a trajectory: set its task first if it has one, and pass its options.
+class ResetOrder(NamedTuple):
+    """How a trajectory begins.
 
-    Args:
-        env: The environment.
-        resets: What the call says.
-        index: The trajectory.
+    Attributes:
+        index: Its index.
         seed: Its seed.
+        options: The options of the reset, which the environment may change; None for none.
+        task: What is set before the reset, if it has a task; the environment may change it, too.
+        task_number: The number of the task; None if it has none.
+    """
+
+    index: int
+    seed: int
+    options: dict[str, Any] | None = None
+    task: Any = None
+    task_number: int | None = None
+
+
+def order_of(index: int, seed: int, resets: Resets | None) -> ResetOrder:
+    """Return how a trajectory begins of whose call `resets` says how all of them do."""
+    if resets is None or not resets.changes_resets:
+        return ResetOrder(index, seed)
+    if resets.tasks is None:
+        return ResetOrder(index, seed, resets.options_of(index))
+    number = resets.task_index(index)
+    return ResetOrder(index, seed, resets.options_of(index), copy.deepcopy(resets.tasks[number]), number)
+
+
+def reset_one(env: AnyEnv, resets: Resets | None, index: int, seed: int) -> Any:
+    """Reset an environment for a trajectory, as a call says; see `carry_out`."""
+    if resets is None or not resets.changes_resets:
+        return env.reset(seed=seed)
+    return carry_out(env, order_of(index, seed, resets))
+
+
+def carry_out(env: AnyEnv, order: ResetOrder) -> Any:
+    """Reset an environment for a trajectory: set its task first if it has one, and pass its options.
 
     Raises:
         UsageError: The environment takes no such task.
     """
-    if resets is None:
-        return env.reset(seed=seed)
-    reset = env.reset if resets.options is None else partial(env.reset, options=resets.options_of(index))
-    if resets.tasks is None:
-        return reset(seed=seed)
-    number = resets.task_index(index)
-    drawn = None
-    task = resets.task_of(index)
+    reset = env.reset if order.options is None else partial(env.reset, options=order.options)
+    if order.task_number is None:
+        return reset(seed=order.seed)
+    task, drawn = order.task, None
     if isinstance(task, SetParameters):
         if getattr(env, "has_wrapper_attr", lambda _: False)("parameters_in_force"):
             raise UsageError(
                 "tasks=[SetParameters(…), …] would be overruled by the SetParameters that are in force: put all "
                 "parameters into each task, and replace the environment first with env_update="
             )
-        drawn = drawn_parameters(task.parameters, seed)
+        drawn = drawn_parameters(task.parameters, order.seed)
         parameter_setter(env, task.parameters)(drawn)
     else:
         task_setter(env)(task)
-    result = reset(seed=seed)
+    result = reset(seed=order.seed)
     if drawn is not None:
         result = with_info(result, task.info_key, drawn, "pass SetParameters(…, info_key=…) another name")
-    return with_info(result, TASK_INDEX, number, _ADVICE)
+    return with_info(result, TASK_INDEX, order.task_number, _ADVICE)
 
 
 # ----------------------------------------------------------------------

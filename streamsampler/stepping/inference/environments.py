@@ -26,15 +26,13 @@ from streamsampler.stepping.inference.stepper import (
     TOO_LONG,
     EnvProcesses,
     Launch,
-    Order,
     RolloutTransport,
     not_restored,
-    order_of,
     own,
 )
 from streamsampler.stepping.transport import Broken, Done
 from streamsampler.workers.known_wrappers import EnvElsewhere, EnvFacts
-from streamsampler.workers.resets import Resets
+from streamsampler.workers.resets import ResetOrder, Resets, order_of
 
 # ----------------------------------------------------------------------
 # What stands for an environment of another process.
@@ -117,7 +115,7 @@ class Episode:
         last: The last result that is known, while the environment is being restored.
     """
 
-    order: Order | None = None
+    order: ResetOrder | None = None
     is_wanted: bool = True
     n_asked: int = 0
     actions: dict[int, Any] = field(default_factory=dict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import begin_of, raised_in
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.known_wrappers import EnvFacts
-from streamsampler.workers.resets import Resets, reset_one
+from streamsampler.workers.resets import ResetOrder, carry_out
 
 # ----------------------------------------------------------------------
 # The errors of environments in other processes.
@@ -89,60 +88,6 @@ _VECTOR = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """How a trajectory begins.
-
-    Attributes:
-        index: Its index.
-        seed: Its seed.
-        resets: What the call says of this trajectory's reset; None for nothing.
-    """
-
-    index: int
-    seed: int
-    resets: Resets | None = None
-
-
-@dataclass(frozen=True)
-class _OneReset(Resets):
-    """What a call says of one trajectory.
-
-    Attributes:
-        number: The number of its task.
-    """
-
-    number: int = 0
-
-    def task_index(self, index: int) -> int:
-        """Return the number of the task."""
-        del index
-        return self.number
-
-    def task_of(self, index: int) -> Any:
-        """Return the task."""
-        del index
-        assert self.tasks is not None
-        return self.tasks[0]
-
-
-def order_of(index: int, seed: int, resets: Resets | None) -> Order:
-    """Return how a trajectory begins.
-
-    Args:
-        index: Its index.
-        seed: Its seed.
-        resets: What the call says of all its trajectories.
-    """
-    if resets is None or not resets.changes_resets:
-        return Order(index, seed)
-    options = resets.options_of(index)
-    if resets.tasks is None:
-        return Order(index, seed, None if resets.options is None else _OneReset(options=(options,)))
-    one = None if resets.options is None else (options,)
-    return Order(index, seed, _OneReset(options=one, tasks=(resets.task_of(index),), number=resets.task_index(index)))
-
-
 class RolloutStepper(Stepper):
     """Runs the environments of one process, each of them made and asked as in a worker of a sampler.
 
@@ -166,7 +111,7 @@ class RolloutStepper(Stepper):
         super().__init__(dict.fromkeys(updates, None), worker_number, row, "disabled")  # type: ignore[arg-type]
         self._payloads = dict(updates)
         self._construction_seed = TrajectorySeeds(seed, 0)[0]
-        self._orders: dict[int, Order] = {}
+        self._orders: dict[int, ResetOrder] = {}
         self._given: dict[int, Any] = {}  # actions of another dtype than the rows'
         self._undrawn: tuple[Any, ...] = ()
         self._limit = math.inf if max_episode_length is None else max_episode_length
@@ -203,9 +148,8 @@ class RolloutStepper(Stepper):
 
     def _begin(self, env_id: int) -> dict[str, Any]:
         self.show(env_id, RESETTING)
-        order = self._orders[env_id]
         self._lengths[env_id] = 0
-        observation, info = begin_of(reset_one(self.envs[env_id], order.resets, order.index, order.seed))
+        observation, info = begin_of(carry_out(self.envs[env_id], self._orders[env_id]))
         self._refuse_draws()
         self._observe(env_id, observation)
         if info.__class__ is not dict:
