@@ -28,7 +28,7 @@ from streamsampler.workers.explain import begin_of, explain_rollout
 from streamsampler.workers.finishing import record_last_value, shares, timed
 from streamsampler.workers.fragments import Course, RunningEnvs
 from streamsampler.workers.generators import seed_generators
-from streamsampler.workers.hooks import HookCaller, Observer, Seams, WorkerWithSeams, left_out_by
+from streamsampler.workers.hooks import HookCaller, Hooks, Seams, WorkerWithSeams, left_out_by
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.restoring import AS_GIVEN, Rounding, action_for_env
 from streamsampler.workers.several.loop import ParallelLoop
@@ -263,8 +263,8 @@ class DefaultWorker(WorkerWithSeams):
         seams = None
         if hooks is not None or self.overrides_seams():
             seams = Seams(
-                self, hooks or Observer(), version, agent, env=env, recorder=recorder, reset_agent=self._reset_agent,
-                reset_of=lambda index: reset_function(env, self.resets, (index,)),
+                self, hooks or HookCaller(self, Hooks()), version, agent, env=env, recorder=recorder,
+                reset_agent=self._reset_agent,
             )  # fmt: skip
         elif isinstance(recorder, JointRecorder) and recorder.suits_fast_loop and not rehearsing:
             return self._run_parallel(version, indices, seeds, recorder)

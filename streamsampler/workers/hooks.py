@@ -68,6 +68,7 @@ from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import begin_of, summary_of
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.resets import reset_function
 
 # ----------------------------------------------------------------------
 # The steps of the default worker's loop that a subclass may override, and that hooks see.
@@ -145,6 +146,11 @@ class TrajectoryContext:
     def rewards(self) -> NDArray[np.float64]:
         """Copies of the rewards so far, (timestep,) float64."""
         return self.recorder.copies_in_hand()[2]
+
+
+def reset_of(env: AnyEnv, worker: Worker, index: int) -> Callable[..., Any]:
+    """Return what resets a worker's environment for a trajectory, as the call says at that time."""
+    return lambda **arguments: reset_function(env, worker.resets, (index,))(**arguments)
 
 
 def refuse_hidden_infos(context: TrajectoryContext) -> None:
@@ -235,61 +241,36 @@ def refuse_ignored_seams(worker_class: type[Worker]) -> None:
         )
 
 
-class Observer:
-    """Sees a trajectory's start, timesteps, end and loss. The default does nothing.
-
-    Attributes:
-        aggregation: How metrics become one number for a batch, by name; the mean where nothing is said.
-    """
-
-    aggregation: Mapping[str, str] = {}
-
-    def start(self, context: TrajectoryContext) -> None:
-        """See a trajectory whose environment and agent are reset."""
-
-    def timestep(self, context: TrajectoryContext) -> None:
-        """See a timestep that is recorded."""
-
-    def end(self, context: TrajectoryContext) -> None:
-        """See the end of a trajectory."""
-
-    def lost(self, context: TrajectoryContext, error: BaseException) -> None:
-        """See an exception in a trajectory."""
-
-
 class Seams:
-    """Stands in the loop where environment and agent stand: calls the seams of a worker, and its observer.
+    """Stands in the loop where environment and agent stand: calls the seams of a worker, and its hooks.
 
     Args:
         worker: The worker whose seams are called.
-        observer: Sees the trajectories.
+        caller: Calls the hooks.
         version: The version of the ticket.
         agent: The agent.
         env: The environment.
         recorder: Where the trajectories are recorded.
         reset_agent: The agent's `reset`, if it has one.
-        reset_of: Returns what resets the environment for a trajectory index.
     """
 
     def __init__(
-        self, worker: WorkerWithSeams, observer: Observer, version: int, agent: Any, env: Any,
+        self, worker: WorkerWithSeams, caller: HookCaller, version: int, agent: Any, env: Any,
         recorder: RolloutRecorder, reset_agent: Callable[[int], None] | None,
-        reset_of: Callable[[int], Callable[..., Any]],
     ) -> None:  # fmt: skip
-        self._worker, self._observer, self._recorder = worker, observer, recorder
-        self._version, self._reset_of = worker.agent_version(version), reset_of
-        self._parts = env, agent
+        self._worker, self._caller, self._recorder = worker, caller, recorder
+        self._version, self._env, self._agent = worker.agent_version(version), env, agent
         self._reset_agent = reset_agent
         self._context: TrajectoryContext | None = None  # of the trajectory in hand
         self._chosen: Any = None
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
         """Begin the trajectory that the worker has in hand; return the first observation, and the reset's info."""
-        worker, reset_of, index = self._worker, self._reset_of, self._worker.trajectory
+        worker, index = self._worker, self._worker.trajectory
         assert index is not None
         context = self._context = TrajectoryContext(
-            *self._parts, index, seed, agent_version=self._version, recorder=self._recorder,
-            reset=lambda **arguments: reset_of(index)(**arguments), reset_agent=self._reset_agent,
+            self._env, self._agent, index, seed, self._version, self._recorder,
+            reset=reset_of(self._env, worker, index), reset_agent=self._reset_agent,
         )  # fmt: skip
         worker.enter(Phase.RESET)
         context.observation, info = begin_of(worker.begin_trajectory(context))
@@ -300,7 +281,7 @@ class Seams:
         assert self._context is not None
         self._worker.enter(Phase.RECORDING)
         self._context.reset_info = self._context.info = info
-        self._observer.start(self._context)
+        self._caller.start(self._context)
 
     def get_action(self, _observation: Any) -> Any:
         """Return what the worker's `before_step` does: an action, and the agent's info."""
@@ -324,7 +305,7 @@ class Seams:
         context.observation, context.reward, context.info = observation, self._recorder.float_rewards[-1], info
         context.agent_info = agent_info
         context.timestep += 1
-        self._observer.timestep(context)
+        self._caller.timestep(context)
 
     def end(self, *, limited: bool) -> None:
         """Show the end of a trajectory, and record the metrics.
@@ -336,18 +317,18 @@ class Seams:
         assert context is not None
         context.truncated = context.truncated or limited
         self._worker.end_trajectory(context)
-        self._observer.end(context)
+        self._caller.end(context)
         self._worker.enter(Phase.RECORDING)
         if context.metrics:
             refuse_hidden_infos(context)
             self._recorder.record_metrics(context.metrics)
             for name in context.metrics:
-                self._recorder.metrics[name] = self._observer.aggregation.get(name, "mean")
+                self._recorder.metrics[name] = self._caller.aggregation.get(name, "mean")
 
     def lost(self, error: BaseException) -> None:
         """Show an exception in a trajectory that has begun."""
         if self._context is not None:
-            self._observer.lost(self._context, error)
+            self._caller.lost(self._context, error)
 
 
 # ----------------------------------------------------------------------
@@ -409,12 +390,15 @@ def _pickled(given: Any, what: str) -> Payload | None:
     return Payload(payload.data, tuple(map(bytes, payload.buffers)))
 
 
-class HookCaller(Observer):
+class HookCaller:
     """Calls a worker's hooks, and `drop_if`.
 
     Args:
         worker: The worker, whose phase names the hook that is being called.
         given: What is called: copies of its own.
+
+    Attributes:
+        aggregation: How metrics become one number for a batch, by name; the mean where nothing is said.
     """
 
     def __init__(self, worker: Worker, given: Hooks) -> None:

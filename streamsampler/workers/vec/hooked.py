@@ -17,8 +17,7 @@ from streamsampler.data.trees import Tree, snapshot
 from streamsampler.protocol.messages import Dropped, Phase
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import begin_of, summary_of
-from streamsampler.workers.hooks import HookCaller, TrajectoryContext, refuse_hidden_infos
-from streamsampler.workers.resets import reset_function
+from streamsampler.workers.hooks import HookCaller, TrajectoryContext, refuse_hidden_infos, reset_of
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.rows import info_of_row
 from streamsampler.workers.vec.steps import RunningTicket, StepRecorder, Trajectory
@@ -92,8 +91,8 @@ class HookedRunner(LaneRunner):
         agent, env, ticket = agents[row % len(agents)], self._envs[row], running.ticket
         index = ticket.indices[position]
         return TrajectoryContext(
-            env, agent, index, running.seeds[position], agent_version=ticket.version, recorder=_Row(self, row),
-            reset=lambda **arguments: reset_function(env, self._worker.resets, (index,))(**arguments),
+            env, agent, index, running.seeds[position], ticket.version, _Row(self, row),
+            reset=reset_of(env, self._worker, index),
             reset_agent=reset_agent_function(agent) if one_by_one else None,
         )  # fmt: skip
 
