@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from streamsampler.protocol.result import Segment
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.vec.columns import Column, RowRecorder
-from streamsampler.workers.vec.rows import BatchInfos, row_of
+from streamsampler.workers.vec.rows import BatchInfos, InfosInAnyOrder, row_of
 from streamsampler.workers.vec.steps import Trajectory, last_observations
 
 if TYPE_CHECKING:
@@ -54,28 +54,26 @@ class TimestepRecorder(RowRecorder):
     Args:
         observation_space: The space of a single observation.
         action_space: The space of a single action.
+
+    Attributes:
+        record_info: Takes the number of a step, and its info.
     """
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace) -> None:
-        super().__init__(observation_space, action_space, 1, InfoRecorder("env_infos"), InfoRecorder("episode_infos"))
+        # Those of steps come in any order, and those of resets are not needed for as long.
+        env_infos, self._resets = InfosInAnyOrder("env_infos"), InfosInAnyOrder("episode_infos")
+        super().__init__(observation_space, action_space, 1, env_infos, self._resets)
+        self.record_info: Callable[[int, dict[str, Any]], None] = env_infos.record
         self._last = make_recorder(observation_space, "observation", ObservationError)
         self._rewards = _Line(1, np.dtype(np.float64))
         self._owners = _Line(1, _OWNER)  # the row of each timestep
-        self._infos: dict[int, dict[str, Any]] = {}  # of steps, by number: they come in any order
-        self._resets: dict[int, dict[str, Any]] = {}  # of trajectories, by number
-
-    def clear(self) -> None:
-        """Forget everything."""
-        super().clear()
-        self._infos.clear()
-        self._resets.clear()
 
     def begin(self, info: dict[str, Any]) -> int:
         """Begin a trajectory with the info of its reset, and return its number."""
         number = self.n_begun
         self.n_begun = number + 1
         if info:
-            self._resets[number] = info
+            self._resets.record(number, info)
         return number
 
     def record(self, rows: Array, observations: Tree, actions: Tree) -> NDArray[np.int64]:
@@ -91,10 +89,6 @@ class TimestepRecorder(RowRecorder):
     def record_rewards(self, numbers: NDArray[np.int64], rewards: Array) -> None:
         """Record the rewards of timesteps."""
         self._rewards.put(numbers, rewards)
-
-    def record_info(self, number: int, info: dict[str, Any]) -> None:
-        """Record the info of a step."""
-        self._infos[number] = info
 
     def record_agent_infos(self, numbers: NDArray[np.int64], infos: Any, rows: Array, n_rows: int) -> None:
         """Record what an agent said of some rows.
@@ -131,40 +125,25 @@ class TimestepRecorder(RowRecorder):
         """Return trajectories that have ended, in order; see `StepRecorder.gather`."""
         lengths = np.array([each.length for each in trajectories], dtype=np.int64)
         numbers = [self.numbers_of(each.row, each.begun, each.length) for each in trajectories]
-        together = np.concatenate([np.arange(0), *numbers])
-        self._gather_infos(trajectories, together)
         return self.gathered_numbers(
-            together, lengths, np.arange(len(trajectories)), allocate, rewards=self._rewards.gather,
+            np.concatenate([np.arange(0), *numbers]), lengths,
+            np.array([each.number for each in trajectories], dtype=np.int64), allocate, rewards=self._rewards.gather,
             last_observations=partial(last_observations, self._last, trajectories),
             terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
             truncated=np.array([each.truncated for each in trajectories], dtype=np.bool_),
         )  # fmt: skip
 
-    def _gather_infos(self, trajectories: Sequence[Trajectory], numbers: NDArray[np.int64]) -> None:
-        self._env_infos.clear()
-        self._episode_infos.clear()
-        assert isinstance(self._env_infos, InfoRecorder)
-        assert isinstance(self._episode_infos, InfoRecorder)
-        if self._infos:
-            for number in sorted(self._infos.keys() & set(numbers.tolist())):
-                self._env_infos.record(number, self._infos[number])
-        for position, each in enumerate(trajectories):
-            if (info := self._resets.get(each.number)) is not None:
-                self._episode_infos.record(position, info)
-
     def keep(self, trajectories: Sequence[Trajectory]) -> None:
         """Forget what none of these trajectories needs, if that is worth it; all others are over."""
         begun = [each.begun for each in trajectories if each.begun >= 0]
-        kept = {each.number for each in trajectories}
-        self._resets = {number: info for number, info in self._resets.items() if number in kept}
+        self._resets.keep({each.number for each in trajectories})
         step = min(begun, default=self.step)
         if not step or 2 * step < self.step:  # what is kept has to be moved
             return
         for column in (self._rewards, self._owners):
             column.forget_before(step, self.step)
-        for columns in (self.observations, self.actions, self._agent_info, self.agent_infos):
+        for columns in (self.observations, self.actions, self._env_infos, self._agent_info, self.agent_infos):
             columns.forget_before(step)
-        self._infos = {number - step: info for number, info in self._infos.items() if number >= step}
         self.step -= step
         for each in trajectories:
             if each.begun >= 0:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.agents.base import reset_agent_function
-from streamsampler.data.info_columns import InfoColumns, Owners
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.data.trees import Tree, snapshot
@@ -19,7 +18,7 @@ from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import begin_of, summary_of
 from streamsampler.workers.hooks import HookCaller, TrajectoryContext, refuse_hidden_infos, reset_of
 from streamsampler.workers.vec.lanes import LaneRunner
-from streamsampler.workers.vec.rows import info_of_row
+from streamsampler.workers.vec.rows import InfosInAnyOrder, info_of_row
 from streamsampler.workers.vec.steps import RunningTicket, StepRecorder, Trajectory
 
 
@@ -37,7 +36,7 @@ class HookedRunner(LaneRunner):
 
     def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker, callers: Sequence[HookCaller]) -> None:
         super().__init__(envs, worker)
-        self._episode_infos = _InAnyOrder("episode_infos")
+        self._episode_infos = _EpisodeInfos("episode_infos")
         self._recorder = StepRecorder(*self.spaces, self.n_slots, self._episode_infos)
         self._callers = callers
         self._contexts: dict[int, TrajectoryContext] = {}  # by row
@@ -209,30 +208,10 @@ class _Row:
         return self._runner.copies_in_hand(self._row)
 
 
-class _InAnyOrder(InfoRecorder):
-    """Collects infos of trajectories at their starts and their ends, which come in no order."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self._infos: dict[int, list[dict[str, Any]]] = {}
+class _EpisodeInfos(InfosInAnyOrder):
+    """Collects infos of trajectories at their starts and their ends."""
 
     def record(self, step: int, info: dict[str, Any]) -> None:
-        """Record an info; see `InfoRecorder.record`."""
+        """Record a copy of an info; see `InfoRecorder.record`."""
         InfoRecorder(self._path).record(step, info)  # checks it
-        self._infos.setdefault(step, []).append({key: snapshot(value) for key, value in info.items()})
-
-    def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
-        """Return infos; see `InfoRecorder.select`."""
-        recorder = InfoRecorder(self._path)
-        for position, number in enumerate(numbers.tolist()):
-            for info in self._infos.get(number, ()):
-                recorder.record(position, info)
-        return recorder.finish(len(numbers), owners)
-
-    def forget_before(self, step: int) -> None:
-        """Forget what was recorded before a step, which has the number 0 then."""
-        self._infos = {number - step: infos for number, infos in self._infos.items() if number >= step}
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._infos.clear()
+        super().record(step, {key: snapshot(value) for key, value in info.items()})

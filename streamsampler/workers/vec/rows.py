@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from streamsampler.data.info_columns import (
     is_typed,
     name_of,
 )
-from streamsampler.data.infos import info_value, places_of
+from streamsampler.data.infos import InfoRecorder, info_value, places_of
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, snapshot
 
@@ -204,6 +204,38 @@ def _column(pieces: list[_Piece], numbers: NDArray[np.int64]) -> InfoColumn:
         return InfoColumn(present, np.concatenate(arrays)[places])
     singles = [value for piece in pieces for value in piece.values]
     return column_of(present, [singles[place] for place in places.tolist()])
+
+
+class InfosInAnyOrder(InfoRecorder):
+    """Collects infos that come in no order, several for one step maybe; keeps the dicts themselves, unchecked."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._infos: dict[int, list[dict[str, Any]]] = {}
+
+    def record(self, step: int, info: dict[str, Any]) -> None:
+        """Record an info."""
+        self._infos.setdefault(step, []).append(info)
+
+    def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
+        """Return the infos of some steps; see `InfoRecorder.select`."""
+        recorder = InfoRecorder(self._path)
+        for position, number in enumerate(numbers.tolist()):
+            for info in self._infos.get(number, ()):
+                recorder.record(position, info)
+        return recorder.finish(len(numbers), owners)
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Forget what was recorded of other steps."""
+        self._infos = {number: infos for number, infos in self._infos.items() if number in numbers}
+
+    def forget_before(self, step: int) -> None:
+        """Forget what was recorded before a step, which has the number 0 then."""
+        self._infos = {number - step: infos for number, infos in self._infos.items() if number >= step}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._infos.clear()
 
 
 def noting(agent: AgentT, note: Callable[..., None]) -> AgentT:
