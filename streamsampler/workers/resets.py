@@ -368,7 +368,8 @@ def reset_function(env: AnyEnv, resets: Resets | None, indices: Iterable[int]) -
     return lambda seed: reset_one(env, resets, next(coming), seed)
 
 
-class ResetOrder(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ResetOrder:
     """How a trajectory begins.
 
     Attributes:

@@ -240,7 +240,7 @@ def _digest(rows: Array, so_far: int) -> int:
     return zlib.crc32(np.ascontiguousarray(rows), so_far)  # type: ignore[arg-type]
 
 
-def _weighted_sums(rows: Array) -> NDArray[np.uint64]:
+def _weighted_sums(rows: Array) -> Array:
     """Return the sum of each row's words, multiplied by weights."""
     as_bytes = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
     n_words, n_left = divmod(as_bytes.shape[1], 8)

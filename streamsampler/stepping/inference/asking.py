@@ -118,7 +118,8 @@ class Asking:
 
     The agent is asked when all rows are ready; or, when half of them are, after as long as a call of it takes: so what
     is lost by waiting for slow environments is at most what one more call would cost. Its batches always have all rows.
-    Those that are not ready have a copy of one that is, and what comes out for them is not used.
+    Those that are not ready have a copy of one that is, and what comes out for them is not used. An agent that cannot
+    wait is asked for all rows together; then their results are taken in together, too, in their order.
 
     Args:
         owner: What runs trajectories here.
@@ -130,6 +131,7 @@ class Asking:
             agent chose them.
 
     Attributes:
+        together: Whether rows wait for each other.
         timesteps: What was recorded.
         running: The trajectory of each row.
         live: The rows that run a trajectory.
@@ -150,6 +152,7 @@ class Asking:
         self._rounds = rounds
         self._most = int(worker.context.max_episode_length or _NEVER)
         self._groups = RowGroups(n_rows, n_groups)
+        self.together = False
         self.timesteps = TimestepRecorder(*spaces)
         self._checked = Columns(spaces[1], n_rows, "action", ActionError)
         self._copies = AlignedCopies()
@@ -203,7 +206,7 @@ class Asking:
         worker, seconds = self._worker, self._owner.seconds
         worker.enter(Phase.STEP)
         began = perf_counter()
-        asked = self._wait(is_done)
+        asked = self._wait_for_all(is_done) if self.together else self._wait(is_done)
         between = perf_counter()
         seconds[2] += between - began
         if not worker.row.may_run(version):
@@ -230,6 +233,21 @@ class Asking:
                 self._environments.transport.sleep(deadline - now)
                 timeout = 0.0
             self._take(self._environments.take_arrived(timeout))
+
+    def _wait_for_all(self, is_done: Callable[[], bool]) -> NDArray[np.bool_] | None:
+        """Wait until all live rows are ready, and return them; None if there is something else to do."""
+        environments, arrived = self._environments, set[int]()
+        while (self.live & ~self._usable()).any():
+            if is_done():
+                return None
+            arrived.update(environments.take_arrived(None))
+            # What was restored meanwhile lies in its row again.
+            if arrived.issuperset(np.flatnonzero(self.live & ~self.ready)) and arrived.isdisjoint(
+                environments.restoring
+            ):
+                self._take(sorted(arrived))
+                arrived.clear()
+        return self.ready if self.live.any() else None
 
     def _usable(self) -> NDArray[np.bool_]:
         """Return which rows are ready, and not being restored; not to be changed."""

@@ -1,6 +1,6 @@
 """Run fragments in environments of other processes: the rows of one batch, whose episodes go on from call to call.
 
-They are one `WaitingGroup`, in which each goes at its own pace if the agent does not mind.
+They are one `ParentGroup`, in which each goes at its own pace if the agent does not mind.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.stepping.inference.asking import Asking
 from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.workers.base import Outcome, Worker
-from streamsampler.workers.explain import begin_of, locate, row_at_fault
+from streamsampler.workers.explain import row_at_fault
 from streamsampler.workers.fragments import Row
-from streamsampler.workers.generators import generator_states, set_states
+from streamsampler.workers.generators import drawn_states, generator_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.fragments import Group, RunningGroups
@@ -30,19 +30,27 @@ from streamsampler.workers.vec.worker import DRAWS
 
 
 class ParentGroup(Group):
-    """The environments, whose steps and resets are requested together, and the agent that the worker has.
+    """The environments, each at its own pace within a fragment where the agent does not mind, and the worker's agent.
+
+    That is an agent whose rows do not depend on each other, and which remembers nothing from step to step. Others are
+    asked for all rows together; see `Asking`.
 
     Args:
         environments: The environments.
         agents: The worker's agent.
+        n_groups: See `Asking`.
         args: Those of `Group`.
+
+    Attributes:
+        history_of: See `Asking`.
     """
 
-    def __init__(self, environments: Environments, agents: AgentPool, *args: Any) -> None:
+    def __init__(self, environments: Environments, agents: AgentPool, n_groups: int, *args: Any) -> None:
         super().__init__(*args)
-        self._environments, self._proxies, self._pool = environments, environments.proxies, agents
+        self._environments, self._pool = environments, agents
         self._its_agent: Any = None  # the payload of the agent that it has
-        self._next: list[int] = []  # rows in which the next episode begins after this timestep
+        self._asking = Asking(self, environments, self._worker, self._spaces, n_groups, rounds=self._has_floats)
+        self.history_of = self._asking.history_of
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
         """Take the agent that is in force, which has its parameters and filters already."""
@@ -59,95 +67,12 @@ class ParentGroup(Group):
             self._environments.end(row.number)  # its episode was given up: the next loss is not to restore it
         return ran
 
-    def _explain(self, error: BaseException) -> None:
-        if isinstance(error, WorkerError):
-            self._worker.trajectory = None  # the one in hand need not be the one that is lost
-        else:
-            super()._explain(error)
-
-    # ------------------------------------------------------------------ resets
-
-    def _begin_all(self) -> None:
-        for position, row in enumerate(self.rows):
-            if row.length:
-                row.observation = self._environments.current(row.number)
-            else:
-                self._request_reset(position)
-        super()._begin_all()
-
-    def _request_reset(self, position: int) -> None:
-        row = self.rows[position]
-        self._environments.reset(row.number, row.index, row.seed, self._worker.resets)
-
-    def _reset(self, position: int) -> Any:
-        worker, row = self._worker, self.rows[position]
-        worker.phase = Phase.RESET
-        worker.take_in_hand(row.index)
-        try:
-            result = begin_of(self._proxies[row.number].begun())
-        except DataError as error:
-            worker.phase = Phase.RECORDING  # where its process found out that it cannot be recorded
-            locate(error, row.env, 0)
-            raise
-        self._begin_agent(position)
-        return result
-
-    def _begin_next(self, position: int) -> None:
-        self._request_reset(position)
-        self._next.append(position)
-
-    # ------------------------------------------------------------------ steps
-
-    def _step_all(self, goes_on: bool) -> None:
-        self._next.clear()
-        self._environments.step([row.number for row in self.rows], self._singles[: len(self.rows)])
-        for row in self.rows:
-            self._proxies[row.number].is_requested = True
-        super()._step_all(goes_on)
-        for position in self._next:
-            self._position = position
-            super()._begin_next(position)
-
-    def _close(self, position: int, observation: Any, terminated: bool, truncated: bool) -> None:
-        row = self.rows[position]
-        if terminated or truncated:
-            self._environments.end(row.number)
-        else:  # others in its process may have been waited for meanwhile, and the process may have been lost
-            observation = self._environments.current(row.number)
-        super()._close(position, observation, terminated, truncated)
-
-
-class WaitingGroup(ParentGroup):
-    """The environments, each at its own pace within a fragment, where the agent does not mind; see `Asking`.
-
-    That is an agent whose rows do not depend on each other, and which remembers nothing from step to step. Others are
-    asked for all rows together.
-
-    Args:
-        environments: The environments.
-        agents: The worker's agent.
-        n_groups: See `Asking`.
-        args: Those of `Group`.
-    """
-
-    def __init__(self, environments: Environments, agents: AgentPool, n_groups: int, *args: Any) -> None:
-        super().__init__(environments, agents, *args)
-        self._asking = Asking(self, environments, self._worker, self._spaces, n_groups, rounds=self._has_floats)
-        self._apart = False  # whether the fragment in hand is run at the pace of each environment
-
-    def history_of(self, env_id: int, n: int) -> History:
-        """Return what is kept here of an episode's first n timesteps: of those in this fragment, if any."""
-        return self._asking.history_of(env_id, n) if self._apart else History([])
-
     # ------------------------------------------------------------------ running
 
     def _run(self, version: int, n_timesteps: int) -> bool:
-        self._apart = self.agent.can_wait and self._worker.runs_lanes
-        return self._run_apart(version, n_timesteps) if self._apart else super()._run(version, n_timesteps)
-
-    def _run_apart(self, version: int, n_timesteps: int) -> bool:
         asking = self._asking
-        set_states(self._seed, self._generators)
+        asking.together = not (self.agent.can_wait and self._worker.runs_lanes)
+        fresh = set_states(self._seed, self._generators)
         before = generator_states()
         asking.clear()
         self._ended, self._running = [[] for _ in self.rows], asking.running
@@ -158,9 +83,10 @@ class WaitingGroup(ParentGroup):
             self._position = -1
             if not asking.turn(self.agent, version, lambda: False):
                 return False
-        if generator_states()[: len(before)] != before:
+        if not asking.together and generator_states()[: len(before)] != before:
             self._position = 0
             raise UsageError(DRAWS)
+        self._generators = drawn_states(fresh)
         return True
 
     def _go_on(self, position: int) -> None:
@@ -173,14 +99,11 @@ class WaitingGroup(ParentGroup):
             self._begin_next(position)
 
     def _begin_next(self, position: int) -> None:
-        if not self._apart:
-            super()._begin_next(position)
-            return
         worker, row = self._worker, self.rows[position]
         worker.phase, self._position = Phase.RESET, position
         worker.take_in_hand(row.index)
         self._asking.begin(position, None, 0, row.index)
-        self._request_reset(position)
+        self._environments.reset(row.number, row.index, row.seed, worker.resets)
         self._begin_agent(position)
         worker.phase, self._position = Phase.STEP, -1
 
@@ -204,20 +127,19 @@ class WaitingGroup(ParentGroup):
             self._begin_next(row)
 
     def _gathered(self, parts: Sequence[Trajectory]) -> Rollouts:
-        if not self._apart:
-            return super()._gathered(parts)
         return self._asking.timesteps.gather(parts, self._worker.context.allocate)
 
     # ------------------------------------------------------------------ errors
 
     def _explain(self, error: BaseException) -> None:
+        if isinstance(error, WorkerError):
+            self._worker.trajectory = None  # the one in hand need not be the one that is lost
+            return
         if isinstance(error, DataError) and self._worker.phase is Phase.STEP:
             self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
         super()._explain(error)
 
     def _position_at_fault(self, error: BaseException) -> int:
-        if not self._apart:
-            return super()._position_at_fault(error)
         position = max(self._position, self.agent.row)
         self._singles = self._asking.last_actions(position)
         if position >= 0:
@@ -257,7 +179,7 @@ class ParentGroups(RunningGroups):
     ) -> None:
         super().__init__(worker, base_version, environments.n_envs)
         self._environments = environments
-        self._group = partial(WaitingGroup, environments, agents, n_groups)
+        self._group = partial(ParentGroup, environments, agents, n_groups)
         self._standings = Standings(agents_stay=True)
         self._agent: Any = None  # the one in force in the last fragment
         # What others did is over, also of environments that are no rows of this fragment.
@@ -304,7 +226,7 @@ class ParentGroups(RunningGroups):
     def _history_of(self, env_id: int, n: int) -> History | None:
         """Return an episode's first n actions, but for those that `Environments` has; None if they are not kept."""
         group = self._groups[0]
-        assert isinstance(group, WaitingGroup)
+        assert isinstance(group, ParentGroup)
         here = group.history_of(env_id, n)
         if self._standings.episode_of(env_id) != group.rows[env_id].episode:
             return here

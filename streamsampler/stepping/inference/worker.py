@@ -42,7 +42,7 @@ from streamsampler.workers.vec.worker import VecWorker
 
 
 class ParentRunner(LaneRunner):
-    """Runs trajectories in environments of other processes: all step at the same time.
+    """Runs trajectories in environments of other processes.
 
     Args:
         environments: The environments.
@@ -76,10 +76,35 @@ class ParentRunner(LaneRunner):
             raise
         return super().forget()
 
+
+class _EnvNotHere:
+    """Stands for the context's `env` and `reset` in hooks: the environment is in another process."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise UsageError(
+            'hooks have no context.env and no context.reset with inference="parent": the environment is in another '
+            'process. Let it say in its info what the hook needs, or use inference="worker"'
+        )
+
+    __getattr__ = __setattr__ = __call__ = _refuse
+
+
+class HookedParentRunner(ParentRunner, HookedRunner):
+    """Steps all environments at the same time, calls hooks, and leaves out what `drop_if` marks; see `HookedRunner`."""
+
+    def __init__(self, environments: Environments, worker: Worker, *more: Any) -> None:
+        super().__init__(environments, worker, *more)
+        environments.copies = True  # hooks may keep what they are shown
+
+    def _context_of(self, row: int, running: RunningTicket, position: int) -> TrajectoryContext:
+        context = super()._context_of(row, running, position)
+        context.env = context.reset = _EnvNotHere()  # type: ignore[assignment]
+        return context
+
     def _reset(self, row: int, index: int, seed: int) -> Any:
         self._environments.reset(row, index, seed, self._worker.resets)
         try:
-            return self._proxies[row].begun()
+            return self._noted(row, self._proxies[row].begun())
         except DataError as error:
             self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
             locate(error, self._proxies[row], 0)
@@ -96,34 +121,6 @@ class ParentRunner(LaneRunner):
             proxies[row].is_requested = True
         super()._step_all()
 
-
-class _EnvNotHere:
-    """Stands for the context's `env` and `reset` in hooks: the environment is in another process."""
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise UsageError(
-            'hooks have no context.env and no context.reset with inference="parent": the environment is in another '
-            'process. Let it say in its info what the hook needs, or use inference="worker"'
-        )
-
-    __getattr__ = __setattr__ = __call__ = _refuse
-
-
-class HookedParentRunner(ParentRunner, HookedRunner):
-    """Runs the same trajectories, calls hooks, and leaves out those that `drop_if` marks; see `HookedRunner`."""
-
-    def __init__(self, environments: Environments, worker: Worker, *more: Any) -> None:
-        super().__init__(environments, worker, *more)
-        environments.copies = True  # hooks may keep what they are shown
-
-    def _context_of(self, row: int, running: RunningTicket, position: int) -> TrajectoryContext:
-        context = super()._context_of(row, running, position)
-        context.env = context.reset = _EnvNotHere()  # type: ignore[assignment]
-        return context
-
-    def _reset(self, row: int, index: int, seed: int) -> Any:
-        return self._noted(row, super()._reset(row, index, seed))
-
     def _leave_out(self, row: int, error: AbnormalTrajectoryError) -> None:
         self._environments.end(row)
         super()._leave_out(row, error)
@@ -134,9 +131,9 @@ class HookedParentRunner(ParentRunner, HookedRunner):
 
 
 class WaitingRunner(ParentRunner):
-    """Runs trajectories in lanes, each at the pace of its environment, where the agent does not mind; see `Asking`.
+    """Runs trajectories, in lanes each at the pace of its environment where the agent does not mind; see `Asking`.
 
-    Blocks, and agents that remember something from step to step, are run as `ParentRunner` does.
+    In blocks, and where the agent remembers something from step to step, environments wait for each other.
 
     Args:
         environments: The environments.
@@ -146,42 +143,34 @@ class WaitingRunner(ParentRunner):
 
     def __init__(self, environments: Environments, worker: Worker, n_groups: int = 1) -> None:
         super().__init__(environments, worker)
-        self._waits = False
         self._asking = Asking(self, environments, worker, self.spaces, n_groups, rounds=False)
 
     # ------------------------------------------------------------------ tickets
 
     def _begin_ticket(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
         running = super()._begin_ticket(ticket, seeds, agent)
-        self._waits = agent.can_wait and self._in_lanes
-        self._environments.history_of = self._asking.history_of if self._waits else None
+        self._asking.together = not (agent.can_wait and self._in_lanes)
+        self._environments.history_of = self._asking.history_of
         return running
 
     def gather(self, most: int | None) -> Rollouts:
         """Return the first trajectories of the ticket in hand, or all of them."""
-        if not self._waits:
-            return super().gather(most)
         return self._asking.timesteps.gather(self.ended()[:most], self._worker.context.allocate)
 
     def end_ticket(self) -> None:
         """Forget the ticket in hand."""
-        if not self._waits:
-            super().end_ticket()
-            return
         self._tickets.end()
         self._asking.keep(self._tickets.begun())
 
     def forget(self) -> tuple[int, int]:
         """Forget all tickets; see `LaneRunner.forget`."""
-        self._waits, self._environments.history_of = False, None
+        self._environments.history_of = None
         self._asking.clear()
         return super().forget()
 
     # ------------------------------------------------------------------ running
 
     def _run(self, n_ended: int) -> bool:
-        if not self._waits:
-            return super()._run(n_ended)
         running = self._tickets.in_hand
         assert self._agent is not None
         self.count(0)
@@ -205,9 +194,6 @@ class WaitingRunner(ParentRunner):
 
     def _begin(self, row: int, running: RunningTicket, position: int) -> None:
         """Begin a trajectory in a row: its environment is reset meanwhile."""
-        if not self._waits:
-            super()._begin(row, running, position)
-            return
         worker, agent, index = self._worker, self._agent, running.ticket.indices[position]
         assert agent is not None
         self._row = row
@@ -239,23 +225,20 @@ class WaitingRunner(ParentRunner):
     # ------------------------------------------------------------------ errors
 
     def _explain(self, error: BaseException) -> None:
-        if self._waits:
-            self._singles = self._asking.last_actions(self._row)
+        self._singles = self._asking.last_actions(self._row)
         super()._explain(error)
 
     def _timestep_of(self, trajectory: Trajectory) -> int:
-        return self._asking.timestep_of(trajectory.row) if self._waits else super()._timestep_of(trajectory)
+        return self._asking.timestep_of(trajectory.row)
 
     def _in_hand(self) -> list[Trajectory]:
         running = super()._in_hand()
-        if not self._waits or self._worker.phase is Phase.STEP:
+        if self._worker.phase is Phase.STEP:
             return running
         # Environments of other rows step meanwhile: their observations may be ones that no agent is ever shown.
         return [each for each in running if self._asking.asked[each.row]]
 
     def _raises_alone(self, trajectory: Trajectory) -> bool:
-        if not self._waits:
-            return super()._raises_alone(trajectory)
         assert self._agent is not None
         return self._asking.raises_alone(self._agent, trajectory.row)
 
