@@ -246,7 +246,7 @@ def _weighted_sums(rows: Array) -> Array:
     n_words, n_left = divmod(as_bytes.shape[1], 8)
     weights = _weights(n_words + 1)
     # `einsum`, because it takes half the time of `@`, which is made for floats.
-    sums = np.einsum("ij,j->i", as_bytes[:, : 8 * n_words].view(np.uint64), weights[:-1])
+    sums: Array = np.einsum("ij,j->i", as_bytes[:, : 8 * n_words].view(np.uint64), weights[:-1])
     if n_left:
         left = np.zeros((len(rows), 8), np.uint8)
         left[:, :n_left] = as_bytes[:, 8 * n_words :]

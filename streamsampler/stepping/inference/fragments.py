@@ -49,7 +49,7 @@ class ParentGroup(Group):
         super().__init__(*args)
         self._environments, self._pool = environments, agents
         self._its_agent: Any = None  # the payload of the agent that it has
-        self._asking = Asking(self, environments, self._worker, self._spaces, n_groups, rounds=self._has_floats)
+        self._asking = Asking(self, environments, self._worker, self.spaces, n_groups, rounds=self._rounds)
         self.history_of = self._asking.history_of
 
     def update_agent(self, load: Callable[[str], Any]) -> None:

@@ -26,8 +26,8 @@ from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Standing, reset_one
 from streamsampler.workers.restoring import AS_GIVEN, AbandonedError, NotRestoredError, no_failure, rounding_for
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
-from streamsampler.workers.vec.rows import padded, singles_of
-from streamsampler.workers.vec.steps import StepRecorder, Trajectory
+from streamsampler.workers.vec.lanes import SideBySide
+from streamsampler.workers.vec.steps import Trajectory
 
 # ----------------------------------------------------------------------
 # Environments of fragments that take each timestep together, and what goes on in them from call to call.
@@ -36,7 +36,7 @@ from streamsampler.workers.vec.steps import StepRecorder, Trajectory
 _NEVER = 2**62
 
 
-class Group:
+class Group(SideBySide):
     """The environments that take each timestep together.
 
     Args:
@@ -44,27 +44,23 @@ class Group:
         n_rows: How many rows a batch has.
         rows: The environments, as many at most.
         worker: The worker.
-
-    Attributes:
-        seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
     """
 
     def __init__(self, number: int, n_rows: int, rows: list[Row], worker: Worker) -> None:
-        self.number, self.rows, self._n_rows, self._worker = number, rows, n_rows, worker
+        super().__init__(worker, worker.spaces, n_rows)
+        self.number, self.rows = number, rows
+        self._live = list(range(len(rows)))
+        if len(rows) < n_rows:
+            self._sources = [row if row < len(rows) else 0 for row in range(n_rows)]
+        self._rounds = rounding_for(self.spaces[1]) is not AS_GIVEN
         self._position = -1  # of the row in hand; -1 while it is about all of them
-        self._spaces = worker.spaces
         self._most = worker.context.max_episode_length or _NEVER
         self._pool = AgentPool(hint=worker.context.worker_number == 0 and not number)
-        self._in_force = InForce(worker, lambda update: self._pool.update(update, n_rows, self._spaces))
-        self._agent: BatchedAgent | None = None
+        self._in_force = InForce(worker, lambda update: self._pool.update(update, n_rows, self.spaces))
         self._seed = rows[0].seed  # of the global generators, and of agents that are not reset by rows
         self._generators: Any = None
-        self._recorder = StepRecorder(*self._spaces, n_rows)
-        self._has_floats = rounding_for(self._spaces[1]) is not AS_GIVEN
-        self._singles: list[Any] = []
         self._running: list[Trajectory] = []  # by row
         self._ended: list[list[Trajectory]] = []
-        self.seconds = [0.0, 0.0, 0.0]
 
     @property
     def agent(self) -> BatchedAgent:
@@ -112,7 +108,7 @@ class Group:
         row = self.rows[position]
         worker.trajectory = row.index
         if worker.phase is Phase.STEP and self._singles:
-            better = step_error(error, self._singles[position], self._spaces[1], self._step_all)
+            better = step_error(error, self._singles[position], self.spaces[1], self._step_all)
             if better is not None:
                 worker.phase = Phase.ACTION if isinstance(better, ActionError) else worker.phase
                 raise better from error
@@ -134,13 +130,11 @@ class Group:
         fresh = set_states(self._seed, self._generators)
         recorder.clear()
         self._ended = [[] for _ in rows]
-        self._begin_all()
-        live = list(range(len(rows)))
-        sources = None if len(rows) == self._n_rows else [row if row < len(rows) else 0 for row in range(self._n_rows)]
+        self._running = [self._begin(position) for position in range(len(rows))]
         for timestep in range(n_timesteps):
             board.set_phase(Phase.ACTION)
-            began = perf_counter()
-            self._choose(live, sources)
+            self._position, began = -1, perf_counter()
+            self._choose()
             between = perf_counter()
             board.set_phase(Phase.STEP)
             self._step_all(timestep + 1 < n_timesteps)
@@ -155,9 +149,6 @@ class Group:
                 self._close(position, row.observation, False, False)
         self._generators = drawn_states(fresh)
         return True
-
-    def _begin_all(self) -> None:
-        self._running = [self._begin(position) for position in range(len(self.rows))]
 
     def _begin(self, position: int) -> Trajectory:
         """Begin an episode in a row, or go on with the one that is there."""
@@ -185,25 +176,6 @@ class Group:
         trajectory = Trajectory(None, 0, self.rows[position].index, position, recorder.step)
         trajectory.number = recorder.begin(position, observation, info)
         return trajectory
-
-    def _choose(self, live: Sequence[int], sources: list[int] | None) -> None:
-        worker, recorder = self._worker, self._recorder
-        worker.phase, self._position = Phase.RECORDING, -1
-        actions, infos = self.agent.choose(recorder.batch(sources), live, worker, self._record_agent_info)
-        worker.phase = Phase.ACTION
-        if sources is not None:
-            actions = padded(self._spaces[1], actions, sources)
-        columns = recorder.actions
-        columns.append(actions)
-        if self._has_floats:
-            actions = columns.row_batch(columns.n_steps - 1)  # rounded as the batch has them
-        self._singles = singles_of(self._spaces[1], actions)
-        if infos:
-            worker.phase = Phase.RECORDING
-            recorder.record_agent_infos(infos)
-
-    def _record_agent_info(self, row: int, info: Any) -> None:
-        self._recorder.record_agent_info((self._recorder.step - 1) * self._n_rows + row, info)
 
     def _step_all(self, goes_on: bool) -> None:
         """Step the environments, and begin new episodes where some end, unless the fragment does."""

@@ -30,7 +30,57 @@ _RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Pha
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 
 
-class LaneRunner:
+class SideBySide:
+    """Lets an agent choose the actions of several rows together, and records them.
+
+    Args:
+        worker: Shows the phase.
+        spaces: Observation and action space of one environment.
+        n_rows: How many rows there are.
+
+    Attributes:
+        spaces: The same.
+        seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
+    """
+
+    def __init__(self, worker: Worker, spaces: tuple[Any, Any], n_rows: int) -> None:
+        self._worker, self.spaces, self._n_rows = worker, spaces, n_rows
+        self._recorder = StepRecorder(*spaces, n_rows)
+        self._agent: BatchedAgent | None = None
+        self._live: list[int] = []  # the rows that are not silent
+        self._sources: list[int] | None = None  # where some are silent: for each row the one that it is a copy of
+        self._singles: list[Any] = []  # the last actions, by row
+        self._rounds = False  # whether environments get actions as they are recorded, and not as they were chosen
+        self.seconds = [0.0, 0.0, 0.0]
+
+    def _choose(self) -> None:
+        """Let the agent choose actions on the rows' observations, and record them."""
+        worker, recorder = self._worker, self._recorder
+        assert self._agent is not None
+        worker.phase = _RECORDING
+        sources = self._sources
+        batch = recorder.batch(sources)
+        actions, infos = self._agent.choose(batch, self._live, worker, self._record_agent_info)
+        worker.phase = _ACTION
+        if sources is not None:
+            actions = padded(self.spaces[1], actions, sources)
+        columns = recorder.actions
+        columns.append(actions)
+        if self._rounds:
+            actions = columns.row_batch(columns.n_steps - 1)
+        self._singles = singles_of(self.spaces[1], actions)
+        if infos:
+            worker.phase = _RECORDING
+            self._record_agent_infos(infos)
+
+    def _record_agent_infos(self, infos: dict[str, Any]) -> None:
+        self._recorder.record_agent_infos(infos)
+
+    def _record_agent_info(self, row: int, info: Any) -> None:
+        self._recorder.record_agent_info((self._recorder.step - 1) * self._n_rows + row, info)
+
+
+class LaneRunner(SideBySide):
     """Runs trajectories in a fixed number of environments, each of which is a row.
 
     *In lanes* the trajectory of index i runs in row i mod n. A row begins its next trajectory as soon as one has ended,
@@ -48,29 +98,21 @@ class LaneRunner:
         worker: Shows phase and trajectory.
 
     Attributes:
-        spaces: Observation and action space of one environment.
         n_ran: Timesteps that were run and are in no answer yet.
-        seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
     """
 
     def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker) -> None:
-        self._envs, self._worker, self._n_rows = envs, worker, len(envs)
-        # Through wrappers it takes a microsecond to look them up.
-        self.spaces = envs[0].observation_space, envs[0].action_space
+        # Through wrappers it takes a microsecond to look the spaces up.
+        super().__init__(worker, (envs[0].observation_space, envs[0].action_space), len(envs))
+        self._envs = envs
         self._limit = _NO_LIMIT if worker.context.max_episode_length is None else worker.context.max_episode_length
-        self._recorder = StepRecorder(*self.spaces, self._n_rows)
-        self._agent: BatchedAgent | None = None
         self._tickets = RunningTickets(worker, self._n_rows)
         self._running: list[Trajectory | None] = [None] * self._n_rows
-        self._live: list[int] = []  # the rows that are not silent
         self._step_of: list[Any] = []  # the step methods of all environments
         self._steps: list[Any] = []  # those of the rows that are not silent
-        self._sources: list[int] | None = None  # where some are silent: for each row the one that it is a copy of
         self._in_lanes = True
         self._row = -1  # the row in hand; -1 while it is about all of them
         self._at_fault: Trajectory | None = None
-        self._singles: list[Any] = []
-        self.seconds = [0.0, 0.0, 0.0]
         self.n_ran = 0
 
     @property
@@ -257,29 +299,6 @@ class LaneRunner:
             self._explain(error)
             raise
         return True
-
-    def _choose(self) -> None:
-        """Let the agent choose actions on the rows' observations, and record them."""
-        worker, recorder, live = self._worker, self._recorder, self._live
-        assert self._agent is not None
-        worker.phase = _RECORDING
-        sources = self._sources
-        batch = recorder.batch(sources)
-        actions, infos = self._agent.choose(batch, live, worker, self._record_agent_info)
-        worker.phase = _ACTION
-        if sources is not None:
-            actions = padded(self.spaces[1], actions, sources)
-        recorder.actions.append(actions)
-        self._singles = singles_of(self.spaces[1], actions)
-        if infos:
-            worker.phase = _RECORDING
-            self._record_agent_infos(infos)
-
-    def _record_agent_infos(self, infos: dict[str, Any]) -> None:
-        self._recorder.record_agent_infos(infos)
-
-    def _record_agent_info(self, row: int, info: Any) -> None:
-        self._recorder.record_agent_info((self._recorder.step - 1) * self._n_rows + row, info)
 
     def _step_all(self) -> None:  # noqa: C901 - see below
         """Step the environments, and record what they return.
