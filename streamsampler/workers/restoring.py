@@ -19,7 +19,7 @@ from streamsampler.data.copying import Leaf
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, snapshot
-from streamsampler.environments.updates import AnyEnv, EnvUpdate, describe
+from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, describe
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
@@ -400,7 +400,7 @@ def release(owner: Any) -> None:
         _owners.pop(key, None)
 
 
-def close_all(envs: Iterable[AnyEnv], but: Sequence[Any]) -> None:
+def close_all(envs: Iterable[AnyEnv | AnyVectorEnv], but: Sequence[Any] = ()) -> None:
     """Close environments; whatever they raise comes after all are closed.
 
     Args:

@@ -26,7 +26,7 @@ from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.resets import FragmentOrder
-from streamsampler.workers.restoring import are_one, refuse_copies_of
+from streamsampler.workers.restoring import are_one, close_all, refuse_copies_of
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.hooked import HookedRunner
@@ -158,7 +158,8 @@ class VecWorker(Worker):
         except BaseException as error:
             if isinstance(error, EnvCloseError):
                 self.phase = Phase.CLOSE
-            _close_quietly([*self._envs, *old])
+            with contextlib.suppress(Exception):
+                close_all([*self._envs, *old])
             self._envs = []
             raise
         if not self._agents.empty:
@@ -350,17 +351,4 @@ class VecWorker(Worker):
         self.phase, self.trajectory = Phase.CLOSE, None
         self._forget_groups()
         envs, self._envs, self._runner = self._envs, [], None
-        while envs:
-            env = envs.pop(0)
-            try:
-                env.close()
-            except BaseException:
-                _close_quietly(envs)
-                raise
-
-
-def _close_quietly(envs: Sequence[AnyEnv | AnyVectorEnv]) -> None:
-    """Close environments after another error, and ignore what that raises."""
-    for env in envs:
-        with contextlib.suppress(Exception):
-            env.close()
+        close_all(envs)
