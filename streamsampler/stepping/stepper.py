@@ -153,12 +153,13 @@ class Stepper:
         times: Where the time goes.
         generators: The global generators.
         on_draws: Takes the number and the name of an environment that is found to draw from them, and what its states
-            take, in seconds for each of its calls.
+            take, in seconds for each of its calls; set before the first reset.
         not_restored: Environments that could not be restored: they take no steps until they are given up, or reset.
     """
 
     rows: Rows
     fresh: Callable[[int], EnvUpdate]
+    on_draws: Callable[[int, str, float], None]
 
     def __init__(
         self, updates: Mapping[int, EnvUpdate], worker_number: int, row: WorkerRow, autoreset: Autoreset, *,
@@ -175,7 +176,6 @@ class Stepper:
         self.making = min(updates)
         self.not_restored: set[int] = set()
         self.times = EnvTimes(worker_number)
-        self.on_draws: Callable[[int, str, float], None] = _ignore
         self.generators = EnvGenerators(tuple(updates), is_shared=is_shared, found=self._found_draws)
         if own_generators:
             self.generators.give_own(updates)
@@ -276,13 +276,13 @@ class Stepper:
         """Let the next step of environments be a reset, as that of an environment that raised."""
         self._is_over.update(dict.fromkeys(env_ids, True))
 
-    def handle(self, kind: str, *arguments: Any) -> None:
-        """Take what is no request.
+    def take_actions(self, actions: Mapping[int, Any]) -> None:
+        """Keep actions that are of another dtype than the rows'.
 
         Raises:
-            ProtocolError: This stepper takes nothing of that kind.
+            ProtocolError: This stepper takes none.
         """
-        raise ProtocolError(f"{type(self).__name__} takes no {kind} ({len(arguments)} arguments)")
+        raise ProtocolError(f"{type(self).__name__} takes no actions but those in rows, and got {len(actions)}")
 
     def set_options(self, env_id: int, options: dict[str, Any] | None) -> None:
         """Remember the options of an environment's resets from now on."""
@@ -460,10 +460,6 @@ class Stepper:
             except (Exception, SystemExit) as error:
                 raised[env_id] = error
         return raised
-
-
-def _ignore(*_: Any) -> None:
-    """Do nothing."""
 
 
 def _dict_of(info: Any) -> dict[str, Any]:

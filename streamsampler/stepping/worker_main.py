@@ -79,6 +79,7 @@ class EnvWorker:
         stepper.on_draws = self._report_draws
         self._messages: dict[str, Callable[..., None]] = {
             "rows": self._open_rows,
+            "actions": self._stepper.take_actions,
             "options": self._set_options,
             "levels": self._keeper.set_levels,
             "reset": self._resets,
@@ -130,10 +131,7 @@ class EnvWorker:
         what, *arguments = pickle.loads(data)
         if what == "exit":
             return False
-        if (function := self._messages.get(what)) is not None:
-            function(*arguments)
-        else:
-            self._stepper.handle(what, *arguments)
+        self._messages[what](*arguments)
         return True
 
     def _open_rows(self, payload: Payload) -> None:

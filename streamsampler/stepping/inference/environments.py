@@ -282,7 +282,7 @@ class Environments:
             if not put_exactly(rows, env_id, action):
                 given[env_id] = action
         if given:
-            self.transport.give(given, "actions")
+            self.transport.give(given)
         self.transport.step(now)
 
     def step_with(self, env_ids: Sequence[int], actions: Tree) -> None:
@@ -307,7 +307,7 @@ class Environments:
             return
         action = episode.actions[episode.n_carried_out - 1]
         if not put_exactly(self.transport.rows.actions, env_id, action):
-            self.transport.give({env_id: action}, "actions")
+            self.transport.give({env_id: action})
         self.transport.step([env_id])
 
     # ------------------------------------------------------------------ results

@@ -137,10 +137,9 @@ class RolloutStepper(Stepper):
         self._undrawn = generator_states()
         return [(env.observation_space, env.action_space) for env in self.envs.values()]
 
-    def handle(self, kind: str, *arguments: Any) -> None:
+    def take_actions(self, actions: Mapping[int, Any]) -> None:
         """Keep actions that are of another dtype than the rows': the next steps are taken with them."""
-        assert kind == "actions"
-        self._given.update(arguments[0])
+        self._given.update(actions)
 
     def set_options(self, env_id: int, options: Any) -> None:
         """Remember how an environment's next trajectory begins."""
@@ -234,10 +233,10 @@ class RolloutTransport(ProcessTransport):
         """
         self._pool.files.set_up(self._setup(updates))
 
-    def give(self, gifts: Mapping[int, Any], kind: str) -> None:
-        """Give environments something, before their next step; see `Stepper.handle`."""
-        for number, ids in self._by_worker(list(gifts)):
-            self._link(number).write(pickle_frame((kind, {env_id: gifts[env_id] for env_id in ids})))
+    def give(self, actions: Mapping[int, Any]) -> None:
+        """Give environments actions before their next step; see `Stepper.take_actions`."""
+        for number, ids in self._by_worker(list(actions)):
+            self._link(number).write(pickle_frame(("actions", {env_id: actions[env_id] for env_id in ids})))
 
     def close_environments(self, close_timeout: float) -> list[BaseException]:
         """Let all workers close their environments, and go on; kill those that do not in time.
