@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError, positive
+from streamsampler.core.errors import ActionError, DataError, UsageError, positive
 from streamsampler.data.assembly import Delivery, assemble
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.copying import Allocate, make_recorder
+from streamsampler.data.copying import Allocate
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace, check_actions, short
@@ -21,9 +20,9 @@ from streamsampler.data.trees import Array, Tree, snapshot, take
 from streamsampler.protocol.result import Segment
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.steps import Steps
-from streamsampler.workers.vec.columns import Column, RowRecorder
+from streamsampler.workers.vec.columns import Column
 from streamsampler.workers.vec.rows import BatchInfos, InfosInAnyOrder, row_of
-from streamsampler.workers.vec.steps import Trajectory, last_observations
+from streamsampler.workers.vec.steps import Trajectory, TrajectoryRecorder
 
 if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager
@@ -48,7 +47,7 @@ class _Line(Column):
         return values
 
 
-class TimestepRecorder(RowRecorder):
+class TimestepRecorder(TrajectoryRecorder):
     """Records timesteps in the order in which the agent is asked for their actions, whatever trajectories they are of.
 
     Args:
@@ -64,7 +63,6 @@ class TimestepRecorder(RowRecorder):
         env_infos, self._resets = InfosInAnyOrder("env_infos"), InfosInAnyOrder("episode_infos")
         super().__init__(observation_space, action_space, 1, env_infos, self._resets)
         self.record_info: Callable[[int, dict[str, Any]], None] = env_infos.record
-        self._last = make_recorder(observation_space, "observation", ObservationError)
         self._rewards = _Line(1, np.dtype(np.float64))
         self._owners = _Line(1, _OWNER)  # the row of each timestep
 
@@ -122,16 +120,10 @@ class TimestepRecorder(RowRecorder):
         return self.actions.gather(numbers), self._rewards.gather(numbers)
 
     def gather(self, trajectories: Sequence[Trajectory], allocate: Allocate) -> Rollouts:
-        """Return trajectories that have ended, in order; see `StepRecorder.gather`."""
-        lengths = np.array([each.length for each in trajectories], dtype=np.int64)
+        """Return trajectories that have ended, in order; see `gathered_trajectories`."""
         numbers = [self.numbers_of(each.row, each.begun, each.length) for each in trajectories]
-        return self.gathered_numbers(
-            np.concatenate([np.arange(0), *numbers]), lengths,
-            np.array([each.number for each in trajectories], dtype=np.int64), allocate, rewards=self._rewards.gather,
-            last_observations=partial(last_observations, self._last, trajectories),
-            terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
-            truncated=np.array([each.truncated for each in trajectories], dtype=np.bool_),
-        )  # fmt: skip
+        together = np.concatenate([np.arange(0), *numbers])
+        return self.gathered_trajectories(trajectories, together, allocate, self._rewards.gather)
 
     def keep(self, trajectories: Sequence[Trajectory]) -> None:
         """Forget what none of these trajectories needs, if that is worth it; all others are over."""

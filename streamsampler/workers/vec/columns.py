@@ -390,15 +390,26 @@ class RowRecorder:
             part.clear()
         self.step = self.n_begun = 0
 
+    def numbers_from(self, first: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of all values of trajectories that go on in their rows, one trajectory after the other.
+
+        Args:
+            first: The number of the first value of each.
+            lengths: Their timesteps.
+        """
+        n_rows = self.n_rows
+        numbers = np.repeat(first - (np.cumsum(lengths) - lengths) * n_rows, lengths)
+        return numbers + np.arange(0, len(numbers) * n_rows, n_rows)
+
     def gathered(
-        self, first: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,
+        self, numbers: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,
         rewards: Callable[[NDArray[np.int64]], Array], last_observations: Callable[[], Tree],
         terminated: NDArray[np.bool_], truncated: NDArray[np.bool_],
     ) -> Rollouts:  # fmt: skip
         """Return trajectories.
 
         Args:
-            first: The number of the first value of each.
+            numbers: The numbers of all their values.
             lengths: Their timesteps.
             episodes: What their resets' infos were recorded as.
             allocate: Makes the arrays of what there is of each timestep.
@@ -411,21 +422,6 @@ class RowRecorder:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position among them.
             DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
         """
-        n_rows, stops = self.n_rows, np.cumsum(lengths)
-        # Trajectories one after the other, and in each every `n_rows`-th number.
-        numbers = np.repeat(first - (stops - lengths) * n_rows, lengths)
-        numbers += np.arange(0, len(numbers) * n_rows, n_rows)
-        return self.gathered_numbers(
-            numbers, lengths, episodes, allocate, rewards=rewards, last_observations=last_observations,
-            terminated=terminated, truncated=truncated,
-        )  # fmt: skip
-
-    def gathered_numbers(
-        self, numbers: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,
-        rewards: Callable[[NDArray[np.int64]], Array], last_observations: Callable[[], Tree],
-        terminated: NDArray[np.bool_], truncated: NDArray[np.bool_],
-    ) -> Rollouts:  # fmt: skip
-        """Return trajectories, of which `numbers` has the numbers of all values; see `gathered`."""
         stops = np.cumsum(lengths)
         actions = self.actions.gather(numbers, allocate)
         refuse_actions_outside(self._action_space, actions, lengths)

@@ -153,9 +153,9 @@ class NativeRecorder(RowRecorder):
             return take(concatenate([last for _, last in self._last]), in_order[:most])
 
         return self.gathered(
-            first * self.n_rows + slots, after - first, np.arange(len(first)), allocate=allocate,
-            rewards=partial(self._rewards.gather, allocate=allocate), last_observations=last_observations,
-            terminated=self._terminated[:most], truncated=self._truncated[:most],
+            self.numbers_from(first * self.n_rows + slots, after - first), after - first, np.arange(len(first)),
+            allocate=allocate, rewards=partial(self._rewards.gather, allocate=allocate),
+            last_observations=last_observations, terminated=self._terminated[:most], truncated=self._truncated[:most],
         )  # fmt: skip
 
 

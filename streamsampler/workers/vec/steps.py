@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError, ObservationError
 from streamsampler.data.copying import Allocate, make_recorder
@@ -58,7 +59,57 @@ class Trajectory:
     left_out: Dropped | None = None
 
 
-class StepRecorder(RowRecorder):
+class TrajectoryRecorder(RowRecorder):
+    """Records what n rows did, whatever trajectories they are of; see `RowRecorder`."""
+
+    def __init__(self, observation_space: AnySpace, *args: Any) -> None:
+        super().__init__(observation_space, *args)
+        self._last = make_recorder(observation_space, "observation", ObservationError)
+
+    def gathered_trajectories(
+        self, trajectories: Sequence[Trajectory], numbers: NDArray[np.int64], allocate: Allocate,
+        rewards: Callable[[NDArray[np.int64]], Array],
+    ) -> Rollouts:  # fmt: skip
+        """Return trajectories that have ended, in order.
+
+        Args:
+            trajectories: The trajectories.
+            numbers: The numbers of all their values.
+            allocate: Makes the arrays of what there is of each timestep.
+            rewards: Returns the rewards of numbers, in their order.
+
+        Raises:
+            ActionError: An action outside its space; its attribute `position` is the position in `trajectories`.
+            ObservationError: A last observation that does not fit its space, with the same attribute.
+            DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
+        """
+        return self.gathered(
+            numbers, lengths_of(trajectories), np.array([each.number for each in trajectories], dtype=np.int64),
+            allocate, rewards=rewards, last_observations=partial(self._last_observations, trajectories),
+            terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
+            truncated=np.array([each.truncated for each in trajectories], dtype=np.bool_),
+        )  # fmt: skip
+
+    def _last_observations(self, trajectories: Sequence[Trajectory]) -> Tree:
+        """Return the last observations of trajectories, leaves of (n, ...)."""
+        recorder = self._last
+        recorder.clear()
+        try:
+            for each in trajectories:
+                recorder.record(each.last)
+            return map_tree(np.copy, recorder.view(0, len(trajectories)))
+        except DataError as error:
+            error.position = recorder.count() if error.row is None else error.row
+            error.timestep = trajectories[error.position].length
+            raise
+
+
+def lengths_of(trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
+    """Return the timesteps of trajectories that have ended."""
+    return np.array([each.length for each in trajectories], dtype=np.int64)
+
+
+class StepRecorder(TrajectoryRecorder):
     """Records what n rows did in each step, whatever trajectories the rows are of.
 
     Steps are counted from the first one that is kept. While environments are stepped, `step` is the one after.
@@ -84,7 +135,6 @@ class StepRecorder(RowRecorder):
         env_infos, self._resets = InfoRecorder("env_infos"), episode_infos or InfoRecorder("episode_infos")
         super().__init__(observation_space, action_space, n_rows, env_infos, self._resets)
         self.record_env_info: Callable[[int, dict[str, Any]], None] = env_infos.record
-        self._last = make_recorder(observation_space, "observation", ObservationError)
         self._is_encoded = self._last.encoded is not None
         self.encoded, self.dtype, self.shape = [b""] * n_rows, self._last.dtype, self._last.shape
         self._copies = AlignedCopies()
@@ -155,28 +205,13 @@ class StepRecorder(RowRecorder):
         self.agent_infos.record(np.arange(first, first + self.n_rows), infos)
 
     def gather(self, trajectories: Sequence[Trajectory], allocate: Allocate) -> Rollouts:
-        """Return trajectories that have ended, in order.
-
-        Args:
-            trajectories: The trajectories.
-            allocate: Makes the arrays of what there is of each timestep.
-
-        Raises:
-            ActionError: An action outside its space; its attribute `position` is the position in `trajectories`.
-            ObservationError: A last observation that does not fit its space, with the same attribute.
-            DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
-        """
-        return self.gathered(
-            np.array([each.begun * self.n_rows + each.row for each in trajectories], dtype=np.int64),
-            np.array([each.length for each in trajectories], dtype=np.int64),
-            np.array([each.number for each in trajectories], dtype=np.int64),
-            allocate=allocate,
+        """Return trajectories that have ended, in order; see `gathered_trajectories`."""
+        first = np.array([each.begun * self.n_rows + each.row for each in trajectories], dtype=np.int64)
+        return self.gathered_trajectories(
+            trajectories, self.numbers_from(first, lengths_of(trajectories)), allocate,
             # A view that stays would keep the rewards from growing.
             rewards=lambda numbers: np.frombuffer(self.rewards, np.float64).take(numbers),
-            last_observations=partial(last_observations, self._last, trajectories),
-            terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
-            truncated=np.array([each.truncated for each in trajectories], dtype=np.bool_),
-        )
+        )  # fmt: skip
 
     def keep(self, trajectories: Sequence[Trajectory]) -> None:
         """Forget what none of these trajectories needs, if that is worth it; all others are over."""
@@ -198,27 +233,6 @@ class StepRecorder(RowRecorder):
         for each in trajectories:
             each.begun -= step
             each.number -= number
-
-
-def last_observations(recorder: Any, trajectories: Sequence[Trajectory]) -> Tree:
-    """Return the last observations of trajectories, leaves of (n, ...).
-
-    Args:
-        recorder: What `data.copying.make_recorder` returned for them; what is in it is forgotten.
-        trajectories: The trajectories.
-
-    Raises:
-        ObservationError: One does not fit its space.
-    """
-    recorder.clear()
-    try:
-        for each in trajectories:
-            recorder.record(each.last)
-        return cast("Tree", map_tree(np.copy, recorder.view(0, len(trajectories))))
-    except DataError as error:
-        error.position = recorder.count() if error.row is None else error.row
-        error.timestep = trajectories[error.position].length
-        raise
 
 
 class AlignedCopies:
