@@ -12,7 +12,8 @@ import copy
 import hashlib
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -70,84 +71,57 @@ class Difference(BaseException):
 
 @dataclass
 class Trace:
-    """What passed through one stand-in: the first time it is kept, the second time compared.
+    """What passed through the stand-ins: the first time it is kept, the second time compared.
 
     Attributes:
-        trajectory: What to call the trajectory, or those of a vector environment.
-        entries: What was kept: what it is, with its timestep, and the value.
+        entries: What was kept: of which trajectory, what it is, with its timestep, and the value.
         position: The entry that is compared next; -1 while entries are kept.
-        infos: What was in infos, by key and by when that was; see `info_differences`.
+        infos: What was in infos, by key, trajectory and when that was; see `info_differences`.
     """
 
-    trajectory: str
-    entries: list[tuple[str, Any]] = field(default_factory=list)
+    entries: list[tuple[str, str, Any]] = field(default_factory=list)
     position: int = -1
-    infos: dict[tuple[InfoKey, str], Any] = field(default_factory=dict)
+    infos: dict[tuple[InfoKey, str, str], Any] = field(default_factory=dict)
 
-    def keep_or_compare(self, what: str, value: Any) -> None:
-        """Keep a value, or compare it; `what` names it, and its timestep.
+    def keep_or_compare(self, trajectory: str, what: str, value: Any) -> None:
+        """Keep a value of a trajectory, or compare it; `what` names it, and its timestep.
 
         Raises:
             Difference: It is another value than the one that was kept.
         """
-        if self.position < 0:
-            self.entries.append((what, _snapshot(value)))
-            return
-        kept_what, kept = self.entries[self.position] if self.position < len(self.entries) else ("", None)
-        self.position += 1
         now = _snapshot(value)
-        if kept_what != what:
-            raise Difference("environment", f"{self.trajectory} had another length")
+        if self.position < 0:
+            self.entries.append((trajectory, what, now))
+            return
+        *about, kept = self.entries[self.position] if self.position < len(self.entries) else ("", "", None)
+        self.position += 1
+        if about != [trajectory, what]:
+            raise Difference("environment", f"{trajectory} had another length")
         if not _same(kept, now):
             culprit = "agent" if what.startswith("action") else "environment"
-            raise Difference(culprit, f"{self.trajectory} came out differently: its {what} {_how(kept, now)}")
+            raise Difference(culprit, f"{trajectory} came out differently: its {what} {_how(kept, now)}")
 
-    def take_info(self, whose: str, when: str, info: Any, path: str = "") -> None:
+    def take_info(self, trajectory: str, whose: str, when: str, info: Any, path: str = "") -> None:
         """Keep what is in an info, except what `RecordEpisodeStatistics` reads off the clock."""
         if not isinstance(info, dict):
             return
         for key, value in info.items():
             name = f"{path}{key}"
             if isinstance(value, dict):
-                self.take_info(whose, when, value, f"{name}.")
+                self.take_info(trajectory, whose, when, value, f"{name}.")
             elif not f".{name}".endswith(_CLOCK):
-                self.infos[(whose, name), when] = _snapshot(value)
+                self.infos[(whose, name), trajectory, when] = _snapshot(value)
 
     def info_differences(self, other: Trace) -> dict[InfoKey, Difference]:
-        """Return in which keys of infos another run of the trajectory differs, each with its first difference."""
+        """Return in which keys of infos another run of the trajectories differs, each with its first difference."""
         found: dict[InfoKey, Difference] = {}
-        for key, when in self.infos | other.infos:
-            kept, now = (each.infos.get((key, when), _MISSING) for each in (self, other))
+        for place in self.infos | other.infos:
+            key, trajectory, when = place
+            kept, now = (each.infos.get(place, _MISSING) for each in (self, other))
             if key not in found and not _same(kept, now):
-                what = f"{self.trajectory} came out differently: its {key[0]} {key[1]!r} {when}"
+                what = f"{trajectory} came out differently: its {key[0]} {key[1]!r} {when}"
                 found[key] = Difference("agent" if key[0] == AGENT_INFO else "environment", f"{what} {_how(kept, now)}")
         return found
-
-
-@dataclass
-class Limits:
-    """What ends a run early, and how far it got.
-
-    Attributes:
-        may_run: Whether the agent version may still run.
-        until: The time after which no further reset or step begins; None for any.
-        trajectories: How many trajectories were begun.
-        timesteps: How many timesteps were run.
-    """
-
-    may_run: Callable[[], bool]
-    until: float | None
-    trajectories: int = 0
-    timesteps: int = 0
-
-    def look(self) -> None:
-        """Raise if nothing more is to begin.
-
-        Raises:
-            BrokenOff: Nothing is.
-        """
-        if (self.until is not None and perf_counter() >= self.until) or not self.may_run():
-            raise BrokenOff
 
 
 class _StandIn:
@@ -155,12 +129,14 @@ class _StandIn:
 
     Args:
         env: The environment, or vector environment.
+        trajectory: What to call the trajectory, or those of a vector environment.
         trace: Notes what passes through.
-        limits: What ends the run.
+        run: Is told what is about to begin, and ended.
     """
 
-    def __init__(self, env: Any, trace: Trace, limits: Limits) -> None:
-        self._env, self._trace, self._limits = env, trace, limits
+    def __init__(self, env: Any, trajectory: str, trace: Trace, run: _Run) -> None:
+        self._env, self._run = env, run
+        self._note, self._take_info = partial(trace.keep_or_compare, trajectory), partial(trace.take_info, trajectory)
         self._timestep = 0
         self._rows = n_slots_of(env)
 
@@ -168,68 +144,35 @@ class _StandIn:
         return getattr(self._env, name)
 
     def reset(self, **arguments: Any) -> Any:
-        self._limits.look()
-        self._limits.trajectories += self._rows
+        self._run.look()
+        self._run.trajectories += self._rows
         result = self._env.reset(**arguments)
-        self._trace.keep_or_compare("first observation", result[0])
-        self._trace.take_info(ENV_INFO, "of the reset", *result[1:2])
+        self._note("first observation", result[0])
+        self._take_info(ENV_INFO, "of the reset", *result[1:2])
         return result
 
     def step(self, action: Any) -> Any:
         if self._timestep >= TIMESTEPS:
             raise _Enough
-        self._limits.look()
-        self._trace.keep_or_compare(f"action at timestep {self._timestep}", action)
+        self._run.look()
+        self._note(f"action at timestep {self._timestep}", action)
         result = self._env.step(action)
-        self._limits.timesteps += self._rows
+        self._run.timesteps += self._rows
         for what, value in zip(("observation", "reward", "terminated", "truncated"), result, strict=False):
-            self._trace.keep_or_compare(f"{what} after timestep {self._timestep}", value)
-        self._trace.take_info(ENV_INFO, f"after timestep {self._timestep}", *result[4:5])
+            self._note(f"{what} after timestep {self._timestep}", value)
+        self._take_info(ENV_INFO, f"after timestep {self._timestep}", *result[4:5])
         self._timestep += 1
         return result
 
     def take_agent_info(self, timestep: int, info: Any, row: int | None = None) -> None:
         """Note an info of the agent: of one row, or those of all rows in arrays."""
         of_row = "" if row is None else f" of row {row}"
-        self._trace.take_info(AGENT_INFO, f"at timestep {timestep}{of_row}", info)
+        self._take_info(AGENT_INFO, f"at timestep {timestep}{of_row}", info)
 
 
 def is_checking() -> bool:
     """Return whether user code is being run for a check."""
     return _checking.get()
-
-
-def run_traced(
-    worker: Worker,
-    version: int,
-    indices: range,
-    seeds: list[int],
-    traces: list[Trace],
-    limits: Limits,
-) -> None:
-    """Rehearse trajectories, one in each of a worker's environments, and note what passes, or compare it.
-
-    Args:
-        worker: The worker, which can rehearse.
-        version: The agent version in hand.
-        indices: The trajectories.
-        seeds: Their seeds.
-        traces: One for each environment.
-        limits: What ends the run early; it counts what is run.
-
-    Raises:
-        BrokenOff: The limits say so.
-        Difference: Something came out differently.
-    """
-    pairs = zip(worker.environments(), traces, strict=True)
-    stand_ins = [_StandIn(env, trace, limits) for env, trace in pairs]
-    token = _checking.set(True)
-    try:
-        worker.rehearse(version, indices, seeds, stand_ins)
-    except _Enough:
-        pass
-    finally:
-        _checking.reset(token)
 
 
 def n_slots_of(env: Any) -> int:
@@ -371,8 +314,8 @@ def check_purity(
     if finding or (writes and not strict):
         return PurityCheck(kind, finding=finding)
     began = perf_counter() - (before.seconds if has_begun else 0.0)
-    limits = Limits(lambda: worker.row.may_run(version), None if strict else began + SECONDS)
-    found, run = PurityCheck(kind, spoiled=writes), _Run(worker, version, seeds_of, limits)
+    found = PurityCheck(kind, spoiled=writes)
+    run = _Run(worker, version, seeds_of, until=None if strict else began + SECONDS)
     try:
         run.check()
     except BrokenOff:
@@ -386,7 +329,7 @@ def check_purity(
     found.seconds = perf_counter() - began
     time_is_up = not strict and found.seconds >= SECONDS
     found.complete = bool(found.finding) or time_is_up or worker.row.may_run(version)
-    found.trajectories, found.timesteps = limits.trajectories, limits.timesteps
+    found.trajectories, found.timesteps = run.trajectories, run.timesteps
     found.unstable = _warning(run.unstable, envs[0])
     found.spoiled |= run.has_renewed
     return found
@@ -397,6 +340,12 @@ class _Run:
     """A check that goes on.
 
     Attributes:
+        worker: The worker.
+        version: The agent version in hand.
+        seeds_of: Gives the seeds of trajectories.
+        until: The time after which no further reset or step begins; None for any.
+        trajectories: How many trajectories were begun.
+        timesteps: How many timesteps were run.
         unstable: Which infos differ from run to run, whatever was run before.
         has_renewed: Whether agent and environments were replaced on the way.
     """
@@ -404,9 +353,20 @@ class _Run:
     worker: Worker
     version: int
     seeds_of: Callable[[range], list[int]]
-    limits: Limits
+    until: float | None
+    trajectories: int = 0
+    timesteps: int = 0
     unstable: set[InfoKey] = field(default_factory=set)
     has_renewed: bool = False
+
+    def look(self) -> None:
+        """Raise if nothing more is to begin.
+
+        Raises:
+            BrokenOff: Nothing is.
+        """
+        if (self.until is not None and perf_counter() >= self.until) or not self.worker.row.may_run(self.version):
+            raise BrokenOff
 
     def check(self) -> None:
         """Run the first trajectory, the second one, and the first one again; look at infos that differ.
@@ -415,12 +375,10 @@ class _Run:
             Difference: The first trajectory came out differently.
             BrokenOff: It was broken off.
         """
-        first = self._new_traces()
-        self._trajectories(0, first)
-        self._trajectories(1, self._new_traces())
-        again = [replace(trace, position=0, infos={}) for trace in first]
-        self._trajectories(0, again)
-        differing = _info_differences(first, again)
+        first = self._trajectories(0, Trace())
+        self._trajectories(1, Trace())
+        again = self._trajectories(0, Trace(first.entries, position=0))
+        differing = first.info_differences(again)
         if differing:
             self.unstable = self._unstable()
         for key, difference in differing.items():
@@ -433,31 +391,28 @@ class _Run:
         for _ in range(2):
             self.worker.context.rebuild()
             self.has_renewed = True
-            found.append(self._new_traces())
-            self._trajectories(0, found[-1])
-        return set(_info_differences(*found))
+            found.append(self._trajectories(0, Trace()))
+        return set(found[0].info_differences(found[1]))
 
-    def _new_traces(self) -> list[Trace]:
-        envs = self.worker.environments()
+    def _trajectories(self, number: int, trace: Trace) -> Trace:
+        """Run the first or the second trajectory, of several environments one in each at a time; return their trace."""
+        worker, envs = self.worker, self.worker.environments()
         n_slots = sum(map(n_slots_of, envs))
+        names = [f"trajectory {slot}" for slot in range(n_slots)]
         if len(envs) < n_slots:
-            return [Trace(f"one of trajectories 0 to {n_slots - 1}")]
-        return [Trace(f"trajectory {number}") for number in range(n_slots)]
-
-    def _trajectories(self, number: int, traces: list[Trace]) -> None:
-        """Run the first or the second trajectory; of several environments, one in each at a time."""
-        n_slots = sum(map(n_slots_of, self.worker.environments()))
+            names = [f"one of trajectories 0 to {n_slots - 1}"]
+        stand_ins = [_StandIn(env, name, trace, self) for env, name in zip(envs, names, strict=True)]
         indices = range(number * n_slots, (number + 1) * n_slots)
         # So the board changes from one long reset of a trajectory to the next, and the worker does not seem to hang.
-        self.worker.row.words[self.worker.row.timesteps_word] = self.limits.timesteps
-        run_traced(self.worker, self.version, indices, self.seeds_of(indices), traces, self.limits)
-
-
-def _info_differences(traces: list[Trace], others: list[Trace]) -> dict[InfoKey, Difference]:
-    found: dict[InfoKey, Difference] = {}
-    for trace, other in zip(traces, others, strict=True):
-        found = trace.info_differences(other) | found
-    return found
+        worker.row.words[worker.row.timesteps_word] = self.timesteps
+        token = _checking.set(True)
+        try:
+            worker.rehearse(self.version, indices, self.seeds_of(indices), stand_ins)
+        except _Enough:
+            pass
+        finally:
+            _checking.reset(token)
+        return trace
 
 
 def _warning(unstable: set[InfoKey], env: Any) -> str:
