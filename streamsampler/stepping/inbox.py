@@ -85,7 +85,7 @@ class Recovery:
                 self._attempts.pop((env_id, True), None)
                 self._attempts.pop((env_id, False), None)
 
-    def take_broken(self, event: Broken, outdated: bool = False) -> BaseException | None:
+    def take_broken(self, event: Broken, outdated: bool) -> BaseException | None:
         """Record a failure; return the error to raise, if it is to be raised.
 
         Args:

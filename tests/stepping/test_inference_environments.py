@@ -125,7 +125,7 @@ def test_what_is_kept_elsewhere_is_asked_for_again(script, environments, rewards
         return
     assert restore(script, environments) == []
     if rewards is None:
-        assert (np.asarray(script.rows.actions)[0], environments.current(0)) == (0.5, [5.0])
+        assert (np.asarray(script.rows.actions)[0], environments.observation(0)) == (0.5, [5.0])
     else:
         assert script.asked[-2:] == [("step", [1]), ("step", [0])]
 

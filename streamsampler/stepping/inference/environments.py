@@ -364,13 +364,6 @@ class Environments:
         rows = self.transport.rows
         return rows.view(int(rows.slots[env_id]), env_id)
 
-    def current(self, env_id: int) -> Any:
-        """Return a copy of the last observation of an environment, when it is what it was."""
-        while self._episodes[env_id].is_open:
-            self.take_in(None)
-        self.check(env_id)
-        return snapshot(self.observation(env_id))
-
     def forget_actions(self, env_id: int) -> None:
         """Forget an environment's actions so far, which `history_of` knows from now on, unless they are needed now."""
         if env_id not in self.restoring:

@@ -141,7 +141,7 @@ class WaitingRunner(ParentRunner):
         n_groups: Into how many groups rows are parted: environments of one step while the agent is asked for another.
     """
 
-    def __init__(self, environments: Environments, worker: Worker, n_groups: int = 1) -> None:
+    def __init__(self, environments: Environments, worker: Worker, n_groups: int) -> None:
         super().__init__(environments, worker)
         self._asking = Asking(self, environments, worker, self.spaces, n_groups, rounds=False)
 
