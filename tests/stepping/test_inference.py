@@ -1,5 +1,6 @@
 """An agent in the sampler's process: the batches and errors of `VecWorker`, whatever happens to the environments."""
 
+import functools
 import itertools
 import os
 import pickle
@@ -210,6 +211,35 @@ class Waiting(Sticky):
         if self.t == 4 and self.worker_number == 1:
             self.pipe.write_text("!")
         return super().step(action)
+
+
+class ByPlace(InBlocks):
+    """Acts by the place of a row."""
+
+    def get_actions(self, observations):
+        return np.arange(len(observations)), {}
+
+
+class Uneven(Graded):
+    """Steps in the first process when it has in another one."""
+
+    def __init__(self, pipe, worker_number=0):
+        super().__init__()
+        self.pipe, self.is_first = os.open(pipe, os.O_RDWR), not worker_number
+
+    def step(self, action):
+        os.read(self.pipe, 1) if self.is_first else os.write(self.pipe, b".")
+        return super().step(action)
+
+
+def test_which_process_is_quicker_does_not_show_where_rows_wait_for_each_other(tmp_path):
+    """In a block, both rows end in the same step, and the first one begins the next trajectory."""
+    os.mkfifo(tmp_path / "pipe")
+    options: dict[str, Any] = {"n_envs": 2, "max_episode_length": 2, "worker_args": {"block_size": 6}}
+    with reference(ByPlace(), Graded, **options) as sampler:
+        expected = sampler.obtain_trajectories(12)
+    with in_parent(ByPlace(), functools.partial(Uneven, tmp_path / "pipe"), **options) as sampler:
+        assert sampler.obtain_trajectories(12) == expected
 
 
 @pytest.mark.parametrize(
