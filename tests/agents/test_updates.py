@@ -204,6 +204,7 @@ def test_what_cannot_be_an_agent_is_refused_before_it_is_sent_and_ends_no_stream
     sampler.close()
 
 
+@pytest.mark.slow
 def test_an_own_kind_is_taken_for_one_worker_or_for_all_also_after_pickling(sampler):
     sampler.obtain_trajectories(1, agent_update=Adapter(1))
     assert actions(sampler.obtain_trajectories(4, agent_update=Net(5))) == [5]

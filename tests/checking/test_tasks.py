@@ -112,6 +112,7 @@ def test_known_wrappers():
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
+@pytest.mark.slow
 def test_a_vector_environment(mode):
     mode = gymnasium.vector.AutoresetMode[mode]
 
@@ -269,6 +270,7 @@ class Wrong(Chooser):
 
 
 @pytest.mark.parametrize("env", [Comings, Turns])
+@pytest.mark.slow
 def test_several_agents_that_are_right_pass(env):
     checked = run(env, Chooser(), stages=3, ends_within=50)
     checked._agent_alone()
@@ -291,6 +293,7 @@ def test_several_agents_that_are_right_pass(env):
         (partial(Paying, 1), "seed", "reward"),
     ],
 )
+@pytest.mark.slow
 def test_what_is_wrong_with_several_agents_is_found(env, name, text):
     found = by_name(run(env, stages=2 if name == "seed" else 1, ends_within=50).findings)
     assert found[name].verdict == "failure"

@@ -192,6 +192,7 @@ NAMED = ("scripted:Scripted-v0", "--agent", "scripted:always_two", "--start-meth
     "arguments",
     [NAMED, *(pytest.param(("CartPole-v1", "--start-method", m), marks=pytest.mark.slow) for m in ("spawn", "fork"))],
 )
+@pytest.mark.slow
 def test_nothing_runs_from_the_current_directory_but_what_is_named(hostile: Path, arguments: tuple[str, ...]) -> None:
     assert run(hostile, hostile / "bin" / "streamsampler", *SAMPLE, *arguments).stderr == ""
 

@@ -61,6 +61,7 @@ def test_a_whole_run_writes_what_the_library_samples(home: Path) -> None:
     assert last.startswith(f"{len(batch)} trajectories, {batch.n_timesteps:,} timesteps in ")
 
 
+@pytest.mark.slow
 def test_json_is_all_there_is_on_stdout_even_if_environments_print(home: Path) -> None:
     (home / "scripted.py").write_text(f"print('hello from scripted')\n{SCRIPTED}")
     arguments = ("--env-kwarg", "chatty=true", "--num-trajectories", 5, "--json", "--out", "out.npz")

@@ -175,6 +175,7 @@ class Moody(Steps):
     ("only", "n"),
     [("", 8), *(pytest.param(only, 30, marks=pytest.mark.slow) for only in ("", "episode_infos", "env_infos"))],
 )
+@pytest.mark.slow
 def test_a_streamed_trajectory_is_what_it_is_alone(make_sampler: Maker, only: str, n: int) -> None:
     """Also when it comes in a large ticket with others: the second time their lengths are known."""
     sampler, kinds = make_sampler(always_zero, Moody(KINDS, only), n_workers=2, seed=SEED), set()

@@ -192,6 +192,7 @@ CALLS: list[Any] = [
 
 @pytest.mark.parametrize(("calls", "share", "options"), CALLS)
 @on("processes", *slow("local", "queues fork", "vec processes"))
+@pytest.mark.slow
 def test_when_calls_end(
     make_sampler: Maker, env: Any, steps: Records, calls: Any, share: float, options: dict[str, Any]
 ) -> None:

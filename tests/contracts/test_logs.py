@@ -88,6 +88,7 @@ def test_each_record_is_handled_once_with_the_number_of_its_worker(start_method,
     assert "reset" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_levels_are_the_parents_and_may_change_between_calls(caplog):
     with MultiprocessingSampler(always_zero, Telling(logging.INFO), n_workers=1) as sampler:
         sampler.obtain_trajectories(1)

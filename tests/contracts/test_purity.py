@@ -173,6 +173,7 @@ class Noted(Counts):
 
 
 @on("processes", *slow("vec processes"))
+@pytest.mark.slow
 def test_no_other_worker_works_before_the_verdict_where_an_error_ends_the_call(make_sampler, tmp_path):
     """Whether a call raises would depend on timing: another worker might have collected all by then."""
     for carries in (True, False):

@@ -367,6 +367,7 @@ def test_what_was_begun_otherwise_is_not_used(make_sampler: Maker, env: Any, end
 
 @AHEAD
 @PROCESSES
+@pytest.mark.slow
 def test_all_workers_die_between_two_calls(make_sampler: Maker, env: Any, ends: Records) -> None:
     sampler = make_sampler(Stamping(), env, n_workers=2, **LAGGING)
     batches = []

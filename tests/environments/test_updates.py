@@ -272,6 +272,7 @@ VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
 
 @pytest.mark.parametrize("make", [LocalSampler, MultiprocessingSampler])
 @pytest.mark.parametrize("options", [{}, pytest.param(VEC, marks=pytest.mark.slow)], ids=["", "vec"])
+@pytest.mark.slow
 def test_each_worker_has_its_number_and_the_one_in_the_place_of_a_lost_one(make, options, tmp_path):
     def numbers(**update):
         return sampler.obtain_exact_trajectories(2, **update).observations.tolist()

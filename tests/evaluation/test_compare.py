@@ -99,6 +99,7 @@ def decided_after(test, first, second):
     return None
 
 
+@pytest.mark.slow
 def test_returns_are_decided_on_after_the_shortest_prefix():
     returns = [each.returns for each in compared(env=RARE, num_trajectories=800).evaluations]
     n, verdict = decided_after(ReturnTest(0.05, (-1, 3)), *returns)

@@ -68,6 +68,7 @@ QUICK = "default", "lanes", "vector with masks"
 
 
 @pytest.mark.parametrize("form", [it if it in QUICK else pytest.param(it, marks=pytest.mark.slow) for it in FORMS])
+@pytest.mark.slow
 def test_each_trajectory_of_each_amount_is_the_same(form, tmp_path):
     agent, env, options = FORMS[form]
     with LocalSampler(agent, env, seed=3, check=None, **options) as sampler:

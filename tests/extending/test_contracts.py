@@ -54,6 +54,7 @@ def expected() -> list[TrajectoryBatch]:
 
 
 @pytest.mark.parametrize("cls", [LocalSampler, MultiprocessingSampler, PipeSampler])
+@pytest.mark.slow
 def test_the_same_batches_for_any_engine_and_number_of_workers_although_one_is_killed(cls, tmp_path, expected):
     assert three_calls(pairs(cls, 3)) == expected
     if cls is not LocalSampler:
@@ -74,6 +75,7 @@ def test_a_pair_shares_what_its_agent_has_seen_and_the_worker_gets_its_arguments
 
 
 @pytest.mark.parametrize("cls", [MultiprocessingSampler, PipeSampler])
+@pytest.mark.slow
 def test_errors_name_phase_and_trajectory_and_the_sampler_goes_on(cls, tmp_path):
     # Each time: where a copy in the other worker succeeds first, the failure is forgotten.
     failing = Fault("raise", trajectory=3, step=2, times=None), Fault("exit", trajectory=1, version=2, times=None)

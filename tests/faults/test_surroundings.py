@@ -40,6 +40,7 @@ def exit_with_the_answer(folder):
     sys.exit(0 if is_right(folder) else 5)
 
 
+@pytest.mark.slow
 def test_in_a_daemonic_process(tmp_path):
     """`multiprocessing` would not let it have children."""
     daemon = multiprocessing.get_context("fork").Process(target=exit_with_the_answer, args=(tmp_path,), daemon=True)
@@ -120,6 +121,7 @@ QUEUES = [{"engine": "queues", "start_method": method} for method in ("fork", "s
 
 
 @pytest.mark.parametrize("how", [{}, *map(slow, QUEUES)], ids=lambda how: how.get("start_method", "default"))
+@pytest.mark.slow
 def test_workers_see_variables_and_the_working_directory_as_they_are_now(monkeypatch, tmp_path, how):
     """A fork server that was started while a variable was set still has it."""
     folder = tmp_path / "gone"

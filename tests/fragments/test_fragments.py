@@ -118,6 +118,7 @@ def test_short_fragments_are_long_ones_cut():
         assert joined.tobytes() == whole.as_grid(name).tobytes()
 
 
+@pytest.mark.slow
 def test_large_rows_are_copied_as_they_arrive():
     options: dict[str, Any] = {"seed": SEED, "n_workers": 3}
     with local(always_zero, Wide) as reference, MultiprocessingSampler(always_zero, Wide, **options) as sampler:
@@ -223,6 +224,7 @@ def test_another_number_of_environments_begins_afresh_and_warns(caplog):
 
 
 @pytest.mark.parametrize(("options", "n_envs"), [({}, 8), ({"worker_class": VecWorker}, 8), (vec(3), 8), (vec(12), 12)])
+@pytest.mark.slow
 def test_without_n_envs_the_number_of_timesteps_does_not_depend_on_the_workers(options, n_envs):
     batches = []
     for n_workers in (1, 2, 11):

@@ -241,6 +241,7 @@ class Varying(Env):
         return *rest, {"seen": np.full(self.t * 500, self.np_random.normal())}
 
 
+@pytest.mark.slow
 def test_memory_of_a_batch_is_its_own():
     """Later calls use the shared memory again; what was returned does not change, nor do objects in it."""
     sampler: Any = MultiprocessingSampler(Agent(), Varying, n_workers=2, seed=0)
@@ -384,6 +385,7 @@ AS_A_CELL = f'code = """\n{CELL}\n"""\nimport textwrap\nexec(textwrap.dedent(cod
 
 
 @pytest.mark.parametrize("how", ["file", *(pytest.param(how, marks=pytest.mark.slow) for how in ("stdin", "cell"))])
+@pytest.mark.slow
 def test_programs_without_a_main_guard(tmp_path, how):
     """Scripts, interactive sessions, and code that is executed like the cell of a notebook."""
     script = tmp_path / "script.py"

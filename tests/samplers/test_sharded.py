@@ -177,6 +177,7 @@ class Brittle(gymnasium.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_a_folder_with_gaps_is_resumed_from_anywhere(tmp_path: Path) -> None:
     def brittle(n_workers: int = 1) -> Any:
         return make(env=lambda: Brittle(tmp_path / "never"), n_workers=n_workers, on_failure="drop")

@@ -22,6 +22,7 @@ HOW: dict[str, Any] = {"seed": 5, "n_workers": 0}
 
 
 @pytest.mark.parametrize("game", [Comings, Turns])
+@pytest.mark.slow
 def test_returns_are_those_of_an_agent_a_team_or_a_policy(game: Any, tmp_path: Path) -> None:
     episodes = sampled(env=game, n=12, seed=5).episodes
     for return_of, team in (
@@ -58,6 +59,7 @@ def test_it_must_be_said_whose_return_counts(return_of: Any, words: str) -> None
         evaluate("random", "CartPole-v1", num_trajectories=3, return_of="red_0", **HOW)
 
 
+@pytest.mark.slow
 def test_policies_swapped_among_agents_on_the_same_seeds() -> None:
     bold, shy = Chooser(3), Chooser(0)
     agents = {"bold is red": {"red": bold, "blue": shy}, "bold is blue": {"red": shy, "blue": bold}}

@@ -133,6 +133,7 @@ class Kinds(Comings):
     ],
 )
 @pytest.mark.parametrize("make", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_spaces_of_all_kinds(space: Any, make: Any) -> None:
     agents = {"x": "random", "blue_1": "random"}
     how: dict[str, Any] = {"seed": 1, "policy_of": dict(zip(IDS, ["x", "x", "x", "blue_1"], strict=True))}

@@ -103,7 +103,12 @@ WRONG: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(
     ("kind", "odd", "match"),
-    [(kind, odd, match) for kinds, odd, match in WRONG for kind in kinds.split()],
+    [
+        # In processes by default what only they do.
+        pytest.param(kind, odd, match, marks=[pytest.mark.slow] * (kind != "serial" and kinds != kind))
+        for kinds, odd, match in WRONG
+        for kind in kinds.split()
+    ],
     ids=lambda it: str(it)[:25],
 )
 @pytest.mark.parametrize("on_failure", ["restore", pytest.param("raise", marks=pytest.mark.slow)])
@@ -133,6 +138,7 @@ def test_one_that_fails_whenever_it_is_tried_is_an_error_and_fails_alone(kind, o
 
 
 @pytest.mark.parametrize("kind", MANAGERS)
+@pytest.mark.slow
 def test_methods_and_ends_that_raise_or_exit(kind, caplog, capfd):
     with MANAGERS[kind]([lambda: Odd({"call": EXITS, "close": EXITS}), Odd], n_envs=2, seed=0) as manager:
         manager.reset()
@@ -153,6 +159,7 @@ def test_methods_and_ends_that_raise_or_exit(kind, caplog, capfd):
 
 @pytest.mark.parametrize("autoreset", MODES)
 @pytest.mark.parametrize(("kind", "odd"), [("serial", STUCK), ("processes", None)])
+@pytest.mark.slow
 def test_with_reset_the_episode_ends_and_is_marked(kind, odd, autoreset):
     envs: Any = lambda: Odd({("step", 4): BAD} if odd is None else {"step": odd})  # noqa: E731
     with MANAGERS[kind](envs, n_envs=3, seed=0, on_failure="reset", autoreset=autoreset) as manager:

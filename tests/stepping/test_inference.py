@@ -354,6 +354,7 @@ QUICK_ERRORS = (0, 7, 10, 12)
 @pytest.mark.parametrize(
     "number", [n if n in QUICK_ERRORS else pytest.param(n, marks=pytest.mark.slow) for n in range(len(ERRORS))]
 )
+@pytest.mark.slow
 def test_what_goes_wrong_is_the_error_of_vec_worker(number):
     agent, env = ERRORS[number]
     errors: list[Any] = []
@@ -441,6 +442,7 @@ class Careless(Fleeting):
         return super().get_actions(observations, draws=draws)
 
 
+@pytest.mark.slow
 def test_agents_and_environments_that_are_refused():
     refused: list[tuple[Any, Any, Any, type[Exception], str]] = [
         (Attentive(), GlobalNoise, lambda it: it.obtain_trajectories(9), RolloutError, "drew from a global generator"),

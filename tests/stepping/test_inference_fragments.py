@@ -296,6 +296,7 @@ def test_two_hundred_kills_in_fragments_change_nothing(agent):
             kill(sampler)
 
 
+@pytest.mark.slow
 def test_losses_beyond_the_quota_are_one_error_that_lists_them(tmp_path):
     """Also while environments are made, where the error names no trajectory."""
     step = r"SIGKILL.*environment \d ran trajectory \d; that is 3 losses"

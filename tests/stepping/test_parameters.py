@@ -68,6 +68,7 @@ class Levelled(Counting):
 
 
 @pytest.mark.parametrize("on_failure", ["restore", "reset"])
+@pytest.mark.slow
 def test_an_environment_that_is_made_anew_has_them(on_failure):
     """And an episode that is restored those that it began with."""
 

@@ -288,6 +288,7 @@ for fd in ended:
 
 
 @pytest.mark.parametrize("how", ["without a word", *(pytest.param(it, marks=pytest.mark.slow) for it in [*ENDS][1:])])
+@pytest.mark.slow
 def test_classes_of_a_script_travel_both_ways_and_nothing_is_left_of_it(how):
     run = run_script("import os\n" + OWN_CLASSES + ENDS[how])
     assert (run.stderr, run.returncode) == ("", -signal.SIGKILL if how == "killed" else 0)

@@ -131,6 +131,7 @@ def test_hidden_randomness_is_found_out(tmp_path, verify, n, reason, kind, autor
         assert manager.stats.not_restored == 1
 
 
+@pytest.mark.slow
 def test_an_environment_that_was_lost_while_it_waited_and_cannot_be_restored(caplog):
     """Its action was on its way before that was known: the environment that is not what it was must not take it."""
     with EnvManager(lambda: Hidden(99), n_envs=2, n_workers=1, seed=0) as manager:
@@ -176,6 +177,7 @@ class Shifted(Counting):
 
 
 @pytest.mark.parametrize("face", ["vector_env", pytest.param("sb3_env", marks=pytest.mark.extras)])
+@pytest.mark.slow
 def test_an_episode_is_restored_with_options_that_are_forgotten(face, caplog):
     """Those of the faces hold for one reset: of the episode that began with them, and of none after it."""
     with EnvManager(Shifted, n_envs=2, n_workers=1, seed=0, autoreset="same_step") as manager:
@@ -346,6 +348,7 @@ def test_a_call_that_raises_in_one_environment_is_repeated_where_it_was_carried_
     assert caplog.records == []
 
 
+@pytest.mark.slow
 def test_a_call_whose_worker_is_lost_is_carried_out_in_the_restored_environments(tmp_path):
     with EnvManager(lambda: Lesson(folder=tmp_path), n_envs=4, n_workers=2, seed=0) as manager:
         manager.reset()
@@ -359,6 +362,7 @@ def test_a_call_whose_worker_is_lost_is_carried_out_in_the_restored_environments
     ("on_failure", "goes_on"),
     [("restore", True), pytest.param("reset", True, marks=pytest.mark.slow), ("restore", False), ("raise", False)],
 )
+@pytest.mark.slow
 def test_a_call_of_an_earlier_episode_whose_result_depended_on_it_is_reported(on_failure, goes_on, caplog):
     options: dict[str, Any] = {"seed": 0, "autoreset": "disabled", "on_failure": on_failure}
     with EnvManager(lambda: Lesson(2), n_envs=1, n_workers=1, **options) as manager:
@@ -444,6 +448,7 @@ def messages(caplog):
         (IN_STEPS, {"own_generators": True}, False),
     ],
 )
+@pytest.mark.slow
 def test_draws_from_global_generators_are_the_same_everywhere(envs, options, warns, caplog):
     """Also where workers are killed; the caller's own states are preserved."""
 
@@ -463,6 +468,7 @@ def test_draws_from_global_generators_are_the_same_everywhere(envs, options, war
     assert all("(Drawing) draws from a global generator" in it and "own_generators=True" in it for it in warnings)
 
 
+@pytest.mark.slow
 def test_what_draws_and_is_not_known_to_do_so_is_not_restored():
     """A fork server gives all its workers the same state: what is made anew must not draw the same by chance."""
     with EnvManager(IN_STEPS, n_envs=2, n_workers=1, seed=0) as manager:
@@ -485,6 +491,7 @@ def test_they_are_those_of_a_sampler():
 
 
 @pytest.mark.parametrize("kind", MANAGERS)
+@pytest.mark.slow
 def test_what_draws_in_its_steps_alone_is_found_out(kind, caplog):
     """At the end of its first episode it is known that something drew, at that of the second one what it was."""
     envs = [NEITHER, IN_STEPS, NEITHER, IN_STEPS]

@@ -82,6 +82,7 @@ def typed(value):
 
 
 @pytest.mark.parametrize("autoreset", MODES)
+@pytest.mark.slow
 def test_each_environment_has_values_of_its_own(new_manager, autoreset):
     manager = new_manager(ENVS, n_envs=4, seed=0, autoreset=autoreset, copy=autoreset != "disabled")
     assert manager.observation_spaces == tuple(OBSERVATIONS.values())
