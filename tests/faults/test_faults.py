@@ -271,9 +271,11 @@ def test_one_that_was_slow_and_died_is_replaced_by_the_next_call():
 def test_a_worker_that_leaks_is_replaced_between_tickets(tmp_path):
     """Each leak is so large that the worker may keep two of them, and not three."""
     leak, n_leaks = 60 << 20, 12
-    with open("/proc/self/statm") as file:  # what this process has is more than a worker that is new
-        resident, shared = map(int, file.read().split()[1:3])
-    limit = (resident - shared) * os.sysconf("SC_PAGE_SIZE") + 3 * leak
+    with make() as sampler:
+        calls(sampler, 1)
+        with open(f"/proc/{sampler.worker_pids()[0]}/statm") as file:
+            resident, shared = map(int, file.read().split()[1:3])
+    limit = (resident - shared) * os.sysconf("SC_PAGE_SIZE") + 5 * leak // 2
     faults = Faults(tmp_path, Fault("leak", times=n_leaks, n_bytes=leak))
     slow = functools.partial(ScriptedEnv, seconds=0.002)  # several tickets a call: each answer reports the memory
     with make(envs=faults.env(slow), max_worker_memory=limit) as sampler:
