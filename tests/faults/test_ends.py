@@ -327,31 +327,22 @@ def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
     assert said == ["ask for 0", "ask for 1", "ask for 2", "wait", "ask for 3", "wait", "wait", "wait"]
 
 
-# Python imports `sitecustomize` before anything else. The fork server says here that its parent has arranged its end,
-# and imports no further.
-SLOW_TO_START = """
-import contextlib, fcntl, os, time
+# Python imports `sitecustomize` before anything else: the fork server imports no further.
+NEVER_STARTS = "import signal\nwhile True: signal.pause()\n"
 
-def ends_with_parent():
-    for fd in range(3, 64):
-        with contextlib.suppress(OSError):
-            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ASYNC:
-                return True
-    return False
-
-while not ends_with_parent():
-    time.sleep(0.01)
-with open(os.environ["STARTED"], "w") as started:
-    started.write(f"{os.getpid()}\\n")
-time.sleep(1000)
-"""
-
+# Says which process the fork server is, as soon as its end is arranged.
 PROGRAM = """
 import os, sys
 os.environ["PYTHONPATH"] = sys.argv[1]
 from streamsampler import MultiprocessingSampler
+from streamsampler.engines.launch import start
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
+def arrange(fd, pid, arrange=start.kill_at_end_of):
+    arrange(fd, pid)
+    os.write(1, f"{pid}\\n".encode())
+
+start.kill_at_end_of = arrange
 MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1)
 """
 
@@ -359,16 +350,14 @@ MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1)
 @pytest.mark.slow
 def test_a_fork_server_that_is_orphaned_in_its_start_up(tmp_path):
     """It notices it before its imports, not after."""
-    (tmp_path / "sitecustomize.py").write_text(SLOW_TO_START)
-    os.mkfifo(tmp_path / "started")
-    started = os.open(tmp_path / "started", os.O_RDWR)
+    (tmp_path / "sitecustomize.py").write_text(NEVER_STARTS)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    with subprocess.Popen(command, env={**os.environ, "STARTED": str(tmp_path / "started")}) as process:
-        starting = int(os.read(started, 100))
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        starting = int(process.stdout.readline())
+        assert not gone_within([starting], 0)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert gone([starting])
-    os.close(started)
 
 
 # ---------------------------------------------------------------------- what environments start
