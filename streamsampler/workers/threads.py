@@ -117,6 +117,12 @@ class ThreadLimit:
                 library.set_num_threads(threads)
 
 
+def keep_paths_of_libraries() -> None:
+    """Look for libraries once, in a process that workers are copies of: threadpoolctl keeps the paths it resolved."""
+    if threadpoolctl is not None:
+        threadpoolctl.ThreadpoolController()
+
+
 # ----------------------------------------------------------------------
 # Probe the kernels that NumPy and torch compute with: a fixed piece of arithmetic, and the digest of its bits.
 #

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import inspect
 import os
 import select
 import selectors
@@ -333,8 +334,14 @@ def serve(module: str, name: str, socket_fd: int) -> None:
     own_group()  # neither Ctrl-Z nor a terminal that closes ends or stops it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     import streamsampler.workers.default  # numpy and gymnasium with it
+    import streamsampler.workers.factory  # a worker is unpickled with it
     import streamsampler.workers.vec.worker  # noqa: F401
+    from streamsampler.workers.threads import fingerprint, keep_paths_of_libraries
 
+    # What is found once here, each worker has from its start.
+    keep_paths_of_libraries()
+    fingerprint()
+    inspect.signature(object)  # of a class without a constructor of its own: it compiles long patterns
     main: Main = getattr(importlib.import_module(module), name)
     setproctitle.setproctitle("streamsampler: fork server")
     # What is imported now stays shared between all workers: a collection in one of them must not touch it.
