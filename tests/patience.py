@@ -27,7 +27,7 @@ _ENDS = [
     "engines.launch.start._GONE_SECONDS",
     "engines.processes.engine.GRACE_SECONDS",
     "stepping.inference.environments.STUCK_SECONDS",
-    "stepping.inference.stepper.STUCK_SECONDS",
+    "stepping.inference.processes.STUCK_SECONDS",
     "stepping.processes._REPORT_SECONDS",
 ]
 _ENDS_EVERYWHERE = [

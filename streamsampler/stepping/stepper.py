@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from streamsampler.core.errors import ProtocolError, UsageError
-from streamsampler.core.serialization import loads
+from streamsampler.core.seeding import TrajectorySeeds
+from streamsampler.core.serialization import Payload, loads
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import FLAGS, flag_of, number_of
-from streamsampler.data.trees import leaves, snapshot
+from streamsampler.data.trees import snapshot
 from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
-from streamsampler.environments.updates import EnvUpdate, apply_env_update, for_worker
+from streamsampler.environments.updates import EnvUpdate, apply_any_env_update, apply_env_update, for_worker
 from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.histories import (
@@ -26,100 +28,17 @@ from streamsampler.stepping.histories import (
     NumberedParameters,
     PastRequest,
     RestoreOrder,
-    digest_of,
     digest_of_result,
+    replay,
 )
 from streamsampler.stepping.ledger import IN_STEP, EnvTimes
 from streamsampler.stepping.rows import Rows
 from streamsampler.workers.board import WorkerRow, phase_number
-from streamsampler.workers.explain import begin_of, name_of_env, step_error, summary_of
-from streamsampler.workers.restoring import NotRestoredError, Said, refuse_copies_of, say_again
-
-# ----------------------------------------------------------------------
-# Make an environment what it was, where it lives: apply the actions of its episode again, and compare.
-
-
-def replay(
-    env: Any, order: RestoreOrder, rows: Rows, options: dict[str, Any] | None, repeat: Callable[[PastRequest], None]
-) -> Iterator[None]:
-    """Reset an environment, apply the actions of an order, and compare what it returns bit by bit.
-
-    Args:
-        env: The environment.
-        order: What it is to become; it has an episode.
-        rows: Where the last observation lies.
-        options: Those of the reset.
-        repeat: Repeats a request.
-
-    Yields:
-        After the reset, and after each timestep.
-
-    Raises:
-        NotRestoredError: It does not return what it returned before.
-    """
-    assert order.seed is not None
-    assert order.rewards is not None
-    n = len(order.rewards)
-    requests: dict[int, list[PastRequest]] = defaultdict(list)
-    for request in order.requests:
-        requests[request.timestep].append(request)
-    seen = rows.new_value(order.env_id)
-    begun = begin_of(env.reset(seed=order.seed, options=copy.deepcopy(options)))
-    for t, said in enumerate(say_again(env, begun, _actions(order, rows, requests, repeat))):
-        if t:
-            _compare(said, float(order.rewards[t - 1]), t)
-        if order.digests is not None or t == n:
-            seen.put(0, 0, said.observation)
-        if order.digests is not None and t < len(order.digests) and digest_of(seen.view(0, 0)) != order.digests[t]:
-            raise _differs(f"its observation of timestep {t} is another one than before")
-        yield
-    _compare_last(order, seen.view(0, 0), rows)
-    for request in requests[n]:
-        repeat(request)
-
-
-def _actions(
-    order: RestoreOrder, rows: Rows, requests: Mapping[int, list[PastRequest]], repeat: Callable[[PastRequest], None]
-) -> Iterator[Any]:
-    """Yield the actions, and repeat before each what was requested then."""
-    assert order.rewards is not None
-    for t in range(len(order.rewards)):
-        for request in requests.get(t, ()):
-            repeat(request)
-        yield rows.kept_action(order.env_id, order.actions, t)
-
-
-def _compare_last(order: RestoreOrder, seen: Any, rows: Rows) -> None:
-    """Compare the last observation with what lies in the rows.
-
-    Raises:
-        NotRestoredError: They differ.
-    """
-    assert order.rewards is not None
-    before = rows.view(order.slot, order.env_id)
-    for (path, now), (_, then) in zip(leaves(seen), leaves(before), strict=True):
-        if now.tobytes() != then.tobytes():
-            raise _differs(f"its last observation{path}, of timestep {len(order.rewards)}, is another one than before")
-
-
-def _compare(said: Said, reward: float, timestep: int) -> None:
-    """Compare what a timestep led to with what it led to before: a reward, and no end.
-
-    Raises:
-        NotRestoredError: They differ.
-    """
-    if np.float64(said.reward).tobytes() != np.float64(reward).tobytes():
-        raise _differs(f"its reward of timestep {timestep} is {said.reward}, and was {reward}")
-    if said.ended:
-        raise _differs(f"its episode ended with timestep {timestep}, where it went on before")
-
-
-def _differs(what: str) -> NotRestoredError:
-    return NotRestoredError(
-        f"{what}, after the same seed and actions; what it returns must depend on these alone, and it must draw from "
-        'self.np_random alone (verify="steps" tells the first observation that differs)'
-    )
-
+from streamsampler.workers.explain import begin_of, name_of_env, raised_in, step_error, summary_of
+from streamsampler.workers.generators import generator_states, seed_generators
+from streamsampler.workers.known_wrappers import EnvFacts
+from streamsampler.workers.resets import ResetOrder, carry_out
+from streamsampler.workers.restoring import NotRestoredError, refuse_copies_of
 
 # ----------------------------------------------------------------------
 
@@ -510,3 +429,135 @@ def member_of(env: Any, env_id: int, name: str) -> Any:
             f"environment {env_id} ({type(env.unwrapped).__qualname__}) has no attribute {name!r}, and neither have "
             "its wrappers"
         ) from None
+
+
+# ----------------------------------------------------------------------
+# Run the environments of a sampler whose agent stays in its own process: exactly what a worker there would do.
+
+
+_DRAWS = (
+    "something drew from a global generator (random, numpy.random or torch) in an environment: several share "
+    "a process, so that trajectories would depend on one another. Draw from its np_random, or leave out "
+    'inference="parent"'
+)
+
+_VECTOR = (
+    'inference="parent" takes no vector environment: pass one that is not vectorised, of which as many are made as '
+    'n_envs says, or leave out inference="parent"'
+)
+
+
+class RolloutStepper(Stepper):
+    """Runs the environments of one process, each of them made and asked as in a worker of a sampler.
+
+    Args:
+        updates: What makes each environment, pickled, by its number.
+        worker_number: The number of the process.
+        row: Where it shows what it does.
+        seed: The sampler's seed.
+        max_episode_length: After how many timesteps the sampler truncates trajectories; None for never.
+    """
+
+    def __init__(
+        self,
+        updates: Mapping[int, Payload],
+        worker_number: int,
+        row: WorkerRow,
+        *,
+        seed: int,
+        max_episode_length: int | None = None,
+    ) -> None:
+        super().__init__(dict.fromkeys(updates, None), worker_number, row, "disabled")  # type: ignore[arg-type]
+        self._payloads = dict(updates)
+        self._construction_seed = TrajectorySeeds(seed, 0)[0]
+        self._orders: dict[int, ResetOrder] = {}
+        self._given: dict[int, Any] = {}  # actions of another dtype than the rows'
+        self._undrawn: tuple[Any, ...] = ()
+        self._limit = math.inf if max_episode_length is None else max_episode_length
+        self._lengths = dict.fromkeys(updates, 0)
+
+    def make(self) -> list[tuple[Any, Any]]:
+        """Make the environments, or change them; return the observation space and the action space of each."""
+        old, self.envs = self.envs, {}
+        try:
+            for env_id, payload in self._payloads.items():
+                self.making = env_id
+                seed_generators(self._construction_seed)
+                with for_worker(self._worker_number):
+                    self.show(env_id, MAKING)
+                    env = apply_any_env_update(loads(payload), old.pop(env_id, None))
+                if isinstance(env, VectorEnv):
+                    env.close()
+                    raise UsageError(_VECTOR)
+                self.envs[env_id] = env
+        finally:
+            self.envs = {**old, **self.envs}
+        seed_generators(self._construction_seed)
+        self._undrawn = generator_states()
+        return [(env.observation_space, env.action_space) for env in self.envs.values()]
+
+    def take_actions(self, actions: Mapping[int, Any]) -> None:
+        """Keep actions that are of another dtype than the rows': the next steps are taken with them."""
+        self._given.update(actions)
+
+    def set_options(self, env_id: int, options: Any) -> None:
+        """Remember how an environment's next trajectory begins."""
+        self._orders[env_id] = options
+
+    def _begin(self, env_id: int) -> dict[str, Any]:
+        self.show(env_id, RESETTING)
+        self._lengths[env_id] = 0
+        observation, info = begin_of(carry_out(self.envs[env_id], self._orders[env_id]))
+        self._refuse_draws()
+        self._observe(env_id, observation)
+        if info.__class__ is not dict:
+            InfoRecorder("episode_infos").record(0, info)
+        return info  # type: ignore[no-any-return]
+
+    def _refuse_draws(self) -> None:
+        if generator_states()[: len(self._undrawn)] != self._undrawn:
+            seed_generators(self._construction_seed)
+            self._undrawn = generator_states()
+            raise UsageError(_DRAWS)
+
+    def step(self, env_id: int) -> dict[str, Any]:
+        """Take a step with the environment's action; return the info."""
+        rows = self.rows
+        self.show(env_id, STEPPING)
+        length = self._lengths[env_id] = self._lengths[env_id] + 1
+        action = self._given.pop(env_id, None) if self._given else None
+        if action is None:
+            action = rows.action(env_id)
+        try:
+            observation, reward, terminated, truncated, info = self.envs[env_id].step(action)
+        except (TypeError, ValueError) as error:
+            if raised_in(error, RolloutStepper.step):
+                raise UsageError("step must return (observation, reward, terminated, truncated, info)") from error
+            raise
+        kind = reward.__class__
+        rows.rewards[env_id] = reward if kind is float or kind is np.float64 else number_of(reward)
+        if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
+            terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
+        rows.terminated[env_id] = terminated
+        rows.truncated[env_id] = truncated
+        self._observe(env_id, observation)
+        if terminated or truncated or length >= self._limit:
+            self._refuse_draws()  # wherever a trajectory ends, since what the call returns are whole ones
+        if info.__class__ is not dict:
+            InfoRecorder("env_infos").record(0, info)
+        return info
+
+    def request(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
+        """Carry out what is no step; "update" changes an environment, "facts" tells what is known of it."""
+        env = self.envs.get(env_id)
+        if kind == "update":
+            self._payloads = {env_id: arguments}
+            self.make()
+            env = self.envs[env_id]
+            return env.observation_space, env.action_space
+        if kind == "facts":
+            return EnvFacts.of(env)
+        if kind == "close":
+            self.close()
+            return None
+        return super().request(env_id, kind, name, arguments)

@@ -1,18 +1,21 @@
 """The engine of processes: what it shares with workers, reads, keeps and frees."""
 
+import gc
 import itertools
 import os
 import signal
 import threading
 import weakref
+from types import ModuleType
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler import MultiprocessingSampler
+from streamsampler import EnvManager, MultiprocessingSampler, RandomAgent, VecWorker
 from streamsampler.core.serialization import Payload, dumps_report, loads_report
 from streamsampler.data.trees import equal
 from streamsampler.engines.base import Died
@@ -261,3 +264,52 @@ def test_who_is_started_after_the_end_of_all_ends_too():
         engine.kill()
         engine.restart(0)
         assert engine.wait(PATIENCE) == [Died(0, -signal.SIGKILL)]
+
+
+# ---------------------------------------------------------------------- the fork server
+
+
+def telling_env():
+    """Return a class whose infos tell the package's modules that its process, a fork, has imported itself.
+
+    As a class of this module it would bring what this module imports.
+    """
+
+    class Telling(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+        def _told(self):
+            # The fork server froze what it had: the collector knows what is newer alone.
+            names = [module.__name__ for module in gc.get_objects() if isinstance(module, ModuleType)]
+            return {"imported": " ".join(name for name in names if name.startswith("streamsampler"))}
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(1, np.float32), self._told()
+
+        def step(self, action):
+            return np.zeros(1, np.float32), 0.0, True, False, self._told()
+
+    return Telling
+
+
+ONE = {"n_workers": 1, "seed": SEED}
+TWO = {"n_envs": 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"worker_class": VecWorker, "worker_args": TWO}, {"inference": "parent", "worker_args": TWO}],
+    ids=["DefaultWorker", "VecWorker", "parent"],
+)
+def test_a_worker_imports_no_module_of_the_package(options):
+    with MultiprocessingSampler(RandomAgent(), telling_env(), max_episode_length=1, **ONE, **options) as sampler:
+        for batch in sampler.obtain_exact_trajectories(2), sampler.obtain_fragments(2):
+            told = [*batch.episode_infos["imported"], *batch.env_infos["imported"]]
+            assert set(told) == {""}
+
+
+def test_a_process_of_environments_imports_no_module_of_the_package():
+    with EnvManager([telling_env()] * 2, **ONE) as manager:
+        assert set(manager.reset().infos["imported"]) == {""}
+        assert set(manager.step(manager.random_actions()).infos["imported"]) == {""}

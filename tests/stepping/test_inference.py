@@ -18,7 +18,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, Ra
 from streamsampler.errors import ActionError, RolloutError, SamplerError, UsageError
 from streamsampler.filters import RunningNorm
 from streamsampler.stepping.inference.asking import RowGroups
-from streamsampler.stepping.inference.stepper import EnvironmentRaisedError
+from streamsampler.stepping.inference.processes import EnvironmentRaisedError
 from streamsampler.stepping.links import EnvPool
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import Alone, Drawn, Fleeting, Mixing, Noisy, Restorable, Sticky

@@ -20,7 +20,7 @@ from streamsampler.core.errors import NotReproducibleError, WorkerError
 from streamsampler.core.serialization import Payload
 from streamsampler.data.trees import Array, Tree, leaves, map_tree, same, snapshot
 from streamsampler.engines.linked import STUCK_SECONDS
-from streamsampler.stepping.inference.stepper import (
+from streamsampler.stepping.inference.processes import (
     HIDDEN,
     RAISED,
     TOO_LONG,

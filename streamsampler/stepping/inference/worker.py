@@ -23,8 +23,9 @@ from streamsampler.samplers.payloads import EnvironmentFacts
 from streamsampler.stepping.inference.asking import Asking, checked_groups
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.inference.fragments import ParentGroups
-from streamsampler.stepping.inference.stepper import Launch, RolloutStepper, RolloutTransport
+from streamsampler.stepping.inference.processes import Launch, RolloutTransport
 from streamsampler.stepping.options import watch_of
+from streamsampler.stepping.stepper import RolloutStepper
 from streamsampler.workers.base import AbnormalTrajectoryError, Outcome, Worker, WorkerContext
 from streamsampler.workers.explain import locate
 from streamsampler.workers.factory import WorkerSetup
