@@ -142,6 +142,9 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         self._resetting, self._has_options = list(range(self.num_envs)), False  # what `reset_async` was given
         self._called: tuple[Any, ...] | None = None  # what `call_wait` returns
 
+    def __del__(self) -> None:
+        """Close nothing, as Gymnasium's own do before 1.3: the manager may be in use, and ends by itself if not."""
+
     @property  # type: ignore[misc]  # as in Gymnasium's own, it cannot be set
     def np_random(self) -> Any:
         """Copies of the environments' random generators, one for each."""

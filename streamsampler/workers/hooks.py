@@ -32,11 +32,13 @@ costs next to nothing (CPU time on Python 3.11, the two in turn).
 Override them like this, and call `super()` unless you replace what they do:
 
 ```python
+from typing import Any
+
 from streamsampler import DefaultWorker
 
 
 class WithBonus(DefaultWorker):
-    def after_step(self, context, result):
+    def after_step(self, context: Any, result: Any) -> Any:
         observation, reward, terminated, truncated, info = result
         return observation, reward + 0.1 * (context.timestep < 10), terminated, truncated, info
 ```

@@ -362,7 +362,8 @@ def test_the_joint_view_of_the_guide_is_an_environment_of_one_agent() -> None:
     names: dict[str, Any] = {}
     for snippet in re.findall(r"```python\n(.*?)```", streamsampler.workers.several.__doc__ or "", re.DOTALL):
         exec(snippet.partition("\nwith ")[0], names)
-    batch = sampled("random", lambda: names["Joint"](names["Tag"]()), max_episode_length=50)
+    joint, tag = names["Joint"], names["Tag"]
+    batch = sampled("random", lambda: joint(tag()), max_episode_length=50)
     assert list(batch.observations) == list(batch.actions) == ["it_0", "runner_0", "runner_1"]
     assert batch.lengths.tolist() == [50, 50, 50] or batch.terminated.any()
     assert set(batch.rewards.tolist()) == {0.0}  # who is caught loses what who catches wins

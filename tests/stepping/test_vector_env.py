@@ -161,7 +161,15 @@ def test_options_hold_for_one_reset(new_manager):
             assert env.get_attr("options") == (None, None)
 
 
-def test_calls_and_attributes():
+def test_a_vector_environment_that_nothing_holds_closes_no_manager(new_manager):
+    manager = new_manager(Counting, n_envs=2, seed=0)
+    manager.vector_env().reset()
+    assert manager.reset().timesteps.tolist() == [0, 0]
+
+
+def test_calls_and_attributes(monkeypatch):
+    # Gymnasium's own, before 1.3, write into that of the class.
+    monkeypatch.setattr(Varied, "metadata", {"render_modes": ["rgb_array"], "render_fps": 5})
     env = serial(Varied, env_kwargs={"render_mode": "rgb_array"})
     env.reset()
     assert env.render_mode == "rgb_array"

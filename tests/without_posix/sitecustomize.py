@@ -18,7 +18,7 @@ import types
 LOADED = (
     "asyncio logging random subprocess tempfile threading concurrent.futures click.testing cloudpickle numpy.random "
     "multiprocessing.connection multiprocessing.popen_spawn_posix multiprocessing.queues multiprocessing.sharedctypes "
-    "multiprocessing.resource_tracker multiprocessing.synchronize"
+    "multiprocessing.resource_tracker multiprocessing.synchronize ctypes.util"
 )
 HARNESS = "_pytest.tmpdir _pytest.pathlib _pytest.faulthandler _pytest.capture"
 for name in f"{LOADED} {HARNESS if 'pytest' in sys.orig_argv else ''}".split():
@@ -26,7 +26,7 @@ for name in f"{LOADED} {HARNESS if 'pytest' in sys.orig_argv else ''}".split():
 importlib.import_module("gymnasium").make("CartPole-v1").close()
 WHOLE = (os, signal, select, selectors, socket, mmap, time)
 for name, module in list(sys.modules.items()):
-    if name.partition(".")[0] in ("multiprocessing", "_pytest"):
+    if name.partition(".")[0] in ("multiprocessing", "_pytest", "ctypes"):
         for whole in WHOLE:
             if vars(module).get(whole.__name__) is whole:
                 copy = types.ModuleType(whole.__name__)
