@@ -27,10 +27,9 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from benchmarks.contenders.batched_bare import vector_env_function
 from benchmarks.harness.contender import Measure, serve
 from benchmarks.problems.agents import OneByOne
 from benchmarks.problems.workloads import Workload, checksum, marks
@@ -139,11 +138,12 @@ def make_sampler(agents: Any, envs: Any, engine: str | None, **options: Any) -> 
 
 def ticket_sizes() -> Any:
     """Return the module that says how long tickets are, which is elsewhere in earlier versions: these are measured."""
-    from streamsampler.protocol import tickets as throughput
-
-    if hasattr(throughput, "TICKET_SECONDS"):
-        return throughput
-    return importlib.import_module("streamsampler.scheduling.ticket_size")
+    for name in ("protocol.tickets", "scheduling.throughput", "scheduling.ticket_size", "pacing"):
+        with suppress(ImportError):
+            module = importlib.import_module(f"streamsampler.{name}")
+            if hasattr(module, "TICKET_SECONDS"):
+                return module
+    raise ImportError("this version of streamsampler keeps the length of its tickets elsewhere")
 
 
 @contextmanager
@@ -156,6 +156,8 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         Engine.shortest_ticket_seconds = sizes.SHORTEST_TICKET_SECONDS
     make_env: Any = workload.env_function(settings)
     if settings.get("native"):
+        from benchmarks.contenders.batched_bare import vector_env_function
+
         make_env = vector_env_function(workload, settings["native"])
     with make_sampler(
         OneByOne(workload.make_agent()) if settings.get("one_by_one") else workload.make_agent(),
