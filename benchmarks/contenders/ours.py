@@ -28,14 +28,16 @@ import importlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.contender import Measure, serve
 from benchmarks.problems.agents import OneByOne
 from benchmarks.problems.workloads import Workload, checksum, marks
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
 from streamsampler.engines.base import Engine
-from streamsampler.samplers.base import Sampler
+
+if TYPE_CHECKING:
+    from streamsampler.samplers.base import Sampler
 
 
 class Collector:
