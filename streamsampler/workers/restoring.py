@@ -60,12 +60,15 @@ AS_GIVEN = Rounding(None, _unchanged)
 """Leaves actions as the agent returned them."""
 
 
+_UNCHANGEABLE = np.generic, int  # a union of them would be made anew in each timestep
+
+
 def action_for_env(action: Any) -> Any:
     """Return a copy of an action, which the environment may keep and change."""
     kind = action.__class__
     if kind is np.ndarray and not action.dtype.hasobject:
         return action.copy()
-    if isinstance(action, np.generic | int):
+    if isinstance(action, _UNCHANGEABLE):
         return action
     if kind is dict:
         return {key: action_for_env(part) for key, part in action.items()}
