@@ -38,12 +38,19 @@ CELLS = [
 ]
 
 
+# Each way of theirs is that of another life in which workers are killed as well.
+SEEN_ELSEWHERE = {
+    "one by one", "blocks", "lists", "filters", "fragments", "fragments in lanes", "at most 4 timesteps",
+    "native vector environments that reset themselves: NEXT_STEP", "the agent in the parent",
+    "several agents, one policy", "several agents, policies that change places",
+}  # fmt: skip
 UNDISTURBED = {"one by one", "lanes", "fragments", "filters", "several agents, policies that change places"}
 
 
 def case(name: str, cell: Any) -> Any:
     """Return a life in a cell."""
     is_slow = LIVES[name].variant or (cell.id == "processes" and name not in UNDISTURBED)
+    is_slow = is_slow or (cell.id == "killed" and name in SEEN_ELSEWHERE)
     return pytest.param(name, *cell.values, id=f"{cell.id}-{name}", marks=[*cell.marks, *([SLOW] if is_slow else [])])
 
 

@@ -58,7 +58,7 @@ def obtained(sampler: Sampler, calls: Sequence[Call] = CALLS, first: int = 1) ->
     ]
 
 
-@on("local", "processes", *slow("lanes", "vec"), RAY)
+@on("processes", *slow("local", "lanes", "vec"), RAY)
 def test_each_batch_is_of_the_version_before(make_sampler: Maker) -> None:
     sampler = make_sampler(Stamping(), AnyLength, n_workers=3, **LAGGING)
     provenances, batches = [], []

@@ -39,7 +39,7 @@ def slow(*values: Any) -> Any:
 # Trajectory lengths are 1 or 2: in the first call 2, 1, 2, 1, …
 WORLDS = [
     # Without faults, and with what is run again: all calls complete, with the batches of the undisturbed run.
-    (1, [Exactly(4), AtLeast(3)], {}, 2),
+    slow(1, [Exactly(4), AtLeast(3)], {}, 2),
     (1, [Exactly(1), AtLeast(2)], {"refusals": 1}, 2),
     slow(2, [AtLeast(3), EACH], {}, 2),
     slow(2, [Exactly(6), AtLeast(5)], {}, 2),
@@ -59,7 +59,7 @@ WORLDS = [
     slow(2, [Exactly(5), AtLeast(4)], doomed(3), 1),
     slow(1, [AtLeast(9), AtLeast(3)], doomed(6, **BLOCKS), 2),
     # Copies of what a slow worker has, whichever worker dies: the holder of the ticket, that of its copy, or both.
-    (1, [Exactly(2)], {**SLOW, "deaths": 1}, 1),
+    slow(1, [Exactly(2)], {**SLOW, "deaths": 1}, 1),
     slow(2, [AtLeast(3), EACH], SLOW, 2),
     slow(2, [Exactly(1)], {**SLOW, "deaths": 2}, 1),
     slow(2, [Exactly(1)], {**SLOW, "failures": 3}, 1),
@@ -71,7 +71,7 @@ WORLDS = [
     slow(1, [AtLeast(7)], {**BLOCKS, "deaths": 2}, 1),
     slow(2, [AtLeast(9), AtLeast(5)], {**BLOCKS, "deaths": 1}, 2),
     # Lanes, although the first tickets are whole blocks: workers say only when they answer that they run lanes.
-    (2, [AtLeast(4)], {**LANES, "deaths": 1}, 1),
+    slow(2, [AtLeast(4)], {**LANES, "deaths": 1}, 1),
     (2, [AtLeast(4)], {**LANES, **SLOW}, 1),
     (2, [AtLeast(4)], doomed(3, **LANES), 1),
     (2, [AtLeast(4)], doomed(2, **LANES), 0),

@@ -64,7 +64,7 @@ def test_lengths_that_vary_cost_hardly_more_than_they_must(monkeypatch):
     ("plan", "length", "effort", "most_copies", "most_waste"),
     [
         (AtLeast(2_000), always(1000), always(1.0), 0, 1e-9),
-        (AtLeast(4_000), twenty, heavy_tailed, 5, 0.001),
+        pytest.param(AtLeast(4_000), twenty, heavy_tailed, 5, 0.001, marks=pytest.mark.slow),
         (Exactly(40), twenty, heavy_tailed, 5, 0.001),
         (Exactly(40), varied, heavy_tailed, 5, 0.2),
     ],
@@ -172,7 +172,7 @@ def lanes(n_workers, n_rows, length, cost):
     [
         (CARTPOLE, 32, twenty, AtLeast(30_000), {1: 0.985, 2: 0.98, 8: 0.95}),
         pytest.param(CARTPOLE, 32, falling, AtLeast(100_000), {1: 0.98, 2: 0.96, 8: 0.90}, marks=pytest.mark.slow),
-        (CARTPOLE, 32, falling, AtLeast(30_000), {1: 0.95, 2: 0.925, 8: 0.80}),
+        pytest.param(CARTPOLE, 32, falling, AtLeast(30_000), {1: 0.95, 2: 0.925, 8: 0.80}, marks=pytest.mark.slow),
         # 60 trajectories: on eight workers eight of 32 rows have one.
         (CARTPOLE, 32, always(500), AtLeast(30_000), {1: 0.98, 2: 0.98, 8: 0.65}),
         (CHEETAH, 8, always(1000), Exactly(20), {1: 0.98, 2: 0.945, 8: 0.72}),

@@ -86,11 +86,10 @@ def test_what_its_classes_and_conversions_make_is_played_as_by_a_plain_loop(make
         assert_all_as_played(sampler.obtain_trajectories(N), make())
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (ZooComings, "parallel_api_test"),
+        pytest.param(ZooComings, "parallel_api_test", marks=pytest.mark.core),
         (turns_of_comings, "api_test"),
         (Mute, "parallel_api_test finds: assert set(par_env.agents)"),
     ],

@@ -70,10 +70,18 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 }
 
 
+CORE = pytest.mark.core
+
+
 @pytest.mark.parametrize(
-    ("space", "wrapper"), [*((space, None) for space in ACTIONS), *((ACTIONS[0], name) for name in WRAPPERS)], ids=str
+    ("space", "wrapper"),
+    [
+        *(pytest.param(space, None, marks=CORE) for space in ACTIONS[:2]),
+        *((space, None) for space in ACTIONS[2:]),
+        *(pytest.param(ACTIONS[0], name, marks=CORE if name == "VecNormalize" else ()) for name in WRAPPERS),
+    ],
+    ids=str,
 )
-@pytest.mark.core
 def test_all_is_that_of_a_dummy_vec_env(new_manager, space, wrapper):
     from stable_baselines3.common import monitor, vec_env
 
