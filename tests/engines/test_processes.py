@@ -293,8 +293,8 @@ def telling_env():
     return Telling
 
 
-ONE = {"n_workers": 1, "seed": SEED}
-TWO = {"n_envs": 2}
+ONE: dict[str, Any] = {"n_workers": 1, "seed": SEED}
+TWO: dict[str, Any] = {"n_envs": 2}
 
 
 @pytest.mark.parametrize(
