@@ -60,7 +60,7 @@ AS_GIVEN = Rounding(None, _unchanged)
 """Leaves actions as the agent returned them."""
 
 
-_UNCHANGEABLE = np.generic, int  # a union of them would be made anew in each timestep
+_UNCHANGEABLE = np.generic, int  # written in the function, `np.generic | int` costs 120 ns in each timestep
 
 
 def action_for_env(action: Any) -> Any:

@@ -38,7 +38,7 @@ CELLS = [
 ]
 
 
-# Each way of theirs is that of another life in which workers are killed as well.
+# By default workers are killed in other lives of the same kind of worker, and in the tests of faults and of losses.
 SEEN_ELSEWHERE = {
     "one by one", "blocks", "lists", "filters", "fragments", "fragments in lanes", "at most 4 timesteps",
     "native vector environments that reset themselves: NEXT_STEP", "the agent in the parent",

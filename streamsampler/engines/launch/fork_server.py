@@ -341,7 +341,7 @@ def serve(module: str, name: str, socket_fd: int) -> None:
     # What is found once here, each worker has from its start.
     keep_paths_of_libraries()
     fingerprint()
-    inspect.signature(object)  # of a class without a constructor of its own: it compiles long patterns
+    inspect.signature(object)  # Python compiles long patterns for the first class that has no constructor of its own
     main: Main = getattr(importlib.import_module(module), name)
     setproctitle.setproctitle("streamsampler: fork server")
     # What is imported now stays shared between all workers: a collection in one of them must not touch it.
