@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import pkgutil
 from typing import Any
 
 import gymnasium
@@ -157,6 +156,8 @@ class MakesMultiAgentEnv:
 
 
 def _near(module: str) -> str:
+    import pkgutil  # for names that are not found alone: whoever imports a sampler does not wait for it
+
     family, _, name = module.rpartition(".")
     try:
         path = importlib.import_module(family).__path__

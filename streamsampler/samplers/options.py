@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from streamsampler.agents.base import is_agent
 from streamsampler.agents.filters import Filter, Filters
@@ -16,8 +16,10 @@ from streamsampler.protocol.result import Order
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.factory import usable_cores
-from streamsampler.workers.vec.worker import VecWorker
+from streamsampler.workers.factory import WorkerFactory, usable_cores
+
+if TYPE_CHECKING:
+    from streamsampler.workers.vec.worker import VecWorker
 
 # ----------------------------------------------------------------------
 # Where the agent of a sampler is: in each worker, or once, in the sampler's own process.
@@ -38,26 +40,28 @@ def check_inference(inference: Any) -> Inference:
 
 
 def check_with_agent_here(
-    engine: str | None, worker_class: type[Worker], options: Mapping[str, Any], *, has_factory: bool
-) -> None:
-    """Refuse arguments that do not go with an agent in the sampler's process.
+    engine: str | None, worker_class: type[Worker], options: Mapping[str, Any], factory: WorkerFactory | None
+) -> type[VecWorker]:
+    """Refuse arguments that do not go with an agent in the sampler's process; return the kind of worker it has.
 
     Args:
         engine: The engine that was asked for; None for none.
         worker_class: The kind of worker that was asked for.
         options: Other arguments, of which `registry.PARENT` says which are not taken; None where one is not asked for.
-        has_factory: Whether the sampler is given a factory of workers.
+        factory: The factory of workers that the sampler is given, if any.
 
     Raises:
         UsageError: There is one.
         SamplerError: This system lacks what is needed.
     """
+    from streamsampler.workers.vec.worker import VecWorker  # samplers with other workers do without its modules
+
     if not has_processes():
         raise SamplerError(
             'inference="parent" needs Linux: this system lacks what its processes are started and ended with. '
             "LocalSampler with worker_class=VecWorker returns the same batches"
         )
-    if has_factory:
+    if factory is not None:
         raise UsageError('inference="parent" makes its own worker: pass its arguments to MultiprocessingSampler')
     if engine not in (None, "processes"):
         raise UsageError(f'inference="parent" takes no engine={engine!r}: leave it out')
@@ -66,6 +70,7 @@ def check_with_agent_here(
             f'inference="parent" runs trajectories as VecWorker does, and takes no worker_class={worker_class.__name__}'
         )
     PARENT.refuse_lacking('inference="parent"', options)
+    return VecWorker
 
 
 def refuse_items(agents: Any, envs: Any) -> None:

@@ -32,7 +32,6 @@ from streamsampler.samplers.per_worker import Agents, Envs, Kind
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 from streamsampler.workers.resets import Resets
-from streamsampler.workers.vec.worker import VecWorker
 
 
 def started(engine: Callable[..., Engine], setup: WorkerSetup, policy: Policy, **options: Any) -> Engine:
@@ -105,20 +104,18 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         self._inference = check_inference(inference)
         self._holds_agent = inference == "parent"
         if inference == "parent":
-            order = options.get("order", "index")
             given = {
                 **self._limits,
                 "start_method": None if start_method == "forkserver" else start_method,
                 "staleness": options.get("staleness") or None,
-                "order": None if order == "index" else order,
+                "order": None if options.get("order", "index") == "index" else options["order"],
             }
-            worker_class = options.get("worker_class", DefaultWorker)
-            check_with_agent_here(engine, worker_class, given, has_factory=self._given_factory is not None)
+            kind = options.get("worker_class", DefaultWorker)
+            options["worker_class"] = vec_worker = check_with_agent_here(engine, kind, given, self._given_factory)
             refuse_items(agents, envs)
             refuse_policies(agents, options.get("policy_of"), 'inference="parent"')
-            rows = VecWorker.layout(keywords("worker_args", options.get("worker_args"))).rows
+            rows = vec_worker.layout(keywords("worker_args", options.get("worker_args"))).rows
             options["n_workers"] = processes_for(options.get("n_workers"), rows)
-            options["worker_class"] = VecWorker
         super().__init__(agents, envs, **options)
 
     @classmethod

@@ -20,11 +20,6 @@ from numpy.typing import NDArray
 from streamsampler.core.errors import positive
 from streamsampler.protocol.messages import Fingerprint
 
-try:
-    import threadpoolctl  # type: ignore[import-not-found,import-untyped,unused-ignore]
-except ImportError:
-    threadpoolctl = None
-
 VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -89,8 +84,8 @@ class ThreadLimit:
         torch = sys.modules.get("torch")
         if hasattr(torch, "set_num_threads"):  # it may be half-way loaded
             self._libraries["torch"] = torch
-        if self._kinds and threadpoolctl is not None:
-            for library in threadpoolctl.ThreadpoolController().lib_controllers:
+        if self._kinds:
+            for library in libraries():
                 if library.internal_api in self._kinds:
                     self._libraries[library.filepath] = library
         self._apply(self._threads)
@@ -117,10 +112,18 @@ class ThreadLimit:
                 library.set_num_threads(threads)
 
 
-def keep_paths_of_libraries() -> None:
-    """Look for libraries once, in a process that workers are copies of: threadpoolctl keeps the paths it resolved."""
-    if threadpoolctl is not None:
-        threadpoolctl.ThreadpoolController()
+def libraries() -> list[Any]:
+    """Return the libraries that are loaded and compute on threads, as threadpoolctl has them; without it, none.
+
+    It keeps the paths that it resolved: copies of a process in which this was called find them again at once.
+    """
+    try:
+        # Only here: whoever imports a sampler does not wait for it.
+        import threadpoolctl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        return []
+    found: list[Any] = threadpoolctl.ThreadpoolController().lib_controllers
+    return found
 
 
 # ----------------------------------------------------------------------

@@ -336,10 +336,10 @@ def serve(module: str, name: str, socket_fd: int) -> None:
     import streamsampler.workers.default  # numpy and gymnasium with it
     import streamsampler.workers.factory  # a worker is unpickled with it
     import streamsampler.workers.vec.worker  # noqa: F401
-    from streamsampler.workers.threads import fingerprint, keep_paths_of_libraries
+    from streamsampler.workers.threads import fingerprint, libraries
 
     # What is found once here, each worker has from its start.
-    keep_paths_of_libraries()
+    libraries()
     fingerprint()
     inspect.signature(object)  # Python compiles long patterns for the first class that has no constructor of its own
     main: Main = getattr(importlib.import_module(module), name)
