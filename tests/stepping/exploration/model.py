@@ -315,9 +315,8 @@ class Modelled(ProcessTransport):
         self.world = world
 
     def start(self):
-        pair = Counter.observation_space, Counter.action_space
         self._pool: Any = Pool(self.world)
-        self.spaces = EnvSpaces([pair] * self.world.n_envs)
+        self.spaces = spaces_of(self.world.n_envs)
         self.rows = self.world.rows
         for link in self._pool:
             self._begin(link)
@@ -341,8 +340,13 @@ class ModelManager(BaseEnvManager):
         pass
 
 
+@functools.cache
+def spaces_of(n_envs):
+    return EnvSpaces([(Counter.observation_space, Counter.action_space)] * n_envs)
+
+
 def new_rows(n_envs):
-    return Rows(EnvSpaces([(Counter.observation_space, Counter.action_space)] * n_envs), np.zeros)
+    return Rows(spaces_of(n_envs), np.zeros)
 
 
 _ARRAYS = ("observations", "last_observations", "actions", "rewards", "seeds", "terminated", "truncated", "slots",
@@ -363,6 +367,17 @@ def _rows_with(n_envs, contents):
 def reduce_rows(rows):
     """Let rows be pickled: some of their arrays are views of others."""
     return _rows_with, (len(rows.seeds), [array.copy() for array in arrays_of(rows)])
+
+
+def share_space(space):
+    """Let copies of a world have the spaces themselves, which nothing changes: copying these takes longest."""
+    name = "action_space" if isinstance(space, spaces.Discrete) else "observation_space"
+    assert space is getattr(Counter, name) or space == getattr(Counter, name)
+    return getattr, (Counter, name)
+
+
+def share_spaces(given):
+    return spaces_of, (len(given.observation),)
 
 
 def hang_of(world, number):

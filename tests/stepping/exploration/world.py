@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 from streamsampler.errors import UsageError, WorkerError
 from streamsampler.stepping.episodes import EpisodeSeeds
 from streamsampler.stepping.ledger import EnvState
-from streamsampler.stepping.rows import Rows
+from streamsampler.stepping.rows import EnvSpaces, Rows
 from tests.stepping.exploration.model import (
     HOWS,
     Board,
@@ -24,6 +25,8 @@ from tests.stepping.exploration.model import (
     hang_of,
     new_rows,
     reduce_rows,
+    share_space,
+    share_spaces,
 )
 
 READY, STEPPING, FAILED = EnvState.READY, EnvState.STEPPING, EnvState.FAILED
@@ -265,7 +268,8 @@ class World:
     def copied(self):
         file = io.BytesIO()
         pickler = pickle.Pickler(file, protocol=5)
-        pickler.dispatch_table = {**copyreg.dispatch_table, Rows: reduce_rows}
+        shared = {Box: share_space, Discrete: share_space, EnvSpaces: share_spaces}
+        pickler.dispatch_table = {**copyreg.dispatch_table, **shared, Rows: reduce_rows}
         pickler.dump(self)
         return file.getvalue()
 
