@@ -404,6 +404,14 @@ def test_a_version_that_may_not_run_any_more(game: Any, at: int, options: Any) -
     assert again.lengths.tolist() == fresh.lengths.tolist()
 
 
+def test_each_trajectory_of_a_ticket_is_cut_at_the_limit() -> None:
+    worker = DefaultWorker(context_of(max_episode_length=2))
+    worker.update_env(ExistingEnvUpdate(Comings()))
+    worker.update_agent(Chooser())
+    rollouts: Any = worker.rollout(Ticket(1, range(3)), [1, 2, 3]).rollouts
+    assert (rollouts.lengths.tolist(), rollouts.truncated.tolist()) == ([2, 2, 2], [True, True, True])
+
+
 class Doubled(DefaultWorker):
     def after_step(self, context: Any, result: Any) -> Any:
         observations, rewards, *rest = result
