@@ -88,6 +88,19 @@ def test_each_batch_is_of_the_version_before(make_sampler: Maker) -> None:
         sampler.replay(10, 0)
 
 
+class Versioned:
+    """Hooks that say which agent version they were told."""
+
+    def on_trajectory_end(self, context: Any) -> None:
+        context.metrics["version"] = context.agent_version
+
+
+@on("vec", *slow("local", "lanes", "processes"))
+def test_hooks_are_told_the_version_of_the_batch(make_sampler: Maker) -> None:
+    batches = obtained(make_sampler(Stamping(), AnyLength, n_workers=2, hooks=Versioned(), **LAGGING))
+    assert [set(batch.episode_infos["version"].tolist()) for batch in batches] == [{version} for version in VERSIONS]
+
+
 @on("local", "processes")
 def test_workers_with_agents_of_their_own(make_sampler: Maker) -> None:
     """Whose index is whose depends on the kind of call."""

@@ -90,7 +90,7 @@ class HookedRunner(LaneRunner):
         agent, env, ticket = agents[row % len(agents)], self._envs[row], running.ticket
         index = ticket.indices[position]
         return TrajectoryContext(
-            env, agent, index, running.seeds[position], ticket.version, _Row(self, row),
+            env, agent, index, running.seeds[position], self._worker.agent_version(ticket.version), _Row(self, row),
             reset=reset_of(env, self._worker, index),
             reset_agent=reset_agent_function(agent) if one_by_one else None,
         )  # fmt: skip
