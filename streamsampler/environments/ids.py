@@ -156,7 +156,7 @@ class MakesMultiAgentEnv:
 
 
 def _near(module: str) -> str:
-    import pkgutil  # for names that are not found alone: whoever imports a sampler does not wait for it
+    import pkgutil  # only here, as most programs name modules that are found
 
     family, _, name = module.rpartition(".")
     try:

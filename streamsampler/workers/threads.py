@@ -118,7 +118,7 @@ def libraries() -> list[Any]:
     It keeps the paths that it resolved: copies of a process in which this was called find them again at once.
     """
     try:
-        # Only here: whoever imports a sampler does not wait for it.
+        # Here, so that `import streamsampler` need not load threadpoolctl.
         import threadpoolctl  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         return []
