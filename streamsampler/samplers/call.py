@@ -72,6 +72,9 @@ class Call:
         self._refusal: SamplerError | None = None
         self.returned: list[Summaries] = []
         self._n_popped = 0
+        # Workers in line for a ticket: those that are idle, and those that may get one ahead. A look at each worker
+        # whenever one of them answers would cost more than all else where there are thousands.
+        self._lines: tuple[dict[int, None], dict[int, None]] = {}, {}
         if session.checks.is_exclusive:
             # Only worker 0 has work at first: it is not left out for having been slow.
             session.throughput.forget(0)
@@ -80,6 +83,8 @@ class Call:
                 self.take_in(event)
             self._take_in_all(0.0)
             self._n_popped = -1  # the first `pump` decides on what was taken in: nothing may come after it
+        for record in session.records:
+            self._line_up(record)
         self._assign_tickets()
 
     # ------------------------------------------------------------------ the loop
@@ -108,8 +113,6 @@ class Call:
 
     def _until_next_look(self, timeout: float | None) -> float | None:
         """Return for how many seconds to wait at most, so that idle workers help where a ticket does not arrive."""
-        if self.gathering.next_look() == math.inf:
-            return timeout
         seconds = self.gathering.next_look() - self._session.clock()
         if seconds <= 0:
             self._assign_tickets()
@@ -131,6 +134,7 @@ class Call:
         self._check_open()
         for event in events:
             self.take_in(event)
+            self._line_up(self._session.records[event.worker])
         return elapsed
 
     def _check_open(self) -> None:
@@ -141,28 +145,35 @@ class Call:
     def _assign_tickets(self) -> None:
         """Assign tickets to the workers with room: first one to each, then the next."""
         try:
-            for is_next in (False, True):
-                self._assign_to_all(is_next=is_next)
+            for line in self._lines:
+                self._assign_to(line)
         except (OSError, ValueError):
             self._check_open()
             raise
 
-    def _assign_to_all(self, *, is_next: bool) -> None:
-        """Assign a ticket to each worker that is idle, or that has only one: the next."""
-        for record in self._session.records:
-            side = record.side
-            if not side.room or bool(side.unanswered) != is_next or (is_next and record.has_enough):
-                continue
+    def _assign_to(self, line: dict[int, None]) -> None:
+        """Assign a ticket to each worker in a line."""
+        ahead = line is self._lines[True]
+        for worker in tuple(line):
+            record = self._session.records[worker]
             if not self._session.checks.may_work(record) or not self._supervisor.can_work(record):
                 continue
-            assignment = self.gathering.assign(side.worker, ahead=is_next, now=self._session.clock())
+            assignment = self.gathering.assign(worker, ahead=ahead, now=self._session.clock())
             if assignment is not None:
                 self.stats.restarts += self._supervisor.start_if_absent(record)
                 self._session.hand_out(record, *assignment)
+                self._line_up(record)
             elif self.gathering.refuses_all:
                 break
-            else:
-                record.has_enough = is_next
+            elif ahead:
+                del line[worker]  # until it has answered
+
+    def _line_up(self, record: WorkerRecord) -> None:
+        """Put a worker, for which something has changed, into the line where it belongs, if it has room."""
+        for line in self._lines:
+            line.pop(record.worker, None)
+        if record.side.room:
+            self._lines[bool(record.side.unanswered)][record.worker] = None
 
     # ------------------------------------------------------------------ events
 
@@ -227,16 +238,11 @@ class Call:
         self, event: Answered, report: Report, lengths: tuple[int, ...], delivery: Delivery | None
     ) -> None:
         gathering, indices, now = self.gathering, report.ticket.indices, self._session.clock()
-        if not self._take_in_lanes(event.worker, report):
-            self._refuse(
-                UsageError(
-                    f"worker {event.worker} runs trajectories in blocks since the agent's parameters were updated: "
-                    "pass the agent itself as agent_update"
-                )
-            )
-            event.release()
-            self.accounts.add_surplus(len(lengths), report.n_timesteps)
-        elif not gathering.receive(event.worker, indices, lengths, delivery, now, report.dropped):
+        is_right = self._take_in_lanes(event.worker, report)
+        if not is_right:
+            what = "since the agent's parameters were updated: pass the agent itself as agent_update"
+            self._refuse(UsageError(f"worker {event.worker} runs trajectories in blocks {what}"))
+        if not is_right or not gathering.receive(event.worker, indices, lengths, delivery, now, report.dropped):
             event.release()
             self.accounts.add_surplus(len(lengths), report.n_timesteps)
         elif delivery is not None:

@@ -459,7 +459,6 @@ class Session:
         """Send a worker, which is there, a ticket."""
         if not record.side.unanswered:
             record.stillness.reset()
-            record.has_enough = False
         message = record.side.assign(indices, block)
         if isinstance(message, Start):
             message = Start(message.version, message.tickets, **self.start_contents(record))

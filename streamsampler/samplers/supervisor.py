@@ -202,10 +202,8 @@ class WorkerRecord:
         spaces: Its observation and action space; None before its first report.
         reported_timesteps: The timesteps in its answers.
         has_answered: Whether its memory was looked at after an answer.
-        has_enough: Whether it got no ticket to run after the one in hand, and is asked again when it has answered.
         stillness: For how long its row of the status board has not changed.
         hang: Why it was killed, if it made no progress.
-        deadline: When it is killed because it takes too long to retire, in seconds of the supervisor's clock.
         is_checking: Whether it was told to check its environment, and has not answered the ticket after that.
         files: Where wrappers of its environments write files.
     """
@@ -216,10 +214,8 @@ class WorkerRecord:
     spaces: Spaces | None = None
     reported_timesteps: int = 0
     has_answered: bool = False
-    has_enough: bool = False
     stillness: Stillness = field(default_factory=Stillness)
     hang: Hang | None = None
-    deadline: float = math.inf
     is_checking: bool = False
     files: tuple[str, ...] = ()
 
@@ -277,6 +273,7 @@ class Supervisor:
         self._has_warned = False
         self._lengths = LengthWatch()
         self._version = 0
+        self._deadlines: dict[int, float] = {}  # when workers that retire are killed, in seconds of the clock
 
     def begin_call(self, version: int, n_timesteps: int | None, side_by_side: int) -> None:
         """Look from now on for trajectories that are far longer than what a call needs.
@@ -293,13 +290,10 @@ class Supervisor:
 
     def wait_limit(self, timeout: float | None) -> float | None:
         """Return for how many seconds to wait for workers at most; `timeout` is the caller's own limit."""
-        first = min(self._lengths.next_look, *(record.deadline for record in self._records))
-        limits = [first - self._clock()] if first < math.inf else []
-        if self._watch is not None:
-            limits.append(self._watch.interval)
-        if timeout is not None:
-            limits.append(timeout)
-        return max(0.0, min(limits)) if limits else None
+        first = min((self._lengths.next_look, *self._find_deadlines().values())) - self._clock()
+        interval = math.inf if self._watch is None else self._watch.interval
+        limit = max(0.0, min(first, interval, math.inf if timeout is None else timeout))
+        return None if limit == math.inf else limit
 
     def kill_overdue(self, limit: float | None, elapsed: float) -> None:
         """Kill the workers that hang and those that take too long to retire, after a wait's events were handled.
@@ -309,13 +303,19 @@ class Supervisor:
             elapsed: Seconds that the wait took.
         """
         now = self._clock()
-        for record in self._records:
-            if now >= record.deadline:
-                self._kill(record)
+        for worker, deadline in self._find_deadlines().items():
+            if now >= deadline:
+                self._kill(self._records[worker])
         if self._watch is not None and limit is not None and self._watch.is_due(limit, elapsed):
             self._kill_hung(self._watch)
         if now >= self._lengths.next_look:
             self._look_for_long_trajectories()
+
+    def _find_deadlines(self) -> dict[int, float]:
+        """Return the deadlines of the workers that are retiring still: some have ended since, or were killed."""
+        states = {worker: self._records[worker].side.state for worker in self._deadlines}
+        self._deadlines = {it: self._deadlines[it] for it, state in states.items() if state is SamplerState.RETIRING}
+        return self._deadlines
 
     def _look_for_long_trajectories(self) -> None:
         shown = {}
@@ -349,7 +349,6 @@ class Supervisor:
             self._kill(self._records[worker])
 
     def _kill(self, record: WorkerRecord) -> None:
-        record.deadline = math.inf
         record.side.apply(Happened.KILLED)
         self._engine.kill_worker(record.worker)
 
@@ -392,7 +391,7 @@ class Supervisor:
             return
         if self._engine.retire(record.worker):
             side.apply(Exit)
-            record.deadline = self._clock() + self.policy.close_timeout
+            self._deadlines[record.worker] = self._clock() + self.policy.close_timeout
         else:
             side.mark_for_replacement(marked=False)
 

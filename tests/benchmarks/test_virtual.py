@@ -64,6 +64,5 @@ def calls_for_a_report(n_workers, per_worker):
 
 
 @pytest.mark.slow
-def test_a_report_calls_less_than_a_function_for_each_of_a_thousand_workers():
-    """It looks at all workers, of which 40 are nothing and 10,000 too many."""
-    assert calls_for_a_report(1_000, 100) < calls_for_a_report(40, 100) + 1_000
+def test_a_report_calls_as_many_functions_with_a_thousand_workers():
+    assert calls_for_a_report(1_000, 100) < 1.1 * calls_for_a_report(40, 100)
