@@ -351,7 +351,7 @@ def test_an_environment_that_hangs_holds_up_no_error_of_the_agent_and_no_later_c
 @pytest.fixture
 def stuck_soon(monkeypatch):
     """Let what hangs be given up after a second, where the package waits for it longer."""
-    for module in ("environments", "stepper"):
+    for module in ("environments", "processes"):
         monkeypatch.setattr(f"streamsampler.stepping.inference.{module}.STUCK_SECONDS", 1.0)
 
 
