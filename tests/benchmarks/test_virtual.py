@@ -39,6 +39,34 @@ def test_a_worker_does_not_wait_while_its_report_does():
         assert sampler.stats.times.step == pytest.approx(ON_POLICY.seconds_of(batch.seeds, batch.lengths).sum())
 
 
+@pytest.mark.parametrize(("n", "most"), [(6, 1), (60, 2)])
+def test_near_the_end_no_ticket_waits_behind_another_one(monkeypatch, n, most):
+    """While there is plenty, workers have the next ticket before they have answered the one in hand."""
+    unanswered = [0] * 4
+    send, wait = VirtualEngine.send, VirtualEngine.wait
+    seen = set()
+
+    def sending(engine, worker, message):
+        unanswered[worker] += len(getattr(message, "tickets", ()))
+        seen.add(unanswered[worker])
+        send(engine, worker, message)
+
+    def waiting(engine, timeout):
+        events = wait(engine, timeout)
+        for event in events:
+            unanswered[event.worker] -= 1
+        return events
+
+    # So long that each ticket is one trajectory.
+    with VirtualSampler(ON_POLICY.lasting(10.0), 4, Costs(step_timeout=30.0)) as sampler:
+        sampler.obtain_trajectories(20)
+        monkeypatch.setattr(VirtualEngine, "send", sending)
+        monkeypatch.setattr(VirtualEngine, "wait", waiting)
+        sampler.obtain_trajectories(n)
+    assert seen == {1, most}
+    assert unanswered == [0] * 4
+
+
 def calls_for_a_report(n_workers, per_worker):
     """Return how many functions the sampler's side calls, those written in C among them."""
     n_calls, elsewhere = 0, 0
