@@ -55,7 +55,7 @@ HOUSE: dict[str, Any] = {
         "samplers": 3586,
         "stepping": 5100,
         "testing": 231,
-        "workers": 6354,
+        "workers": 6361,
     },
     "circles": [],
     "single importers": [],

@@ -182,10 +182,20 @@ class Rows:
         return (numbers * 4).astype(np.int64), {"drawn": numbers, "seed": seeds}
 
 
-@pytest.mark.parametrize("game", [Comings, Turns])
-def test_each_agent_has_draws_of_its_own_whoever_else_acts_when(game: Any) -> None:
+class Places(Rows):
+    """Is asked for all rows, whoever acts: it remembers by their places."""
+
+    def get_actions(  # type: ignore[override]
+        self, observations: Any, *, draws: Draws, seeds: Any, slots: Any
+    ) -> Any:
+        assert len(slots) == len(seeds) == len(observations) == len(IDS)
+        return super().get_actions(observations, draws=draws, seeds=seeds)
+
+
+@pytest.mark.parametrize(("game", "agent"), [(Comings, Rows()), (Turns, Rows()), (Comings, Places())])
+def test_each_agent_has_draws_of_its_own_whoever_else_acts_when(game: Any, agent: Any) -> None:
     stays = {agent: Stay(0, 40) for agent in IDS}
-    for batch in (sampled(Rows(), lambda: game(stays)), sampled(Rows(), game)):
+    for batch in (sampled(agent, lambda: game(stays)), sampled(agent, game)):
         seeds = [int(each.agent_infos["seed"][0]) for each in batch["shared"]]
         assert len(set(seeds)) == len(seeds)
         for seed, each in zip(seeds, batch["shared"], strict=True):

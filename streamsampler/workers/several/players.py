@@ -11,7 +11,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from streamsampler.agents.base import Agent, give_spaces, mask_argument, reset_agent_function, row_keywords
-from streamsampler.agents.draws import Draws
+from streamsampler.agents.draws import Draws, OfRows
 from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.policies import SHARED, Policies, PolicyUpdates
 from streamsampler.agents.updates import updated_agent
@@ -246,13 +246,21 @@ class _Policy:
         """Return what the keywords stand for in this step."""
         values: dict[str, Any] = {}
         if "draws" in self._keywords:
-            values["draws"] = self._draws if len(numbers) == self._n_agents else self._draws.of_rows(numbers)
+            values["draws"] = self._draws_of(numbers)
         for name, of_all in (("seeds", self._seeds), ("starts", self._starts)):
             if name in self._keywords:
                 values[name] = of_all[rows].copy()
         if "slots" in self._keywords:
             values["slots"] = rows
         return values
+
+    def _draws_of(self, numbers: NDArray[np.int64]) -> OfRows:
+        """Return what the rows that are asked for draw from, of which those alone draw that act."""
+        everybody = len(numbers) == self._n_agents
+        if everybody or self._all_rows:
+            self._draws.only(None if everybody else np.isin(np.arange(self._n_agents), numbers))
+            return self._draws
+        return self._draws.of_rows(numbers)
 
 
 class Players:
