@@ -22,6 +22,9 @@ with MultiprocessingSampler(agent, "CartPole-v1") as sampler:
 - Actions that are drawn for a Box are clipped to it. `agent_infos["raw_action"]` is the action before clipping, and
   `log_prob` its log-density. `deterministic=True` takes the mode instead of drawing.
 - A module may return a dict: `{"logits": …, "value": …}` records the value as well.
+- A module with `initial_state(n)` remembers: it is called as `module(observations, state)` and returns `(outputs,
+  state)`, with a state for each environment. `batch.minibatches(…, by="sequence")` cuts where states were recorded, and
+  `streamsampler.examples.ppo_recurrent` learns from them.
 - Each worker has a copy on the CPU, in evaluation and inference mode.
 - Where there are GPUs that workers do not use, set an empty `CUDA_VISIBLE_DEVICES`: otherwise torch takes 0.2 ms of
   each trajectory to note its seed for a GPU.

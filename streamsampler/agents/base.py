@@ -40,7 +40,7 @@ WHAT_AN_AGENT_IS = (
 )
 _OPTIONAL_METHODS = frozenset(
     {"reset", "get_actions", "row_independent", "set_spaces", "get_param_values", "set_param_values"}
-    | {"get_param_converter", "get_state", "set_state"}
+    | {"get_param_converter", "get_state", "set_state", "begin_part", "get_value"}
 )
 NAMED_AGENTS = ("random",)
 _MASKS = ("do_resets", "dones")
@@ -79,9 +79,12 @@ class Agent(Protocol):
     - ``get_state()`` and ``set_state(state)``, of an agent with a ``reset`` or ``starts``: what it remembers and draws
       from in the middle of a trajectory, as something that can be pickled, for another copy of the agent.
       `obtain_fragments` needs both to go on with an episode whose worker was lost.
+    - ``begin_part()`` is called before the first action in each call of `obtain_fragments`, where episodes go on: an
+      agent that records what it remembers does so there, for learners that begin a sequence there.
     - ``get_value(observation)``, of an agent whose infos have a number "value": that of the last observation, where a
-      trajectory did not terminate; for `batch.last_values`. `DefaultWorker` asks at the trajectory's end; an agent with
-      a memory must not change it then. `VecWorker` asks no agent that may have one.
+      trajectory did not terminate; for `batch.last_values`. An agent with a memory is asked at the trajectory's end,
+      and must not change it then; where several of its rows have a memory each, it takes the row's number as the
+      keyword ``slot``, or is not asked.
     - ``get_param_converter()`` gives a small function that the sampler keeps, pickled, in its own process. It is asked
       about each agent update before that is sent, and returns what goes to `set_param_values` where the update is of
       the agent's own kind, such as a module; `NotImplemented` where it is not. What it raises refuses the update.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ from numpy.typing import DTypeLike, NDArray
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.heads import ActsByHead, CategoricalHead, GaussianHead, Head, array_of, default_head
 from streamsampler.agents.updates import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
-from streamsampler.core.errors import UsageError
+from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.extras import missing
+from streamsampler.data.trees import leaves
 
 __all__ = ["CategoricalHead", "GaussianHead", "Head", "TorchAgent"]
 
@@ -48,6 +51,14 @@ class TorchAgent(ActsByHead):
 
     A Gaussian whose module returns no `log_std` takes the module's parameter of that name.
 
+    *A module that remembers* has a method `initial_state(n)`: n rows of what it remembers where a trajectory begins,
+    (n, *S), a tensor, or a tuple or a dict of tensors. It is called as `module(observations, state)`, and returns
+    `(outputs, state)`, the state with the same shapes (of `torch.nn.LSTM`, whose axis of rows is the second one, let
+    the module swap them). Each row of a batch has its own, in every kind of worker; an episode of fragments that goes
+    on in another worker goes on with its state. `agent_infos["state"]` has the states before those timesteps that a
+    sequence may be learned from: the first one of each trajectory, or part of one, and each `state_every`-th after it.
+    `batch.minibatches(…, by="sequence")` cuts there.
+
     Workers have a copy of the module, on the CPU and in evaluation mode (no dropout). It runs in inference mode, on as
     many threads as the sampler's `worker_threads` says. Actions are drawn from a generator of the agent's own, which
     `reset` seeds: so they depend on the trajectory's seed alone, and not on what the environment draws from the global
@@ -61,10 +72,18 @@ class TorchAgent(ActsByHead):
         deterministic: Take the mode of the distribution, as evaluations do, instead of drawing from it.
         dtype: What observations are converted to, a NumPy dtype. None leaves them as they are: float64, or uint8 for
             images, or int64 for an embedding. Nothing is scaled.
+        state_every: Of a module that remembers: how many timesteps there are from one recorded state to the next; None
+            for those alone with which trajectories, and parts of them, begin.
 
     Raises:
-        UsageError: No module, a module with lazy parameters, or a space without a default head.
+        UsageError: No module, a module with lazy parameters, or a space without a default head; `state_every` below 1,
+            or of a module that has no `initial_state`.
     """
+
+    def __new__(cls, module: Any = None, *args: Any, **kwargs: Any) -> TorchAgent:
+        """Make an agent that keeps states where the module remembers."""
+        del args, kwargs  # for __init__
+        return super().__new__(RecurrentTorchAgent if cls is TorchAgent and _remembers(module) else cls)
 
     def __init__(
         self,
@@ -73,6 +92,7 @@ class TorchAgent(ActsByHead):
         *,
         deterministic: bool = False,
         dtype: DTypeLike | None = np.float32,
+        state_every: int | None = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise UsageError(f"TorchAgent takes a torch.nn.Module, not {module!r}")
@@ -83,6 +103,9 @@ class TorchAgent(ActsByHead):
         self.head = head if isinstance(head, Head) else default_head(head)
         self.deterministic = deterministic
         self._dtype = None if dtype is None else np.dtype(dtype)
+        if state_every is not None and not _remembers(module):
+            raise UsageError(f"state_every={state_every!r} is for a module that remembers: one with initial_state(n)")
+        self._state_every = None if state_every is None else positive("state_every", state_every)
         self._is_copy = False
         self._begin()
 
@@ -99,6 +122,7 @@ class TorchAgent(ActsByHead):
             "head": self.head,
             "deterministic": self.deterministic,
             "_dtype": self._dtype,
+            "_state_every": self._state_every,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -191,12 +215,12 @@ class TorchAgent(ActsByHead):
             tensors = inputs(observation)
             return self.module(tensors) if self._is_copy else self._elsewhere(tensors)
 
-    def _elsewhere(self, tensors: Any) -> Any:
+    def _elsewhere(self, *inputs: Any) -> Any:
         """Call the user's own module, on whatever device it is."""
         first = next(self.module.parameters(), None)
         if first is None or first.device.type == "cpu":
-            return self.module(tensors)
-        return _moved(self.module(_moved(tensors, first.device)), "cpu")
+            return self.module(*inputs)
+        return _moved(self.module(*_moved(inputs, first.device)), "cpu")
 
     def _parted(self, output: Any) -> tuple[tuple[Any, ...], dict[str, NDArray[Any]]]:
         """Return the head's parameters, and what else is recorded, as arrays."""
@@ -225,6 +249,166 @@ class TorchAgent(ActsByHead):
             # The head takes the exponential again for another array. A copy's changes in set_param_values alone.
             self._log_std = self.module.log_std.detach().cpu().numpy()
         return (self._log_std,)
+
+
+def _remembers(module: Any) -> bool:
+    return callable(getattr(module, "initial_state", None))
+
+
+class RecurrentTorchAgent(TorchAgent):
+    """A `TorchAgent` whose module remembers; see there."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._state: Any = None  # of each row, before its next timestep
+        self._ages = np.zeros(0, np.int64)  # timesteps of each row since its trajectory, or its part, began
+
+    def reset(self, seed: int) -> None:
+        """Begin a trajectory: seed the generator that actions are drawn from, and forget what is remembered."""
+        super().reset(seed)
+        self._state = None
+
+    def begin_part(self) -> None:
+        """Record the states of all rows at the next timestep: trajectories go on, in the next call's fragment."""
+        self._ages[:] = 0
+
+    def get_state(self) -> Any:
+        """Return the generator's state, the hidden one and its age, for `set_state`."""
+        return super().get_state(), copy.deepcopy(self._state), self._ages.copy()
+
+    def set_state(self, state: Any) -> None:
+        """Go on where another copy of this agent was when `get_state` returned `state`."""
+        generator, self._state, ages = copy.deepcopy(state)
+        super().set_state(generator)
+        self._ages = ages
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """Choose an action, and remember; the infos have `state` where it is to be recorded."""
+        recorded = self._advance(1, None)
+        action, infos = super().get_action(observation)
+        return action, _with_state(infos, {"state": _leaves_of(recorded["state"], 0)} if recorded else {})
+
+    def get_actions(
+        self, observations: Any, *, draws: Draws | None = None, starts: NDArray[np.bool_] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Choose an action for each of n observations; see `TorchAgent.get_actions`.
+
+        Args:
+            observations: Tree of (n, *O), always of the same n.
+            draws: What to draw from, for each row; None for the agent's one generator.
+            starts: (n,) bool: which rows begin a trajectory. None: all of them in the first call after `reset`, none
+                later.
+        """
+        recorded = self._advance(len(next(leaf for _, leaf in leaves(observations))), starts)
+        actions, infos = super().get_actions(observations, draws=draws)
+        return actions, _with_state(infos, recorded)
+
+    def get_value(self, observation: Any, *, slot: int = 0) -> float:
+        """Return the module's `value` of one observation, which is not remembered.
+
+        Args:
+            observation: The observation.
+            slot: The row whose state it is seen with.
+        """
+        state = self._state
+        self._state = self._initial(1) if state is None else _leaves_of(state, slice(slot, slot + 1))
+        try:
+            return super().get_value(observation)
+        finally:
+            self._state = state
+
+    def _advance(self, n: int, starts: NDArray[np.bool_] | None) -> dict[str, Any]:
+        """Let trajectories begin in rows, and return what is recorded of the states before this timestep."""
+        if self._state is None or len(self._ages) != n:
+            self._state, self._ages = self._initial(n), np.zeros(n, np.int64)
+        elif starts is not None and starts.any():
+            begun = torch.from_numpy(starts)
+            self._state = _map_states(partial(_begun_in, begun), self._initial(n), self._state)
+            self._ages[starts] = 0
+        due = self._ages == 0 if self._state_every is None else self._ages % self._state_every == 0
+        self._ages += 1
+        if not due.any():
+            return {}
+        arrays = _map_states(lambda leaf: array_of(leaf).copy(), self._state)
+        return {"state": _as_infos(arrays)} | ({} if due.all() else {"_state": due})
+
+    def _initial(self, n: int) -> Any:
+        with self._inference:
+            state = _moved(self.module.initial_state(n), "cpu")
+        shapes = _shapes_of(state)
+        if not shapes or any(shape is None or shape[:1] != (n,) for shape in shapes.values()):
+            raise UsageError(
+                f"the module's initial_state({n}) should be a tensor with {n} rows, or a tuple or a dict of such "
+                f"tensors, and is {_described(state)}"
+            )
+        return state
+
+    def _forward(self, inputs: Callable[[Any], Any], observation: Any) -> Any:
+        with self._inference:
+            tensors = inputs(observation)
+            returned = (self.module if self._is_copy else self._elsewhere)(tensors, self._state)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise UsageError(
+                f"a module with initial_state should return (outputs, state), and returned {_described(returned)}"
+            )
+        outputs, state = returned
+        if _shapes_of(state) != _shapes_of(self._state):
+            raise UsageError(
+                f"the module was given a state that is {_described(self._state)}, and returned one that is "
+                f"{_described(state)}: it should have the same shapes"
+            )
+        self._state = state
+        return outputs
+
+
+def _with_state(infos: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
+    """Add the states that are recorded to an agent's infos."""
+    if "state" in infos or "_state" in infos:
+        raise UsageError("what the module remembers is recorded as 'state': give its own output another name")
+    return infos | recorded
+
+
+def _begun_in(begun: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    return torch.where(begun.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+
+
+def _map_states(function: Callable[..., Any], state: Any, *others: Any) -> Any:
+    """Return a state with each tensor replaced by what a function gives it, and those at its place in other states."""
+    if isinstance(state, Mapping):
+        return {key: _map_states(function, child, *(it[key] for it in others)) for key, child in state.items()}
+    if isinstance(state, tuple):
+        return tuple(_map_states(function, *children) for children in zip(state, *others, strict=True))
+    return function(state, *others)
+
+
+def _leaves_of(state: Any, rows: int | slice) -> Any:
+    """Return some rows of each tensor or array of a state."""
+    return _map_states(lambda leaf: leaf[rows], state)
+
+
+def _as_infos(state: Any) -> Any:
+    """Return a state as infos may have it: a tuple as a dict, by position."""
+    if isinstance(state, Mapping):
+        return {key: _as_infos(child) for key, child in state.items()}
+    return {str(key): _as_infos(child) for key, child in enumerate(state)} if isinstance(state, tuple) else state
+
+
+def _shapes_of(state: Any) -> dict[Any, tuple[int, ...] | None]:
+    """Return the shape of each tensor of a state, by its place; None for what is no tensor."""
+    if state.__class__ is torch.Tensor:
+        return {(): tuple(state.shape)}
+    if isinstance(state, Mapping | tuple):
+        items = state.items() if isinstance(state, Mapping) else enumerate(state)
+        return {(key, *path): shape for key, child in items for path, shape in _shapes_of(child).items()}
+    return {(): None}
+
+
+def _described(state: Any) -> str:
+    if isinstance(state, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_described(child)}" for key, child in state.items()) + "}"
+    if isinstance(state, tuple):
+        return f"({', '.join(map(_described, state))})"
+    return f"{tuple(state.shape)}" if isinstance(state, torch.Tensor) else f"a {type(state).__name__}"
 
 
 def _extra(key: str, value: Any, first: Any) -> NDArray[Any]:

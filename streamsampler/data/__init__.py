@@ -28,6 +28,9 @@ for rows in batch.minibatches(256, seed=1, epochs=10):
     update(batch.observations[rows], batch.actions[rows], advantages[rows])
 ```
 
+Of an agent that remembers, such as a `TorchAgent` of a module with `initial_state`, `minibatches(…, by="sequence",
+length=16)` gives sequences, each with the state that the agent had before its first timestep.
+
 Dict and Tuple spaces stay nested. For type checkers say so once: `MultiprocessingSampler[dict[str, NDArray[Any]]](…)`;
 everything else is arrays.
 

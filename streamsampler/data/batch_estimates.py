@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError, UsageError, number, positive
 from streamsampler.data.batch_fields import ActionsT, BatchFields, ObservationsT
+from streamsampler.data.infos import is_mask
+from streamsampler.data.trees import Tree, take
 
 # ----------------------------------------------------------------------
 # Estimates from rewards and values, over all trajectories of a batch at once. Float64 throughout.
@@ -30,6 +32,20 @@ class VTrace(NamedTuple):
 
     targets: Any
     advantages: Any
+
+
+class Sequences(NamedTuple):
+    """A minibatch of n sequences of timesteps, of length L (see `TrajectoryBatch.minibatches`).
+
+    Attributes:
+        rows: (n, L) int64, rows of the arrays of T timesteps; after a sequence's end its last one again.
+        mask: (n, L) bool: which of them are timesteps of the sequence.
+        states: Leaves of (n, *S): what the agent remembered before the first timestep of each.
+    """
+
+    rows: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    states: Any
 
 
 def accumulate_backwards(
@@ -120,8 +136,8 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         if missing := int((~self.terminated & ~there).sum()):
             raise DataError(
                 f"{missing} trajectories did not terminate, and the agent gave no value for what would have followed: "
-                "give it a method get_value(observation), or pass last_values (of agents with a memory, only workers "
-                "of one environment each ask for it: DefaultWorker)"
+                "give it a method get_value(observation) (with get_actions and a memory, one that takes the row as the "
+                "keyword slot), or pass last_values"
             )
         return np.where(self.terminated, 0.0, found)
 
@@ -235,9 +251,29 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
             found = rho * (rewards + gamma * following_values(targets, last, lengths) - floats)
         return VTrace(_like(values, targets), _like(values, found))
 
+    @property
+    def states_at(self) -> NDArray[np.int64]:
+        """(S,) int64, rising: the timesteps, of T, before which a state of the agent was recorded; see `TorchAgent`.
+
+        Raises:
+            DataError: The agent recorded none.
+        """
+        present = _recorded_states(self.agent_infos)[1]
+        return np.arange(len(self.rewards)) if present is None else np.flatnonzero(present)
+
+    @overload
     def minibatches(
         self, size: int, *, seed: int, by: Literal["timestep", "trajectory"] = "timestep", epochs: int = 1
-    ) -> Iterator[NDArray[np.int64]]:
+    ) -> Iterator[NDArray[np.int64]]: ...
+    @overload
+    def minibatches(
+        self, size: int, *, seed: int, by: Literal["sequence"], epochs: int = 1, length: int | None = None
+    ) -> Iterator[Sequences]: ...
+
+    def minibatches(
+        self, size: int, *, seed: int, by: Literal["timestep", "trajectory", "sequence"] = "timestep",
+        epochs: int = 1, length: int | None = None,
+    ) -> Iterator[Any]:  # fmt: skip
         """Shuffle the batch into minibatches, anew in each epoch.
 
         ```python
@@ -245,24 +281,61 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
             loss(observations[rows], actions[rows], advantages[rows])
         for few in batch.minibatches(8, seed=iteration, by="trajectory"):
             loss(batch[few].padded("observations"))
+        for rows, mask, states in batch.minibatches(8, seed=iteration, by="sequence", length=16):
+            loss(module(observations[rows], states), advantages[rows], mask)
         ```
 
+        Sequences are for agents that remember. They begin where trajectories do, and every `length` timesteps after
+        that: where the agent recorded its state (`states_at`).
+
         Args:
-            size: How many timesteps, or trajectories, are in each; the last one of an epoch has what is left.
+            size: How many timesteps, trajectories or sequences are in each; the last one of an epoch has what is left.
             seed: What the order depends on.
             by: What is shuffled.
             epochs: How often each of them comes.
+            length: The longest that a sequence may be, a multiple of the agent's `state_every`; None for whole
+                trajectories, or parts of them.
 
         Yields:
-            (size,) int64: rows of the arrays of T timesteps, or positions of trajectories.
+            (size,) int64: rows of the arrays of T timesteps, or positions of trajectories. Of sequences: `Sequences`.
 
         Raises:
-            UsageError: A size or a number of epochs below 1, a seed that is no integer of at least 0, or another `by`.
+            UsageError: A size, a length or a number of epochs below 1, a seed that is no integer of at least 0, another
+                `by`; a length of what are no sequences, or one after which no state was recorded.
+            DataError: Sequences of an agent that recorded no state.
         """
-        if by not in ("timestep", "trajectory"):
-            raise UsageError(f"by must be 'timestep' or 'trajectory', not {by!r}")
+        if by not in ("timestep", "trajectory", "sequence"):
+            raise UsageError(f"by must be 'timestep', 'trajectory' or 'sequence', not {by!r}")
+        if length is not None and by != "sequence":
+            raise UsageError(f"length={length!r} is for by='sequence', and this is by={by!r}")
         size, epochs, seed = positive("size", size), positive("epochs", epochs), positive("seed", seed, least=0)
+        if by == "sequence":
+            return self._sequences(size, seed, epochs, None if length is None else positive("length", length))
         return _shuffled(len(self.rewards if by == "timestep" else self.lengths), size, seed, epochs)
+
+    def _sequences(self, size: int, seed: int, epochs: int, length: int | None) -> Iterator[Sequences]:
+        states, present = _recorded_states(self.agent_infos)
+        longest = int(self.lengths.max(initial=1))
+        most = longest if length is None else min(length, longest)
+        counts = -(-self.lengths // most)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        places = np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]
+        first = self.starts[owners] + places * most
+        if present is not None and not present[first].all():
+            missing = first[np.argmin(present[first])]
+            raise UsageError(
+                f"length={length} cuts where the agent recorded no state, at first before timestep {missing} of "
+                f"{len(self.rewards)}: give a multiple of the state_every of its TorchAgent, or None"
+            )
+        last = np.minimum(first + most, (self.starts + self.lengths)[owners]) - 1
+
+        def sequences() -> Iterator[Sequences]:
+            for few in _shuffled(len(first), size, seed, epochs):
+                rows = first[few, None] + np.arange(most)
+                mask = rows <= last[few, None]
+                yield Sequences(np.minimum(rows, last[few, None]), mask, take(states, first[few]))
+
+        return sequences()
 
     def _given(self, values: Any, last_values: Any) -> tuple[Any, Any]:
         """Return values and last values, the agent's own where none are given."""
@@ -295,6 +368,30 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
                 f"last_values have the shape {found.shape}, but the batch has {n} trajectories: ({n},) is needed"
             )
         return np.where(self.terminated, 0.0, found)
+
+
+def _recorded_states(infos: dict[str, Any]) -> tuple[Tree, NDArray[np.bool_] | None]:
+    """Return the states that an agent recorded, and where it did so: None for all timesteps.
+
+    Raises:
+        DataError: It recorded none.
+    """
+    if "state" not in infos:
+        raise DataError(
+            "the agent recorded no state: sequences are for an agent that remembers, such as a TorchAgent of a module "
+            "with initial_state(n)"
+        )
+    found, present = infos["state"], infos.get("_state")
+    while isinstance(found, dict):
+        key = next(key for key in found if not is_mask(key, found))
+        found, present = found[key], found.get(f"_{key}", present)
+    return _without_masks(infos["state"]), present
+
+
+def _without_masks(states: Any) -> Any:
+    if not isinstance(states, dict):
+        return states
+    return {key: _without_masks(child) for key, child in states.items() if not is_mask(key, states)}
 
 
 def _shuffled(n: int, size: int, seed: int, epochs: int) -> Iterator[NDArray[np.int64]]:

@@ -15,10 +15,17 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.wrappers import TransformObservation
 
-from streamsampler import MultiprocessingSampler, TrajectoryBatch
+from streamsampler import MultiprocessingSampler, TrajectoryBatch, VecWorker
+from streamsampler.agents.torch import TorchAgent
 from streamsampler.examples import line_of, made
 from streamsampler.examples.pytorch import nn, torch
 from streamsampler.filters import RunningNorm, RunningReturnNorm
+
+N_ENVS, TIMESTEPS = 16, 64  # of each iteration: environments side by side, and timesteps of each of them
+LENGTH = 32  # of the longest sequence that is learned from, in timesteps: gradients go no further back
+EPOCHS, SEQUENCES = 10, 10  # how often an iteration is learned from, and sequences in a gradient step
+LEARNING_RATE = 2e-3  # at first; it falls to 0
+GAMMA, LAMBDA = 0.98, 0.8  # discount, and of generalised advantage estimation
 
 
 def make(environment: str, hide: str) -> Any:
@@ -31,62 +38,44 @@ def make(environment: str, hide: str) -> Any:
     return TransformObservation(env, lambda observation: observation * mask, space)
 
 
-class RecurrentAgent(nn.Module):  # type: ignore[misc]
-    """Acts with a GRU, whose output gives log-probabilities and a value."""
+class ActorCritic(nn.Module):  # type: ignore[misc]
+    """Remembers with a GRU, whose output gives logits and a value."""
 
     def __init__(self, env: Any) -> None:
         super().__init__()
-        self.gru, self.noise = nn.GRU(env.observation_space.shape[0], 64, batch_first=True), 1.0
+        self.gru = nn.GRU(env.observation_space.shape[0], 64, batch_first=True)
         self.actor, self.critic = nn.Linear(64, int(env.action_space.n)), nn.Linear(64, 1)
 
-    def forward(self, observations: Any, hidden: Any) -> tuple[torch.Tensor, ...]:
-        """(n, t, O) and (n, 64) to log-probabilities (n, t, A), values (n, t), and what is remembered then (n, 64)."""
-        outputs, after = self.gru(torch.as_tensor(observations, dtype=torch.float32), torch.as_tensor(hidden)[None])
-        return self.actor(outputs).log_softmax(-1), self.critic(outputs)[..., 0], after[0]
+    def initial_state(self, n: int) -> torch.Tensor:
+        """Return what is remembered where n episodes begin, (n, 64)."""
+        return torch.zeros(n, 64)
 
-    def reset(self, seed: int) -> None:
-        """Begin an episode: nothing is remembered, and actions are drawn from the seed."""
-        self.hidden, self.random = torch.zeros(1, 64), np.random.default_rng(seed)
+    def forward(self, observations: Any, state: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """(n, O) and what is remembered, (n, 64), to logits and values of n rows, and what is remembered then."""
+        logits, values, after = self.along(observations[:, None], state)
+        return {"logits": logits[:, 0], "value": values[:, 0]}, after
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:
-        """Choose an action, and remember the observation."""
-        before, (rows, values, self.hidden) = self.hidden[0].numpy(), self(observation[None, None], self.hidden)
-        log_probs = rows[0, 0].numpy()
-        action = int((log_probs + self.noise * self.random.gumbel(size=len(log_probs))).argmax())  # a draw
-        return action, {"log_prob": log_probs[action], "value": float(values), "hidden": before}
-
-    def get_value(self, observation: Any) -> float:
-        """Return the value of the last observation; it is not remembered."""
-        return float(self(observation[None, None], self.hidden)[1].item())
-
-    def get_state(self) -> Any:
-        """Return what `set_state` takes: with it, an episode goes on in another worker if its own was lost."""
-        return self.hidden.numpy(), self.random.bit_generator.state
-
-    def set_state(self, state: Any) -> None:
-        """Go on from there."""
-        self.hidden, self.random.bit_generator.state = torch.tensor(state[0]), state[1]
-
-    def set_param_values(self, values: Any) -> None:
-        """Take the parameters of another copy."""
-        self.load_state_dict(values)
+    def along(self, observations: Any, state: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(n, t, O) and (n, 64) to logits (n, t, A), values (n, t), and what is remembered in the end (n, 64)."""
+        outputs, after = self.gru(torch.as_tensor(observations, dtype=torch.float32), torch.as_tensor(state)[None])
+        return self.actor(outputs), self.critic(outputs)[..., 0], after[0]
 
 
-def improve(agent: RecurrentAgent, adam: Any, batch: TrajectoryBatch, seed: int) -> float:
+def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch, seed: int) -> float:
     """Run one iteration of PPO, and return how far the first minibatch's ratios are from one: rounding errors."""
-    padded, mask, rows = batch.padded("observations"), batch.mask, batch.mask.cumsum().reshape(batch.mask.shape) - 1
-    columns, first = (batch.actions, batch.agent_infos["log_prob"], batch.advantages(), batch.td_lambda()), None  # (T,)
-    for few in batch.minibatches(-(-len(batch) // 4), seed=seed, by="trajectory", epochs=10):
-        found, values, _ = agent(padded[few], batch.agent_infos["hidden"][batch.starts[few]])
-        actions, old, advantages, targets = (torch.as_tensor(column[rows[few][mask[few]]]) for column in columns)
-        ratios = (found[mask[few]].gather(1, actions[:, None])[:, 0] - old).exp()
+    estimates = batch.advantages(gamma=GAMMA, lambda_=LAMBDA)  # (T,), as all of these
+    columns, first = (batch.actions, batch.agent_infos["log_prob"], estimates, estimates + batch.values), None
+    minibatches = batch.minibatches(SEQUENCES, seed=seed, by="sequence", length=LENGTH, epochs=EPOCHS)
+    for rows, mask, states in minibatches:
+        logits, values, _ = policy.along(batch.observations[rows], states)
+        actions, old, advantages, targets = (torch.as_tensor(column[rows[mask]]) for column in columns)
+        ratios = (logits[mask].log_softmax(-1).gather(1, actions[:, None])[:, 0] - old).exp()
         first = float((ratios.detach() - 1).abs().max()) if first is None else first
         scaled = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
         gain = torch.min(scaled * ratios, scaled * ratios.clamp(0.8, 1.2)).mean()
         adam.zero_grad()
-        (0.5 * nn.functional.mse_loss(values[mask[few]], targets.float()) - gain).backward()
-        nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+        (0.5 * nn.functional.mse_loss(values[mask], targets.float()) - gain).backward()
+        nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
         adam.step()
     return first or 0.0
 
@@ -94,22 +83,25 @@ def improve(agent: RecurrentAgent, adam: Any, batch: TrajectoryBatch, seed: int)
 @click.command(context_settings={"show_default": True})
 @click.argument("environment", default="CartPole-v1")
 @click.option("--hide", default="1,3", help="Which entries of observations are hidden.")
-@click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
+@click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes; more than 2 are idle.")
 @click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
-@click.option("--iterations", default=60, type=click.IntRange(0), help="Each of 256 timesteps of 8 environments.")
+@click.option("--iterations", default=200, type=click.IntRange(0), help="Iterations.")
 def main(environment: str, hide: str, workers: int, seed: int, iterations: int) -> None:
     """Train in ENVIRONMENT, and evaluate the policy without drawing on 100 trajectories."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # more do not pay for so small a network, and the workers need the cores
-    agent = RecurrentAgent(make(environment, hide))
-    adam = torch.optim.Adam(agent.parameters(), 3e-3)
-    settings: Any = {"seed": seed, "observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm()}
-    with MultiprocessingSampler(agent, partial(make, environment, hide), n_workers=workers, **settings) as sampler:
+    policy, space = ActorCritic(env := make(environment, hide)), env.action_space
+    agent, adam = TorchAgent(policy, space, state_every=LENGTH), torch.optim.Adam(policy.parameters())
+    with MultiprocessingSampler(
+        agent, partial(make, environment, hide), seed=seed, n_workers=workers, worker_class=VecWorker,
+        worker_args={"n_envs": N_ENVS // 2}, observation_filter=RunningNorm(), reward_filter=RunningReturnNorm(GAMMA),
+    ) as sampler:  # fmt: skip
         for iteration in range(iterations):
-            batch = sampler.obtain_fragments(256, 8, agent_update=agent.state_dict())
+            adam.param_groups[0]["lr"] = LEARNING_RATE * (1 - iteration / iterations)
+            batch = sampler.obtain_fragments(TIMESTEPS, N_ENVS, agent_update=policy)
             click.echo(line_of(iteration, batch.episode_returns.tolist()))
-            improve(agent, adam, batch, seed=iteration)
-        agent.noise = 0.0
+            improve(policy, adam, batch, seed=iteration)
+        agent = TorchAgent(policy, space, deterministic=True)
         returns = sampler.obtain_trajectories(100, agent_update=agent).raw_returns
         click.echo(f"evaluation: mean return {returns.mean():.2f} of {len(returns)} trajectories")
 

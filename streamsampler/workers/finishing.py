@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.agents.base import mask_argument, reset_agent_function, row_keywords
+from streamsampler.agents.base import mask_argument, reset_agent_function, row_keywords, signature_of, takes_keyword
 from streamsampler.agents.filters import FilteredAgent, FilterParameters, Filters
 from streamsampler.core.errors import DataError
 from streamsampler.data.info_columns import with_last_values
@@ -166,6 +166,13 @@ def record_last_value(recorder: RolloutRecorder, agent: Any, observation: Any) -
     get_value = getattr(agent, "get_value", None)
     if get_value is not None:
         recorder.record_last_value(value_of(get_value, observation))
+
+
+def value_by_row(agent: Any) -> Callable[..., Any] | None:
+    """Return an agent's `get_value`, if it takes the row whose memory it sees an observation with as `slot`."""
+    get_value = getattr(agent, "get_value", None)
+    signature = signature_of(get_value) if callable(get_value) else None
+    return get_value if signature is not None and takes_keyword(signature, "slot") else None
 
 
 def value_of(get_value: Callable[[Any], Any], observation: Any) -> float:

@@ -382,6 +382,8 @@ class Course(Row):
         """
         self._remaining, self._resets = n_timesteps, resets
         self.begin_fragment()
+        if callable(begin_part := getattr(self.agent, "begin_part", None)):
+            begin_part()
 
     def suspend(self) -> None:
         """Note where the episode that goes on stands: the next one to run seeds the global generators."""

@@ -144,7 +144,7 @@ def test_values_that_do_not_fit_are_refused(arguments, said):
         ("minibatches", {"epochs": 0}, "epochs must be at least 1, got 0"),
         ("minibatches", {"seed": None}, "seed must be an integer, got None"),
         ("minibatches", {"seed": -1}, "seed must be at least 0, got -1"),
-        ("minibatches", {"by": "row"}, "by must be 'timestep' or 'trajectory', not 'row'"),
+        ("minibatches", {"by": "row"}, "by must be 'timestep', 'trajectory' or 'sequence', not 'row'"),
     ],
     ids=str,
 )

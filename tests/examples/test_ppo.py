@@ -10,7 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, evalu
 from streamsampler.agents.torch import TorchAgent  # noqa: E402
 from streamsampler.examples import ppo, ppo_multiagent, ppo_recurrent, trpo  # noqa: E402
 from streamsampler.examples.ppo import ActorCritic, Settings, improve, load, main, save, train  # noqa: E402
-from streamsampler.examples.ppo_recurrent import RecurrentAgent  # noqa: E402
 from streamsampler.filters import RunningNorm, RunningReturnNorm  # noqa: E402
 
 pytestmark = pytest.mark.extras
@@ -46,11 +44,11 @@ def made(env_id: str = "CartPole-v1", learning_rate: float = 1e-3) -> tuple[Acto
     return policy, TorchAgent(policy, space), torch.optim.Adam(policy.parameters(), learning_rate)
 
 
-def remembering() -> tuple[RecurrentAgent, Any]:
+def remembering(state_every: int = ppo_recurrent.LENGTH) -> tuple[ppo_recurrent.ActorCritic, TorchAgent, Any]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    agent = RecurrentAgent(PARTLY())
-    return agent, torch.optim.Adam(agent.parameters(), 2e-3)
+    policy, space = ppo_recurrent.ActorCritic(env := PARTLY()), env.action_space
+    return policy, TorchAgent(policy, space, state_every=state_every), torch.optim.Adam(policy.parameters(), 2e-3)
 
 
 @BOTH
@@ -87,18 +85,19 @@ def test_workers_that_are_killed_change_nothing(recurrent: bool) -> None:
     lanes: Any = {"worker_class": VecWorker, "worker_args": {"n_envs": 4}}
     lanes |= {"observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm()}
 
-    def remember(sampler: Any, agent: RecurrentAgent, adam: Any) -> Iterator[None]:
+    def remember(sampler: Any, policy: ppo_recurrent.ActorCritic, adam: Any) -> Iterator[None]:
         for iteration in range(3):
-            batch = sampler.obtain_fragments(40, 4, agent_update=agent.state_dict())
-            ppo_recurrent.improve(agent, adam, batch, iteration)
+            batch = sampler.obtain_fragments(40, 4, agent_update=policy)
+            ppo_recurrent.improve(policy, adam, batch, iteration)
             yield
 
     for make, n_workers in ((LocalSampler, 1), (MultiprocessingSampler, 2)):
         learner: Any
-        learner, *others = remembering() if recurrent else made()
-        given: Any = (learner, PARTLY) if recurrent else (others[0], "CartPole-v1")
-        with make(*given, n_workers=n_workers, seed=1, **({} if recurrent else lanes)) as sampler:
-            for _ in remember(sampler, learner, others[0]) if recurrent else train(sampler, learner, settings):
+        learner, agent, adam = remembering() if recurrent else made()
+        with make(
+            agent, PARTLY if recurrent else "CartPole-v1", n_workers=n_workers, seed=1, **({} if recurrent else lanes)
+        ) as sampler:
+            for _ in remember(sampler, learner, adam) if recurrent else train(sampler, learner, settings):
                 if n_workers > 1:
                     os.kill(sampler.worker_pids()[sampler.agent_version % 2], signal.SIGKILL)
             assert bool(sampler.stats.restarts) == (n_workers > 1)
@@ -181,44 +180,30 @@ def test_what_is_saved_acts_as_in_training(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- with a memory
 
 
-def test_the_learners_memory_is_that_of_the_agent() -> None:
-    """Also where episodes go on, and in each iteration."""
-    agent, adam = remembering()
-    with LocalSampler(agent, PARTLY, seed=1, observation_filter=RunningNorm()) as sampler:
+@pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}], ids=str)
+def test_the_learners_memory_is_that_of_the_agent(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where episodes go on, in the middle of episodes, and in each iteration."""
+    monkeypatch.setattr(ppo_recurrent, "LENGTH", 6)
+    policy, agent, adam = remembering(state_every=3)
+    with LocalSampler(agent, PARTLY, seed=1, observation_filter=RunningNorm(), **options) as sampler:
         for iteration in range(3):
-            batch = sampler.obtain_fragments(15, 3, agent_update=agent.state_dict())
+            batch = sampler.obtain_fragments(15, 3, agent_update=policy)
             assert batch.continued.any() == (iteration > 0)
-            assert ppo_recurrent.improve(agent, adam, batch, iteration) < 1e-5
+            assert ppo_recurrent.improve(policy, adam, batch, iteration) < 1e-5
     assert not batch.raw_observations[:, [1, 3]].any()
     assert batch.raw_observations[:, [0, 2]].all()
 
 
 def test_values_of_last_observations_are_those_of_the_memory() -> None:
-    agent, _ = remembering()
+    policy, agent, _ = remembering()
     with LocalSampler(agent, PARTLY, seed=1) as sampler:
-        batch = sampler.obtain_fragments(30, 2, agent_update=agent.state_dict())
+        batch = sampler.obtain_fragments(30, 2)
     for one in batch:
         rows = np.concatenate([one.observations, one.last_observations])
         with torch.no_grad():
-            _, values, _ = agent(rows[None], one.agent_infos["hidden"][:1])
+            _, values, _ = policy.along(rows[None], one.agent_infos["state"][:1])
         expected = np.append(one.values, one.last_values) if not one.terminated[0] else one.values
         np.testing.assert_allclose(values[0, : len(expected)].numpy(), expected, atol=1e-5)
-
-
-def test_the_state_is_all_that_an_episode_goes_on_with() -> None:
-    agent, _ = remembering()
-    observations = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    agent.reset(7)
-    for observation in observations[:3]:
-        agent.get_action(observation)
-    state, value = cloudpickle.dumps(agent.get_state()), agent.get_value(observations[3])
-    assert agent.get_value(observations[3]) == value
-    chosen = [agent.get_action(observation) for observation in observations]
-    agent.reset(8)
-    agent.set_state(cloudpickle.loads(state))
-    for observation, (action, info) in zip(observations, chosen, strict=True):
-        again, infos = agent.get_action(observation)
-        assert (again, infos["value"], infos["log_prob"]) == (action, info["value"], info["log_prob"])
 
 
 # ---------------------------------------------------------------------- several agents

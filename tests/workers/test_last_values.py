@@ -1,10 +1,12 @@
 """The values of last observations are those of the agent that ran the trajectory, with what it remembered then."""
 
+import functools
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
 
 from streamsampler import LocalSampler, VecWorker
 from streamsampler.errors import DataError, RolloutError
@@ -65,17 +67,47 @@ VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
 
 
 class Batched(Remembering):
-    """Is asked for rows."""
+    """Is asked for rows, and remembers them, but cannot be asked about one of them."""
 
     def get_actions(self, observations: Any, *, starts: Any) -> tuple[Any, dict[str, Any]]:
         return np.zeros(len(observations), np.int64), {"value": observations[:, 0] + starts}
 
 
-@pytest.mark.parametrize("agent", [Remembering(), Batched()])
-def test_vec_worker_asks_no_agent_that_may_remember(agent):
-    with LocalSampler(agent, "CartPole-v1", seed=1, max_episode_length=5, **VEC) as sampler:
+class ByRow(Batched):
+    """Remembers the sum of each row's observations."""
+
+    def reset(self, seed: int) -> None:
+        self.memory: Any = np.zeros(0)
+
+    def get_actions(  # type: ignore[override]
+        self, observations: Any, *, starts: Any, draws: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        before = np.where(starts, 0.0, self.memory if len(self.memory) else 0.0)
+        self.memory = 0.5 * before + observations.sum(axis=1)
+        actions = (draws.random() * 2).astype(np.int64)
+        return actions, {"value": before + observations[:, 0], "memory": before}
+
+    def get_value(self, observation: Any, *, slot: int = 0) -> float:
+        return float(self.memory[slot]) + float(observation[0])
+
+
+SHORT = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=18)
+NATIVE = functools.partial(SyncVectorEnv, [SHORT] * 2)
+
+
+@pytest.mark.parametrize("env", [SHORT, NATIVE], ids=["lanes", "native"])
+@pytest.mark.parametrize("agent", [Remembering(), ByRow()], ids=["one by one", "together"])
+def test_vec_worker_asks_an_agent_with_a_memory_while_it_remembers_the_trajectory(agent, env):
+    with LocalSampler(agent, env, seed=1, **VEC) as sampler:
+        batch = sampler.obtain_trajectories(9)
+    np.testing.assert_allclose(batch.last_values, expected(batch), rtol=1e-5)
+    assert 0 < batch.terminated.sum() < 9
+
+
+def test_vec_worker_asks_no_agent_that_cannot_tell_its_rows_apart():
+    with LocalSampler(Batched(), "CartPole-v1", seed=1, max_episode_length=5, **VEC) as sampler:
         batch = sampler.obtain_trajectories(4)
-    with pytest.raises(DataError, match=r"of agents with a memory, only .* DefaultWorker"):
+    with pytest.raises(DataError, match=r"with get_actions and a memory, one that takes the row as the keyword slot"):
         batch.last_values  # noqa: B018
 
 

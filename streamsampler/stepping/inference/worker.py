@@ -219,7 +219,10 @@ class WaitingRunner(ParentRunner):
 
     def row_ended(self, row: int) -> None:
         """Begin the next trajectory in a row, if there is one."""
-        self._asking.running[row].ticket.n_ended += 1
+        ended, agent = self._asking.running[row], self._agent
+        assert agent is not None
+        ended.end(ended.last, ended.terminated, ended.truncated, agent, self._worker)
+        ended.ticket.n_ended += 1
         self._running[row] = None
         self._fill_row(row)
 

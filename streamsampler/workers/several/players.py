@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from streamsampler.core.seeding import seed_of_agent
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.data import trees
 from streamsampler.environments.multi_agent import MultiAgentEnv
-from streamsampler.workers.finishing import value_of, with_filter
+from streamsampler.workers.finishing import value_by_row, value_of, with_filter
 from streamsampler.workers.resets import Resets
-from streamsampler.workers.vec.rows import row_of, singles_of
+from streamsampler.workers.vec.rows import info_of_row, singles_of
 
 _AT_ONE_PLACE = frozenset(("slots", "starts"))
 _OF_ROWS = frozenset(("draws", "seeds", "starts"))
@@ -71,7 +72,10 @@ class Seat:
         """Return what its policy gives an observation where its infos have values; None where it gives none."""
         if self.info.__class__ is not dict or "value" not in self.info:
             return None
-        get_value = getattr(self.policy.copy_of(self.number), "get_value", None)
+        agent = self.policy.copy_of(self.number)
+        get_value = getattr(agent, "get_value", None)
+        if self.policy.together and (by_row := value_by_row(agent)) is not None:
+            get_value = partial(by_row, slot=self.number)
         return None if get_value is None else value_of(get_value, observation)
 
 
@@ -240,7 +244,7 @@ class _Policy:
             _check_rows(infos, len(shown))
         for place, seat in zip(places, seats, strict=True):
             actions[seat.agent_id] = singles[place]
-            seat.info = {key: row_of(values, place) for key, values in infos.items()} if infos else {}
+            seat.info = info_of_row(infos, place) if infos else {}
 
     def _values(self, rows: Any, numbers: Any) -> dict[str, Any]:
         """Return what the keywords stand for in this step."""

@@ -13,8 +13,9 @@ The agent needs `get_actions(observations) -> (actions, agent_infos)`: n observa
 …)), n actions, and a dict of arrays of (n, …). `TorchAgent`, `MlpAgent` and `SB3Agent` of `streamsampler.adapters` have
 it. Without `get_actions` the agent is asked for one action at a time, and a log message says so. An agent with a memory
 also takes `slots` and `starts`: which environment each row comes from, and whether the row begins a trajectory; or its
-`reset` takes a mask, `reset(do_resets)`. With `seeds` it can draw for each trajectory separately. See
-`streamsampler.Agent`.
+`reset` takes a mask, `reset(do_resets)`. If `get_value` takes the environment as `slot`, it is asked about the last
+observation of a trajectory while the agent remembers that trajectory. With `seeds` it can draw for each trajectory
+separately. See `streamsampler.Agent`.
 
 Lanes and blocks
 ----------------

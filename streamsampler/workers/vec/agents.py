@@ -6,6 +6,7 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from streamsampler.core.serialization import dumps, loads
 from streamsampler.data.trees import Tree, snapshot
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker
-from streamsampler.workers.finishing import give_memory, is_restorable, memory_of
+from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, value_by_row, value_of
 from streamsampler.workers.vec.columns import Columns
 from streamsampler.workers.vec.rows import row_of
 
@@ -89,6 +90,30 @@ class BatchedAgent(ABC):
     def set_state(self, state: Any) -> None:
         """Go on where the same agent in another worker was when `get_state` returned `state`."""
 
+    def begin_part(self) -> None:
+        """Let the agent record what it remembers: all rows go on with episodes, in another fragment."""
+        for agent in self.agents:
+            if callable(begin := getattr(agent, "begin_part", None)):
+                begin()
+
+    def value_of(self, row: int, observation: Any) -> float | None:
+        """Return the value of a row's last observation; None where that need not be told while the row is remembered.
+
+        Args:
+            row: The row.
+            observation: The observation.
+        """
+        if (get_value := self._get_value(row)) is None:
+            return None
+        self.row = row
+        value = value_of(get_value, observation)
+        self.row = -1
+        return value
+
+    @abstractmethod
+    def _get_value(self, row: int) -> Callable[[Any], Any] | None:
+        """Return what gives the value of an observation, with what is remembered of a row; see `value_of`."""
+
     @abstractmethod
     def choose(
         self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
@@ -120,6 +145,8 @@ class _Together(BatchedAgent):
         self._starts = np.ones(n_rows, dtype=np.bool_)
         self._by_row = bool(self._keywords - {"slots"})
         self.can_wait = self._keywords <= {"draws", "seeds"}  # nothing is remembered from step to step
+        self._value_by_row = None if self.can_wait else value_by_row(agent)
+        self._has_values = False
 
     def _draw_from(self, draws: Draws) -> None:
         self._draws = self.draws = draws
@@ -165,7 +192,11 @@ class _Together(BatchedAgent):
         # A tuple and nothing else: an array of two rows unpacks just as well.
         if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
             raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
+        self._has_values = "value" in chosen[1]
         return chosen
+
+    def _get_value(self, row: int) -> Callable[[Any], Any] | None:
+        return partial(self._value_by_row, slot=row) if self._has_values and self._value_by_row is not None else None
 
     def _values(self) -> dict[str, Any]:
         """Return what the keywords stand for in this step."""
@@ -240,6 +271,7 @@ class _OneByOne(BatchedAgent):
         self._reset = [reset_agent_function(agent) for agent in agents]
         # Agents that may remember something: they were reset, or never will be.
         self._begun = {number for number, reset in enumerate(self._reset) if reset is None}
+        self._has_value = [False] * len(agents)
 
     def get_state(self) -> Any:
         agents = {number: self._agents[number] for number in sorted(self._begun)}
@@ -281,10 +313,16 @@ class _OneByOne(BatchedAgent):
             action, info = chosen
             if info.__class__ is not dict or info:
                 record_info(row, info)
+                self._has_value[row % len(self._agents)] = "value" in info
             actions[row] = snapshot(action)  # the agent may use one array for all of them
         self.row = -1
         first = actions[live[0]]
         return [actions.get(row, first) for row in range(self._n_rows)], _NONE
+
+    def _get_value(self, row: int) -> Callable[[Any], Any] | None:
+        number = row % len(self._agents)
+        is_asked = self._has_value[number] and self._reset[number] is not None
+        return getattr(self._agents[number], "get_value", None) if is_asked else None
 
 
 class AgentPool:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from streamsampler.core.errors import ActionError, DataError, ObservationError
 from streamsampler.data.copying import Allocate, Leaf
+from streamsampler.data.info_columns import with_last_values
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts, refuse_actions_outside
 from streamsampler.data.spaces import AnySpace, misfit, short
@@ -404,7 +405,7 @@ class RowRecorder:
     def gathered(
         self, numbers: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,
         rewards: Callable[[NDArray[np.int64]], Array], last_observations: Callable[[], Tree],
-        terminated: NDArray[np.bool_], truncated: NDArray[np.bool_],
+        terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], values: Mapping[int, float],
     ) -> Rollouts:  # fmt: skip
         """Return trajectories.
 
@@ -417,6 +418,7 @@ class RowRecorder:
             last_observations: Returns their last observations.
             terminated: How they ended.
             truncated: How they ended.
+            values: The agent's values of their last observations, as far as they were told, by position, rising.
 
         Raises:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position among them.
@@ -430,6 +432,9 @@ class RowRecorder:
             return np.searchsorted(stops, rows, side="right")
 
         agent_infos = self._agent_info.select(numbers, owners)
+        episode_infos = self._episode_infos.select(episodes, lambda positions: positions)
+        if values:
+            episode_infos = with_last_values(episode_infos, list(values), list(values.values()))
         return Rollouts(
             observations=self.observations.gather(numbers, allocate),
             last_observations=last_observations(),
@@ -441,7 +446,8 @@ class RowRecorder:
             env_infos=self._env_infos.select(numbers, owners),
             # An agent always uses the same of the two.
             agent_infos=agent_infos if agent_infos.columns else self.agent_infos.select(numbers, owners),
-            episode_infos=self._episode_infos.select(episodes, lambda positions: positions),
+            episode_infos=episode_infos,
+            has_last_values=bool(values),
         )
 
 

@@ -97,6 +97,7 @@ class Group(SideBySide):
         self._position = self.agent.row = -1
         self._worker.take_in_hand(self.rows[0].index)
         try:
+            self.agent.begin_part()
             return self._run(version, n_timesteps)
         except BaseException as error:
             self._explain(error)
@@ -220,7 +221,7 @@ class Group(SideBySide):
 
     def _end_part(self, position: int, last: Any, terminated: bool, truncated: bool) -> None:
         trajectory, row = self._running[position], self.rows[position]
-        trajectory.last, trajectory.terminated, trajectory.truncated = last, terminated, truncated
+        trajectory.end(last, terminated, truncated, self.agent, self._worker)
         self._ended[position].append(trajectory)
         row.end_part(row.observation, ended=terminated or truncated)
 

@@ -253,8 +253,9 @@ class LaneRunner(SideBySide):
         """End a row's trajectory, and begin its next one, if there is one."""
         trajectory = self._running[row]
         assert trajectory is not None
+        assert self._agent is not None
         trajectory.length = self._recorder.step - trajectory.begun
-        trajectory.last, trajectory.terminated, trajectory.truncated = snapshot(observation), terminated, truncated
+        trajectory.end(snapshot(observation), terminated, truncated, self._agent, self._worker)
         trajectory.ticket.n_ended += 1
         self._running[row] = None
         self._fill_row(row)

@@ -35,6 +35,7 @@ from streamsampler.workers.vec.native_recorder import (
     for_env,
     without_final,
 )
+from streamsampler.workers.vec.rows import row_of
 
 _LOG = logging.getLogger("streamsampler")
 # An enum's member costs 100 ns to look up on Python 3.11.
@@ -344,6 +345,7 @@ class NativeRunner:
         going_on = ended[: self._stop - recorder.n_begun - len(begin_now)]
         if len(ended):
             final = self._final_observations(infos)
+            self._ask_for_values(ended[~terminated[ended]], final)
             recorder.end(ended, terminated[ended], truncated[ended], final)
             self._live[ended] = False
             self._silent[ended[len(going_on) :]] = True
@@ -356,6 +358,16 @@ class NativeRunner:
             self._reset_masked(going_on, flags)
         if len(begin_now):
             self._begin(begin_now, infos)
+
+    def _ask_for_values(self, slots: NDArray[np.int64], final: Any) -> None:
+        """Ask for what would follow trajectories that end, as long as the agent remembers them."""
+        worker, recorder = self._worker, self._recorder
+        rows = recorder.observations.row_batch(recorder.step) if final is None else final
+        phase, worker.phase = worker.phase, _ACTION
+        for slot in slots.tolist():
+            if (value := self._agent.value_of(slot, row_of(rows, slot))) is not None:
+                recorder.values[int(recorder.positions[slot])] = value
+        worker.phase = phase
 
     def _final_observations(self, infos: Any) -> Any:
         """Return the last observations of trajectories that end; None where those that were recorded stay."""

@@ -33,6 +33,7 @@ class NativeRecorder(RowRecorder):
         positions: The position in the ticket of the trajectory that each slot began last.
         begun: The step in which each slot began it.
         n_ended: Trajectories that have ended.
+        values: The agent's values of last observations, as far as they were told, by position.
     """
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_slots: int) -> None:
@@ -46,7 +47,7 @@ class NativeRecorder(RowRecorder):
     def begin_ticket(self, n: int) -> None:
         """Forget everything, and prepare for n trajectories."""
         self.clear()
-        self.n_ended = 0
+        self.n_ended, self.values = 0, dict[int, float]()
         # Of each trajectory, by position: its slot, its first step, the one after its last, and how it ended.
         self._slots, self._first, self._after = np.zeros((3, n), np.int64)
         self._terminated, self._truncated = np.zeros((2, n), np.bool_)
@@ -156,6 +157,7 @@ class NativeRecorder(RowRecorder):
             self.numbers_from(first * self.n_rows + slots, after - first), after - first, np.arange(len(first)),
             allocate=allocate, rewards=partial(self._rewards.gather, allocate=allocate),
             last_observations=last_observations, terminated=self._terminated[:most], truncated=self._truncated[:most],
+            values={each: value for each, value in sorted(self.values.items()) if each < len(first)},
         )  # fmt: skip
 
 

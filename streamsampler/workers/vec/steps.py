@@ -20,7 +20,7 @@ from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree, leaves, map_tree, object_array, snapshot
-from streamsampler.protocol.messages import Dropped, Ticket
+from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.columns import RowRecorder
@@ -44,6 +44,7 @@ class Trajectory:
         terminated: How it ended.
         truncated: How it ended.
         left_out: Why it is left out; None if it is not.
+        value: The agent's value of the last observation, if it was told while the agent remembered the trajectory.
     """
 
     ticket: Any
@@ -57,6 +58,15 @@ class Trajectory:
     terminated: bool = False
     truncated: bool = False
     left_out: Dropped | None = None
+    value: float | None = None
+
+    def end(self, last: Any, terminated: bool, truncated: bool, agent: BatchedAgent, worker: Worker) -> None:
+        """Take in how it ends, and what the agent thinks of the last observation while it remembers the trajectory."""
+        self.last, self.terminated, self.truncated = last, terminated, truncated
+        if not terminated:
+            phase, worker.phase = worker.phase, Phase.ACTION
+            self.value = agent.value_of(self.row, last)
+            worker.phase = phase
 
 
 class TrajectoryRecorder(RowRecorder):
@@ -88,6 +98,7 @@ class TrajectoryRecorder(RowRecorder):
             allocate, rewards=rewards, last_observations=partial(self._last_observations, trajectories),
             terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
             truncated=np.array([each.truncated for each in trajectories], dtype=np.bool_),
+            values={place: each.value for place, each in enumerate(trajectories) if each.value is not None},
         )  # fmt: skip
 
     def _last_observations(self, trajectories: Sequence[Trajectory]) -> Tree:
