@@ -19,7 +19,7 @@ NAMES = sorted(path.stem for path in pathlib.Path(__file__).parent.glob("[!_]*.p
 def main() -> int:
     parser = argparse.ArgumentParser(prog="prove", description="Try what must hold, and report what was found.")
     parser.add_argument("name", nargs="?", choices=NAMES, help="which proof; none lists those that can run here")
-    parser.add_argument("--short", action="store_true", help="the form that takes a minute at most")
+    parser.add_argument("--short", action="store_true", help="the form that takes about a minute")
     parser.add_argument("--engine", help='only with this engine; "ray" needs the extra')
     parser.add_argument("--start-method", help="only with this start method")
     arguments = parser.parse_args()
