@@ -55,7 +55,7 @@ HOUSE: dict[str, Any] = {
         "samplers": 3586,
         "stepping": 5103,
         "testing": 231,
-        "workers": 6421,
+        "workers": 6423,
     },
     "circles": [],
     "single importers": [],

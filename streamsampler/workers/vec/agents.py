@@ -47,12 +47,13 @@ class BatchedAgent(ABC):
         one_by_one: Whether `choose` has to know which rows are live.
         can_wait: Whether `choose` may be called for some rows while the trajectories of others wait.
         draws: What rows draw from: those that wait are not to (`Draws.only`).
+        tells_values: Whether `value_of` may return one, as what was chosen last shows.
         agents: Those that choose: agent number `row % len(agents)` for a row.
     """
 
     agents: Sequence[Agent]
     row = -1
-    one_by_one = can_wait = False
+    one_by_one = can_wait = tells_values = False
     draws: Draws | None = None
 
     def begin_block(self, seed: int) -> None:  # noqa: B027 - most agents do nothing then
@@ -146,7 +147,6 @@ class _Together(BatchedAgent):
         self._by_row = bool(self._keywords - {"slots"})
         self.can_wait = self._keywords <= {"draws", "seeds"}  # nothing is remembered from step to step
         self._value_by_row = None if self.can_wait else value_by_row(agent)
-        self._has_values = False
 
     def _draw_from(self, draws: Draws) -> None:
         self._draws = self.draws = draws
@@ -192,11 +192,11 @@ class _Together(BatchedAgent):
         # A tuple and nothing else: an array of two rows unpacks just as well.
         if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
             raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
-        self._has_values = "value" in chosen[1]
+        self.tells_values = self._value_by_row is not None and "value" in chosen[1]
         return chosen
 
     def _get_value(self, row: int) -> Callable[[Any], Any] | None:
-        return partial(self._value_by_row, slot=row) if self._has_values and self._value_by_row is not None else None
+        return partial(self._value_by_row, slot=row) if self.tells_values and self._value_by_row else None
 
     def _values(self) -> dict[str, Any]:
         """Return what the keywords stand for in this step."""
@@ -314,6 +314,7 @@ class _OneByOne(BatchedAgent):
             if info.__class__ is not dict or info:
                 record_info(row, info)
                 self._has_value[row % len(self._agents)] = "value" in info
+                self.tells_values = self.tells_values or "value" in info
             actions[row] = snapshot(action)  # the agent may use one array for all of them
         self.row = -1
         first = actions[live[0]]

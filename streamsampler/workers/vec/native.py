@@ -345,7 +345,7 @@ class NativeRunner:
         going_on = ended[: self._stop - recorder.n_begun - len(begin_now)]
         if len(ended):
             final = self._final_observations(infos)
-            self._ask_for_values(ended[~terminated[ended]], final)
+            self._ask_for_values(ended, terminated, final)
             recorder.end(ended, terminated[ended], truncated[ended], final)
             self._live[ended] = False
             self._silent[ended[len(going_on) :]] = True
@@ -359,12 +359,14 @@ class NativeRunner:
         if len(begin_now):
             self._begin(begin_now, infos)
 
-    def _ask_for_values(self, slots: NDArray[np.int64], final: Any) -> None:
+    def _ask_for_values(self, ended: NDArray[np.int64], terminated: Any, final: Any) -> None:
         """Ask for what would follow trajectories that end, as long as the agent remembers them."""
+        if not self._agent.tells_values:
+            return
         worker, recorder = self._worker, self._recorder
         rows = recorder.observations.row_batch(recorder.step) if final is None else final
         phase, worker.phase = worker.phase, _ACTION
-        for slot in slots.tolist():
+        for slot in ended[~terminated[ended]].tolist():
             if (value := self._agent.value_of(slot, row_of(rows, slot))) is not None:
                 recorder.values[int(recorder.positions[slot])] = value
         worker.phase = phase

@@ -63,7 +63,7 @@ class Trajectory:
     def end(self, last: Any, terminated: bool, truncated: bool, agent: BatchedAgent, worker: Worker) -> None:
         """Take in how it ends, and what the agent thinks of the last observation while it remembers the trajectory."""
         self.last, self.terminated, self.truncated = last, terminated, truncated
-        if not terminated:
+        if agent.tells_values and not terminated:
             phase, worker.phase = worker.phase, Phase.ACTION
             self.value = agent.value_of(self.row, last)
             worker.phase = phase
