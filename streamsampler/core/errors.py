@@ -169,6 +169,7 @@ class Phase(StrEnum):
     CHECK = "checking that trajectories depend on their seeds alone"
     UNSEEN = "running its tickets"
     """The sampler does not know what the worker did when it died."""
+    HOOK_CREATED = "calling the hook on_environment_created"
     HOOK_START = "calling the hook on_trajectory_start"
     HOOK_TIMESTEP = "calling the hook on_timestep"
     HOOK_END = "calling the hook on_trajectory_end"

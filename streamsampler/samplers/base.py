@@ -159,14 +159,15 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             that are part of the agent version; see `streamsampler.filters`. With several policies, a dict of filters
             by policy name.
         reward_filter: The same for rewards, such as `RunningReturnNorm`.
-        hooks: An object with any of `on_trajectory_start(context)`, `on_timestep(context)`,
-            `on_trajectory_end(context)` and `on_trajectory_lost(context, error)`, which workers call; see
-            `streamsampler.workers.hooks`. What they put into their context's `metrics` comes back in
-            `batch.episode_infos`, and as one number for each name in `batch.stats.metrics`. Without hooks
-            they cost nothing. Not for fragments, nor for vector environments.
+        hooks: An object with any of `on_environment_created(env, worker_number)`, `on_trajectory_start(context)`,
+            `on_timestep(context)`, `on_trajectory_end(context)` and `on_trajectory_lost(context, error)`, which workers
+            call; see `streamsampler.workers.hooks`. What they put into their context's `metrics` comes back in
+            `batch.episode_infos`, and as one number for each name in `batch.stats.metrics`. Without hooks they cost
+            nothing. Not for vector environments.
         drop_if: A function of an info. It is called with the info of each trajectory's reset and of each timestep's
             step; where it returns something true, the trajectory is abnormal: it ends there, and is left out and
-            counted as with `on_failure="drop"`. Where that depends on the state, what is left is biased.
+            counted as with `on_failure="drop"`. Where that depends on the state, what is left is biased. Not for
+            fragments.
         staleness: 0 samples each batch with the parameters that came with its call. 1 samples it with those of the call
             before, so that workers sample the next batch while you learn from the last one: see "One version behind" in
             `streamsampler.samplers`.
@@ -403,11 +404,16 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         if self._order != "index":
             raise UsageError('fragments need order="index": each environment has its place in the batch')
         worker_class = self._setup.factory.worker_class
-        overrides = issubclass(worker_class, WorkerWithSeams) and worker_class.overrides_seams()
-        if self._setup.hooks is not None or overrides:
+        if issubclass(worker_class, WorkerWithSeams) and worker_class.overrides_seams():
             raise UsageError(
-                "fragments take no hooks, no drop_if and no worker class that overrides begin_trajectory, before_step, "
-                "after_step or end_trajectory: use obtain_samples or obtain_trajectories"
+                f"fragments do not call what {worker_class.__name__} overrides (begin_trajectory, before_step, "
+                "after_step, end_trajectory): pass hooks=, wrap the environment or the agent, or use "
+                "obtain_trajectories"
+            )
+        if self._setup.hooks is not None and self._setup.hooks.drop_if is not None:
+            raise UsageError(
+                "fragments take no drop_if: what an earlier call returned of an episode cannot be left out any more. "
+                "Let a wrapper of the environment end such an episode, or use obtain_trajectories"
             )
         if self._policy.on_failure == "drop":
             raise UsageError(

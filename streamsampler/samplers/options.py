@@ -17,6 +17,7 @@ from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, usable_cores
+from streamsampler.workers.hooks import CREATED
 
 if TYPE_CHECKING:
     from streamsampler.workers.vec.worker import VecWorker
@@ -86,6 +87,19 @@ def refuse_items(agents: Any, envs: Any) -> None:
         if what == "agent" and isinstance(given, list) and not any(map(is_agent, items)):
             way_out = "pass tuple(…) of the list if it is one set of parameters"
         raise UsageError(f'inference="parent" takes one {what}, and not one for each worker: {way_out}')
+
+
+def refuse_env_hooks(hooks: Any) -> None:
+    """Refuse the hook of environments that are made: in their processes there are no hooks.
+
+    Raises:
+        UsageError: There is one.
+    """
+    if hasattr(hooks, CREATED):
+        raise UsageError(
+            f'{CREATED} is not called with inference="parent", where environments are made in other processes: do it '
+            'in a callable that makes them, or use inference="worker"'
+        )
 
 
 def processes_for(n_workers: int | None, n_envs: int) -> int:

@@ -25,6 +25,7 @@ from streamsampler.samplers.options import (
     check_inference,
     check_with_agent_here,
     processes_for,
+    refuse_env_hooks,
     refuse_items,
     refuse_policies,
 )
@@ -114,6 +115,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             options["worker_class"] = vec_worker = check_with_agent_here(engine, kind, given, self._given_factory)
             refuse_items(agents, envs)
             refuse_policies(agents, options.get("policy_of"), 'inference="parent"')
+            refuse_env_hooks(options.get("hooks"))
             rows = vec_worker.layout(keywords("worker_args", options.get("worker_args"))).rows
             options["n_workers"] = processes_for(options.get("n_workers"), rows)
         super().__init__(agents, envs, **options)

@@ -32,7 +32,9 @@ from streamsampler.workers.board import Progress
 # What went wrong in a worker, and the error that it ends the call with when its turn comes.
 
 
-UPDATE_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.CLOSE}
+UPDATE_PHASES = {
+    *(Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phase.CLOSE),
+}
 """What a worker does while it takes in updates."""
 
 
@@ -242,7 +244,7 @@ class WorkerRecord:
 logger = logging.getLogger("streamsampler")
 
 _CONSTRUCTING = {
-    *(Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION),
+    *(Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED),
     *(Phase.RECORDING, Phase.SENDING),  # on the board: packing a whole ticket, which takes the longer the more there is
 }
 """What may take as long as a worker's construction."""

@@ -154,6 +154,8 @@ class Worker(ABC):
             that `rollout` gets.
         can_take_options: Whether this kind of worker hands `resets.options_of(index)` to its environment's reset.
         can_call_hooks: Whether this kind of worker calls `WorkerContext.hooks`.
+        hook_callers: What calls them, for each environment that it has (`workers.hooks.HookCaller`); none without
+            hooks.
         can_rehearse: Whether this kind of worker has `rehearse`.
         can_play_several: Whether this kind of worker runs environments of several agents.
         can_continue: Whether this kind of worker runs fragments, of which `resets.fragments` says what is to be run.
@@ -188,6 +190,7 @@ class Worker(ABC):
         self.load: Callable[[Any], Any] = _no_ticket
         self.spoiled = False
         self.resets: Resets | None = None
+        self.hook_callers: Sequence[Any] = ()
         self._finder: AnomalyFinder | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
@@ -26,7 +27,7 @@ from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of, explain_rollout
 from streamsampler.workers.finishing import record_last_value, shares, timed
-from streamsampler.workers.fragments import Course, RunningEnvs
+from streamsampler.workers.fragments import Course, CourseSeams, RunningEnvs
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller, Hooks, Seams, WorkerWithSeams, left_out_by
 from streamsampler.workers.resets import reset_function
@@ -75,7 +76,7 @@ class DefaultWorker(WorkerWithSeams):
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
         self._running: RunningEnvs | None = None
-        self._hooks = None if context.hooks is None else HookCaller(self, context.hooks)
+        self.hook_callers = () if context.hooks is None else (HookCaller(self, context.hooks),)
         self._broken_off = Times()  # what the trajectories took that ended with the last exception
 
     def update_agent(self, agent_update: Any) -> None:
@@ -99,11 +100,24 @@ class DefaultWorker(WorkerWithSeams):
         self.phase = Phase.ENV_CONSTRUCTION
         old, self._env = self._env, None
         try:
-            self._env = apply_env_update(env_update, old, several=True)
+            env = apply_env_update(env_update, old, several=True)
         except EnvCloseError:
             self.phase = Phase.CLOSE
             raise
+        if env is not old:
+            self._tell_hooks_of(env)
+        self._env = env
         self._seat()
+
+    def _tell_hooks_of(self, env: AnyEnv) -> None:
+        """Call the hook of an environment that was made, and close it if that raises."""
+        try:
+            for caller in self.hook_callers:
+                caller.created(env)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                env.close()
+            raise
 
     def _seat(self) -> None:
         """Bring agent and environment together: of several agents, who plays them stands where an agent stands."""
@@ -176,7 +190,10 @@ class DefaultWorker(WorkerWithSeams):
         env = cast("AnyEnv", course)  # which knows itself with which options to reset
         self._env, self._agent, self._reset_agent, self.resets = env, course.agent, course.reset_agent, None
         try:
-            return self._run(version, course.indices(), course.seeds(), recorder, course.lengths(), course.rounding)
+            seams = None if course.caller is None else CourseSeams(self, course, version, recorder)
+            return self._run(
+                version, course.indices(), course.seeds(), recorder, course.lengths(), course.rounding, seams
+            )
         finally:
             self._env, self._agent, self._reset_agent, self.resets = own
 
@@ -258,12 +275,12 @@ class DefaultWorker(WorkerWithSeams):
         rehearsing: bool = False,
     ) -> tuple[int, Times]:  # fmt: skip
         """Run trajectories in one of the two loops; see `_run`."""
-        hooks, env, agent = None if rehearsing else self._hooks, self._env, self._agent
+        hooks, env, agent = () if rehearsing else self.hook_callers, self._env, self._agent
         assert env is not None
         seams = None
-        if hooks is not None or self.overrides_seams():
+        if hooks or self.overrides_seams():
             seams = Seams(
-                self, hooks or HookCaller(self, Hooks()), version, agent, env=env, recorder=recorder,
+                self, hooks[0] if hooks else HookCaller(self, Hooks()), version, agent, env=env, recorder=recorder,
                 reset_agent=self._reset_agent,
             )  # fmt: skip
         elif isinstance(recorder, JointRecorder) and recorder.suits_fast_loop and not rehearsing:

@@ -27,6 +27,7 @@ from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.finishing import UNKNOWN, give_memory, is_restorable, memory_of, with_filters
 from streamsampler.workers.generators import drawn_states, generator_states, put_states, set_states
+from streamsampler.workers.hooks import HookCaller, Kept, Seams, TrajectoryContext, WorkerWithSeams
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing, reset_one
 from streamsampler.workers.restoring import (
     AbandonedError,
@@ -54,10 +55,13 @@ class Row:
         env: The environment.
         n_envs: How many environments all workers have together.
         seeds: The seeds of trajectories, by index.
+        caller: What calls its hooks; None if there are none.
 
     Attributes:
         number: The same.
         env: The environment.
+        caller: The same.
+        kept: What hooks keep of the episode that goes on; None without hooks.
         episode: The number of the episode that goes on, or comes next.
         length: The timesteps of the episode that goes on; 0 if none does.
         observation: What it goes on from.
@@ -67,9 +71,12 @@ class Row:
         lost: Why the episode that went on could not be restored after a loss, until it is told; empty if none was lost.
     """
 
-    def __init__(self, number: int, env: AnyEnv, n_envs: int, seeds: TrajectorySeeds) -> None:
-        self.number, self.env = number, env
+    def __init__(
+        self, number: int, env: AnyEnv, caller: HookCaller | None, n_envs: int, seeds: TrajectorySeeds
+    ) -> None:
+        self.number, self.env, self.caller = number, env, caller
         self._n_envs, self._seeds = n_envs, seeds
+        self.kept: Kept | None = None
         self.episode = self.length = self.n_episodes = self.first = 0
         self.observation: Any = None
         self.continued, self.lost = False, ""
@@ -99,6 +106,7 @@ class Row:
 
     def _begin_next(self) -> None:
         self.episode, self.length, self.observation, self._digests = self.episode + 1, 0, None, Digests()
+        self.kept = None
 
     def lose(self, why: str) -> None:
         """Let a new episode begin instead of the one that went on."""
@@ -241,28 +249,54 @@ class Running:
         envs, self._envs = self._envs, []
         close_all(envs, self._worker.environments())
 
-    def _claimed(self, n: int) -> list[AnyEnv]:
-        """Return n environments that nothing else runs: the worker's own, or more like them."""
+    def _claimed(self, n: int) -> list[tuple[AnyEnv, HookCaller | None]]:
+        """Return n environments that nothing else runs, the worker's own or more like them; and who calls the hooks."""
         worker = self._worker
         worker.enter(Phase.ENV_CONSTRUCTION)
-        own = cast("list[AnyEnv]", [*worker.environments()])
-        envs = self._made(n) if self._envs else own[:n]
-        for env in envs:
-            claim(env, self, lambda: worker.load(worker.in_force["env"]))
-        self._envs += envs
-        return envs
+        if self._envs:
+            set_states(TrajectorySeeds(worker.context.seed, 0)[0], None)  # as for the worker's own
+            return [self._made() for _ in range(n)]
+        own = cast("list[AnyEnv]", [*worker.environments()])[:n]
+        for env in own:
+            self._claim(env)
+        return list(zip(own, worker.hook_callers or repeat(None), strict=False))
 
-    def _made(self, n: int) -> list[AnyEnv]:
-        worker = self._worker
-        set_states(TrajectorySeeds(worker.context.seed, 0)[0], None)  # as for the worker's own
+    def _made(self) -> tuple[AnyEnv, HookCaller | None]:
+        worker, hooks = self._worker, self._worker.context.hooks
+        worker.enter(Phase.ENV_CONSTRUCTION)
         with for_worker(worker.context.worker_number):
-            return [apply_env_update(worker.load(worker.in_force["env"]), None) for _ in range(n)]
+            env = apply_env_update(worker.load(worker.in_force["env"]), None)
+        self._claim(env)
+        caller = None if hooks is None else HookCaller(worker, hooks)
+        if caller is not None:
+            caller.created(env)
+        return env, caller
+
+    def _claim(self, env: AnyEnv) -> None:
+        claim(env, self, lambda: self._worker.load(self._worker.in_force["env"]))
+        self._envs.append(env)
 
     def _load(self, kind: str) -> Any:
         payload = self._worker.in_force[kind]
         if kind not in self._loaded or self._loaded[kind].payload is not payload:
             self._loaded[kind] = _Loaded(payload, self._worker.load(payload))
         return self._loaded[kind].value
+
+
+def packed_memory(worker: Worker, remembered: Any) -> bytes:
+    """Pickle what a worker's agent and hooks remember in several environments, all at once: it takes 10 µs to begin.
+
+    Raises:
+        SerializationError: It cannot be pickled.
+    """
+    try:
+        packed: bytes = cloudpickle.dumps(remembered)
+    except Exception as error:
+        or_hooks = ", or what hooks keep in context.memory and context.metrics," if worker.hook_callers else ""
+        raise SerializationError(
+            f"what get_state of the agent returned{or_hooks} cannot be pickled: {type(error).__name__}: {error}"
+        ) from error
+    return packed
 
 
 # ----------------------------------------------------------------------
@@ -394,8 +428,8 @@ class Course(Row):
         """Return what the episode that goes on remembers besides its environment; None for nothing."""
         if not self.length:
             return None
-        memory = memory_of(self.agent) if self.restorable else None
-        return None if memory is None and self._generators is None else (memory, self._generators)
+        remembered = memory_of(self.agent) if self.restorable else None, self._generators, self.kept
+        return None if all(each is None for each in remembered) else remembered
 
     def take_over(self, standing: Standing, version: int) -> int:
         """Go on where another worker was lost; see `Row.restore`."""
@@ -414,7 +448,7 @@ class Course(Row):
         """Give the agent its memory, unless it was replaced; return the states of the global generators."""
         assert standing.state is not None
         packed = standing.state.memory
-        memory, generators = (None, None) if packed is None else _unpacked(*packed)
+        memory, generators, self.kept = (None, None, None) if packed is None else _unpacked(*packed)
         if not standing.agent_is_replaced:
             if self._agent_function is not None:
                 self._agent_function(derived_seed(self._its_seed, Stream.AGENT))
@@ -428,6 +462,40 @@ def _unpacked(packed: bytes, position: int) -> Any:
 
 
 # ----------------------------------------------------------------------
+
+
+class CourseSeams(Seams):
+    """Calls the hooks of a course: an episode starts and ends once, in whichever calls."""
+
+    def __init__(self, worker: WorkerWithSeams, course: Course, version: int, recorder: RolloutRecorder) -> None:
+        assert course.caller is not None
+        super().__init__(
+            worker, course.caller, version, course.agent, course.env, recorder, course.reset_agent, course.rounding
+        )
+        self._course = course
+        self._most = worker.context.max_episode_length
+
+    def _context_of(self, index: int, seed: int) -> TrajectoryContext:
+        context, course = super()._context_of(index, seed), self._course
+        context.reset = course.reset
+        if course.kept is not None:
+            context.go_on(course.kept, course.length)
+        return context
+
+    def start(self, info: dict[str, Any]) -> None:
+        """Show an episode that begins."""
+        if not self._course.length:
+            super().start(info)
+
+    def end(self, *, limited: bool) -> None:
+        """Show the end of an episode; or keep what is needed in the next call, where the fragment alone ends."""
+        context = self._context
+        assert context is not None
+        limited = limited and context.timestep == self._most
+        if context.terminated or context.truncated or limited:
+            super().end(limited=limited)
+        else:
+            self._course.kept = context.kept()
 
 
 RunCourse = Callable[[int, Course, RolloutRecorder], tuple[int, Times]]
@@ -481,10 +549,11 @@ class RunningEnvs(Running):
         owners = [index for course in courses for index in course.recorded()]
         rollouts = worker.finished(recorder.finish, owners, worker.environments()[0])
         memories = [course.memory() for course in courses]
-        packed = _packed(memories)
+        packed = b"" if all(memory is None for memory in memories) else packed_memory(worker, memories)
         places = [None if memory is None else (packed, place) for place, memory in enumerate(memories)]
         rollouts.fragments = tuple(told(courses, rollouts, [course.restorable for course in courses], places))
-        return Outcome(rollouts, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
+        metrics = tuple(recorder.metrics.items())
+        return Outcome(rollouts, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds, metrics=metrics)
 
     def _course(self, number: int, order: FragmentOrder, version: int) -> tuple[Course, int]:
         """Return an environment with the agent in force, and how many timesteps it was run to restore its episode."""
@@ -492,23 +561,10 @@ class RunningEnvs(Running):
         worker.trajectory = None  # what is made and updated here is of none
         is_new = course is None
         if course is None:
-            (env,) = self._claimed(1)
-            course = self._courses[number] = Course(worker, number, env, order.n_envs, self._seeds)
+            (claimed,) = self._claimed(1)
+            course = self._courses[number] = Course(worker, number, *claimed, order.n_envs, self._seeds)
         course.update_agent(self._load)
         if not is_new or number not in order.standings:
             return course, 0
         worker.enter(Phase.RESET)
         return course, course.take_over(order.standings[number], version)
-
-
-def _packed(memories: list[Any]) -> bytes:
-    """Pickle what is remembered in all environments at once: it takes 10 µs to begin."""
-    if all(memory is None for memory in memories):
-        return b""
-    try:
-        packed: bytes = cloudpickle.dumps(memories)
-    except Exception as error:
-        raise SerializationError(
-            f"what get_state of the agent returned cannot be pickled: {type(error).__name__}: {error}"
-        ) from error
-    return packed

@@ -2,6 +2,7 @@
 
 Hooks are an object with any of these methods, passed as `hooks` to a sampler. `context` is a `TrajectoryContext`:
 
+- `on_environment_created(env, worker_number)`: a worker has made an environment, and has not reset it yet.
 - `on_trajectory_start(context)`: environment and agent are reset.
 - `on_timestep(context)`: a timestep is recorded.
 - `on_trajectory_end(context)`: the last timestep is recorded.
@@ -14,12 +15,19 @@ What a hook puts into `TrajectoryContext.metrics` comes back in `batch.episode_i
 in `batch.stats.metrics`: the mean over trajectories, or what a dict `aggregation` of the hooks says by name: "mean",
 "sum" or "last". A stream has no batch: `sampler.stats.metrics` is about the trajectories that it has handed out so far.
 
-Hooks are pickled as agents are, and each worker gets a copy, with `VecWorker` one for each of its environments; it is
-kept as long as the worker's process lives. So batches are the same for any number of workers as long as what hooks do
-depends on the trajectory in hand alone. Hooks are not called for the trajectories of `check`. With hooks `VecWorker`
-runs the slower loop of `vec.hooked`. Vector environments take none: they step all their environments in one call, so
-that nothing can be called between the timesteps of one trajectory. With `inference="parent"` hooks run in your own
-process, and have no `TrajectoryContext.env`.
+Hooks are pickled as agents are, and each environment of each worker gets a copy; it is kept as long as the worker's
+process lives. So batches are the same for any number of workers as long as what hooks do depends on the trajectory in
+hand alone. Hooks are not called for the trajectories of `check`. With hooks `VecWorker` runs the slower loop of
+`vec.hooked`. Vector environments take none: they step all their environments in one call, so that nothing can be
+called between the timesteps of one trajectory. With `inference="parent"` hooks run in your own process, and have
+neither `TrajectoryContext.env` nor `on_environment_created`.
+
+With `obtain_fragments` a trajectory is an episode: it starts and ends once, in whichever calls, and its metrics come
+with the part in which it ends. `TrajectoryContext.timestep` counts from its start, and `TrajectoryContext.observations`
+and the like are those of the call in hand. Keep what you need from call to call in `TrajectoryContext.memory`: where a
+worker is lost, the one that replaces it applies the actions again, calls no hooks meanwhile, and goes on with `memory`
+and `metrics` as they were at the last call's end; both must be picklable. What hooks keep elsewhere is lost with the
+process. There is no `drop_if`: what an earlier call returned of an episode cannot be left out any more.
 
 Seams
 -----
@@ -53,7 +61,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +79,7 @@ from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import begin_of, summary_of
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.resets import reset_function
+from streamsampler.workers.restoring import AS_GIVEN, Rounding
 
 # ----------------------------------------------------------------------
 # The steps of the default worker's loop that a subclass may override, and that hooks see.
@@ -87,6 +96,14 @@ class InHand(Protocol):
         """Return copies of its observations, actions and rewards, as far as it was recorded."""
 
 
+class Kept(NamedTuple):
+    """What is kept of an episode's `TrajectoryContext` from one call for fragments to the next."""
+
+    metrics: dict[str, Any]
+    memory: dict[str, Any]
+    reset_info: dict[str, Any]
+
+
 @dataclass(slots=True, eq=False)
 class TrajectoryContext:
     """Shows the trajectory in hand. Read it; of its attributes only `metrics` and `memory` are yours to change.
@@ -97,6 +114,7 @@ class TrajectoryContext:
         index: The trajectory index.
         seed: The trajectory's seed.
         agent_version: The agent version.
+        worker_number: The worker, 0 to n-1; in a batch nothing may depend on it.
         recorder: What records the trajectory.
         reset: Resets the environment with a seed, `reset(seed=…)`, and with the trajectory's reset options if the call
             was given any. Returns what the environment returns.
@@ -119,6 +137,7 @@ class TrajectoryContext:
     index: int
     seed: int
     agent_version: int
+    worker_number: int
     recorder: InHand
     reset: Callable[..., Any]
     reset_agent: Callable[[int], None] | None
@@ -133,6 +152,15 @@ class TrajectoryContext:
     timestep: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
+
+    def kept(self) -> Kept:
+        """Return what is kept of it from one call to the next."""
+        return Kept(self.metrics, self.memory, self.reset_info)
+
+    def go_on(self, kept: Kept, timestep: int) -> None:
+        """Go on with an episode that had so many timesteps in earlier calls."""
+        self.metrics, self.memory, self.reset_info = kept
+        self.timestep = timestep
 
     @property
     def observations(self) -> Tree:
@@ -254,15 +282,16 @@ class Seams:
         env: The environment.
         recorder: Where the trajectories are recorded.
         reset_agent: The agent's `reset`, if it has one.
+        rounding: Gives actions the floats of their space.
     """
 
     def __init__(
         self, worker: WorkerWithSeams, caller: HookCaller, version: int, agent: Any, env: Any,
-        recorder: RolloutRecorder, reset_agent: Callable[[int], None] | None,
+        recorder: RolloutRecorder, reset_agent: Callable[[int], None] | None, rounding: Rounding = AS_GIVEN,
     ) -> None:  # fmt: skip
         self._worker, self._caller, self._recorder = worker, caller, recorder
         self._version, self._env, self._agent = worker.agent_version(version), env, agent
-        self._reset_agent = reset_agent
+        self._reset_agent, self._rounding = reset_agent, rounding
         self._context: TrajectoryContext | None = None  # of the trajectory in hand
         self._chosen: Any = None
 
@@ -270,13 +299,17 @@ class Seams:
         """Begin the trajectory that the worker has in hand; return the first observation, and the reset's info."""
         worker, index = self._worker, self._worker.trajectory
         assert index is not None
-        context = self._context = TrajectoryContext(
-            self._env, self._agent, index, seed, self._version, self._recorder,
-            reset=reset_of(self._env, worker, index), reset_agent=self._reset_agent,
-        )  # fmt: skip
+        context = self._context = self._context_of(index, seed)
         worker.enter(Phase.RESET)
         context.observation, info = begin_of(worker.begin_trajectory(context))
         return context.observation, info
+
+    def _context_of(self, index: int, seed: int) -> TrajectoryContext:
+        worker = self._worker
+        return TrajectoryContext(
+            self._env, self._agent, index, seed, self._version, worker.context.worker_number, self._recorder,
+            reset=reset_of(self._env, worker, index), reset_agent=self._reset_agent,
+        )  # fmt: skip
 
     def start(self, info: dict[str, Any]) -> None:
         """Show a trajectory whose reset is recorded."""
@@ -294,7 +327,7 @@ class Seams:
         """Step the environment; return what the worker's `after_step` makes of it."""
         context = self._context
         assert context is not None
-        context.action = self._chosen[0]
+        context.action = self._rounding.round(self._chosen[0])
         return self._worker.after_step(context, context.env.step(action))
 
     def timestep(
@@ -337,7 +370,8 @@ class Seams:
 
 
 _LOG = logging.getLogger("streamsampler")
-_NAMES = ("on_trajectory_start", "on_timestep", "on_trajectory_end", "on_trajectory_lost")
+CREATED = "on_environment_created"
+_NAMES = (CREATED, "on_trajectory_start", "on_timestep", "on_trajectory_end", "on_trajectory_lost")
 
 
 @dataclass(frozen=True)
@@ -407,9 +441,16 @@ class HookCaller:
         self._worker, self._spared = worker, given.spared
         hooks = None if given.hooks is None else loads(given.hooks)
         self._drop_if: Callable[[dict[str, Any]], Any] | None = None if given.drop_if is None else loads(given.drop_if)
-        start, timestep, end, lost = (getattr(hooks, name, None) for name in _NAMES)
+        created, start, timestep, end, lost = (getattr(hooks, name, None) for name in _NAMES)
+        self._on_created: Callable[[Any, int], Any] | None = created
         self._on_start, self._on_timestep, self._on_end, self._on_lost = start, timestep, end, lost
         self.aggregation: Mapping[str, str] = getattr(hooks, "aggregation", {})
+
+    def created(self, env: AnyEnv) -> None:
+        """Call the hook of an environment that was made."""
+        if self._on_created is not None:
+            self._worker.enter(Phase.HOOK_CREATED)
+            self._on_created(env, self._worker.context.worker_number)
 
     def start(self, context: TrajectoryContext) -> None:
         """Call the hook of the start, and look at the reset's info."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import threading
 from functools import partial
 from typing import Any, ClassVar
@@ -10,11 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, VecWorker, evaluate, sample_to_folder
+from streamsampler import EnvUpdate, LocalSampler, MultiprocessingSampler, VecWorker, evaluate, sample_to_folder
 from streamsampler.errors import RolloutError, SerializationError, UsageError
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
 from streamsampler.workers.fail_points import Records
-from tests.contracts.conftest import RAY, Maker, on
+from tests.contracts.conftest import RAY, Maker, on, slow
 from tests.extending.pairs import PairWorker
 
 SEED = 9
@@ -254,15 +256,68 @@ def test_what_cannot_work_is_said_at_construction(options, words):
         make(**options)
 
 
-class Seamed(DefaultWorker):
-    def end_trajectory(self, context: Any) -> None:
-        super().end_trajectory(context)
+class Preparing:
+    """Says how long the episodes of an environment are."""
+
+    def on_environment_created(self, env: Any, worker_number: int) -> None:
+        assert env.unwrapped.steps is None, "it is told of once, before anything else"
+        env.unwrapped.steps = 7
+        assert worker_number in (0, 1)
 
 
-@pytest.mark.parametrize("options", [{"hooks": Metrics()}, {"drop_if": crashed}, {"worker_class": Seamed}])
-def test_fragments_take_no_hooks(options):
-    with make(**options) as sampler, pytest.raises(UsageError, match="fragments take"):
-        sampler.obtain_fragments(10)
+class Prepared(ScriptedEnv):
+    steps: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed)
+        self._left = self.steps
+        return result
+
+
+@on("local", "processes", *slow("queues fork"), RAY)
+@pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}])
+def test_each_environment_is_told_of_when_it_was_made(options, make_sampler: Maker):
+    sampler = make_sampler(ScriptedAgent(), Prepared(1), n_workers=2, seed=SEED, hooks=Preparing(), **options)
+    assert sampler.obtain_trajectories(9).lengths.tolist() == [7] * 9
+    assert sampler.obtain_fragments(8, 7).lengths.tolist() == [7, 1] * 7
+    if make_sampler.engine != "local":
+        os.kill(sampler.worker_pids()[0], signal.SIGKILL)
+    assert sampler.obtain_fragments(8, 7).lengths.tolist() == [6, 2] * 7
+    assert sampler.obtain_trajectories(9, env_update=lambda: Prepared(2)).lengths.tolist() == [7] * 9
+    assert sampler.obtain_trajectories(9, env_update=LeaveAsItIs()).lengths.tolist() == [7] * 9
+
+
+class LeaveAsItIs(EnvUpdate):
+    def __call__(self, old_env: Any) -> Any:
+        return old_env or Prepared(3)
+
+
+class Unprepared:
+    def on_environment_created(self, env: Any, worker_number: int) -> None:
+        raise LookupError("no such table")
+
+
+class Closing(ScriptedEnv):
+    closed: ClassVar[list[Any]] = []
+
+    def close(self) -> None:
+        self.closed.append(self)
+
+
+@pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}])
+def test_an_error_of_that_hook_ends_the_call_and_the_environments_are_closed(options):
+    del Closing.closed[:]
+    unprepared: Any = partial(LocalSampler, ScriptedAgent(), lambda: Closing(3), seed=SEED, hooks=Unprepared())
+    with unprepared(**options) as sampler:
+        for n in (1, 2):
+            with pytest.raises(RolloutError, match=r"calling the hook on_environment_created.*no such table"):
+                sampler.obtain_trajectories(3)
+            assert len(Closing.closed) == n * (3 if options else 1)
+
+
+def test_environments_in_other_processes_than_their_hooks_are_not_told_of():
+    with pytest.raises(UsageError, match='on_environment_created is not called with inference="parent"'):
+        MultiprocessingSampler(ScriptedAgent(), Prepared(3), inference="parent", hooks=Preparing())
 
 
 def test_pickles_folders_and_evaluations_have_them(tmp_path):

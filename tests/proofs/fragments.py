@@ -1,8 +1,9 @@
-"""Fragments: 200 kills over 50 calls of each of 32 cases, and every batch equals the undisturbed one.
+"""Fragments: 200 kills over 50 calls of each of 44 cases, and every batch equals the undisturbed one.
 
 Parameters change from call to call, and sometimes the agent. Workers are killed by SIGKILL between calls and, at random
 instants, within calls: while they start, restore episodes, run, and send. So are processes that have environments
-alone. A `LocalSampler` with one worker, which nobody disturbs, says what must come out.
+alone. In some cases hooks keep what they see of an episode. A `LocalSampler` with one worker, which nobody disturbs,
+says what must come out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from streamsampler import LocalSampler, VecWorker
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from tests.fragments.agents import Sticky
+from tests.fragments.test_hooks import Diary
 from tests.proofs._engines import kept_open, make_sampler
 from tests.proofs._kills import disturbed
 from tests.proofs._programs import Fleeting, Keeping, Mixed, Rows
@@ -27,10 +29,12 @@ _ENVS, _N_WORKERS = 25, (1, 2, 3, 7)
 _SIDE_BY_SIDE: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
 _IN_PARENT: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": _ENVS}}
 _FILTERS = {"observation_filter": RunningNorm(clip=5.0), "reward_filter": RunningReturnNorm(0.9)}
+_HOOKS: dict[str, Any] = {"hooks": Diary(), "max_episode_length": 20}
 _CASES: list[tuple[Any, dict[str, Any]]] = [
     *((Keeping, {}), (Keeping, _FILTERS)),
     *((Rows, _SIDE_BY_SIDE), (Mixed, _SIDE_BY_SIDE | _FILTERS), (Keeping, _SIDE_BY_SIDE | _FILTERS)),
     *((Rows, _IN_PARENT), (Fleeting, _IN_PARENT | _FILTERS), (Keeping, _IN_PARENT | _FILTERS)),
+    *((Keeping, _HOOKS), (Rows, _SIDE_BY_SIDE | _HOOKS | _FILTERS), (Fleeting, _IN_PARENT | _HOOKS)),
 ]
 
 
@@ -70,6 +74,7 @@ def run_case(agent: Any, n_workers: int, options: dict[str, Any], n_calls: int, 
                 found = call(sampler, agent, number)
             n_within += len(killed)
             assert found == expected, f"{agent}, {n_workers} workers, {options}, call {number}: {found!r}"
+            assert found.stats.metrics == expected.stats.metrics
             number += 1
     return n_within
 

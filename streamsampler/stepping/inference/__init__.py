@@ -42,7 +42,8 @@ compared with what it was. The quotas are those of all samplers. Where an enviro
 warning says so, and the trajectories under way are run again from their seeds.
 
 *Hooks* and `drop_if` are called here, for each row. They have no `TrajectoryContext.env` and no
-`TrajectoryContext.reset`: what they need to know of an environment it says in its infos.
+`TrajectoryContext.reset`: what they need to know of an environment it says in its infos. With hooks all rows take each
+timestep together.
 
 *Limits.* Environments draw from `self.np_random` alone: what draws from a global generator is an error, because several
 share a process. Spaces are of arrays, nested or not. There are no vector environments, and no agents or environments

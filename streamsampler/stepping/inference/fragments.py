@@ -1,13 +1,12 @@
 """Run fragments in environments of other processes: the rows of one batch, whose episodes go on from call to call.
 
-They are one `ParentGroup`, in which each goes at its own pace if the agent does not mind.
+They are one `ParentGroup`, in which each goes at its own pace if the agent does not mind and there are no hooks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,41 +15,72 @@ from streamsampler.core.errors import DataError, NotReproducibleError, UsageErro
 from streamsampler.data.recorder import Rollouts
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.stepping.inference.asking import Asking
-from streamsampler.stepping.inference.environments import Environments, History
+from streamsampler.stepping.inference.environments import Environments, EnvProxy, History
 from streamsampler.workers.base import Outcome, Worker
-from streamsampler.workers.explain import row_at_fault
+from streamsampler.workers.explain import locate, row_at_fault
 from streamsampler.workers.fragments import Row
 from streamsampler.workers.generators import drawn_states, generator_states, set_states
+from streamsampler.workers.hooks import TrajectoryContext
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.fragments import Group, RunningGroups
+from streamsampler.workers.vec.hooked import HookedGroup
 from streamsampler.workers.vec.rows import singles_of
 from streamsampler.workers.vec.steps import Trajectory
 from streamsampler.workers.vec.worker import DRAWS
 
+# ----------------------------------------------------------------------
+# Hooks, which are here and their environments elsewhere.
 
-class ParentGroup(Group):
-    """The environments, each at its own pace within a fragment where the agent does not mind, and the worker's agent.
 
-    That is an agent whose rows do not depend on each other, and which remembers nothing from step to step. Others are
-    asked for all rows together; see `Asking`.
+class _EnvNotHere:
+    """Stands for the context's `env` and `reset` in hooks: the environment is in another process."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise UsageError(
+            'hooks have no context.env and no context.reset with inference="parent": the environment is in another '
+            'process. Let it say in its info what the hook needs, or use inference="worker"'
+        )
+
+    __getattr__ = __setattr__ = __call__ = _refuse
+
+
+def without_env(context: TrajectoryContext) -> TrajectoryContext:
+    """Return the context of a trajectory whose environment is in another process."""
+    context.env = context.reset = _EnvNotHere()  # type: ignore[assignment]
+    return context
+
+
+def begun_of(proxy: EnvProxy, worker: Worker) -> Any:
+    """Return what a reset returned that was requested."""
+    try:
+        return proxy.begun()
+    except DataError as error:
+        worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
+        locate(error, proxy, 0)
+        raise
+
+
+# ----------------------------------------------------------------------
+
+
+class GroupElsewhere(Group):
+    """A group of environments that are in other processes, with the worker's own agent.
 
     Args:
+        args: Those of `Group`.
         environments: The environments.
         agents: The worker's agent.
-        n_groups: See `Asking`.
-        args: Those of `Group`.
-
-    Attributes:
-        history_of: See `Asking`.
     """
 
-    def __init__(self, environments: Environments, agents: AgentPool, n_groups: int, *args: Any) -> None:
+    def __init__(self, *args: Any, environments: Environments, agents: AgentPool) -> None:
         super().__init__(*args)
         self._environments, self._pool = environments, agents
         self._its_agent: Any = None  # the payload of the agent that it has
-        self._asking = Asking(self, environments, self._worker, self.spaces, n_groups, rounds=self._rounds)
-        self.history_of = self._asking.history_of
+
+    def history_of(self, row: int, n: int) -> History:  # noqa: ARG002 - for those that keep some
+        """Return what this alone keeps of a row's episode: nothing, `Environments` has it; see `Asking.history_of`."""
+        return History([])
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
         """Take the agent that is in force, which has its parameters and filters already."""
@@ -66,6 +96,33 @@ class ParentGroup(Group):
         if not row.length:
             self._environments.end(row.number)  # its episode was given up: the next loss is not to restore it
         return ran
+
+    def _explain(self, error: BaseException) -> None:
+        if isinstance(error, WorkerError):
+            self._worker.trajectory = None  # the one in hand need not be the one that is lost
+            return
+        super()._explain(error)
+
+
+class ParentGroup(GroupElsewhere):
+    """The environments, each at its own pace within a fragment where the agent does not mind.
+
+    That is an agent whose rows do not depend on each other, and which remembers nothing from step to step. Others are
+    asked for all rows together; see `Asking`.
+
+    Args:
+        args: Those of `GroupElsewhere`.
+        n_groups: See `Asking`.
+        more: Further ones of `GroupElsewhere`.
+    """
+
+    def __init__(self, *args: Any, n_groups: int, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._asking = Asking(self, self._environments, self._worker, self.spaces, n_groups, rounds=self._rounds)
+
+    def history_of(self, row: int, n: int) -> History:
+        """Return what this alone keeps of a row's episode; see `Asking.history_of`."""
+        return self._asking.history_of(row, n)
 
     # ------------------------------------------------------------------ running
 
@@ -131,14 +188,6 @@ class ParentGroup(Group):
 
     # ------------------------------------------------------------------ errors
 
-    def _explain(self, error: BaseException) -> None:
-        if isinstance(error, WorkerError):
-            self._worker.trajectory = None  # the one in hand need not be the one that is lost
-            return
-        if isinstance(error, DataError) and self._worker.phase is Phase.STEP:
-            self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
-        super()._explain(error)
-
     def _position_at_fault(self, error: BaseException) -> int:
         position = max(self._position, self.agent.row)
         self._singles = self._asking.last_actions(position)
@@ -156,6 +205,33 @@ class ParentGroup(Group):
         return asked[0]
 
 
+class HookedParentGroup(HookedGroup, GroupElsewhere):
+    """The environments, which take each timestep together, with hooks in this process."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._environments.copies = True  # hooks may keep what they are shown
+
+    def _context_of(self, position: int) -> TrajectoryContext:
+        return without_env(super()._context_of(position))
+
+    def _reset_env(self, row: Row) -> Any:
+        self._environments.reset(row.number, row.index, row.seed, self._worker.resets)
+        return begun_of(self._environments.proxies[row.number], self._worker)
+
+    def _step_all(self, goes_on: bool) -> None:
+        numbers, proxies = [row.number for row in self.rows], self._environments.proxies
+        self._environments.step(numbers, self._singles[: len(numbers)])
+        for number in numbers:
+            proxies[number].is_requested = True
+        super()._step_all(goes_on)
+
+    def _end_part(self, position: int, last: Any, terminated: bool, truncated: bool) -> None:
+        if terminated or truncated:
+            self._environments.end(self.rows[position].number)
+        super()._end_part(position, last, terminated, truncated)
+
+
 # ----------------------------------------------------------------------
 
 
@@ -170,16 +246,14 @@ class ParentGroups(RunningGroups):
         worker: The worker.
         base_version: The agent version in which the episodes began.
         environments: The environments.
-        agents: The worker's agent.
-        n_groups: See `Asking`.
+        group: Makes a group.
     """
 
     def __init__(
-        self, worker: Worker, base_version: int, environments: Environments, agents: AgentPool, n_groups: int
+        self, worker: Worker, base_version: int, environments: Environments, group: Callable[..., GroupElsewhere]
     ) -> None:
-        super().__init__(worker, base_version, environments.n_envs)
+        super().__init__(worker, base_version, environments.n_envs, group)
         self._environments = environments
-        self._group = partial(ParentGroup, environments, agents, n_groups)
         self._standings = Standings(agents_stay=True)
         self._agent: Any = None  # the one in force in the last fragment
         # What others did is over, also of environments that are no rows of this fragment.
@@ -226,7 +300,7 @@ class ParentGroups(RunningGroups):
     def _history_of(self, env_id: int, n: int) -> History | None:
         """Return an episode's first n actions, but for those that `Environments` has; None if they are not kept."""
         group = self._groups[0]
-        assert isinstance(group, ParentGroup)
+        assert isinstance(group, GroupElsewhere)
         here = group.history_of(env_id, n)
         if self._standings.episode_of(env_id) != group.rows[env_id].episode:
             return here

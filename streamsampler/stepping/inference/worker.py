@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from streamsampler.core.errors import DataError, NotReproducibleError, UsageError, WorkerError, WorkerHungError
+from streamsampler.core.errors import NotReproducibleError, WorkerError, WorkerHungError
 from streamsampler.core.serialization import HeldPayload, Payload
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Answered, Event, Logged, Restored
@@ -22,14 +22,19 @@ from streamsampler.protocol.restarts import Policy
 from streamsampler.samplers.payloads import EnvironmentFacts
 from streamsampler.stepping.inference.asking import Asking, checked_groups
 from streamsampler.stepping.inference.environments import Environments
-from streamsampler.stepping.inference.fragments import ParentGroups
+from streamsampler.stepping.inference.fragments import (
+    HookedParentGroup,
+    ParentGroup,
+    ParentGroups,
+    begun_of,
+    without_env,
+)
 from streamsampler.stepping.inference.processes import Launch, RolloutTransport
 from streamsampler.stepping.options import watch_of
 from streamsampler.stepping.stepper import RolloutStepper
 from streamsampler.workers.base import AbnormalTrajectoryError, Outcome, Worker, WorkerContext
-from streamsampler.workers.explain import locate
 from streamsampler.workers.factory import WorkerSetup
-from streamsampler.workers.hooks import HookCaller, TrajectoryContext
+from streamsampler.workers.hooks import TrajectoryContext
 from streamsampler.workers.threads import ThreadLimit
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import RunningGroups
@@ -51,9 +56,9 @@ class ParentRunner(LaneRunner):
         more: What a subclass of another `LaneRunner` takes besides.
     """
 
-    def __init__(self, environments: Environments, worker: Worker, *more: Any) -> None:
+    def __init__(self, environments: Environments, worker: Worker, **more: Any) -> None:
         self._environments, self._proxies = environments, environments.proxies
-        super().__init__(list(environments.proxies), worker, *more)
+        super().__init__(list(environments.proxies), worker, **more)
         self._is_loss = False  # whether what was raised last is about a process, and no trajectory
 
     @property
@@ -78,38 +83,19 @@ class ParentRunner(LaneRunner):
         return super().forget()
 
 
-class _EnvNotHere:
-    """Stands for the context's `env` and `reset` in hooks: the environment is in another process."""
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise UsageError(
-            'hooks have no context.env and no context.reset with inference="parent": the environment is in another '
-            'process. Let it say in its info what the hook needs, or use inference="worker"'
-        )
-
-    __getattr__ = __setattr__ = __call__ = _refuse
-
-
 class HookedParentRunner(ParentRunner, HookedRunner):
     """Steps all environments at the same time, calls hooks, and leaves out what `drop_if` marks; see `HookedRunner`."""
 
-    def __init__(self, environments: Environments, worker: Worker, *more: Any) -> None:
-        super().__init__(environments, worker, *more)
+    def __init__(self, environments: Environments, worker: Worker, **more: Any) -> None:
+        super().__init__(environments, worker, **more)
         environments.copies = True  # hooks may keep what they are shown
 
     def _context_of(self, row: int, running: RunningTicket, position: int) -> TrajectoryContext:
-        context = super()._context_of(row, running, position)
-        context.env = context.reset = _EnvNotHere()  # type: ignore[assignment]
-        return context
+        return without_env(super()._context_of(row, running, position))
 
     def _reset(self, row: int, index: int, seed: int) -> Any:
         self._environments.reset(row, index, seed, self._worker.resets)
-        try:
-            return self._noted(row, self._proxies[row].begun())
-        except DataError as error:
-            self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
-            locate(error, self._proxies[row], 0)
-            raise
+        return self._noted(row, begun_of(self._proxies[row], self._worker))
 
     def _end(self, row: int, observation: Any, terminated: bool, truncated: bool) -> None:
         self._environments.end(row)
@@ -299,8 +285,8 @@ class ParentWorker(VecWorker):
         if self.context.hooks is None:
             self._runner = WaitingRunner(self._environments, self, self._n_row_groups)
         else:
-            self._callers = self._callers or [HookCaller(self, self.context.hooks) for _ in self._envs]
-            self._runner = HookedParentRunner(self._environments, self, self._callers)
+            self._make_callers(len(self._envs))
+            self._runner = HookedParentRunner(self._environments, self, callers=self.hook_callers)
         if not self._agents.empty:
             self._choose_lanes()
 
@@ -345,7 +331,9 @@ class ParentWorker(VecWorker):
 
     def _make_groups(self, base_version: int) -> RunningGroups:
         assert self._environments is not None
-        return ParentGroups(self, base_version, self._environments, self._agents, self._n_row_groups)
+        own: dict[str, Any] = {"environments": self._environments, "agents": self._agents}
+        kind = partial(ParentGroup, n_groups=self._n_row_groups) if self.context.hooks is None else HookedParentGroup
+        return ParentGroups(self, base_version, self._environments, partial(kind, **own))
 
     def abandon(self) -> tuple[int, int]:
         """Forget the trajectories of later tickets that run already; see `Worker.abandon`."""

@@ -21,7 +21,7 @@ from streamsampler.data.trees import snapshot
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
-from streamsampler.workers.fragments import InForce, Row, Running, told
+from streamsampler.workers.fragments import InForce, Row, Running, packed_memory, told
 from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Standing, reset_one
 from streamsampler.workers.restoring import AS_GIVEN, AbandonedError, NotRestoredError, no_failure, rounding_for
@@ -105,7 +105,10 @@ class Group(SideBySide):
 
     def _explain(self, error: BaseException) -> None:
         """Say in which row's episode it was raised, and raise a better error where the reason is known."""
-        worker, position = self._worker, self._position_at_fault(error)
+        worker = self._worker
+        if worker.phase is Phase.STEP and isinstance(error, DataError):
+            worker.phase = Phase.RECORDING  # what a step returned
+        position = self._position_at_fault(error)
         row = self.rows[position]
         worker.trajectory = row.index
         if worker.phase is Phase.STEP and self._singles:
@@ -131,7 +134,9 @@ class Group(SideBySide):
         fresh = set_states(self._seed, self._generators)
         recorder.clear()
         self._ended = [[] for _ in rows]
-        self._running = [self._begin(position) for position in range(len(rows))]
+        self._running = [Trajectory(None, 0, 0, position, 0) for position in range(len(rows))]
+        for position in range(len(rows)):
+            self._begin(position)
         for timestep in range(n_timesteps):
             board.set_phase(Phase.ACTION)
             self._position, began = -1, perf_counter()
@@ -151,7 +156,7 @@ class Group(SideBySide):
         self._generators = drawn_states(fresh)
         return True
 
-    def _begin(self, position: int) -> Trajectory:
+    def _begin(self, position: int) -> None:
         """Begin an episode in a row, or go on with the one that is there."""
         worker, row, began = self._worker, self.rows[position], perf_counter()
         self._position = position
@@ -161,22 +166,26 @@ class Group(SideBySide):
         if not row.length:
             row.observation, info = self._reset(position)
         self.seconds[0] += perf_counter() - began
-        return self._recorded(position, row.observation, info)
+        self._record_first(position, row.observation, info)
 
     def _reset(self, position: int) -> Any:
         worker, row = self._worker, self.rows[position]
         worker.phase = Phase.RESET
         worker.take_in_hand(row.index)
-        result = begin_of(reset_one(row.env, worker.resets, 0, row.seed))
+        result = begin_of(self._reset_env(row))
         self._begin_agent(position)
         return result
 
-    def _recorded(self, position: int, observation: Any, info: dict[str, Any]) -> Trajectory:
+    def _reset_env(self, row: Row) -> Any:
+        return reset_one(row.env, self._worker.resets, 0, row.seed)
+
+    def _record_first(self, position: int, observation: Any, info: dict[str, Any]) -> None:
+        """Record the observation that a row's episode begins with, or goes on from."""
         recorder = self._recorder
         self._worker.phase = Phase.RECORDING
         trajectory = Trajectory(None, 0, self.rows[position].index, position, recorder.step)
         trajectory.number = recorder.begin(position, observation, info)
-        return trajectory
+        self._running[position] = trajectory
 
     def _step_all(self, goes_on: bool) -> None:
         """Step the environments, and begin new episodes where some end, unless the fragment does."""
@@ -200,10 +209,8 @@ class Group(SideBySide):
                         continue
                 row.observation = observation
                 recorder.record(position, observation)
-        except BaseException as error:
+        except BaseException:
             self._position = position
-            if isinstance(error, DataError):
-                worker.phase = Phase.RECORDING
             raise
         recorder.rewards.fromlist(rewards)
 
@@ -211,7 +218,7 @@ class Group(SideBySide):
         """Begin another episode in a row."""
         row = self.rows[position]
         row.observation, info = self._reset(position)
-        self._running[position] = self._recorded(position, row.observation, info)
+        self._record_first(position, row.observation, info)
         self._worker.phase = Phase.STEP
 
     def _close(self, position: int, observation: Any, terminated: bool, truncated: bool) -> None:
@@ -233,7 +240,8 @@ class Group(SideBySide):
         owners = [each.index for each in parts]
         rollouts = worker.finished(partial(self._gathered, parts), owners, self.rows[0].env)
         state = self.agent.get_state()
-        packed = None if state is None else cloudpickle.dumps((state, self._generators))
+        kept = [row.kept for row in self.rows]
+        packed = None if state is None else packed_memory(worker, (state, self._generators, kept))
         fragments = told(self.rows, rollouts, restorable=[state is not None] * len(self.rows))
         fragments = [each._replace(group=self.number) for each in fragments]
         rollouts.fragments = (fragments[0]._replace(agent=packed), *fragments[1:])
@@ -273,10 +281,12 @@ class Group(SideBySide):
         return row.restore(self._worker, standing, version, agent_is_known=agent_is_known)
 
     def _restore_agent(self, packed: bytes, agent: BatchedAgent | None) -> None:
-        memory, generators = cloudpickle.loads(packed)
+        memory, generators, kept = cloudpickle.loads(packed)
         if agent is not None:
             agent.set_state(memory)
         self._generators = generators
+        for row, its in zip(self.rows, kept, strict=True):
+            row.kept = its if row.length else None
 
     def _lose_all(self, why: str) -> None:
         """Let new episodes begin in all rows in which one went on, because the agent remembers none of them."""
@@ -296,13 +306,12 @@ class RunningGroups(Running):
         worker: The worker.
         base_version: The agent version in which these environments began.
         n_rows: How many environments a group has.
+        group: Makes a group.
     """
 
-    _group: Callable[..., Group] = Group
-
-    def __init__(self, worker: Worker, base_version: int, n_rows: int) -> None:
+    def __init__(self, worker: Worker, base_version: int, n_rows: int, group: Callable[..., Group] = Group) -> None:
         super().__init__(worker, base_version)
-        self._n_rows = n_rows
+        self._n_rows, self._group = n_rows, group
         self._groups: dict[int, Group] = {}
         # What was told when a lost worker was replaced, maybe some calls ago, and the agent then: groups that were
         # complete are run again in the next call.
@@ -342,7 +351,10 @@ class RunningGroups(Running):
             self._known = None, None  # the actions are not needed any more
         rollouts = group.gather()
         worker.ran_timesteps += restored
-        return Outcome(rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=tuple(group.seconds))
+        return Outcome(
+            rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=tuple(group.seconds),
+            metrics=group.metrics(),
+        )  # fmt: skip
 
     def _has_all(self, envs: Iterable[int]) -> bool:
         """Return whether these environments are running."""
@@ -352,4 +364,5 @@ class RunningGroups(Running):
         first = number * self._n_rows
         numbers = range(first, min(first + self._n_rows, n_envs))
         envs = zip(numbers, self._claimed(len(numbers)), strict=True)
-        return self._group(number, self._n_rows, [Row(*each, n_envs, self._seeds) for each in envs], self._worker)
+        rows = [Row(its, *claimed, n_envs, self._seeds) for its, claimed in envs]
+        return self._group(number, self._n_rows, rows, self._worker)

@@ -53,6 +53,10 @@ class SideBySide:
         self._rounds = False  # whether environments get actions as they are recorded, and not as they were chosen
         self.seconds = [0.0, 0.0, 0.0]
 
+    def metrics(self) -> tuple[tuple[str, str], ...]:
+        """Return how each metric of the ticket in hand becomes one number; see `messages.Report`."""
+        return ()
+
     def _choose(self) -> None:
         """Let the agent choose actions on the rows' observations, and record them."""
         worker, recorder = self._worker, self._recorder
@@ -176,10 +180,6 @@ class LaneRunner(SideBySide):
     def left_out(self) -> list[Trajectory]:
         """Return the trajectories of the ticket in hand that were left out, in its order."""
         return self._tickets.in_hand.left_out()
-
-    def metrics(self) -> tuple[tuple[str, str], ...]:
-        """Return how each metric of the ticket in hand becomes one number; see `messages.Report`."""
-        return ()
 
     def gather(self, most: int | None) -> Rollouts:
         """Return the first trajectories of the ticket in hand, or all of them; see `StepRecorder.gather`."""

@@ -28,8 +28,8 @@ from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.restoring import are_one, close_all, refuse_copies_of
 from streamsampler.workers.vec.agents import AgentPool
-from streamsampler.workers.vec.fragments import RunningGroups
-from streamsampler.workers.vec.hooked import HookedRunner
+from streamsampler.workers.vec.fragments import Group, RunningGroups
+from streamsampler.workers.vec.hooked import HookedGroup, HookedRunner
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner, using_seeds
 from streamsampler.workers.vec.rows import noting
@@ -98,7 +98,6 @@ class VecWorker(Worker):
         self._runner: LaneRunner | NativeRunner | None = None
         self._envs: list[AnyEnv | AnyVectorEnv] = []
         self._groups: RunningGroups | None = None
-        self._callers: list[HookCaller] = []
 
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
@@ -152,9 +151,13 @@ class VecWorker(Worker):
         self._forget_groups()
         self.phase = Phase.ENV_CONSTRUCTION
         old, self._envs, self._runner = self._envs, [], None
+        before = {id(env): env for env in old}
         try:
             self._envs = self._updated(env_update, old)
             self._runner = self._make_runner(self._envs)
+            for env, caller in zip(self._envs, self.hook_callers, strict=False):
+                if id(env) not in before:
+                    caller.created(env)
         except BaseException as error:
             if isinstance(error, EnvCloseError):
                 self.phase = Phase.CLOSE
@@ -208,8 +211,12 @@ class VecWorker(Worker):
                 )
         if self.context.hooks is None:
             return LaneRunner(single, self)
-        self._callers = self._callers or [HookCaller(self, self.context.hooks) for _ in single]
-        return HookedRunner(single, self, self._callers)
+        self._make_callers(len(single))
+        return HookedRunner(single, self, callers=self.hook_callers)
+
+    def _make_callers(self, n: int) -> None:
+        if not self.hook_callers:
+            self.hook_callers = [HookCaller(self, self.context.hooks) for _ in range(n)]
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -274,7 +281,8 @@ class VecWorker(Worker):
         return self._groups.run(ticket, order)
 
     def _make_groups(self, base_version: int) -> RunningGroups:
-        return RunningGroups(self, base_version, self._lane_runner.n_slots)
+        group = Group if self.context.hooks is None else HookedGroup
+        return RunningGroups(self, base_version, self._lane_runner.n_slots, group)
 
     def _forget_groups(self) -> None:
         """Close the environments of fragments, apart from the worker's own."""
