@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,10 +15,13 @@ import pytest
 
 from streamsampler import EnvUpdate, LocalSampler, MultiprocessingSampler, VecWorker, evaluate, sample_to_folder
 from streamsampler.errors import RolloutError, SerializationError, UsageError
+from streamsampler.filters import RunningNorm
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
 from streamsampler.workers.fail_points import Records
-from tests.contracts.conftest import RAY, Maker, on, slow
+from tests.contracts.conftest import PARENT, RAY, Maker, on, slow
+from tests.contracts.told import Tasked
 from tests.extending.pairs import PairWorker
+from tests.scripted.agents import Independent, always_zero
 
 SEED = 9
 
@@ -254,6 +258,37 @@ class Unpicklable(Metrics):
 def test_what_cannot_work_is_said_at_construction(options, words):
     with pytest.raises((UsageError, SerializationError), match=words):
         make(**options)
+
+
+class OfTasks:
+    """Says which task a trajectory has, and what it sees of observations, which filters do not change for it."""
+
+    def on_trajectory_start(self, context: Any) -> None:
+        context.memory["seen"] = [context.observation.copy()]
+
+    def on_timestep(self, context: Any) -> None:
+        context.memory["seen"].append(context.observation.copy())
+
+    def on_trajectory_end(self, context: Any) -> None:
+        np.testing.assert_array_equal(context.observations, context.memory["seen"][:-1])
+        context.metrics.update(task=context.reset_info["task_index"], total=float(context.rewards.sum()))
+
+
+@on("local", "processes", *slow("queues fork", PARENT), RAY)
+@pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}])
+def test_hooks_go_with_tasks_and_filters(options, make_sampler: Maker):
+    given: dict[str, Any] = {"seed": SEED, "hooks": OfTasks(), "observation_filter": RunningNorm(clip=3.0), **options}
+    sampler = make_sampler(Independent(always_zero), Tasked, n_workers=2, **given)
+    with LocalSampler(Independent(always_zero), Tasked, n_workers=3, **given) as local:
+        for _ in range(3):
+            found, expected = (each.obtain_trajectories(4, tasks=[5.0, 3.0, 9.0]) for each in (sampler, local))
+            assert found == expected
+            assert found.episode_infos["task"].tolist() == np.repeat(range(3), 4).tolist()
+            assert found.episode_infos["total"].tolist() == found.returns.tolist()
+            assert found.stats.metrics == {"task": 1.0, "total": pytest.approx(found.returns.mean())}
+            if make_sampler.engine != "local":
+                with suppress(ProcessLookupError):  # of a worker that had nothing to do since it was killed
+                    os.kill(sampler.worker_pids()[0], signal.SIGKILL)
 
 
 class Preparing:
