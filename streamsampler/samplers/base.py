@@ -18,6 +18,7 @@ from streamsampler.core.progress import ProgressArgument
 from streamsampler.core.serialization import Payload, dumps
 from streamsampler.data.batch import TrajectoryBatch, brackets
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
+from streamsampler.data.taken import check_record_taken
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.plans import Fragments
 from streamsampler.protocol.restarts import OnFailure, Policy, Quota
@@ -168,6 +169,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             step; where it returns something true, the trajectory is abnormal: it ends there, and is left out and
             counted as with `on_failure="drop"`. Where that depends on the state, what is left is biased. Not for
             fragments.
+        record_taken: The name of an info in which environments say which action they took, such as "action_taken":
+            that one is recorded in place of the agent's; see `streamsampler.data.taken`. None records the agent's.
         staleness: 0 samples each batch with the parameters that came with its call. 1 samples it with those of the call
             before, so that workers sample the next batch while you learn from the last one: see "One version behind" in
             `streamsampler.samplers`.
@@ -222,6 +225,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         reward_filter: Filter | Mapping[str, Filter] | None = None,
         hooks: Any = None,
         drop_if: Callable[[dict[str, Any]], Any] | None = None,
+        record_taken: str | None = None,
         staleness: int = 0,
         policy_of: PolicyOf | None = None,
     ) -> None:
@@ -258,6 +262,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             drop_unless,
             fingerprint=check_mode(fingerprint, "fingerprint"),
             hooks=pickled_hooks(hooks, drop_if),
+            record_taken=check_record_taken(record_taken),
         )
         if order not in ("index", "arrival"):
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')

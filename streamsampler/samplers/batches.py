@@ -230,9 +230,10 @@ class BatchMaker:
 
     def keep(self, delivery: Delivery) -> None:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
-        self._session.infos_of_files.leave_out(delivery.rollouts)
-        if self._ledger is not None:
+        if self._ledger is not None:  # it needs the actions that the agent chose
             self._stats.failed_trajectories += self._ledger.record(delivery)
+        self._session.taken_actions.put(delivery.rollouts)
+        self._session.infos_of_files.leave_out(delivery.rollouts)
         self._deliveries[id(delivery)] = delivery
         self._look_at_infos()  # before their memory is released
         self._append_what_is_due()
@@ -310,6 +311,7 @@ class BatchMaker:
         self._spaces_of_taken |= _spaces_by_worker(segments)
         self.summaries += summaries_of(segments)
         batch = self.make(segments, self._growing)
+        self._session.taken_actions.warn_if_missing()
         self._stats.kept_trajectories = batch.n_trajectories
         self._stats.episodes = EndedEpisodes.of(batch.episode_returns, batch.episode_lengths)
         return batch

@@ -89,6 +89,7 @@ class SamplerLife(ABC):
                 checks=self._checks,
                 fingerprints=self._fingerprints,
                 infos_of_files=self._infos_of_files,
+                record_taken=self._setup.record_taken,
                 clock=engine.clock,
             )
         except BaseException:

@@ -142,6 +142,7 @@ class SamplerOptions(TypedDict, total=False):
     reward_filter: Filter | Mapping[str, Filter] | None
     hooks: Any
     drop_if: Callable[[dict[str, Any]], Any] | None
+    record_taken: str | None
     staleness: int
     policy_of: PolicyOf | None
 

@@ -25,6 +25,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.differences import Difference, first_difference
 from streamsampler.data.infos import take_infos
 from streamsampler.data.multi_agent import MultiAgentBatch, assembled
+from streamsampler.data.taken import TakenActions, check_chosen
 from streamsampler.engines.base import Answered, Event
 from streamsampler.engines.local import LocalEngine
 from streamsampler.environments.filming import Film, FilmedEnvUpdate, VideoFile, check_renders, check_video
@@ -238,9 +239,9 @@ class _Rerun:
         engine.send(0, Start(version, (ticket,), resets=resets, **updates))
         (event,) = engine.wait(None)
         self._raise_failure(event)
-        assert isinstance(event, Answered)
-        assert isinstance(event.answer, Report)
+        assert isinstance(event, Answered) and isinstance(event.answer, Report)  # noqa: PT018 - both for mypy
         rollouts, spaces = event.contents
+        TakenActions(self.setup.record_taken).put(rollouts)
         before = self.block.index(self.index) if len(rollouts.lengths) > 1 else 0
         position = before - sum(each.position < before for each in event.answer.dropped)
         delivery = Delivery(self.worker, rollouts, event.release, spaces=spaces, fingerprint=fingerprint().bits)
@@ -476,8 +477,8 @@ class ReplayingSampler(SamplerLife):
             OSError: The video cannot be written.
         """
         version, index = positive("version", version), positive("index", index, least=0)
-        if actions and recorded is None:
-            raise UsageError("actions=True needs the recorded trajectory: pass recorded=batch")
+        if actions:
+            check_chosen(recorded, self._setup.record_taken)
         given = resets_as_recorded(reset_options, tasks, recorded, version)
         last = None if recorded is None else recorded_one(recorded, index, version)
         one = None if recorded is None or last is None else episode_of(recorded, last, actions=actions)

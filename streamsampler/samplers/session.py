@@ -20,6 +20,7 @@ from streamsampler.data.kept_infos import KeptInfos, check_pieces, info_name
 from streamsampler.data.multi_agent import segments_of_policies
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.statistics import FoundAnomaly
+from streamsampler.data.taken import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.protocol.messages import NEVER_AGAIN, Fingerprint, Start, agree, disagreement
 from streamsampler.protocol.plans import Fragments, GatherPlan, Layout
@@ -248,6 +249,7 @@ class Session:
         checks: When the environment is checked; None to check nothing.
         fingerprints: What is known of how workers compute; None to say nothing of it.
         infos_of_files: What is said of the infos of trajectories that go into files; None for nothing.
+        record_taken: In which info environments say which action they took; None where they do not.
         clock: Seconds, from any beginning.
 
     Attributes:
@@ -279,6 +281,7 @@ class Session:
         checks: PurityChecks | None = None,
         fingerprints: Fingerprints | None = None,
         infos_of_files: InfosOfFiles | None = None,
+        record_taken: str | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.engine = engine
@@ -298,6 +301,7 @@ class Session:
         self.checks = checks or PurityChecks(None)
         self.fingerprints = fingerprints or Fingerprints(None)
         self.infos_of_files = infos_of_files or InfosOfFiles()
+        self.taken_actions = TakenActions(record_taken)
         self.cancelled = False
         self.suspect = False
         self.plan: GatherPlan | None = None

@@ -40,6 +40,7 @@ from streamsampler.core.errors import ActionError, CheckMode, DataError
 from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
+from streamsampler.data.taken import check_taken
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.protocol.plans import Layout
@@ -112,6 +113,7 @@ class WorkerContext:
         allocate: Makes the arrays that large rows are best recorded into: what lies there need not be copied to be
             sent. Make new ones for each ticket.
         hooks: The pickled hooks and `drop_if` (`workers.hooks.Hooks`); None for none.
+        record_taken: In which info environments say which action they took (`data.taken`); None where they do not.
         rebuild: Replaces agent and environment by new ones, as they were at the last update.
     """
 
@@ -124,6 +126,7 @@ class WorkerContext:
     allocate: Allocate = np.empty
     rebuild: Callable[[], None] = _nothing
     hooks: Any = None
+    record_taken: str | None = None
 
 
 class Worker(ABC):
@@ -293,6 +296,8 @@ class Worker(ABC):
         self.row.set_phase(Phase.RECORDING)
         try:
             rollouts = finish()
+            if self.context.record_taken is not None:
+                check_taken(rollouts, self.context.record_taken, self.spaces[1])
             return rollouts if self.context.check is None else self._looked_through(rollouts, env)
         except DataError as error:
             if error.position is not None:

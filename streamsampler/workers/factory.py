@@ -102,6 +102,7 @@ class WorkerSetup:
         drop_unless: See `WorkerContext`.
         fingerprint: What the sampler does about workers that compute otherwise than others.
         hooks: The pickled hooks and `drop_if`; None where there are none.
+        record_taken: See `WorkerContext`.
 
     Raises:
         UsageError: This kind of worker cannot leave out trajectories, or calls no hooks.
@@ -113,6 +114,7 @@ class WorkerSetup:
     drop_unless: Callable[[tuple[str, ...]], bool] | None = None
     fingerprint: CheckMode = "warn"
     hooks: Hooks | None = None
+    record_taken: str | None = None
 
     def __post_init__(self) -> None:
         worker_class = self.factory.worker_class
@@ -135,4 +137,6 @@ class WorkerSetup:
 
     def make_worker(self, context: WorkerContext) -> Worker:
         """Make a worker, where it is to run; see `WorkerFactory`."""
-        return self.factory(replace(context, check=self.check, drop_unless=self.drop_unless, hooks=self.hooks))
+        return self.factory(replace(
+            context, check=self.check, drop_unless=self.drop_unless, hooks=self.hooks, record_taken=self.record_taken
+        ))  # fmt: skip

@@ -30,7 +30,7 @@ OBTAINING = ["obtain_samples", "obtain_trajectories", "obtain_exact_trajectories
 RENAMED = {"agents": "agent", "envs": "env_id", "n_workers": "workers"}
 OF_THE_LIBRARY_ALONE = {
     *("worker_class", "worker_args", "restart_window", "max_lifetime_restarts", "restart_on", "construction_timeout"),
-    *("check", "observation_filter", "reward_filter", "hooks", "inference", "drop_if", "staleness"),
+    *("check", "observation_filter", "reward_filter", "hooks", "inference", "drop_if", "staleness", "record_taken"),
 }
 
 

@@ -1,0 +1,129 @@
+"""Record the actions that an environment says it has taken, in place of those that the agent chose: `record_taken=`.
+
+Some environments change actions: they clip them, repeat the last one, or let a safety layer act. With
+`record_taken="action_taken"` what such an environment reports as ``info["action_taken"]`` of a timestep is the action
+in `batch.actions`, and no info any more; where it reports none, the agent's stays. So a model of the environment, or
+imitation, learns from what was done.
+
+What the agent said of its own action stays as it is. The log-probability in its info, for one, is that of the action
+that it chose, and no other: a policy gradient needs the chosen actions, so let the agent give them as an info as well.
+Hooks are shown what the agent chose. After a loss of a worker, an episode of fragments is restored with what the agent
+chose; `replay(…, actions=True)`, which has nothing but the record, is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+
+from streamsampler.core.errors import DataError, UsageError
+from streamsampler.data.copying import make_recorder
+from streamsampler.data.info_columns import InfoColumn, InfoColumns
+from streamsampler.data.recorder import Rollouts, place_of
+from streamsampler.data.spaces import AnySpace, rows_inside, short
+from streamsampler.data.trees import Array
+
+_LOG = logging.getLogger("streamsampler")
+_OF_ONE_ARRAY = gym_spaces.Box | gym_spaces.Discrete | gym_spaces.MultiDiscrete | gym_spaces.MultiBinary
+
+
+def check_record_taken(name: Any) -> str | None:
+    """Return the argument `record_taken` of samplers.
+
+    Raises:
+        UsageError: It is no name of an info.
+    """
+    if name is None or (isinstance(name, str) and name):
+        return name
+    raise UsageError(f'record_taken must be the name of an info, such as "action_taken", got {name!r}')
+
+
+def check_chosen(recorded: Any, name: str | None) -> None:
+    """Check that the actions that an agent chose are recorded, as `replay(…, actions=True)` needs them.
+
+    Raises:
+        UsageError: Nothing is recorded, or others may be, since `record_taken` is `name`.
+    """
+    if recorded is None:
+        raise UsageError("actions=True needs the recorded trajectory: pass recorded=batch")
+    if name is not None:
+        raise UsageError("actions=True needs the actions that the agent chose: with record_taken= others are recorded")
+
+
+def check_taken(rollouts: Rollouts, name: str, space: AnySpace) -> None:
+    """Give what an environment says of its actions the form that they have in batches.
+
+    Args:
+        rollouts: What was recorded; its infos are changed.
+        name: The info's name.
+        space: The action space.
+
+    Raises:
+        UsageError: The space is not one of a single array.
+        DataError: What it says is no action of the space; with `position` and `timestep`.
+    """
+    if not isinstance(space, _OF_ONE_ARRAY):
+        raise UsageError(f"record_taken={name!r} needs actions that are one array or number each, and no {space}")
+    columns = rollouts.env_infos.columns
+    if any(path[0] == name and len(path) > 1 for path in columns):
+        raise DataError(f"info[{name!r}] is a dict, and should be an action of {space}")
+    if (column := columns.get((name,))) is None:
+        return
+    steps = np.arange(rollouts.env_infos.length) if column.steps is None else column.steps
+    try:
+        rows = _rows_of(column.values, f"info[{name!r}]", space)
+    except DataError as error:
+        error.position, error.timestep = place_of(int(steps[error.row or 0]), rollouts.lengths)
+        raise
+    columns[name,] = InfoColumn(column.steps, rows)
+
+
+def _rows_of(values: Array, path: str, space: AnySpace) -> Array:
+    recorder = make_recorder(space, path, DataError)
+    try:
+        for value in values:
+            recorder.record(value)
+        rows = np.array(recorder.view(0, len(values)))
+    except DataError as error:
+        error.row = recorder.count() if error.row is None else error.row
+        raise
+    if not (inside := rows_inside(space, rows)).all():
+        first = int(np.argmin(inside))
+        raise DataError(f"{path} is outside the action space: {short(rows[first])} is not in {space}", row=first)
+    return rows
+
+
+class TakenActions:
+    """Puts the actions that environments say they have taken in place of those that the agent chose.
+
+    Args:
+        name: The info that they say it in; None where they are not asked.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        self._is_known = False  # whether some environment has said it, or the user knows that none has
+
+    def put(self, rollouts: Rollouts) -> None:
+        """Change the actions of what a worker recorded, and its infos, in memory of their own."""
+        columns = rollouts.env_infos.columns
+        if self.name is None or (column := columns.get((self.name,))) is None:
+            return
+        self._is_known = True
+        actions = np.array(rollouts.actions)
+        actions[slice(None) if column.steps is None else column.steps] = column.values
+        rollouts.actions = actions
+        others = {path: other for path, other in columns.items() if path != (self.name,)}
+        rollouts.env_infos = InfoColumns(rollouts.env_infos.length, others)
+
+    def warn_if_missing(self) -> None:
+        """Warn, once, that no environment has said which actions it took, when a batch is complete."""
+        if self.name is not None and not self._is_known:
+            self._is_known = True
+            _LOG.warning(
+                "record_taken=%r: no info of this name was in any timestep, so that the agent's own actions are "
+                "recorded; is it spelt as the environment does?", self.name,
+            )  # fmt: skip
