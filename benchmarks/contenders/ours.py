@@ -15,6 +15,9 @@ Settings:
     engine: "ray", on a cluster of its own if there is none, or one of those of `MultiprocessingSampler`.
     start_method: See `MultiprocessingSampler`.
     filters: If given, "observation" or "both": which filters the sampler has.
+    hooks: Whether a hook is called at each timestep and at each end, with a metric.
+    staleness: 1 for batches of the version before (default 0).
+    learns: Whether the caller sleeps after each call, as a learner elsewhere, for as long as a call took before.
     watched: Whether workers are watched for hangs and for memory.
     variant: If given, which of the workload's `variants` of its environment.
     one_by_one: Whether the agent has no `get_actions`, and is asked for one action at a time.
@@ -54,6 +57,7 @@ class Collector:
         self.iteration = 0
         self.called: dict[int, float] = {}
         self.checksum_seconds = 0.0
+        self.learning_seconds = 0.0
         self._stream = sampler.stream() if settings.get("stream") else None
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +94,8 @@ class Collector:
             begin = time.perf_counter()
             checksum(batch.observations)
             self.checksum_seconds += time.perf_counter() - begin
+        if self.learning_seconds:
+            time.sleep(self.learning_seconds)
         return getattr(batch, "n_agent_steps", batch.n_timesteps), batch.n_trajectories
 
     def _obtain(self, update: Any) -> TrajectoryBatch:
@@ -124,6 +130,18 @@ def filter_options(settings: dict[str, Any]) -> dict[str, Any]:
 
     rewards = {"reward_filter": RunningReturnNorm(0.99)} if settings["filters"] == "both" else {}
     return {"observation_filter": RunningNorm(), **rewards}
+
+
+class Counting:
+    """Hooks that count timesteps."""
+
+    def on_timestep(self, context: Any) -> None:
+        """Count one."""
+        context.memory["n"] = context.memory.get("n", 0) + 1
+
+    def on_trajectory_end(self, context: Any) -> None:
+        """Say how many there were."""
+        context.metrics["n"] = context.memory["n"]
 
 
 def make_sampler(agents: Any, envs: Any, engine: str | None, **options: Any) -> Sampler:
@@ -173,12 +191,17 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         **({} if settings.get("fragments") else {"max_episode_length": settings.get("length")}),
         **worker_options(settings),
         **filter_options(settings),
+        **({"hooks": Counting()} if settings.get("hooks") else {}),
+        **({"staleness": settings["staleness"]} if settings.get("staleness") else {}),
     ) as sampler:
         # Earlier versions, which are measured as well, have no such argument, nor environments of several agents.
         several = workload.several and hasattr(make_env(), "possible_agents")
         collector = Collector(workload, sampler, settings, {"count": "agent_steps"} if several else None)
         # The first calls learn how long trajectories take.
         collector.measure({"seconds": 0.5})
+        if settings.get("learns"):
+            before = collector.measure({"seconds": 2.0})
+            collector.learning_seconds = before["seconds"] / before["calls"]
         yield collector.measure
 
 

@@ -37,6 +37,7 @@ ORDER = (
     "order",
     "fragments",
     "filters",
+    "staleness",
     "several_agents",
     "parent_cost",
     "scale",
@@ -48,7 +49,18 @@ ORDER = (
 )
 
 # Those that compare something else than the others do on a workload, and those of them that get tables of their own.
-_TABLES = ("lanes", "native", "streams", "stepping", "inference", "ray", "fragments", "filters", "several_agents")
+_TABLES = (
+    "lanes",
+    "native",
+    "streams",
+    "stepping",
+    "inference",
+    "ray",
+    "fragments",
+    "filters",
+    "staleness",
+    "several_agents",
+)
 _APART = ("order", "goals", "slow_worker", "scale", *_TABLES)
 
 # Explanations of limits, for results that have them.

@@ -27,6 +27,7 @@ QUESTIONS = (
     "order",
     "fragments",
     "filters",
+    "staleness",
     "several_agents",
     "parameters",
     "parent_cost",
