@@ -49,7 +49,7 @@ HOUSE: dict[str, Any] = {
         "engines": 3024,
         "environments": 953,
         "evaluation": 2491,
-        "examples": 570,
+        "examples": 579,
         "formats": 683,
         "protocol": 1543,
         "samplers": 3616,

@@ -21,6 +21,9 @@ from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.core.extras import needed
 from streamsampler.examples import made
 
+TIMESTEPS = 20_000  # of the training, where there is no model
+TRAJECTORIES = 100  # how many to evaluate on
+
 
 def trained(environment: str, timesteps: int, seed: int) -> tuple[SB3Agent, SB3Agent]:
     """Train a PPO model; return what it was after half of the timesteps, and after all of them.
@@ -46,8 +49,8 @@ def trained(environment: str, timesteps: int, seed: int) -> tuple[SB3Agent, SB3A
 @click.option("--model", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A saved model.")
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
 @click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
-@click.option("--timesteps", default=20_000, type=click.IntRange(0), help="Of the training, where there is no model.")
-@click.option("--trajectories", default=100, type=click.IntRange(1), help="How many to evaluate on.")
+@click.option("--timesteps", default=TIMESTEPS, type=click.IntRange(0), help="Of the training, without a model.")
+@click.option("--trajectories", default=TRAJECTORIES, type=click.IntRange(1), help="How many to evaluate on.")
 def main(environment: str, model: Path | None, workers: int, seed: int, timesteps: int, trajectories: int) -> None:
     """Evaluate a model in ENVIRONMENT, without drawing from its distributions."""
     made(environment).close()  # of all that can be wrong, this is known first

@@ -23,6 +23,8 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.core.seeding import Stream, derived_seeds
 from streamsampler.examples import made
 
+ITERATIONS, PAIRS = 50, 32  # iterations, and pairs of trajectories in each of them
+SIGMA, LEARNING_RATE = 0.1, 0.1  # standard deviation of the noise, and step size
 Floats = NDArray[np.float64]
 
 
@@ -84,10 +86,10 @@ def improve(sampler: Any, weights: Floats, sigma: float, pairs: int, learning_ra
 @click.argument("environment", default="CartPole-v1")
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
 @click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
-@click.option("--iterations", default=50, type=click.IntRange(0), help="Iterations.")
-@click.option("--pairs", default=32, type=click.IntRange(1), help="Pairs of trajectories in each iteration.")
-@click.option("--sigma", default=0.1, type=click.FloatRange(0, min_open=True), help="Standard deviation of the noise.")
-@click.option("--learning-rate", default=0.1, type=click.FloatRange(0, min_open=True), help="Step size.")
+@click.option("--iterations", default=ITERATIONS, type=click.IntRange(0), help="Iterations.")
+@click.option("--pairs", default=PAIRS, type=click.IntRange(1), help="Pairs of trajectories in each iteration.")
+@click.option("--sigma", default=SIGMA, type=click.FloatRange(0, min_open=True), help="Deviation of the noise.")
+@click.option("--learning-rate", default=LEARNING_RATE, type=click.FloatRange(0, min_open=True), help="Step size.")
 @click.option("--target", type=float, help="Stop at this mean return of the population.")
 def main(
     environment: str, workers: int, seed: int, iterations: int, pairs: int, sigma: float, learning_rate: float,

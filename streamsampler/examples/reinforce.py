@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
 
+ITERATIONS, TIMESTEPS = 100, 4000  # at most so many iterations; timesteps in each batch, at least
+GAMMA, LEARNING_RATE = 0.99, 0.15  # discount, and step size
 SCALE = np.array([2.4, 3.0, 0.21, 3.0])  # brings CartPole's observations to the size of 1
 
 
@@ -90,10 +92,10 @@ def improve(policy: LogisticPolicy, baseline: NDArray[Any], adam: Adam, batch: T
 @click.argument("environment", default="CartPole-v1", type=click.Choice(["CartPole-v1"]))
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
 @click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
-@click.option("--iterations", default=100, type=click.IntRange(0), help="At most; it stops at a mean return of 475.")
-@click.option("--timesteps", default=4000, type=click.IntRange(1), help="Timesteps in each batch, at least.")
-@click.option("--gamma", default=0.99, type=click.FloatRange(0, 1), help="Discount.")
-@click.option("--learning-rate", default=0.15, type=click.FloatRange(0, min_open=True), help="Step size.")
+@click.option("--iterations", default=ITERATIONS, type=click.IntRange(0), help="At most: it stops at a return of 475.")
+@click.option("--timesteps", default=TIMESTEPS, type=click.IntRange(1), help="Timesteps in each batch, at least.")
+@click.option("--gamma", default=GAMMA, type=click.FloatRange(0, 1), help="Discount.")
+@click.option("--learning-rate", default=LEARNING_RATE, type=click.FloatRange(0, min_open=True), help="Step size.")
 def main(environment: str, workers: int, seed: int, iterations: int, timesteps: int, **options: float) -> None:
     """Train, evaluate on 100 trajectories, and exit with 0 if CartPole-v1 is solved."""
     begin = time.perf_counter()
@@ -109,8 +111,8 @@ def main(environment: str, workers: int, seed: int, iterations: int, timesteps: 
         mean = float(evaluation.returns.mean())
         click.echo(f"evaluation: mean return {mean} of {len(evaluation)} trajectories, solved: {mean >= 475}")
         click.echo(f"parameters: {hashlib.sha256(policy.weights.tobytes()).hexdigest()}")
-        seconds = time.perf_counter() - begin
-        click.echo(f"{sampler.total_env_steps} timesteps in {seconds:.1f} s on {workers} workers", err=True)
+        took = f"{time.perf_counter() - begin:.1f} s on {workers} workers"
+        click.echo(f"{sampler.total_env_steps} timesteps in {took}", err=True)
     sys.exit(0 if mean >= 475 else 1)
 
 

@@ -21,6 +21,11 @@ from streamsampler.examples import made
 from streamsampler.examples.ppo import ActorCritic
 from streamsampler.examples.pytorch import nn, torch
 
+ITERATIONS, TIMESTEPS = 30, 2000  # iterations, and timesteps in each batch, at least
+GAMMA, LAMBDA = 0.99, 0.97  # discount, and of generalised advantage estimation
+RADIUS, DAMPING = 0.01, 0.1  # mean divergence of a step, and what is added to the Fisher matrix's diagonal
+CRITIC_RATE, EPOCHS, MINIBATCH = 1e-3, 10, 256  # how the critic is fitted
+
 
 def conjugate_gradient(product: Callable[[torch.Tensor], torch.Tensor], target: torch.Tensor) -> torch.Tensor:
     """Solve F x = target in ten steps, where `product` multiplies a vector by F, which is positive definite."""
@@ -45,9 +50,9 @@ def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch[Any, Any], ga
     observations = torch.as_tensor(batch.observations, dtype=torch.float32)
     actions = torch.as_tensor(batch.agent_infos.get("raw_action", batch.actions))  # as drawn, not clipped
     log_probs = torch.as_tensor(batch.agent_infos["log_prob"], dtype=torch.float32)
-    advantages = torch.as_tensor(batch.advantages(gamma=gamma, lambda_=0.97), dtype=torch.float32)
+    advantages = torch.as_tensor(batch.advantages(gamma=gamma, lambda_=LAMBDA), dtype=torch.float32)
     advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
-    targets = torch.as_tensor(batch.td_lambda(gamma=gamma, lambda_=0.97), dtype=torch.float32)
+    targets = torch.as_tensor(batch.td_lambda(gamma=gamma, lambda_=LAMBDA), dtype=torch.float32)
     parameters = [*policy.actor.parameters(), *([] if policy.discrete else [policy.log_std])]
     with torch.no_grad():
         old = policy.distribution(observations)
@@ -61,7 +66,7 @@ def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch[Any, Any], ga
     slope, gain = flat_gradient(divergence(), parameters, create_graph=True), surrogate()
 
     def fisher_product(vector: torch.Tensor) -> torch.Tensor:
-        return flat_gradient(slope.dot(vector), parameters, retain_graph=True) + 0.1 * vector
+        return flat_gradient(slope.dot(vector), parameters, retain_graph=True) + DAMPING * vector
 
     natural = conjugate_gradient(fisher_product, flat_gradient(gain, parameters))
     step = (2 * radius / natural.dot(fisher_product(natural)).clamp(min=1e-12)).sqrt() * natural
@@ -71,7 +76,7 @@ def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch[Any, Any], ga
             nn.utils.vector_to_parameters(before + length * step, parameters)
             if (taken := float(divergence())) <= 1.5 * radius and surrogate() > gain:
                 break
-    for rows in batch.minibatches(256, seed=int(batch.agent_versions[0]), epochs=10):
+    for rows in batch.minibatches(MINIBATCH, seed=int(batch.agent_versions[0]), epochs=EPOCHS):
         adam.zero_grad()
         nn.functional.mse_loss(policy.critic(observations[rows])[:, 0], targets[rows]).backward()
         adam.step()
@@ -82,10 +87,10 @@ def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch[Any, Any], ga
 @click.argument("environment", default="CartPole-v1")
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
 @click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
-@click.option("--iterations", default=30, type=click.IntRange(0), help="Iterations.")
-@click.option("--timesteps", default=2000, type=click.IntRange(1), help="Timesteps in each batch, at least.")
-@click.option("--gamma", default=0.99, type=click.FloatRange(0, 1), help="Discount.")
-@click.option("--radius", default=0.01, type=click.FloatRange(0, min_open=True), help="Mean divergence of a step.")
+@click.option("--iterations", default=ITERATIONS, type=click.IntRange(0), help="Iterations.")
+@click.option("--timesteps", default=TIMESTEPS, type=click.IntRange(1), help="Timesteps in each batch, at least.")
+@click.option("--gamma", default=GAMMA, type=click.FloatRange(0, 1), help="Discount.")
+@click.option("--radius", default=RADIUS, type=click.FloatRange(0, min_open=True), help="Mean divergence of a step.")
 def main(
     environment: str, workers: int, seed: int, iterations: int, timesteps: int, gamma: float, radius: float
 ) -> None:
@@ -94,7 +99,7 @@ def main(
     torch.set_num_threads(1)  # more do not pay for so small a network, and the workers need the cores
     with made(environment) as env:
         policy, space = ActorCritic(env.observation_space, env.action_space), env.action_space
-    adam = torch.optim.Adam(policy.critic.parameters(), 1e-3)
+    adam = torch.optim.Adam(policy.critic.parameters(), CRITIC_RATE)
     with MultiprocessingSampler(TorchAgent(policy, space), environment, n_workers=workers, seed=seed) as sampler:
         for iteration in range(iterations):
             batch = sampler.obtain_samples(timesteps, agent_update=policy)
