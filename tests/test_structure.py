@@ -48,7 +48,7 @@ HOUSE: dict[str, Any] = {
         "data": 4450,
         "engines": 3024,
         "environments": 953,
-        "evaluation": 2491,
+        "evaluation": 2495,
         "examples": 579,
         "formats": 683,
         "protocol": 1543,

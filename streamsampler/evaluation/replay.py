@@ -21,6 +21,7 @@ from streamsampler.data import npz as storage
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.data.shards import load_with_header, read_manifest, shard_name
+from streamsampler.data.taken import check_chosen
 from streamsampler.environments.filming import check_renders, check_video
 from streamsampler.environments.ids import find_spec
 from streamsampler.environments.updates import EnvUpdate, as_env_update
@@ -49,6 +50,7 @@ class ReplayOptions(TypedDict, total=False):
     worker_class: type[Worker]
     worker_args: Mapping[str, Any]
     worker_threads: int | None
+    record_taken: str | None
     deterministic: bool | None
     vec_normalize: Any
     tasks: Sequence[Any]
@@ -85,12 +87,12 @@ def replay(
         version: The agent version; None where the index is there once.
         actions: Whether to replay the recorded actions, without the agent.
         video: A `.mp4` file for a video, which needs `pip install av`.
-        options: `env_kwargs`, `max_episode_length`, `worker_class`, `worker_args` and `worker_threads`, as samplers
-            take them; `tasks`, all those of its call; `reset_options`, which files do not have; `n_trajectories`, how
-            many were asked for, if it was a number of trajectories (it decides about the last block of trajectories
-            that run together); `deterministic` and `vec_normalize`, see `streamsampler.evaluate`; `hooks`, whose
-            metrics the trajectory has then, `drop_if`, which decides about the trajectories that run together with
-            this one, and `policy_of`: see `Sampler`.
+        options: `env_kwargs`, `max_episode_length`, `worker_class`, `worker_args`, `worker_threads` and `record_taken`,
+            as samplers take them; `tasks`, all those of its call; `reset_options`, which files do not have;
+            `n_trajectories`, how many were asked for, if it was a number of trajectories (it decides about the last
+            block of trajectories that run together); `deterministic` and `vec_normalize`, see
+            `streamsampler.evaluate`; `hooks`, whose metrics the trajectory has then, `drop_if`, which decides about the
+            trajectories that run together with this one, and `policy_of`: see `Sampler`.
 
     Returns:
         What came of it. It can be printed: its `difference` is None if the trajectory is the same.
@@ -113,6 +115,8 @@ def replay(
     if actions and agent is not None:
         raise UsageError("the recorded actions are replayed without an agent: leave it out")
     told: dict[str, Any] = {**facts, **options}
+    if actions:
+        check_chosen(one, told.get("record_taken"))
     notes: list[str] = []
     kind, args = (DefaultWorker, {}) if actions else _kind_of_worker(name, facts, options, notes)
     limit, cut = told.get("max_episode_length"), False
@@ -127,7 +131,7 @@ def replay(
         PerWorker([made] * n_workers) if n_workers > 1 else made,
         n_workers=n_workers, seed=batch.seed or 0, max_episode_length=limit, worker_class=kind, worker_args=args,
         worker_threads=told.get("worker_threads", 1), hooks=options.get("hooks"), drop_if=options.get("drop_if"),
-        policy_of=None if actions else options.get("policy_of"),
+        policy_of=None if actions else options.get("policy_of"), record_taken=told.get("record_taken"),
     ) as sampler:  # fmt: skip
         return sampler.run_again(version, index, origin, recorded=batch, one=one, actions=actions, video=video)
 

@@ -383,9 +383,10 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         """Return what decides about the next call's trajectories besides the seed, as JSON can hold it.
 
         That are the environment's name and arguments, limits, threads, the workers' class and arguments where they are
-        not the default, the agent version where it is not the first, the number of workers where they differ, and
-        versions; filters, with a digest of their statistics, where there are any; and, after a call, the fingerprints
-        of the workers (see `TrajectoryBatch`). Agents and code are not described. For `batch.save(…, provenance=…)`.
+        not the default, the agent version where it is not the first, `record_taken` where it is given, the number of
+        workers where they differ, and versions; filters, with a digest of their statistics, where there are any; and,
+        after a call, the fingerprints of the workers (see `TrajectoryBatch`). Agents and code are not described. For
+        `batch.save(…, provenance=…)`.
         """
         self._check_usable()
         updates, version, of_lag = self._session.updates, self.agent_version + 1, {}

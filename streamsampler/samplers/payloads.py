@@ -162,6 +162,7 @@ def provenance_of(
         "order": order,
         "on_failure": policy.on_failure,
         "worker_threads": setup.threads,
+        **({"record_taken": setup.record_taken} if setup.record_taken is not None else {}),
         **({"agent_version": version} if version > 1 else {}),
         **({"n_workers": setup.n_workers} if updates.differ else {}),
         **({"worker_class": name_of_worker(worker_class)} if worker_class is not DefaultWorker else {}),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler import LocalSampler, VecWorker, load, sample_to_folder
+from streamsampler import LocalSampler, VecWorker, load, replay, sample_to_folder
 from streamsampler.errors import DataError, RolloutError, UsageError
 from tests.contracts.conftest import PARENT, RAY, Maker, on, slow
 from tests.fragments.agents import Drawn, Fleeting, Recurrent
@@ -101,6 +101,31 @@ def test_it_can_be_replayed_and_goes_into_files(tmp_path):
             sampler.replay(version, index, recorded=batch, actions=True)
     actions = folder.to_batch().actions
     assert 0 < actions.sum() < len(actions), "the agent chooses 0 alone"
+
+
+def test_folders_and_files_say_it(tmp_path):
+    name = f"{__name__}:Slippery-v0"
+    agent = Independent(always_zero)
+    wanted: dict[str, Any] = {"n_trajectories": 6, "shard_size": 20}
+    with LocalSampler(agent, name, **TAKEN) as sampler:
+        sample_to_folder(sampler, tmp_path / "f", **wanted)
+        batch = sampler.obtain_trajectories(6)
+        batch.save(tmp_path / "batch.npz", provenance=sampler.provenance())
+    with LocalSampler(agent, name, seed=SEED) as other, pytest.raises(UsageError, match="record_taken"):
+        sample_to_folder(other, tmp_path / "f", resume=True, **wanted)
+    sources: list[tuple[Any, Any]] = [
+        *((tmp_path / file, {}) for file in ("f", "batch.npz")),
+        (batch, {"record_taken": "action_taken"}),
+    ]
+    for given, options in sources:
+        for index in range(6):
+            assert replay(given, index, agent=agent, env=Slippery, **options).same
+        with pytest.raises(UsageError, match="actions=True needs the actions that the agent chose"):
+            replay(given, 0, env=Slippery, actions=True, **options)
+    assert not all(replay(batch, index, agent=agent, env=Slippery).same for index in range(6))
+
+
+gymnasium.register("Slippery-v0", f"{__name__}:Slippery")
 
 
 class Saying(gymnasium.Env[Any, Any]):
