@@ -106,11 +106,15 @@ class TakenActions:
     def __init__(self, name: str | None = None) -> None:
         self.name = name
         self._is_known = False  # whether some environment has said it, or the user knows that none has
+        self._is_missing = False  # whether some rollouts were without it
 
     def put(self, rollouts: Rollouts) -> None:
         """Change the actions of what a worker recorded, and its infos, in memory of their own."""
         columns = rollouts.env_infos.columns
-        if self.name is None or (column := columns.get((self.name,))) is None:
+        if self.name is None:
+            return
+        if (column := columns.get((self.name,))) is None:
+            self._is_missing = True
             return
         self._is_known = True
         actions = np.array(rollouts.actions)
@@ -120,8 +124,8 @@ class TakenActions:
         rollouts.env_infos = InfoColumns(rollouts.env_infos.length, others)
 
     def warn_if_missing(self) -> None:
-        """Warn, once, that no environment has said which actions it took, when a batch is complete."""
-        if self.name is not None and not self._is_known:
+        """Warn, once, that no environment has said which actions it took: as a batch is complete, or a stream ends."""
+        if self._is_missing and not self._is_known:
             self._is_known = True
             _LOG.warning(
                 "record_taken=%r: no info of this name was in any timestep, so that the agent's own actions are "

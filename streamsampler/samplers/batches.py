@@ -311,10 +311,14 @@ class BatchMaker:
         self._spaces_of_taken |= _spaces_by_worker(segments)
         self.summaries += summaries_of(segments)
         batch = self.make(segments, self._growing)
-        self._session.taken_actions.warn_if_missing()
+        self.warn_of_actions()
         self._stats.kept_trajectories = batch.n_trajectories
         self._stats.episodes = EndedEpisodes.of(batch.episode_returns, batch.episode_lengths)
         return batch
+
+    def warn_of_actions(self) -> None:
+        """Warn, once, that no environment has said which actions it took, where it was to say it."""
+        self._session.taken_actions.warn_if_missing()
 
     def make(self, segments: list[Segment], growing: GrowingBatch | None = None) -> TrajectoryBatch[Any, Any]:
         """Return trajectories in memory of their own.

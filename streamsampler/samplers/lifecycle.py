@@ -304,6 +304,7 @@ class SamplerLife(ABC):
             self._streaming = None
             with self._guarded():
                 call.accounts.close_unseen()
+                call.batches.warn_of_actions()
                 self._returned += call.returned
                 if not self._session.suspect:
                     call.end()

@@ -128,6 +128,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                     segments += self._cut(call.batches.pop_segments(), portion)
                 _check_any(segments)
                 batch = call.batches.make(segments)
+                call.batches.warn_of_actions()
                 call.returned += summaries_of(segments)
                 self._put_away(call, segments)
                 call.accounts.add_yielded(batch)

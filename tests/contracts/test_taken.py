@@ -206,11 +206,20 @@ def test_actions_of_several_arrays_or_agents_are_an_error():
             sampler.obtain_trajectories(1)
 
 
-def test_a_name_that_no_environment_uses_is_warned_of_once(caplog):
+def test_a_name_that_no_environment_uses_is_warned_of_once(caplog, tmp_path):
     with of_zeros(lambda: Saying([0.0, 0.0]), record_taken="taken_action") as sampler:
         for _ in range(3):
             assert "action_taken" in sampler.obtain_trajectories(2).env_infos
-    assert caplog.text.count("record_taken='taken_action': no info of this name was in any timestep") == 1
+    warning = "record_taken='taken_action': no info of this name was in any timestep"
+    assert caplog.text.count(warning) == 1
+    for n in (1, 2):
+        with of_zeros(lambda: Saying([0.0, 0.0]), record_taken="taken_action") as sampler:
+            if n == 1:
+                sample_to_folder(sampler, tmp_path / "folder", n_trajectories=4, shard_size=5)
+            else:
+                with sampler.stream() as stream:
+                    next(stream)
+        assert caplog.text.count(warning) == 1 + n
     caplog.clear()
     with of_zeros(lambda: Saying([0.0, 0.0])) as sampler:
         sampler.obtain_trajectories(2)
