@@ -406,7 +406,9 @@ def apply_any_env_update(
     if old_env is not None and not isinstance(update, SetTaskUpdate):
         # The update may change the environment and hand it back: it no longer is what its source made.
         _origins.pop(cast("AnyEnv", old_env))
-    env: AnyEnv | AnyVectorEnv = _checked(update(cast("AnyEnv | None", _own(old_env, update))), describe(update))
+    is_ours = type(update).__module__.startswith(__package__)
+    old: Any = old_env if is_ours else as_given(old_env)
+    env: AnyEnv | AnyVectorEnv = _checked(update(old), describe(update))
     if several or not isinstance(env.unwrapped, MultiAgentEnv):
         return env
     _close(env)
@@ -417,10 +419,9 @@ def apply_any_env_update(
     )
 
 
-def _own(old_env: Any, update: EnvUpdate) -> Any:
-    """Return an old environment as an update of the user's knows it: one of several agents without our face."""
-    is_ours = type(update).__module__.startswith(__package__)
-    return old_env.env if isinstance(old_env, MultiAgentEnv) and not is_ours else old_env
+def as_given(env: Any) -> Any:
+    """Return an environment as the user's code knows it: one of several agents without our face."""
+    return env.env if isinstance(env, MultiAgentEnv) else env
 
 
 def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> EnvUpdate:

@@ -157,7 +157,7 @@ class Worker(ABC):
             that `rollout` gets.
         can_take_options: Whether this kind of worker hands `resets.options_of(index)` to its environment's reset.
         can_call_hooks: Whether this kind of worker calls `WorkerContext.hooks`.
-        hook_callers: What calls them, for each environment that it has (`workers.hooks.HookCaller`); none without
+        hook_callers: What calls them, for each of its own environments (`workers.hooks.HookCaller`); none without
             hooks.
         can_rehearse: Whether this kind of worker has `rehearse`.
         can_play_several: Whether this kind of worker runs environments of several agents.

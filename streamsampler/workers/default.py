@@ -21,7 +21,7 @@ from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import FLAGS
 from streamsampler.environments.multi_agent import MultiAgentEnv
-from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
+from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update, as_given
 from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.board import phase_number
@@ -31,7 +31,7 @@ from streamsampler.workers.fragments import Course, CourseSeams, RunningEnvs
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller, Hooks, Seams, WorkerWithSeams, left_out_by
 from streamsampler.workers.resets import reset_function
-from streamsampler.workers.restoring import AS_GIVEN, Rounding, action_for_env
+from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
 from streamsampler.workers.several.loop import ParallelLoop
 from streamsampler.workers.several.players import Players, refuse_for_several
 from streamsampler.workers.several.recorder import JointRecorder
@@ -104,7 +104,7 @@ class DefaultWorker(WorkerWithSeams):
         except EnvCloseError:
             self.phase = Phase.CLOSE
             raise
-        if env is not old:
+        if as_given(env) is not as_given(old):
             self._tell_hooks_of(env)
         self._env = env
         self._seat()
@@ -406,7 +406,7 @@ class DefaultWorker(WorkerWithSeams):
                         record_action(action)
                         if rounded_dtype is not None and getattr(action, "dtype", None) is not rounded_dtype:
                             action = rounded(action)
-                        action = action_for_env(action)
+                        action = own_copy(action)
                     phase = in_step
                     observation, reward, terminated, truncated, info = step(action)
                     if is_due:

@@ -9,7 +9,7 @@ they draw from is their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import Any, NamedTuple, cast
 
@@ -255,22 +255,29 @@ class Running:
         worker.enter(Phase.ENV_CONSTRUCTION)
         if self._envs:
             set_states(TrajectorySeeds(worker.context.seed, 0)[0], None)  # as for the worker's own
-            return [self._made() for _ in range(n)]
+            made = [self._made() for _ in range(n)]
+            return list(zip(made, self._told_of(made), strict=False))
         own = cast("list[AnyEnv]", [*worker.environments()])[:n]
         for env in own:
             self._claim(env)
         return list(zip(own, worker.hook_callers or repeat(None), strict=False))
 
-    def _made(self) -> tuple[AnyEnv, HookCaller | None]:
-        worker, hooks = self._worker, self._worker.context.hooks
-        worker.enter(Phase.ENV_CONSTRUCTION)
+    def _made(self) -> AnyEnv:
+        worker = self._worker
         with for_worker(worker.context.worker_number):
             env = apply_env_update(worker.load(worker.in_force["env"]), None)
         self._claim(env)
-        caller = None if hooks is None else HookCaller(worker, hooks)
-        if caller is not None:
+        return env
+
+    def _told_of(self, envs: Iterable[AnyEnv]) -> Iterable[HookCaller | None]:
+        """Return what calls the hooks of environments that were all made, and have heard of it, as the worker's own."""
+        worker, hooks = self._worker, self._worker.context.hooks
+        if hooks is None:
+            return repeat(None)
+        callers = [HookCaller(worker, hooks) for _ in envs]
+        for env, caller in zip(envs, callers, strict=True):
             caller.created(env)
-        return env, caller
+        return callers
 
     def _claim(self, env: AnyEnv) -> None:
         claim(env, self, lambda: self._worker.load(self._worker.in_force["env"]))
@@ -281,6 +288,11 @@ class Running:
         if kind not in self._loaded or self._loaded[kind].payload is not payload:
             self._loaded[kind] = _Loaded(payload, self._worker.load(payload))
         return self._loaded[kind].value
+
+
+def whose_memory(worker: Worker) -> str:
+    """Return who raises where it is given back what it remembered, for messages."""
+    return "its agent, or what hooks keep in context.memory," if worker.hook_callers else "its agent"
 
 
 def packed_memory(worker: Worker, remembered: Any) -> bytes:
@@ -438,7 +450,7 @@ class Course(Row):
         if self.length:
             self._its_seed = self.seed
             try:
-                with no_failure("its agent"):
+                with no_failure(whose_memory(self._worker)):
                     self._generators = self._restore_agent(standing)
             except NotRestoredError as error:
                 self.lose(str(error))

@@ -15,12 +15,12 @@ What a hook puts into `TrajectoryContext.metrics` comes back in `batch.episode_i
 in `batch.stats.metrics`: the mean over trajectories, or what a dict `aggregation` of the hooks says by name: "mean",
 "sum" or "last". A stream has no batch: `sampler.stats.metrics` is about the trajectories that it has handed out so far.
 
-Hooks are pickled as agents are, and each environment of each worker gets a copy; it is kept as long as the worker's
-process lives. So batches are the same for any number of workers as long as what hooks do depends on the trajectory in
-hand alone. Hooks are not called for the trajectories of `check`. With hooks `VecWorker` runs the slower loop of
-`vec.hooked`. Vector environments take none: they step all their environments in one call, so that nothing can be
-called between the timesteps of one trajectory. With `inference="parent"` hooks run in your own process, and have
-neither `TrajectoryContext.env` nor `on_environment_created`.
+Hooks are pickled as agents are, and each environment of each worker gets a copy. So batches are the same for any number
+of workers as long as what hooks do depends on the trajectory in hand alone. Observations, actions and infos are copies,
+which hooks may keep and change. Hooks are not called for the trajectories of `check`. With hooks `VecWorker` runs the
+slower loop of `vec.hooked`. Vector environments take none: they step all their environments in one call, so that
+nothing can be called between the timesteps of one trajectory. With `inference="parent"` hooks run in your own process,
+and have neither `TrajectoryContext.env` nor `on_environment_created`.
 
 With `obtain_fragments` a trajectory is an episode: it starts and ends once, in whichever calls, and its metrics come
 with the part in which it ends. `TrajectoryContext.timestep` counts from its start, and `TrajectoryContext.observations`
@@ -79,7 +79,7 @@ from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import begin_of, summary_of
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.resets import reset_function
-from streamsampler.workers.restoring import AS_GIVEN, Rounding
+from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
 
 # ----------------------------------------------------------------------
 # The steps of the default worker's loop that a subclass may override, and that hooks see.
@@ -106,7 +106,9 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TrajectoryContext:
-    """Shows the trajectory in hand. Read it; of its attributes only `metrics` and `memory` are yours to change.
+    """Shows the trajectory in hand. Read it; of its attributes only `metrics` and `memory` are yours to replace.
+
+    Seams see observations, actions and infos themselves, as the environment and the agent gave them; hooks see copies.
 
     Attributes:
         env: The environment that the trajectory runs in.
@@ -183,12 +185,14 @@ def reset_of(env: AnyEnv, worker: Worker, index: int) -> Callable[..., Any]:
     return lambda **arguments: reset_function(env, worker.resets, (index,))(**arguments)
 
 
-def refuse_hidden_infos(context: TrajectoryContext) -> None:
-    """Check that no metric has the name of an info of the environment's reset.
+def check_metrics(context: TrajectoryContext) -> None:
+    """Check that metrics are values by name, none of which is the name of an info of the environment's reset.
 
     Raises:
-        UsageError: One has.
+        UsageError: They are not.
     """
+    if not isinstance(context.metrics, dict):
+        raise UsageError(f"context.metrics must be a dict, values by name; a hook made it {context.metrics!r}")
     if twice := sorted(context.metrics.keys() & context.reset_info.keys()):
         raise UsageError(
             f"the metrics {', '.join(twice)} have names that infos of the environment's reset have: both come back "
@@ -315,12 +319,15 @@ class Seams:
         """Show a trajectory whose reset is recorded."""
         assert self._context is not None
         self._worker.enter(Phase.RECORDING)
-        self._context.reset_info = self._context.info = info
+        self._context.reset_info, self._context.info = own_copy(info), info
         self._caller.start(self._context)
 
-    def get_action(self, _observation: Any) -> Any:
+    def get_action(self, observation: Any) -> Any:
         """Return what the worker's `before_step` does: an action, and the agent's info."""
-        self._chosen = self._worker.before_step(self._context)  # type: ignore[arg-type]
+        context = self._context
+        assert context is not None
+        context.observation = observation  # hooks had a copy, and may have changed it
+        self._chosen = self._worker.before_step(context)
         return self._chosen
 
     def step(self, action: Any) -> Any:
@@ -354,11 +361,12 @@ class Seams:
         self._worker.end_trajectory(context)
         self._caller.end(context)
         self._worker.enter(Phase.RECORDING)
+        check_metrics(context)
         if context.metrics:
-            refuse_hidden_infos(context)
             self._recorder.record_metrics(context.metrics)
             for name in context.metrics:
                 self._recorder.metrics[name] = self._caller.aggregation.get(name, "mean")
+        self._context = None  # what is found wrong after the end is not shown
 
     def lost(self, error: BaseException) -> None:
         """Show an exception in a trajectory that has begun."""
@@ -367,6 +375,13 @@ class Seams:
 
 
 # ----------------------------------------------------------------------
+
+
+def with_copies(context: TrajectoryContext) -> TrajectoryContext:
+    """Let a context show copies: environments may write to the same arrays again, and hooks may write to theirs."""
+    context.observation, context.info = own_copy(context.observation), own_copy(context.info)
+    context.action, context.agent_info = own_copy(context.action), own_copy(context.agent_info)
+    return context
 
 
 _LOG = logging.getLogger("streamsampler")
@@ -449,28 +464,30 @@ class HookCaller:
     def created(self, env: AnyEnv) -> None:
         """Call the hook of an environment that was made."""
         if self._on_created is not None:
+            phase = self._worker.phase
             self._worker.enter(Phase.HOOK_CREATED)
             self._on_created(env, self._worker.context.worker_number)
+            self._worker.enter(phase)
 
     def start(self, context: TrajectoryContext) -> None:
         """Call the hook of the start, and look at the reset's info."""
         if self._on_start is not None:
             self._worker.enter(Phase.HOOK_START)
-            self._on_start(context)
+            self._on_start(with_copies(context))
         self._refuse_abnormal(context)
 
     def timestep(self, context: TrajectoryContext) -> None:
         """Call the hook of timesteps, and look at the step's info."""
         if self._on_timestep is not None:
             self._worker.enter(Phase.HOOK_TIMESTEP)
-            self._on_timestep(context)
+            self._on_timestep(with_copies(context))
         self._refuse_abnormal(context)
 
     def end(self, context: TrajectoryContext) -> None:
         """Call the hook of the end."""
         if self._on_end is not None:
             self._worker.enter(Phase.HOOK_END)
-            self._on_end(context)
+            self._on_end(with_copies(context))
 
     def lost(self, context: TrajectoryContext, error: BaseException) -> None:
         """Call the hook of lost trajectories; what it raises is a note of the error."""
@@ -479,7 +496,7 @@ class HookCaller:
         phase = self._worker.phase
         self._worker.enter(Phase.HOOK_LOST)
         try:
-            self._on_lost(context, error)
+            self._on_lost(with_copies(context), error)
         except (Exception, SystemExit) as further:
             note = f"on_trajectory_lost raised as well: {summary_of(further)}"
             error.add_note(note)

@@ -22,6 +22,7 @@ from tests.contracts.conftest import PARENT, RAY, Maker, on, slow
 from tests.contracts.told import Tasked
 from tests.extending.pairs import PairWorker
 from tests.scripted.agents import Independent, always_zero
+from tests.scripted.games import Comings
 
 SEED = 9
 
@@ -185,6 +186,11 @@ class Hiding:
         context.metrics["begins"] = 1
 
 
+class Listing:
+    def on_trajectory_end(self, context: Any) -> None:
+        context.metrics = np.ones(3)
+
+
 @pytest.mark.parametrize(
     ("env", "options", "words"),
     [
@@ -192,11 +198,47 @@ class Hiding:
         (Env(3), {"drop_if": lambda info: info["no"]}, r"calling drop_if in trajectory 0.*KeyError"),
         (Env(3), {"drop_if": lambda _info: True}, r"too many to leave out.*drop_if is true for the reset's info"),
         (Env(3), {"hooks": Hiding()}, "the metrics begins have names"),
+        (Env(3), {"hooks": Listing()}, "context.metrics must be a dict, values by name; a hook made it array"),
+        (Env(3), {"hooks": Listing(), "worker_class": VecWorker}, "context.metrics must be a dict"),
     ],
 )
 def test_what_ends_a_call(env, options, words):
     with LocalSampler(ScriptedAgent(), env, seed=SEED, **options) as sampler, pytest.raises(RolloutError, match=words):
         sampler.obtain_trajectories(5)
+
+
+class Short(ScriptedEnv):
+    """Returns four values."""
+
+    def step(self, action: Any) -> Any:
+        return super().step(action)[:4]
+
+
+class Misshapen(ScriptedEnv):
+    """Returns a last observation of another shape."""
+
+    def step(self, action: Any) -> Any:
+        observation, *others = super().step(action)
+        return observation[:-1] if self._left == 0 else observation, *others
+
+
+@pytest.mark.parametrize("call", ["obtain_trajectories", "obtain_fragments"])
+@pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}])
+def test_what_is_wrong_with_a_step_is_said_with_hooks_as_without(options, call, tmp_path):
+    hooks = Losses(tmp_path)
+    given = {"seed": SEED, "hooks": hooks, "check": None, **options}
+    with (
+        LocalSampler(ScriptedAgent(), Short(5), **given) as sampler,
+        pytest.raises(RolloutError, match=r"step must return \(observation, reward, terminated, truncated, info\)"),
+    ):
+        getattr(sampler, call)(3)
+    assert hooks.records.count("0 after 0 ValueError") == 1
+    with (
+        LocalSampler(ScriptedAgent(), Misshapen(1), **given) as sampler,
+        pytest.raises(RolloutError, match="recording the trajectory in trajectory 0"),
+    ):
+        getattr(sampler, call)(3)
+    assert hooks.records.count("0 after 1 ObservationError") == 0, "it had ended"
 
 
 class Wordy:
@@ -325,6 +367,29 @@ def test_each_environment_is_told_of_when_it_was_made(options, make_sampler: Mak
 class LeaveAsItIs(EnvUpdate):
     def __call__(self, old_env: Any) -> Any:
         return old_env or Prepared(3)
+
+
+class Counting:
+    def __init__(self, folder: Any) -> None:
+        self.records = Records(folder)
+
+    def on_environment_created(self, env: Any, worker_number: int) -> None:
+        self.records.record("created")
+
+
+class LeaveTheGame(EnvUpdate):
+    def __call__(self, old_env: Any) -> Any:
+        return old_env or Comings()
+
+
+def test_an_environment_of_several_agents_is_told_of_once(tmp_path):
+    hooks = Counting(tmp_path)
+    with LocalSampler("random", Comings, seed=SEED, hooks=hooks) as sampler:
+        sampler.obtain_trajectories(2)
+        sampler.obtain_trajectories(2, env_update=LeaveTheGame())
+        assert hooks.records.count("created") == 1
+        sampler.obtain_trajectories(2, env_update=Comings)
+        assert hooks.records.count("created") == 2
 
 
 class Unprepared:

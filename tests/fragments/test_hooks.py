@@ -161,6 +161,55 @@ def test_with_queues_and_with_the_agent_here(options, tmp_path):
     assert faults.fired() == 2
 
 
+class Deadly:
+    """Kills a process in the midst of a trajectory, from the sampler's own process."""
+
+    pids: ClassVar[list[int]] = []
+
+    def on_timestep(self, context: Any) -> None:
+        if context.timestep == 2 and self.pids:
+            os.kill(self.pids.pop(), signal.SIGKILL)
+
+
+def test_whole_trajectories_after_fragments_are_restored_with_the_agent_here():
+    given: dict[str, Any] = {"seed": SEED, "hooks": Deadly(), **THREE}
+    with LocalSampler(Fleeting(), Sticky, **given) as reference:
+        reference.obtain_fragments(5, 3)
+        expected = reference.obtain_trajectories(6)
+    with MultiprocessingSampler(Fleeting(), Sticky, n_workers=2, inference="parent", **given) as sampler:
+        sampler.obtain_fragments(5, 3)
+        Deadly.pids.append(sampler.worker_pids()[0])
+        assert sampler.obtain_trajectories(6) == expected
+        assert sampler.stats.restarts == 1
+
+
+class Chance(Sticky):
+    """Has something of chance, as its hooks have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.luck, self.hook = np.random.random(), -1.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return observation, info | {"luck": self.luck, "hook": self.hook}
+
+
+class Drawing:
+    def on_environment_created(self, env: Any, worker_number: int) -> None:
+        env.unwrapped.hook = np.random.random()
+
+
+@pytest.mark.parametrize(("agent", "options"), [(Recurrent(), {}), (Drawn(), THREE)])
+def test_chance_in_constructors_and_hooks_is_the_same_for_any_number_of_workers(agent, options):
+    found = []
+    for n_workers in (1, 2):
+        given: dict[str, Any] = {"seed": SEED, "hooks": Drawing(), "n_workers": n_workers, **options}
+        with LocalSampler(agent, Chance, **given) as sampler:
+            found.append(sampler.obtain_fragments(5, 6))
+    assert found[0] == found[1]
+
+
 # ---------------------------------------------------------------------- what is called, and how often
 
 
@@ -295,6 +344,30 @@ def test_a_memory_that_cannot_be_pickled_is_an_error(options):
         with pytest.raises(RolloutError, match=r"hooks keep in context.memory.*cannot be pickled.*generator") as caught:
             sampler.obtain_fragments(5, 3)
         assert isinstance(caught.value.original, SerializationError)
+
+
+def no_table() -> Any:
+    raise LookupError("no such table")
+
+
+class Table:
+    def __reduce__(self) -> Any:
+        return no_table, ()
+
+
+class Tabular:
+    def on_trajectory_start(self, context: Any) -> None:
+        context.memory["table"] = Table()
+
+
+@pytest.mark.parametrize("options", [{}, THREE])
+def test_a_memory_that_cannot_be_loaded_is_said_to_be_that(options, caplog):
+    agent = Drawn() if options else Recurrent()
+    with MultiprocessingSampler(agent, Sticky, seed=SEED, n_workers=1, hooks=Tabular(), **options) as sampler:
+        sampler.obtain_fragments(1, 3)
+        kill(sampler, 1, random.Random(0))
+        assert not sampler.obtain_fragments(1, 3).continued.any()
+    assert caplog.text.count("its agent, or what hooks keep in context.memory, raised LookupError: no such table") == 3
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ class HookedParentGroup(HookedGroup, GroupElsewhere):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._environments.copies = True  # hooks may keep what they are shown
+        self._environments.copies = True  # what a row goes on from in the next call, whatever is restored meanwhile
 
     def _context_of(self, position: int) -> TrajectoryContext:
         return without_env(super()._context_of(position))
@@ -260,10 +260,14 @@ class ParentGroups(RunningGroups):
         environments.forget()
         environments.settle(range(environments.n_envs))
 
+    def close(self) -> None:
+        """Forget the episodes, and what was kept of them."""
+        self._environments.history_of = None
+        super().close()
+
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
         """Run the fragment of a ticket."""
         environments, resets = self._environments, self._worker.resets
-        environments.history_of = self._history_of
         if order.standings:
             self._standings.put(order.standings)
         try:
@@ -283,6 +287,7 @@ class ParentGroups(RunningGroups):
     def _run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
         lost = 0
         while True:
+            self._environments.history_of = self._history_of
             try:
                 outcome = super().run(ticket, order)
             except NotReproducibleError:

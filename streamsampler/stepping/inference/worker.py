@@ -86,10 +86,6 @@ class ParentRunner(LaneRunner):
 class HookedParentRunner(ParentRunner, HookedRunner):
     """Steps all environments at the same time, calls hooks, and leaves out what `drop_if` marks; see `HookedRunner`."""
 
-    def __init__(self, environments: Environments, worker: Worker, **more: Any) -> None:
-        super().__init__(environments, worker, **more)
-        environments.copies = True  # hooks may keep what they are shown
-
     def _context_of(self, row: int, running: RunningTicket, position: int) -> TrajectoryContext:
         return without_env(super()._context_of(row, running, position))
 

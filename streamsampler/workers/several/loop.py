@@ -22,7 +22,7 @@ from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.finishing import shares
 from streamsampler.workers.generators import seed_generators
-from streamsampler.workers.restoring import action_for_env
+from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.several.players import Seat
 from streamsampler.workers.several.recorder import JointRecorder, reward_of
 
@@ -152,7 +152,7 @@ class ParallelLoop:
                         keep_action(action)
                     else:
                         record_action(action)
-                        action = action_for_env(action)
+                        action = own_copy(action)
                     actions[agent] = action
                     seat.info = info
                     if info.__class__ is not dict or info:

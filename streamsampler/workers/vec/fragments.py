@@ -21,7 +21,7 @@ from streamsampler.data.trees import snapshot
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
-from streamsampler.workers.fragments import InForce, Row, Running, packed_memory, told
+from streamsampler.workers.fragments import InForce, Row, Running, packed_memory, told, whose_memory
 from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Standing, reset_one
 from streamsampler.workers.restoring import AS_GIVEN, AbandonedError, NotRestoredError, no_failure, rounding_for
@@ -266,7 +266,7 @@ class Group(SideBySide):
         ran = sum(self._restore(row, standings[row.number], version, packed is not None) for row in self.rows)
         if packed is not None:
             try:
-                with no_failure("its agent"):
+                with no_failure(whose_memory(self._worker)):
                     self._restore_agent(packed, None if agent_is_replaced else self.agent)
             except NotRestoredError as error:
                 self._lose_all(str(error))

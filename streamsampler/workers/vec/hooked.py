@@ -16,7 +16,8 @@ from streamsampler.protocol.messages import Dropped, Phase
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import begin_of, summary_of
 from streamsampler.workers.fragments import Row
-from streamsampler.workers.hooks import HookCaller, TrajectoryContext, refuse_hidden_infos, reset_of
+from streamsampler.workers.hooks import HookCaller, TrajectoryContext, check_metrics, reset_of
+from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.vec.fragments import Group
 from streamsampler.workers.vec.lanes import LaneRunner, SideBySide
 from streamsampler.workers.vec.rows import InfosInAnyOrder, info_of_row
@@ -59,20 +60,22 @@ class HookedRows(SideBySide):
         result = begin_of(result)
         context = self._contexts[row]
         context.observation, context.info = result
-        context.reset_info = context.info
+        context.reset_info = own_copy(context.info)
         return result
 
     def _acts(self, row: int) -> TrajectoryContext:
-        """Note what a row's environment is stepped with."""
+        """Note what a row's environment is stepped with a copy of."""
         self._worker.enter(Phase.STEP)
         context = self._contexts[row]
         context.action = self._singles[row]
         context.agent_info = self._info_of.get(row) or info_of_row(self._infos_together, row)
         return context
 
-    def _take(self, row: int, context: TrajectoryContext, result: Any) -> None:
+    def _take(
+        self, row: int, context: TrajectoryContext, observation: Any, reward: Any, terminated: Any, truncated: Any,
+        info: Any,
+    ) -> None:  # fmt: skip
         """Record what a row's step returned, but for its observation, and call the hook of timesteps."""
-        observation, reward, terminated, truncated, info = result
         number = (self._recorder.step - 1) * self._n_rows + row
         self._recorder.rewards[number] = context.reward = number_of(reward)
         if info.__class__ is not dict or info:
@@ -88,10 +91,16 @@ class HookedRows(SideBySide):
         context.truncated = truncated
         self._callers[row].end(context)
         self._worker.enter(Phase.RECORDING)
+        check_metrics(context)
         if context.metrics:
-            refuse_hidden_infos(context)
             self._episode_infos.record(trajectory.number, context.metrics)
             self._metrics[trajectory] = list(context.metrics)
+        del self._contexts[row]  # what is found wrong after the end is not shown
+
+    def _call_lost(self, row: int, error: BaseException) -> None:
+        """Call the hook of what is lost, if a row's trajectory has begun, and not ended."""
+        if (context := self._contexts.get(row)) is not None:
+            self._callers[row].lost(context, error)
 
     def _aggregations(self, trajectories: Iterable[Trajectory]) -> tuple[tuple[str, str], ...]:
         how = self._callers[0].aggregation
@@ -200,26 +209,27 @@ class HookedRunner(HookedRows, LaneRunner):
         for row in self._live:
             self._row = row
             context = self._acts(row)
-            result = self._step_of[row](context.action)
+            # Unpacked here, for `explain.step_error`.
+            observation, reward, terminated, truncated, info = self._step_of[row](own_copy(context.action))
             self.n_ran += 1
             self._worker.row.words[self._worker.row.timesteps_word] = self.n_ran
             try:
-                self._take(row, context, result)
+                self._take(row, context, observation, reward, terminated, truncated, info)
             except AbnormalTrajectoryError as error:
                 self._leave_out(row, error)
                 self._fill_row(row)
                 continue
             self._worker.enter(Phase.STEP)
-            self._go_on(row, context)
+            self._go_on(row, context, observation)
         self._find_live()
 
-    def _go_on(self, row: int, context: TrajectoryContext) -> None:
+    def _go_on(self, row: int, context: TrajectoryContext, observation: Any) -> None:
         """End a row's trajectory, or record the observation that its next action is chosen on."""
         at_limit = context.timestep >= self._limit
         if context.terminated or context.truncated or at_limit:
-            self._end(row, context.observation, context.terminated, context.truncated or at_limit)
+            self._end(row, observation, context.terminated, context.truncated or at_limit)
         else:
-            self._recorder.record(row, context.observation)
+            self._recorder.record(row, observation)
 
     def _recorded_of(self, row: int) -> tuple[int, int]:
         trajectory = self._running[row]
@@ -229,7 +239,7 @@ class HookedRunner(HookedRows, LaneRunner):
         found = super()._found_at_fault(error)
         # What is raised for a later ticket is raised again at its turn.
         if found is not None and found.ticket is self._tickets.in_hand:
-            self._callers[found.row].lost(self._contexts[found.row], error)
+            self._call_lost(found.row, error)
         return found
 
 
@@ -286,17 +296,18 @@ class HookedGroup(HookedRows, Group):
         for position, row in enumerate(self.rows):
             self._position = position
             context = self._acts(position)
-            self._take(position, context, row.env.step(context.action))
+            observation, reward, terminated, truncated, info = row.env.step(own_copy(context.action))
+            self._take(position, context, observation, reward, terminated, truncated, info)
             self._worker.enter(Phase.STEP)
             row.length += 1
             truncated = context.truncated or row.length == self._most
             if context.terminated or truncated:
-                self._close(position, context.observation, context.terminated, truncated)
+                self._close(position, observation, context.terminated, truncated)
                 if goes_on:
                     self._begin_next(position)
             else:
-                row.observation = context.observation
-                self._recorder.record(position, context.observation)
+                row.observation = observation
+                self._recorder.record(position, observation)
 
     def _end_part(self, position: int, last: Any, terminated: bool, truncated: bool) -> None:
         if terminated or truncated:
@@ -310,8 +321,7 @@ class HookedGroup(HookedRows, Group):
 
     def _position_at_fault(self, error: BaseException) -> int:
         position = super()._position_at_fault(error)
-        if position in self._contexts:
-            self._callers[position].lost(self._contexts[position], error)
+        self._call_lost(position, error)
         return position
 
 

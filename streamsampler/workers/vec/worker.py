@@ -163,7 +163,7 @@ class VecWorker(Worker):
                 self.phase = Phase.CLOSE
             with contextlib.suppress(Exception):
                 close_all([*self._envs, *old])
-            self._envs = []
+            self._envs, self._runner = [], None
             raise
         if not self._agents.empty:
             self._choose_lanes()

@@ -62,7 +62,7 @@ class Watching(Metrics):
     def on_trajectory_start(self, context: Any) -> None:
         super().on_trajectory_start(context)
         assert len(context.rewards) == len(context.observations) == len(context.actions) == 0
-        assert context.reset_info is context.info
+        assert context.reset_info == context.info
         assert isinstance(context.agent, type(context.agent))
         context.metrics["begun"] = float(context.reset_info["begins"])
 
