@@ -17,10 +17,11 @@ in `batch.stats.metrics`: the mean over trajectories, or what a dict `aggregatio
 
 Hooks are pickled as agents are, and each environment of each worker gets a copy. So batches are the same for any number
 of workers as long as what hooks do depends on the trajectory in hand alone. Observations, actions and infos are copies,
-which hooks may keep and change. Hooks are not called for the trajectories of `check`. With hooks `VecWorker` runs the
-slower loop of `vec.hooked`. Vector environments take none: they step all their environments in one call, so that
-nothing can be called between the timesteps of one trajectory. With `inference="parent"` hooks run in your own process,
-and have neither `TrajectoryContext.env` nor `on_environment_created`.
+which hooks may keep and change, apart from arrays in the agent's infos. Hooks are not called for the trajectories of
+`check`. With hooks `VecWorker` runs the slower loop of `vec.hooked`. Vector environments take none: they step all their
+environments in one call, so that nothing can be called between the timesteps of one trajectory. With
+`inference="parent"` hooks run in your own process, and have neither `TrajectoryContext.env` nor
+`on_environment_created`.
 
 With `obtain_fragments` a trajectory is an episode: it starts and ends once, in whichever calls, and its metrics come
 with the part in which it ends. `TrajectoryContext.timestep` counts from its start, and `TrajectoryContext.observations`
@@ -379,8 +380,11 @@ class Seams:
 
 def with_copies(context: TrajectoryContext) -> TrajectoryContext:
     """Let a context show copies: environments may write to the same arrays again, and hooks may write to theirs."""
-    context.observation, context.info = own_copy(context.observation), own_copy(context.info)
-    context.action, context.agent_info = own_copy(context.action), own_copy(context.agent_info)
+    context.observation, context.action = own_copy(context.observation), own_copy(context.action)
+    if context.info:
+        context.info = own_copy(context.info)
+    if context.agent_info:
+        context.agent_info = {**context.agent_info}  # its arrays are the agent's: to copy them, too, would take 1 µs
     return context
 
 

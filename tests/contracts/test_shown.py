@@ -45,10 +45,27 @@ class Eager:
     row_independent = True
 
     def get_action(self, observation: Any) -> Any:
-        return np.full(1, 0.75, np.float32), {"seen": observation.copy()}
+        return np.full(1, 0.75, np.float32), {"seen": observation.copy(), "value": 1.0}
 
     def get_actions(self, observations: Any) -> Any:
-        return np.full((len(observations), 1), 0.75, np.float32), {"seen": observations.copy()}
+        return np.full((len(observations), 1), 0.75, np.float32), {
+            "seen": observations.copy(), "value": np.ones(len(observations)),
+        }  # fmt: skip
+
+    def get_value(self, observation: Any) -> float:
+        return 2.0
+
+    def get_values(self, observations: Any) -> Any:
+        return np.full(len(observations), 2.0)
+
+
+class Alone(Eager):
+    """May remember a trajectory, so that its value of the last observation is asked for as the trajectory ends."""
+
+    get_actions: Any = None
+
+    def reset(self, seed: int) -> None:
+        pass
 
 
 def texts(values: Any) -> str:
@@ -92,8 +109,8 @@ class Changing:
     on_trajectory_start = on_timestep = on_trajectory_end = change
 
 
-def batches(make_sampler: Maker, **options: Any) -> list[Any]:
-    sampler = make_sampler(Eager(), Reusing, n_workers=2, seed=3, **options)
+def batches(make_sampler: Maker, agent: Any, **options: Any) -> list[Any]:
+    sampler = make_sampler(agent, Reusing, n_workers=2, seed=3, **options)
     n_envs = 3 if make_sampler.engine == PARENT else 6
     found = [sampler.obtain_trajectories(5)]
     for _ in range(4):
@@ -117,7 +134,7 @@ def test_hooks_may_keep_what_they_are_shown(options, make_sampler: Maker):
         "places": "0 1 2 3 4 5 6 7 7", "ts": "0 1 2 3 4 5 6 7", "places_of_infos": "0 1 2 3 4 5 6 7",
         "actions": " ".join(["0.75"] * (LENGTH + 1)), "agent_infos": "0 1 2 3 4 5 6", "at_reset": "0 0",
     }  # fmt: skip
-    found = batches(make_sampler, hooks=Keeping(), **options_of(make_sampler, options))
+    found = batches(make_sampler, Eager(), hooks=Keeping(), **options_of(make_sampler, options))
     for batch in found:
         for name, words in expected.items():
             if batch.terminated.any():
@@ -126,8 +143,8 @@ def test_hooks_may_keep_what_they_are_shown(options, make_sampler: Maker):
 
 
 @on("local", "processes", *slow("queues fork", PARENT), RAY)
-@pytest.mark.parametrize("options", [{}, THREE])
-def test_what_hooks_change_of_it_shows_nowhere(options, make_sampler: Maker):
+@pytest.mark.parametrize(("agent", "options"), [(Eager(), {}), (Alone(), {}), (Eager(), THREE)])
+def test_what_hooks_change_of_it_shows_nowhere(agent, options, make_sampler: Maker):
     given = options_of(make_sampler, options)
-    found, plain = (batches(make_sampler, **hooks, **given) for hooks in ({"hooks": Changing()}, {}))
+    found, plain = (batches(make_sampler, agent, **hooks, **given) for hooks in ({"hooks": Changing()}, {}))
     assert found == plain
