@@ -256,7 +256,7 @@ class Running:
         if self._envs:
             set_states(TrajectorySeeds(worker.context.seed, 0)[0], None)  # as for the worker's own
             made = [self._made() for _ in range(n)]
-            return list(zip(made, self._told_of(made), strict=False))
+            return list(zip(made, self._callers_for(made), strict=False))
         own = cast("list[AnyEnv]", [*worker.environments()])[:n]
         for env in own:
             self._claim(env)
@@ -269,8 +269,11 @@ class Running:
         self._claim(env)
         return env
 
-    def _told_of(self, envs: Iterable[AnyEnv]) -> Iterable[HookCaller | None]:
-        """Return what calls the hooks of environments that were all made, and have heard of it, as the worker's own."""
+    def _callers_for(self, envs: Iterable[AnyEnv]) -> Iterable[HookCaller | None]:
+        """Return what calls hooks for each environment; hooks hear of these when all are made, as of the worker's own.
+
+        So both see the same state of the global generators.
+        """
         worker, hooks = self._worker, self._worker.context.hooks
         if hooks is None:
             return repeat(None)

@@ -364,5 +364,5 @@ class RunningGroups(Running):
         first = number * self._n_rows
         numbers = range(first, min(first + self._n_rows, n_envs))
         envs = zip(numbers, self._claimed(len(numbers)), strict=True)
-        rows = [Row(its, *claimed, n_envs, self._seeds) for its, claimed in envs]
+        rows = [Row(env_number, *claimed, n_envs, self._seeds) for env_number, claimed in envs]
         return self._group(number, self._n_rows, rows, self._worker)

@@ -64,7 +64,7 @@ class HookedRows(SideBySide):
         return result
 
     def _acts(self, row: int) -> TrajectoryContext:
-        """Note what a row's environment is stepped with a copy of."""
+        """Show the action of which a row's environment gets a copy, and what the agent said of it."""
         self._worker.enter(Phase.STEP)
         context = self._contexts[row]
         context.action = self._singles[row]
