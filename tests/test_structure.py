@@ -41,7 +41,7 @@ HOUSE: dict[str, Any] = {
     "code": {
         "": 163,
         "__main__": 13,
-        "agents": 2298,
+        "agents": 2314,
         "checking": 1575,
         "cli": 2319,
         "core": 913,
@@ -55,7 +55,7 @@ HOUSE: dict[str, Any] = {
         "samplers": 3618,
         "stepping": 5136,
         "testing": 231,
-        "workers": 6630,
+        "workers": 6638,
     },
     "circles": [],
     "single importers": [],

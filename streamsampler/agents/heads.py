@@ -288,13 +288,21 @@ def default_head(space: Space[Any]) -> Head:
 
 
 def array_of(output: Any) -> NDArray[Any]:
-    """Return a module's output as an array."""
+    """Return a module's output as an array.
+
+    Raises:
+        UsageError: NumPy has no such numbers.
+    """
     if output.__class__ is np.ndarray:
         return cast("NDArray[Any]", output)
     try:
         return cast("NDArray[Any]", output.numpy())
     except RuntimeError:  # a parameter of the module, or a view of one: it requires a gradient, also in inference mode
         return cast("NDArray[Any]", output.detach().numpy())
+    except TypeError as error:
+        dtype = getattr(output, "dtype", type(output).__name__)
+        message = f"a tensor of {dtype} cannot be recorded, since NumPy has no such dtype: let the module give float32"
+        raise UsageError(message) from error
 
 
 def _not_finite(name: str, row: Any) -> ActionError:

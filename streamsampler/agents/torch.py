@@ -53,18 +53,19 @@ class TorchAgent(ActsByHead):
 
     *A module that remembers* has a method `initial_state(n)`: n rows of what it remembers where a trajectory begins,
     (n, *S), a tensor, or a tuple or a dict of tensors. It is called as `module(observations, state)`, and returns
-    `(outputs, state)`, the state with the same shapes (of `torch.nn.LSTM`, whose axis of rows is the second one, let
-    the module swap them). Each row of a batch has its own, in every kind of worker; an episode of fragments that goes
-    on in another worker goes on with its state. `agent_infos["state"]` has the states before those timesteps that a
-    sequence may be learned from: the first one of each trajectory, or part of one, and each `state_every`-th after it.
+    `(outputs, state)`, the state with the same shapes and dtypes (of `torch.nn.LSTM`, whose axis of rows is the second
+    one, let the module swap them). It may return what it was given, and change that in place. Each row of a batch has
+    its own, in every kind of worker; an episode of fragments that goes on in another worker goes on with its state.
+    `agent_infos["state"]` has the states before those timesteps that a sequence may be learned from: the first one of
+    each trajectory, or part of one, and each `state_every`-th after it; of a tuple they are a dict, by position.
     `batch.minibatches(…, by="sequence")` cuts there.
 
     Workers have a copy of the module, on the CPU and in evaluation mode (no dropout). It runs in inference mode, on as
     many threads as the sampler's `worker_threads` says. Actions are drawn from a generator of the agent's own, which
     `reset` seeds: so they depend on the trajectory's seed alone, and not on what the environment draws from the global
-    ones. What the module itself draws comes from torch's global generator, which the worker seeds for each trajectory.
-    (The agent's is a `numpy.random.RandomState`: of those at hand the quickest to seed, and its stream is frozen for
-    good.)
+    ones. What the module itself draws comes from torch's global generator, which the worker seeds for each trajectory
+    (and `VecWorker` for each block: it takes such a module only with a `block_size`). (The agent's is a
+    `numpy.random.RandomState`: of those at hand the quickest to seed, and its stream is frozen for good.)
 
     Args:
         module: The policy. The agent holds it; training it changes the agent in this process, and none in workers.
@@ -77,7 +78,7 @@ class TorchAgent(ActsByHead):
 
     Raises:
         UsageError: No module, a module with lazy parameters, or a space without a default head; `state_every` below 1,
-            or of a module that has no `initial_state`.
+            or of a module that has no `initial_state`; a subclass of this class, with a module that has one.
     """
 
     def __new__(cls, module: Any = None, *args: Any, **kwargs: Any) -> TorchAgent:
@@ -105,6 +106,11 @@ class TorchAgent(ActsByHead):
         self._dtype = None if dtype is None else np.dtype(dtype)
         if state_every is not None and not _remembers(module):
             raise UsageError(f"state_every={state_every!r} is for a module that remembers: one with initial_state(n)")
+        if _remembers(module) and not isinstance(self, RecurrentTorchAgent):
+            raise UsageError(
+                f"{type(self).__name__} keeps no state, and the module has initial_state: derive it from "
+                "streamsampler.agents.torch.RecurrentTorchAgent"
+            )
         self._state_every = None if state_every is None else positive("state_every", state_every)
         self._is_copy = False
         self._begin()
@@ -311,7 +317,7 @@ class RecurrentTorchAgent(TorchAgent):
             slot: The row whose state it is seen with.
         """
         state = self._state
-        self._state = self._initial(1) if state is None else _leaves_of(state, slice(slot, slot + 1))
+        self._state = self._initial(1) if state is None else _own(_leaves_of(state, slice(slot, slot + 1)))
         try:
             return super().get_value(observation)
         finally:
@@ -334,12 +340,12 @@ class RecurrentTorchAgent(TorchAgent):
 
     def _initial(self, n: int) -> Any:
         with self._inference:
-            state = _moved(self.module.initial_state(n), "cpu")
-        shapes = _shapes_of(state)
-        if not shapes or any(shape is None or shape[:1] != (n,) for shape in shapes.values()):
+            state = _own(_moved(self.module.initial_state(n), "cpu"))
+        forms = _forms_of(state)
+        if not forms or any(form is None or form[0][:1] != (n,) for form in forms.values()):
             raise UsageError(
-                f"the module's initial_state({n}) should be a tensor with {n} rows, or a tuple or a dict of such "
-                f"tensors, and is {_described(state)}"
+                f"the module's initial_state({n}) should be a tensor with {n} rows, or a tuple or a dict by name of "
+                f"such tensors, and is {_described(state)}"
             )
         return state
 
@@ -352,12 +358,13 @@ class RecurrentTorchAgent(TorchAgent):
                 f"a module with initial_state should return (outputs, state), and returned {_described(returned)}"
             )
         outputs, state = returned
-        if _shapes_of(state) != _shapes_of(self._state):
+        if _forms_of(state) != _forms_of(self._state):
             raise UsageError(
                 f"the module was given a state that is {_described(self._state)}, and returned one that is "
-                f"{_described(state)}: it should have the same shapes"
+                f"{_described(state)}: it should have the same shapes and dtypes"
             )
-        self._state = state
+        with self._inference:
+            self._state = _own(state)
         return outputs
 
 
@@ -377,8 +384,13 @@ def _map_states(function: Callable[..., Any], state: Any, *others: Any) -> Any:
     if isinstance(state, Mapping):
         return {key: _map_states(function, child, *(it[key] for it in others)) for key, child in state.items()}
     if isinstance(state, tuple):
-        return tuple(_map_states(function, *children) for children in zip(state, *others, strict=True))
+        return _tuple_like(state, [_map_states(function, *children) for children in zip(state, *others, strict=True)])
     return function(state, *others)
+
+
+def _own(state: Any) -> Any:
+    """Return a state in memory of its own: a module may return its input, or change in place what it was given."""
+    return _map_states(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, state)
 
 
 def _leaves_of(state: Any, rows: int | slice) -> Any:
@@ -393,13 +405,13 @@ def _as_infos(state: Any) -> Any:
     return {str(key): _as_infos(child) for key, child in enumerate(state)} if isinstance(state, tuple) else state
 
 
-def _shapes_of(state: Any) -> dict[Any, tuple[int, ...] | None]:
-    """Return the shape of each tensor of a state, by its place; None for what is no tensor."""
+def _forms_of(state: Any) -> dict[Any, tuple[tuple[int, ...], torch.dtype] | None]:
+    """Return shape and dtype of each tensor of a state, by its place; None for what is no tensor, or has no name."""
     if state.__class__ is torch.Tensor:
-        return {(): tuple(state.shape)}
-    if isinstance(state, Mapping | tuple):
+        return {(): (tuple(state.shape), state.dtype)}
+    if isinstance(state, tuple) or (isinstance(state, Mapping) and all(isinstance(key, str) for key in state)):
         items = state.items() if isinstance(state, Mapping) else enumerate(state)
-        return {(key, *path): shape for key, child in items for path, shape in _shapes_of(child).items()}
+        return {(key, *path): form for key, child in items for path, form in _forms_of(child).items()}
     return {(): None}
 
 
@@ -408,7 +420,9 @@ def _described(state: Any) -> str:
         return "{" + ", ".join(f"{key!r}: {_described(child)}" for key, child in state.items()) + "}"
     if isinstance(state, tuple):
         return f"({', '.join(map(_described, state))})"
-    return f"{tuple(state.shape)}" if isinstance(state, torch.Tensor) else f"a {type(state).__name__}"
+    if isinstance(state, torch.Tensor):
+        return f"{tuple(state.shape)} {str(state.dtype).removeprefix('torch.')}"
+    return f"a {type(state).__name__}"
 
 
 def _extra(key: str, value: Any, first: Any) -> NDArray[Any]:
@@ -435,8 +449,13 @@ def _moved(tree: Any, device: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: _moved(child, device) for key, child in tree.items()}
     if isinstance(tree, tuple):
-        return tuple(_moved(child, device) for child in tree)
+        return _tuple_like(tree, [_moved(child, device) for child in tree])
     return tree.to(device) if isinstance(tree, torch.Tensor) else tree
+
+
+def _tuple_like(given: tuple[Any, ...], children: list[Any]) -> tuple[Any, ...]:
+    """Return children in a tuple of the same kind, which may have names."""
+    return type(given)(*children) if hasattr(given, "_fields") else tuple(children)
 
 
 class _Inputs:

@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import signal
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium
@@ -20,7 +20,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.agents.torch import TorchAgent
 from streamsampler.errors import DataError, UsageError
 from streamsampler.filters import RunningNorm
-from tests.scripted.games import Comings, Turns
+from tests.scripted.games import Comings, Stay, Turns
 
 pytestmark = pytest.mark.extras
 SHORT = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=11)
@@ -229,18 +229,27 @@ LOGITS = torch.zeros(1, 2)
         (Wrong(lambda n: torch.zeros(5)), r"initial_state\(1\) should be a tensor with 1 rows.*and is \(5,\)"),
         (Wrong(lambda n: None), r"initial_state\(1\) should be .* and is a NoneType"),
         (Wrong(lambda n: ()), r"initial_state\(1\) should be .* and is \(\)"),
-        (Wrong(lambda n: (torch.zeros(n, 1), 3)), r"and is \(\(1, 1\), a int\)"),
+        (Wrong(lambda n: (torch.zeros(n, 1), 3)), r"and is \(\(1, 1\) float32, a int\)"),
         (Wrong(returned=lambda x, s: LOGITS), r"should return \(outputs, state\), and returned \(1, 2\)"),
-        (Wrong(returned=lambda x, s: (LOGITS, s, s)), r"should return \(outputs, state\), and returned \(\(1, 2\), "),
+        (
+            Wrong(returned=lambda x, s: (LOGITS, s, s)),
+            r"should return .*, and returned \(\(1, 2\) float32, ",
+        ),
         (
             Wrong(returned=lambda x, s: (LOGITS, s[:, :2])),
-            r"a state that is \(1, 5\), and returned one that is \(1, 2\)",
+            r"a state that is \(1, 5\) float32, and returned one that is \(1, 2\) float32",
         ),
         (
             Wrong(returned=lambda x, s: (LOGITS, (s,))),
-            r"a state that is \(1, 5\), and returned one that is \(\(1, 5\)\)",
+            r"a state that is \(1, 5\) float32, and returned one that is \(\(1, 5\) float32\)",
         ),
-        (Wrong(returned=lambda x, s: (LOGITS, {"h": s})), r"returned one that is \{'h': \(1, 5\)\}"),
+        (Wrong(returned=lambda x, s: (LOGITS, {"h": s})), r"returned one that is \{'h': \(1, 5\) float32\}"),
+        (
+            Wrong(returned=lambda x, s: (LOGITS, s.double())),
+            r"returned one that is \(1, 5\) float64: it should have the same shapes and dtypes",
+        ),
+        (Wrong(lambda n: {0: torch.zeros(n, 5)}), r"a dict by name of such tensors, and is \{0: \(1, 5\) float32\}"),
+        (Wrong(lambda n: torch.zeros(n, 5, dtype=torch.bfloat16)), "a tensor of torch.bfloat16 cannot be recorded"),
         (
             Wrong(returned=lambda x, s: ({"logits": LOGITS, "state": LOGITS}, s)),
             "is recorded as 'state': give its own output another name",
@@ -254,7 +263,80 @@ def test_what_is_wrong_with_a_module_that_remembers_is_said(module, said):
         agent.get_action(np.zeros(4))
 
 
+class Derived(TorchAgent):
+    """Is no agent that keeps states."""
+
+
+class Pair(NamedTuple):
+    seen: torch.Tensor
+    last: torch.Tensor
+
+
+class Sharing(Counting):
+    """Returns its very input as part of its state, and changes in place what it is given, its own buffer at first."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.zeros = how, torch.zeros(8, 4)
+
+    def initial_state(self, n: int) -> Any:
+        return Pair(self.zeros[:n], torch.zeros(n, 4))
+
+    def forward(self, x: torch.Tensor, state: Any) -> Any:
+        value = (state.seen + x - state.last).sum(1)
+        state = Pair(state.seen + x, x.clone()) if self.how == "apart" else Pair(state.seen.add_(x), x)
+        return {"logits": state.seen[:, :2].clone(), "value": value}, state
+
+
+@pytest.mark.parametrize("options", [{}, LANES])
+def test_a_state_may_share_memory_with_what_the_module_is_given(options):
+    found = []
+    for how in ("apart", "in place"):
+        with LocalSampler(TorchAgent(Sharing(how), SPACE, state_every=1), SHORT, seed=1, **options) as sampler:
+            found.append([sampler.obtain_trajectories(6), *(sampler.obtain_fragments(7, 6) for _ in range(3))])
+    assert found[0] == found[1]
+    assert set(found[0][0].agent_infos["state"]) == {"0", "1"}
+
+
+class Bounded(Counting):
+    """Refuses a state of more timesteps than trajectories have."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, x: torch.Tensor, state: Any) -> Any:
+        assert state[:, 0].max() < self.most
+        return super().forward(x, state)
+
+
+class Seen(Summing):
+    """The same, of observations of three numbers, of which the second one is the timestep."""
+
+    def initial_state(self, n: int) -> Any:
+        return torch.zeros(n, 1)
+
+    def forward(self, x: torch.Tensor, state: Any) -> Any:
+        assert state.max() < 3
+        return torch.zeros(len(x), 4), state + 1
+
+
+def test_what_is_remembered_where_nothing_goes_on_does_not_run_on():
+    agent = TorchAgent(Bounded(12), SPACE)
+    for call in ("obtain_trajectories", "obtain_fragments"):
+        with LocalSampler(agent, SHORT, seed=1, **LANES) as sampler:
+            for _ in range(4):
+                getattr(sampler, call)(*((9,) if call == "obtain_trajectories" else (15, 6)))
+    stays = {"red_0": Stay(0, 2), "red_1": Stay(4, 7), "blue_0": Stay(0, 8)}
+    policies: Any = {"red": TorchAgent(Seen(), gymnasium.spaces.Discrete(4)), "blue": "random"}
+    with LocalSampler(policies, functools.partial(Comings, stays), seed=1) as sampler:
+        played: Any = sampler.obtain_trajectories(2)
+        assert played["red"].lengths.max() == 3
+
+
 def test_bad_arguments_are_errors():
+    with pytest.raises(UsageError, match=r"Derived keeps no state.*derive it from .*RecurrentTorchAgent"):
+        Derived(Counting(), SPACE)
     with pytest.raises(UsageError, match="state_every=3 is for a module that remembers"):
         TorchAgent(nn.Linear(4, 2), SPACE, state_every=3)
     with pytest.raises(UsageError, match="state_every"):

@@ -227,6 +227,7 @@ class _Policy:
         rows = numbers
         if self._all_rows:
             rows = np.arange(self._n_agents)
+            self._starts |= ~np.isin(rows, numbers)  # what is remembered of those who are not there would run on
             own = dict(zip(numbers.tolist(), seats, strict=True))
             shown = [observations[own.get(number, seats[0]).agent_id] for number in range(self._n_agents)]
         else:

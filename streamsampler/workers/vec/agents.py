@@ -186,7 +186,12 @@ class _Together(BatchedAgent):
     def choose(
         self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
     ) -> tuple[Any, dict[str, Any]]:
-        del live, record_info  # all rows are asked for, together
+        del record_info  # all rows are asked for, together
+        if len(live) < self._n_rows and "starts" in self._keywords:
+            # What is remembered of a silent row would run on for ever: no trajectory ends in it.
+            silent = np.ones(self._n_rows, dtype=np.bool_)
+            silent[live] = False
+            self._starts |= silent
         worker.phase = _ACTION
         chosen = self._get_actions(observations, **self._values())
         # A tuple and nothing else: an array of two rows unpacks just as well.
