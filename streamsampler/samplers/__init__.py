@@ -84,14 +84,17 @@ calls alone, and not from how long you learn:
 A call with an `env_update` begins anew, as call 1 does: its batch is of the new environment, with the parameters that
 came with it, and nothing of the old environment is returned any more. So does a call after one that raised.
 `reset_options`, `seeds` and `tasks` are of the call that they are given to, whose batch has older parameters. An update
-that an agent refuses is an error of the call after its own; that call's update is not kept, either. Streams, fragments,
-filters, `order="arrival"` and `inference="parent"` do not go together with `staleness=1`.
+that an agent refuses is an error of the call after its own; that call's update is not kept, either. Where an
+environment is refused, the updates of its call are not kept; those of calls before it are. Streams, fragments, filters,
+`order="arrival"` and `inference="parent"` do not go together with `staleness=1`.
 
 Between two calls each worker runs two tickets at most, which together have as much as the last call needed: no thread
 runs in your process, and nothing is read before the next call, which also reports what has failed or died since. If
 that call asks for more, the rest is sampled then; for less, what is left over is surplus. If it is given other
 `reset_options`, or an `env_update`, what was begun is abandoned. After a call with `seeds` or `tasks` nothing is begun,
-since the next call's are not known, nor by a `LocalSampler`, whose batches are the same.
+since the next call's are not known, nor by a `LocalSampler`, whose batches are the same. When its batch is complete, a
+call waits at most .1 s for workers that are still in a timestep which nobody needs any more. One whose timestep lasts
+longer begins with the next batch in the next call only, so with such environments little is gained.
 
 Seeds and evaluation
 --------------------

@@ -21,6 +21,7 @@ from streamsampler.samplers.per_worker import Snapshot
 from streamsampler.samplers.run_ahead import TakenOver, gathering_for
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.supervisor import (
+    AGENT_PHASES,
     UPDATE_PHASES,
     Setback,
     WorkerRecord,
@@ -39,10 +40,11 @@ class Call:
     Args:
         session: What outlives the call.
         plan: What is to be obtained.
-        snapshot: The updates that were in force before the call's own.
+        snapshot: The updates that were in force before the call's own, and are again if an environment is refused.
         stats: Where the call is accounted for.
         version: The agent version of its trajectories; None for the one that begins with the call.
-        taken_over: What workers run already; None for nothing.
+        accepted: The updates that are in force again if an agent refuses its update; None for `snapshot`.
+        taken_over: What workers run already, which `take_over` takes in; None for nothing.
 
     Attributes:
         version: The agent version of the call's trajectories.
@@ -53,8 +55,8 @@ class Call:
     """
 
     def __init__(
-        self, session: Session, plan: GatherPlan, snapshot: Snapshot, stats: Stats, version: int | None = None,
-        taken_over: TakenOver | None = None,
+        self, session: Session, plan: GatherPlan, snapshot: Snapshot, stats: Stats, *, version: int | None = None,
+        accepted: Snapshot | None = None, taken_over: TakenOver | None = None,
     ) -> None:  # fmt: skip
         self._session = session
         self._engine = session.engine
@@ -68,8 +70,9 @@ class Call:
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
         self.batches = BatchMaker(session, self.gathering, self.accounts)
         self._snapshot = snapshot
+        self._accepted = snapshot if accepted is None else accepted
         self._outside: list[Setback] = []  # of this call's trajectories
-        self._refusal: SamplerError | None = None
+        self._refusal: tuple[SamplerError, Snapshot] | None = None
         self.returned: list[Summaries] = []
         self._n_popped = 0
         # Workers in line for a ticket: those that are idle, and those that may get one ahead. A look at each worker
@@ -78,16 +81,31 @@ class Call:
         if session.checks.is_exclusive:
             # Only worker 0 has work at first: it is not left out for having been slow.
             session.throughput.forget(0)
-        if taken_over is not None:
-            for event in taken_over.events:
-                self.take_in(event)
-            self._take_in_all(0.0)
-            self._n_popped = -1  # the first `pump` decides on what was taken in: nothing may come after it
-        for record in session.records:
+        self._taken_over = taken_over
+        if taken_over is None:
+            self._hand_out_first()
+
+    def _hand_out_first(self) -> None:
+        for record in self._session.records:
             self._line_up(record)
         self._assign_tickets()
 
     # ------------------------------------------------------------------ the loop
+
+    def take_over(self) -> None:
+        """Handle what workers answered before the call, where they had begun with it, and hand out what is left.
+
+        Raises:
+            SamplerError: What they answered ends the call; see `pump`, which would wait for ever if nothing else came.
+        """
+        taken_over, self._taken_over = self._taken_over, None  # else their memory would be kept as long as the call
+        if taken_over is None:
+            return
+        for event in taken_over.events:
+            self.take_in(event)
+        self._take_in_all(0.0)
+        self._decide()
+        self._hand_out_first()
 
     def pump(self, timeout: float | None = None) -> None:
         """Sleep until a worker answers or dies, handle that, and assign the next tickets.
@@ -241,7 +259,7 @@ class Call:
         is_right = self._take_in_lanes(event.worker, report)
         if not is_right:
             what = "since the agent's parameters were updated: pass the agent itself as agent_update"
-            self._refuse(UsageError(f"worker {event.worker} runs trajectories in blocks {what}"))
+            self._refuse(UsageError(f"worker {event.worker} runs trajectories in blocks {what}"), self._accepted)
         if not is_right or not gathering.receive(event.worker, indices, lengths, delivery, now, report.dropped):
             event.release()
             self.accounts.add_surplus(len(lengths), report.n_timesteps)
@@ -266,7 +284,7 @@ class Call:
             return
         assert failure.ticket is not None
         if failure.phase is Phase.CHECK:
-            self._refuse(failure_error(event.worker, failure, event.contents))
+            self._refuse(failure_error(event.worker, failure, event.contents), self._snapshot)
             return
         if failure.phase not in UPDATE_PHASES:
             self._session.checks.take_answer(record)
@@ -316,9 +334,14 @@ class Call:
 
     # ------------------------------------------------------------------ what follows from what went wrong
 
-    def _refuse(self, error: SamplerError) -> None:
-        """End the call with `error`, because its environment or agent cannot be used."""
-        self._refusal = self._refusal or error
+    def _refuse(self, error: SamplerError, in_force: Snapshot) -> None:
+        """End the call with `error`, because its environment or agent cannot be used.
+
+        Args:
+            error: The error.
+            in_force: The updates that are in force then.
+        """
+        self._refusal = self._refusal or (error, in_force)
 
     def _take_checked(self, record: WorkerRecord, answer: Answer, checked: Checked) -> None:
         """Warn if several workers' environments write to the same files."""
@@ -333,7 +356,7 @@ class Call:
         if found.is_guest and "torch=" in found.bits and not session.need("torch"):
             found = found.without_torch()
         if refused := session.fingerprints.record(worker, found):
-            self._refuse(kernels_error(worker, refused))
+            self._refuse(kernels_error(worker, refused), self._accepted)
         self._warn_of_kernels(session.engine.n_workers)
 
     def _warn_of_kernels(self, n_expected: int = 0) -> None:
@@ -350,8 +373,9 @@ class Call:
             WorkerError: The call ends.
         """
         if self._refusal is not None:
-            self._session.restore_updates(self._snapshot)
-            raise self._refusal
+            refused, in_force = self._refusal
+            self._session.restore_updates(in_force, self._accepted)
+            raise refused
         outside, self._outside = sorted(self._outside, key=attrgetter("worker")), []
         for setback in outside:
             self._decide_outside(setback)
@@ -375,7 +399,8 @@ class Call:
         self.stats.failed_trajectories += 1
         if (error := self._supervisor.decide(setback)) is not None:
             if setback.is_of_an_update:
-                self._session.restore_updates(self._snapshot)
+                in_force = self._accepted if setback.phase in AGENT_PHASES else self._snapshot
+                self._session.restore_updates(in_force, self._accepted)
             raise error
 
     # ------------------------------------------------------------------ the end

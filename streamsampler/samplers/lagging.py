@@ -26,8 +26,9 @@ from streamsampler.protocol.result import Order
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.payloads import put
 from streamsampler.samplers.per_worker import Kind
-from streamsampler.samplers.run_ahead import RunAhead
+from streamsampler.samplers.run_ahead import RunAhead, gathering_for
 from streamsampler.samplers.session import Session
+from streamsampler.samplers.supervisor import logger
 from streamsampler.workers.resets import Resets
 
 # ----------------------------------------------------------------------
@@ -135,7 +136,7 @@ class Lag:
     def begun(
         self, session: Session, plan: GatherPlan, updates: Mapping[Kind, Any], stats: Stats, resets: Resets | None
     ) -> Call:
-        """Begin a call; for the arguments see `begun`.
+        """Begin a call, which has not taken over yet what workers have begun; for the arguments see `begun`.
 
         Until `complete`, the next call begins anew.
         """
@@ -148,11 +149,14 @@ class Lag:
         before, used, accepted = session.updates.snapshot(), session.used.snapshot(), session.sampled.snapshot()
         try:
             put_in_force(session, updates)
-            session.use(before if version < own else session.updates.snapshot())
+            session.use(session.updates.snapshot())
+            gathering_for(session, plan)  # what cannot be gathered with its updates is refused now, as without a lag
+            if version < own:
+                session.use(before)
             session.set_call(plan, resets, payload)
             taken_over = None if self._ahead is None else self._ahead.taken_over(session, plan, payload)
-            # An update is tried out in the call after its own: if it is refused, that call's is not kept, either.
-            return Call(session, plan, accepted, stats, version, taken_over)
+            # An agent gets an update in the call after its own: if it refuses it, that call's is not kept, either.
+            return Call(session, plan, before, stats, version=version, accepted=accepted, taken_over=taken_over)
         except BaseException:
             session.updates.restore(before)
             session.use(used)
@@ -168,20 +172,28 @@ class Lag:
     def run_ahead(self, call: Call, session: Session) -> None:
         """Let workers begin with the next batch, when a complete call has ended."""
         assert session.resets is not None
-        if session.cancelled or not session.engine.concurrent or session.checks.is_exclusive or session.resets.is_fixed:
+        if not _can_begin(session) or session.resets.is_fixed:
             return
         version, first = self.next_of(session.version)
-        payload = pickled_resets(replace(session.resets, version=version, first=first))
-        assert payload is not None
-        plan = call.gathering.plan.starting_at(first)
         try:
-            self._ahead = RunAhead(session, plan, payload, call.take_in)
-        except BaseException as error:
-            self.first = None
-            if not (isinstance(error, OSError | ValueError) and session.cancelled):
-                raise  # otherwise another thread closed the sampler; the batch is complete all the same
+            payload = pickled_resets(replace(session.resets, version=version, first=first))
+            assert payload is not None
+            self._ahead = RunAhead(session, call.gathering.plan.starting_at(first), payload, call.take_in)
+        except Exception as error:  # the batch is complete, and is returned all the same
+            if session.cancelled:
+                return  # another thread closed the sampler
+            session.mark_suspect()
+            logger.warning(
+                "workers could not begin with the next batch, which its own call samples: %s: %s",
+                type(error).__name__, error,
+            )  # fmt: skip
 
     def pop_events(self) -> list[Event]:
         """Return, once, what workers have answered and no call will handle: the sampler is being closed."""
         ahead, self._ahead = self._ahead, None
         return [] if ahead is None else ahead.events
+
+
+def _can_begin(session: Session) -> bool:
+    """Whether workers can begin with anything while no call is under way."""
+    return session.engine.concurrent and not (session.cancelled or session.checks.is_exclusive)

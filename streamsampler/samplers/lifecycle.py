@@ -145,10 +145,24 @@ class SamplerLife(ABC):
         self._salvaged = None
         call = self._begin(plan, updates, Stats.of(self.n_workers), resets)
         try:
-            with self._guarded():
+            with self._ended(call):
+                call.take_over()
                 yield call
                 if self._lag is not None:
                     self._lag.complete(call, self._session)
+        except BaseException:
+            if self._lag is not None:
+                self._lag.first = (
+                    None  # an interrupt may have come after `complete`: wherever it comes, the same follows
+                )
+            raise
+
+    @contextmanager
+    def _ended(self, call: Call) -> Iterator[None]:
+        """End a call, and account for it, however it went."""
+        try:
+            with self._guarded():
+                yield
         except KeyboardInterrupt:
             if call.gathering.result.n_trajectories:
                 self._salvaged = call.finished()

@@ -515,12 +515,17 @@ class Session:
         for key in self._published.keys() - in_use:
             self.engine.unpublish(self._published.pop(key))
 
-    def restore_updates(self, snapshot: Snapshot) -> None:
-        """Put the updates of a snapshot back in force, because a worker refused the updates since."""
+    def restore_updates(self, snapshot: Snapshot, accepted: Snapshot | None = None) -> None:
+        """Put the updates of a snapshot back in force, because a worker refused the updates since.
+
+        Args:
+            snapshot: These updates.
+            accepted: Those that the last call's trajectories count as made with; None for the same.
+        """
         self.updates.restore(snapshot)
         if self.used is not self.updates:
             self.use(snapshot)
-            self.sampled = self.used
+            self.sampled = self.used if accepted is None else Updates.of(accepted, self.engine.n_workers)
         for record in self.records:
             if not self.updates.are_in_force(record.worker, record.sent):
                 record.sent.clear()

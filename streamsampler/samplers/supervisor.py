@@ -32,9 +32,8 @@ from streamsampler.workers.board import Progress
 # What went wrong in a worker, and the error that it ends the call with when its turn comes.
 
 
-UPDATE_PHASES = {
-    *(Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phase.CLOSE),
-}
+AGENT_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE}
+UPDATE_PHASES = AGENT_PHASES | {Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phase.CLOSE}
 """What a worker does while it takes in updates."""
 
 
@@ -60,12 +59,16 @@ class Setback:
         return self.incident is None
 
     @property
+    def phase(self) -> Phase | None:
+        """What the worker did; None for a worker that was lost before it had begun any work of the call."""
+        if self.failure is not None:
+            return self.failure.phase
+        return None if self.incident is None or self.incident.version is None else self.incident.phase
+
+    @property
     def is_of_an_update(self) -> bool:
         """Whether it happened while the worker took in updates, so that an update may be the cause."""
-        if self.failure is not None:
-            return self.failure.phase in UPDATE_PHASES
-        # Without a version the worker had not begun the call's work.
-        return self.incident is not None and self.incident.version is not None and self.incident.phase in UPDATE_PHASES
+        return self.phase in UPDATE_PHASES
 
     @property
     def is_of_the_engine(self) -> bool:

@@ -18,9 +18,13 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, VecWorker, evaluate
-from streamsampler.errors import RolloutError, SamplerError, UsageError
+from streamsampler.data.statistics import Stats
+from streamsampler.errors import NotReproducibleError, RolloutError, SamplerError, UsageError
 from streamsampler.filters import RunningNorm
+from streamsampler.protocol.messages import Fingerprint
 from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.lagging import Lag
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.sharded import sample_to_folder
 from streamsampler.testing import Fault, Faults
@@ -37,9 +41,9 @@ from tests.scripted.vectors import Vector
 SEED = 4711
 LAGGING: dict[str, Any] = {"seed": SEED, "staleness": 1, "check": None}
 LOCAL = on("local", *slow("processes"))
-Call = tuple[str, int]  # which call of the sampler, and its number
+Asked = tuple[str, int]  # which call of the sampler, and its number
 ANEW = 6  # the call that another environment comes with
-CALLS: list[Call] = [
+CALLS: list[Asked] = [
     *(("obtain_samples", n) for n in (20, 30, 25)),
     ("obtain_trajectories", 5),
     *(("obtain_samples", n) for n in (60, 15)),
@@ -50,7 +54,7 @@ VERSIONS = [1, 1, 2, 3, 4, 6, 6, 7, 8, 9]
 """Of these calls' batches: of the first version in the first two calls, and where an environment comes with a call."""
 
 
-def obtained(sampler: Sampler, calls: Sequence[Call] = CALLS, first: int = 1) -> list[Any]:
+def obtained(sampler: Sampler, calls: Sequence[Asked] = CALLS, first: int = 1) -> list[Any]:
     """What calls return, the first of which has a number; their parameters are their numbers."""
     return [
         getattr(sampler, kind)(n, agent_update=(number,), env_update=partial(Steps, 5) if number == ANEW else None)
@@ -176,6 +180,78 @@ def test_after_an_error_a_call_begins_afresh(make_sampler: Maker) -> None:
     with pytest.raises(RolloutError, match="too much"):
         sampler.obtain_samples(20, agent_update=(100,), env_update=AnyLength)
     assert sampler.obtain_samples(20).actions[0] == 2
+
+
+class Broken(AnyLength):
+    """Cannot be made, or differs from itself."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.n_resets = 0
+        if how == "made":
+            raise Boom("no such level")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.n_resets += 1
+        return super().reset(seed=self.n_resets, options=options)
+
+
+@LOCAL
+@pytest.mark.parametrize(("how", "words"), [("made", "no such level"), ("checked", "no function of its seed|differ")])
+def test_a_refused_environment_takes_back_its_own_call_alone(make_sampler: Maker, how: str, words: str) -> None:
+    """What came with the call before it was refused by nobody."""
+    sampler = make_sampler(Fussy(), AnyLength, n_workers=2, **LAGGING | {"check": "error"})
+    obtained(sampler, [("obtain_trajectories", 4)] * 3)
+    for broken in (1, 2):
+        with pytest.raises(SamplerError, match=words):
+            sampler.obtain_trajectories(4, agent_update=(4,), env_update=partial(Broken, how))
+        batch = sampler.obtain_trajectories(4)
+        assert (batch.agent_version, set(batch.actions.tolist())) == (3 + 2 * broken, {3})
+    # Nobody has tried the last update when the environment is refused: it is refused later.
+    sampler.obtain_trajectories(4, agent_update=(100,))
+    with pytest.raises(RolloutError, match="no such level"):
+        sampler.obtain_trajectories(4, env_update=partial(Broken, "made"))
+    with pytest.raises(RolloutError, match="too much"):
+        sampler.obtain_trajectories(4)
+    assert set(sampler.obtain_trajectories(4).actions.tolist()) == {3}
+
+
+@LOCAL
+def test_what_cannot_be_gathered_with_an_update_is_refused_in_its_own_call(make_sampler: Maker) -> None:
+    """In the next call no other update could help any more."""
+    sampler = make_sampler(Stamping(), AnyLength, n_workers=2, on_failure="drop", **LAGGING)
+    batches = [sampler.obtain_exact_trajectories(2, agent_update=(1,))]
+    with pytest.raises(UsageError, match="cannot replace trajectories of workers that have agents"):
+        sampler.obtain_exact_trajectories(2, agent_update=PerWorker([(1,), (2,)]))
+    batches += [sampler.obtain_exact_trajectories(2, agent_update=(number,)) for number in (2, 3)]
+    assert batches == twins([4, 4, 4])
+
+
+@pytest.mark.parametrize(
+    ("owner", "place"),
+    [
+        (Call, "complete"),
+        (Lag, "complete"),
+        (Call, "end"),
+        (Session, "unpublish_old"),
+        (Lag, "run_ahead"),
+        (Stats, "merge"),
+    ],
+)
+@LOCAL
+def test_after_an_interrupt_a_call_begins_afresh(
+    make_sampler: Maker, monkeypatch: pytest.MonkeyPatch, owner: type, place: str
+) -> None:
+    """Wherever it comes, so that the same follows."""
+    sampler = make_sampler(Stamping(), AnyLength, n_workers=2, **LAGGING)
+    batches = obtained(sampler, [("obtain_trajectories", 4)])
+    raise_once(monkeypatch, owner, place, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.obtain_trajectories(4, agent_update=(2,))
+    assert [*batches, sampler.salvage()] == twins([4, 4])
+    for number, first in ((3, 0), (4, 4)):
+        batch = sampler.obtain_trajectories(4, agent_update=(number,))
+        assert (batch.agent_version, set(batch.actions.tolist()), batch.indices[0]) == (3, {3}, first)
 
 
 @LOCAL
@@ -418,6 +494,54 @@ def test_an_exception_is_found_although_nothing_comes_after_it(
     faults = Faults(tmp_path, Fault("raise", version=1, trajectory=4), seed=SEED)
     sampler = make_sampler(Stamping(), faults.env(AnyLength), n_workers=1, **LAGGING)
     sampler.obtain_trajectories(4)
+    with monkeypatch.context() as patch:
+        wait_for_answers(patch, sampler)
+        with pytest.raises(RolloutError, match="in trajectory 4 of agent version 1"):
+            sampler.obtain_trajectories(4)
+    assert len(sampler.obtain_trajectories(4)) == 4
+
+
+@AHEAD
+@PROCESSES
+def test_an_interrupt_while_the_call_takes_over(
+    make_sampler: Maker, env: Any, ends: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was finished before the call can be salvaged as well."""
+    sampler = make_sampler(Stamping(), env, n_workers=1, **LAGGING)
+    batches = [sampler.obtain_trajectories(4, agent_update=(1,))]
+    ends.wait(8, PATIENCE)
+    with monkeypatch.context() as patch:
+        wait_for_answers(patch, sampler)
+        raise_once(patch, Call, "_decide", KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sampler.obtain_trajectories(4, agent_update=(2,))
+    assert [*batches, sampler.salvage()] == twins([4, 4])
+
+
+@AHEAD
+@PROCESSES
+def test_a_refusal_counts_although_the_batch_is_there(
+    make_sampler: Maker, env: Any, ends: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = make_sampler(Stamping(), env, n_workers=1, fingerprint="error", **LAGGING)
+    sampler.obtain_trajectories(4, agent_update=(1,))
+    ends.wait(8, PATIENCE)
+    with monkeypatch.context() as patch:
+        wait_for_answers(patch, sampler)
+        patch.setattr(Call, "take_in", lambda call, event, take_in=Call.take_in: told_otherwise(call, event, take_in))
+        with pytest.raises(NotReproducibleError, match="computes with other kernels"):
+            sampler.obtain_trajectories(4, agent_update=(2,))
+
+
+def told_otherwise(call: Call, event: Any, take_in: Callable[[Call, Any], None]) -> None:
+    """Take in an answer as if its worker had begun to compute otherwise."""
+    call._take_fingerprint(0, Fingerprint("numpy=aa", "here"))
+    call._take_fingerprint(1, Fingerprint("numpy=bb", "there"))
+    take_in(call, event)
+
+
+def wait_for_answers(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
+    """Let the next call find all that worker 0 was asked for."""
     session = sampler._session
     wait = session.engine.wait
 
@@ -428,11 +552,21 @@ def test_an_exception_is_found_although_nothing_comes_after_it(
             events += wait(None)
         return events
 
-    with monkeypatch.context() as patch:
-        patch.setattr(session.engine, "wait", wait_for_all)
-        with pytest.raises(RolloutError, match="in trajectory 4 of agent version 1"):
-            sampler.obtain_trajectories(4)
-    assert len(sampler.obtain_trajectories(4)) == 4
+    monkeypatch.setattr(session.engine, "wait", wait_for_all)
+
+
+@AHEAD
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), SamplerError("no handle")])
+def test_an_error_while_the_next_batch_is_begun(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """It costs neither the batch that is complete, nor the next one."""
+    with MultiprocessingSampler(Stamping(), AnyLength, n_workers=2, **LAGGING) as sampler:
+        batches = [sampler.obtain_trajectories(4, agent_update=(1,))]
+        raise_once(monkeypatch, Session, "begin_tickets", error)
+        batches += [sampler.obtain_trajectories(4, agent_update=(number,)) for number in (2, 3, 4)]
+    assert batches == twins([4] * 4)
+    assert f"could not begin with the next batch, which its own call samples: {type(error).__name__}" in caplog.text
 
 
 @AHEAD
