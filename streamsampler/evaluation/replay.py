@@ -31,7 +31,8 @@ from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.payloads import name_of_worker
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.samplers.processes import LocalSampler
-from streamsampler.samplers.replays import Origin, Replay, episode_of, recorded_one, resets_as_recorded
+from streamsampler.samplers.recorded import episode_of, recorded_one, resets_as_recorded
+from streamsampler.samplers.replays import Origin, Replay
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.resets import Options, Resets

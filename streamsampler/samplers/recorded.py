@@ -1,0 +1,126 @@
+"""Find what was recorded of a trajectory that is to be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from streamsampler.core.errors import UsageError
+from streamsampler.data import trees
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.infos import take_infos
+from streamsampler.workers.resets import Options, Resets, common_resets, tasks_as_recorded
+
+_OF_THE_START = ("continued", "earlier_lengths", "earlier_returns")
+_CONTINUED = (
+    "trajectory {index} of agent version {version} began in an earlier call, with other parameters: pass actions=True, "
+    "and a batch with all parts of the episode, TrajectoryBatch.concatenate(batches)"
+)
+_INCOMPLETE = (
+    "of trajectory {index} of agent version {version}, which began in an earlier call, not all parts are in the batch: "
+    "it has those of agent versions {there}. Join the batches of all calls since it began with "
+    "TrajectoryBatch.concatenate(batches)"
+)
+
+
+def episode_of(
+    batch: TrajectoryBatch[Any, Any], one: TrajectoryBatch[Any, Any], *, actions: bool
+) -> TrajectoryBatch[Any, Any]:
+    """Return what was recorded of a trajectory since its reset: of an episode of fragments, up to a call's end.
+
+    Args:
+        batch: All that was recorded.
+        one: The trajectory in it; of an episode of fragments, the last part that is wanted.
+        actions: Whether recorded actions are replayed, so that the parts may have been made with several parameters.
+
+    Raises:
+        UsageError: It began in an earlier call, and an agent is to choose the actions, or a part is missing.
+    """
+    if one.env_numbers[0] < 0 or not one.continued[0]:
+        return one
+    index, last = int(one.indices[0]), int(one.agent_versions[0])
+    if not actions:
+        raise UsageError(_CONTINUED.format(index=index, version=last))
+    versions = batch.agent_versions
+    mine = [
+        row
+        for row in np.flatnonzero((batch.indices == index) & (versions <= last)).tolist()
+        if batch.seeds[row] == one.seeds[0] and batch.env_numbers[row] == one.env_numbers[0]
+    ]
+    mine.sort(key=lambda row: int(versions[row]))
+    there = versions[mine].tolist()
+    if batch.continued[mine[0]] or there != list(range(there[0], last + 1)):
+        raise UsageError(_INCOMPLETE.format(index=index, version=last, there=", ".join(map(str, there))))
+    parts = TrajectoryBatch.concatenate(batch[row] for row in mine).unfiltered()
+    first, end = slice(0, 1), slice(-1, None)
+    return replace(
+        parts,
+        last_observations=trees.take(parts.last_observations, end),
+        terminated=parts.terminated[end],
+        truncated=parts.truncated[end],
+        episode_infos=take_infos(parts.episode_infos, first),
+        lengths=parts.lengths.sum(keepdims=True),
+        indices=parts.indices[end],
+        seeds=parts.seeds[-1:],
+        agent_versions=parts.agent_versions[end],
+        worker_numbers=parts.worker_numbers[end],
+        fragments={
+            **{name: values[end] for name, values in parts.fragments.items()},
+            **{name: values[first] for name, values in parts.fragments.items() if name in _OF_THE_START},
+        },
+    )
+
+
+def recorded_one(batch: Any, index: int, version: int | None = None) -> TrajectoryBatch[Any, Any]:
+    """Return the trajectory of an index from a batch; the arguments are as in `streamsampler.replay`.
+
+    Raises:
+        UsageError: There is none, or several agent versions have one.
+    """
+    versions, indices = batch.agent_versions, batch.indices
+    mine = np.full(len(versions), fill_value=True) if version is None else versions == version
+    found = np.flatnonzero(mine & (indices == index)).tolist()
+    if len(found) == 1:
+        return batch[found[0]]  # type: ignore[no-any-return]
+    name = f"trajectory {index}" if version is None else f"trajectory {index} of agent version {version}"
+    there = ", ".join(map(str, np.unique(versions[found] if found else versions).tolist())) or "none"
+    if found:
+        raise UsageError(f"{name} is there more than once, of agent versions {there}: give version")
+    if not mine.any():
+        raise UsageError(f"there is no {name}: there are trajectories of agent versions {there}")
+    first, last = int(indices[mine].min()), int(indices[mine].max())
+    if index > last:
+        raise UsageError(f"there is no {name}: there are trajectories {first} to {last}")
+    raise UsageError(
+        f"there is no {name}: it was left out, because it raised when it was sampled, or was not selected; there are "
+        f"{mine.sum()} from {first} to {last}"
+    )
+
+
+def resets_as_recorded(
+    reset_options: Options | None, tasks: Sequence[Any] | None, recorded: TrajectoryBatch[Any, Any] | None, version: int
+) -> Resets | None:
+    """Return what a call said of its trajectories that were recorded; the arguments are those of `replay`.
+
+    Raises:
+        UsageError: Which task each of them had was not recorded, or they had others.
+    """
+    given = common_resets(reset_options)
+    if tasks is None:
+        return given
+    numbers = None if recorded is None else recorded.episode_infos.get("task_index")
+    if recorded is None or numbers is None:
+        what = "pass recorded=, a batch with it" if recorded is None else "its call had no tasks"
+        raise UsageError(f"which of the tasks the trajectory had is not known: {what}")
+    return tasks_as_recorded(tasks, of_version(recorded, version, numbers.tolist()), given)
+
+
+def of_version(recorded: TrajectoryBatch[Any, Any] | None, version: int, values: Sequence[int]) -> dict[int, int]:
+    """Return what a batch has of the trajectories of a version, by their indices."""
+    if recorded is None:
+        return {}
+    rows = zip(recorded.indices.tolist(), recorded.agent_versions.tolist(), values, strict=True)
+    return {index: value for index, of_version, value in rows if of_version == version}
