@@ -187,7 +187,9 @@ def _origin(
     **more: Any,
 ) -> Origin:  # fmt: skip
     """Return what is known of the call that a trajectory was recorded in."""
-    index, version, last = int(one.indices[0]), int(one.agent_versions[0]), int(batch.indices.max())
+    index, version = int(one.indices[0]), int(one.agent_versions[0])
+    there = batch.indices[batch.agent_versions == version]
+    first, last = int(there.min()), int(there.max())
     wanted = facts.get("wanted")
     told = wanted.get("trajectories") if isinstance(wanted, dict) else None
     # Of a part of a run it may be the number of the part's own.
@@ -200,7 +202,8 @@ def _origin(
     return Origin(
         Streamed(0, asked),
         resets,
-        last + 1 if asked is None else None,
+        first=first,
+        stop=last + 1 if asked is None else None,
         derives_seeds=batch.seed is not None,
         fingerprints=batch.fingerprints | {it for it in bits or () if isinstance(it, str)},
         versions={str(name): str(it) for name, it in versions.items()} if isinstance(versions, dict) else None,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,17 @@ from streamsampler.workers.vec.rows import singles_of
 
 # ----------------------------------------------------------------------
 # Run one trajectory again, in this process: in the same row of a batch of the same shape, from the same seed.
+
+
+def _places_of(origin: Origin, index: int, block: int, n_queues: int) -> tuple[int, list[range]]:
+    """Return whose trajectory an index is, and the blocks of indices that it may have run in, the likeliest first."""
+    queue, first = _place_of(origin.plan, index, block, n_queues)
+    blocks = [first]
+    if origin.first is not None:
+        blocks.append(_place_of(origin.plan.starting_at(origin.first), index, block, n_queues)[1])
+    if origin.stop is not None:
+        blocks += [each[: len(range(each.start, origin.stop, each.step))] for each in blocks if each[-1] >= origin.stop]
+    return queue, list(dict.fromkeys(blocks))
 
 
 def _place_of(plan: GatherPlan, index: int, block: int, n_queues: int) -> tuple[int, range]:
@@ -212,6 +224,7 @@ class Origin:
     Attributes:
         plan: What the call was to obtain.
         resets: What it said of its trajectories; None for nothing.
+        first: Which trajectory may have been its first, so that blocks began there; None where that is known.
         stop: From which index on it may have had none, so that its last block was cut; None where that is known.
         derives_seeds: Whether the seeds that were not recorded are the sampler's.
         fingerprints: How its workers computed.
@@ -222,6 +235,7 @@ class Origin:
 
     plan: GatherPlan
     resets: Resets | None = None
+    first: int | None = None
     stop: int | None = None
     derives_seeds: bool = True
     fingerprints: Collection[str] = ()
@@ -233,7 +247,7 @@ class Origin:
 def _replayed(
     ways: Sequence[_Rerun], one: TrajectoryBatch[Any, Any] | None, origin: Origin, video: Path | None, *, actions: bool
 ) -> Replay:
-    """Run a trajectory again, in one of two ways if it is not known which, and compare it with what was recorded."""
+    """Run a trajectory again, in one of some ways if it is not known which, and compare it with what was recorded."""
 
     def difference_of(trajectory: TrajectoryBatch[Any, Any]) -> Difference | None:
         return None if one is None else first_difference(one.unfiltered(), trajectory, prefix=origin.cut)
@@ -242,8 +256,8 @@ def _replayed(
     if video is not None:
         check_video(video)
         check_renders(loads(rerun.updates["env"]))
-    if len(ways) > 1 and difference_of(rerun.run()[0]) and not difference_of(ways[1].run()[0]):
-        rerun = ways[1]
+    if len(ways) > 1:
+        rerun = next((way for way in ways if not difference_of(way.run()[0])), ways[0])
     with ExitStack() as stack:
         take = None if video is None else stack.enter_context(VideoFile(video)).add
         try:
@@ -338,9 +352,9 @@ class ReplayingSampler(SamplerLife):
         Args:
             version: The agent version: `batch.agent_versions[i]`.
             index: The trajectory index: `batch.indices[i]`.
-            agent: The agent, or parameters for the sampler's agent, as `agent_update` takes them. None for those that
-                the sampler has, which are right for the current version only. Of an earlier version, where the sampler
-                has an `observation_filter`: `FilteredAgent(agent, filter)` of `streamsampler.filters`.
+            agent: The agent, or parameters for the sampler's agent, as `agent_update` takes them. None for those of the
+                last batch, which are right for its agent version only. Of an earlier version, where the sampler has an
+                `observation_filter`: `FilteredAgent(agent, filter)` of `streamsampler.filters`.
             env: As `env_update` takes it. None for the environment that the sampler has.
             reset_options: What `env.reset(options=…)` gets. None for what the call said, if it was the last one; an
                 episode of fragments may have begun in another.
@@ -374,16 +388,14 @@ class ReplayingSampler(SamplerLife):
                 raise UsageError(f"{what}: pass agent=, the agent of version {version} or its parameters")
             env = on_environments(env, session.updates, session.engine)
             pickled = pickled_updates(agent, env, session.sampled)
-            plan, said = self._said(last) if is_current else (Streamed(), None)
+            origin = self._origin_of(version, index, recorded, last)
             updates = session.sampled.mapped(self._published)
         if not is_current:
             updates.forget("filters")
         for kind, payloads in pickled.items():
             put(updates, kind, payloads)
-        # Which trajectories an earlier call was to obtain is not known.
-        stop = None if is_current or recorded is None else int(recorded.indices.max()) + 1
-        bits = frozenset() if recorded is None else recorded.fingerprints
-        origin = Origin(plan, said if given is None else given, stop, fingerprints=bits)
+        if given is not None:
+            origin = replace(origin, resets=given)
         return self.run_again(version, index, origin, updates, recorded=recorded, one=one, actions=actions, video=video)
 
     def run_again(
@@ -419,20 +431,19 @@ class ReplayingSampler(SamplerLife):
         n_together = setup.factory.layout.block
         if one is not None and one.env_numbers[0] >= 0 and n_together > 1 and not actions:
             raise UsageError(f"{_SIDE_BY_SIDE}pass actions=True")
-        queue, block = _place_of(origin.plan, index, n_together, self.n_workers if session.sampled.differ else 1)
-        seeds = {}
+        queue, blocks = _places_of(origin, index, n_together, self.n_workers if session.sampled.differ else 1)
+        if one is not None and session.sampled.differ and one.worker_numbers[0] < self.n_workers:
+            queue = int(one.worker_numbers[0])  # which does not follow from the index alone; see `ExactlyPerWorker`
+        block, seeds = blocks[0], {}
         if origin.derives_seeds:
-            derived = TrajectorySeeds(self.seed, version)
-            seeds = dict(zip(block, (origin.resets or Resets()).seeds_of(derived, block), strict=True))
+            derived, there = TrajectorySeeds(self.seed, version), sorted({*chain(*blocks)})
+            seeds = dict(zip(there, (origin.resets or Resets()).seeds_of(derived, there), strict=True))
         seeds |= of_version(recorded, version, () if recorded is None else recorded.seeds)
         updates.forget("levels")
         contents = {str(kind): payload for kind, payload in updates.missing(queue, {}).items()}
-        blocks = [block]
         if one is not None and actions:
             blocks, contents = [range(index, index + 1)], {"env": contents["env"]}
             contents["agent"] = dumps(_recorded_agents(one), "the recorded actions")
-        elif origin.stop is not None and block[-1] >= origin.stop:
-            blocks.append(block[: len(range(block.start, origin.stop, block.step))])
         if one is not None and (actions or one.cut[0]):
             origin = replace(origin, cut=origin.cut or bool(one.cut[0]))
             setup = replace(setup, factory=_going_on(setup.factory, len(one.rewards), alone=actions))
@@ -444,6 +455,26 @@ class ReplayingSampler(SamplerLife):
         rerun = partial(_Rerun, setup, contents, version, index, seeds=seeds, worker=queue, resets=origin.resets)
         film = None if video is None else Path(video)
         return _replayed([rerun(block=each) for each in known], one, origin, film, actions=actions)
+
+    def _origin_of(
+        self,
+        version: int,
+        index: int,
+        recorded: TrajectoryBatch[Any, Any] | None,
+        last: TrajectoryBatch[Any, Any] | None,
+    ) -> Origin:
+        """Return what is known of the call of a trajectory, whose last part was recorded as `last`."""
+        session, bits = self._session, frozenset() if recorded is None else recorded.fingerprints
+        stops = []
+        if version == session.sampled_version:
+            if session.plan is None or index >= session.plan.first:
+                return Origin(*self._said(last), fingerprints=bits)
+            stops.append(session.plan.first)  # with a lag, the call before may have had the same version
+        if recorded is None:
+            return Origin(Streamed(), stop=min(stops, default=None))
+        there = recorded.indices[recorded.agent_versions == version]
+        stops.append(int(there.max()) + 1)
+        return Origin(Streamed(), first=int(there.min()), stop=min(stops), fingerprints=bits)
 
     def _said(self, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
         """Return what the last call was to obtain, and what it said of resets, for one of its trajectories."""

@@ -22,7 +22,7 @@ from streamsampler import (
     sample_to_folder,
 )
 from tests.evaluation.envs import Known
-from tests.scripted.agents import Attentive, Drawing, Linear, Rowwise, Sampling, Stamping
+from tests.scripted.agents import Attentive, Drawing, Linear, Rowwise, Sampling, Stamping, always_zero
 from tests.scripted.envs import Counting, GlobalNoise, Nested, Rough, Steps
 from tests.scripted.vectors import Vector
 
@@ -112,6 +112,40 @@ def test_versions_are_replayed_by_their_parameters():
         replay(both, 1, version=3, **given)
 
 
+@pytest.mark.parametrize("kind", ["obtain_samples", "obtain_trajectories", "obtain_exact_trajectories"])
+def test_both_batches_of_a_version_with_a_lag(kind):
+    """The sampler's agent is that of both; the second batch's trajectories have other indices."""
+    agents = [Drawing(1), Drawing(2)]
+    with LocalSampler(agents, GlobalNoise, n_workers=2, seed=3, staleness=1, check=None) as sampler:
+        first, second = (getattr(sampler, kind)(5) for _ in range(2))
+        both = type(first).concatenate([first, second])
+        for batch in (first, second):
+            for index in batch.indices.tolist():
+                assert sampler.replay(1, index, recorded=batch).same
+                assert sampler.replay(1, index, recorded=both).same
+        assert len(sampler.replay(1, 0).trajectory) == 1
+        with pytest.raises(UsageError, match="there is no trajectory 99"):
+            sampler.replay(1, 99, recorded=both)
+
+
+def test_blocks_that_begin_with_a_batch(tmp_path):
+    """As the second one of a version does; also when later calls are over, and from a file."""
+    options: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 7}, "check": None}
+    with LocalSampler(always_zero, Vector("NEXT_STEP"), seed=3, staleness=1, **options) as sampler:
+        batches = [sampler.obtain_trajectories(9) for _ in range(2)]
+        both = type(batches[0]).concatenate(batches)
+        for recorded, indices in ((both, range(9)), (batches[1], range(9, 18))):
+            assert all(sampler.replay(1, index, recorded=recorded).same for index in indices)
+        sampler.obtain_trajectories(9)
+        for batch in batches:
+            for index in batch.indices.tolist():
+                assert sampler.replay(1, index, recorded=batch, agent=always_zero).same
+    path = batches[1].save(tmp_path / "second")
+    given: dict[str, Any] = {"agent": always_zero, "env": Vector("NEXT_STEP"), **options}
+    del given["check"]
+    assert all(replay(path, index, **given).same for index in range(9, 18))
+
+
 def test_the_global_generators_are_as_before():
     with LocalSampler(Drawing(), GlobalNoise, seed=3) as sampler:
         batch = sampler.obtain_trajectories(2)
@@ -130,6 +164,9 @@ def test_workers_with_agents_of_their_own(options):
             assert found.trajectory.actions[0] == 1 + index % 2
         exact = sampler.obtain_exact_trajectories(2, env_update=PerWorker([Counting(5), Counting(9)]))
         assert all(sampler.replay(2, index, recorded=exact).same for index in range(4))
+        sampler.obtain_trajectories(1)
+        agents = PerWorker([Stamping(1), Stamping(2)])
+        assert all(sampler.replay(2, index, recorded=exact, agent=agents).same for index in range(4))
 
 
 def test_seeds_and_options_that_were_given():
