@@ -45,7 +45,7 @@ HOUSE: dict[str, Any] = {
         "checking": 1575,
         "cli": 2319,
         "core": 913,
-        "data": 4454,
+        "data": 4463,
         "engines": 3024,
         "environments": 954,
         "evaluation": 2499,

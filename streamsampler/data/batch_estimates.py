@@ -40,7 +40,8 @@ class Sequences(NamedTuple):
     Attributes:
         rows: (n, L) int64, rows of the arrays of T timesteps; after a sequence's end its last one again.
         mask: (n, L) bool: which of them are timesteps of the sequence.
-        states: Leaves of (n, *S): what the agent remembered before the first timestep of each.
+        states: NumPy arrays of (n, *S), in a dict where the agent remembers several (of a tuple by position, "0", "1"):
+            what it remembered before the first timestep of each.
     """
 
     rows: NDArray[np.int64]
@@ -258,6 +259,8 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         Raises:
             DataError: The agent recorded none.
         """
+        if not len(self.rewards):
+            return np.zeros(0, np.int64)
         present = _recorded_states(self.agent_infos)[1]
         return np.arange(len(self.rewards)) if present is None else np.flatnonzero(present)
 
@@ -282,7 +285,7 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         for few in batch.minibatches(8, seed=iteration, by="trajectory"):
             loss(batch[few].padded("observations"))
         for rows, mask, states in batch.minibatches(8, seed=iteration, by="sequence", length=16):
-            loss(module(observations[rows], states), advantages[rows], mask)
+            loss(observations[rows], states, advantages[rows], mask)
         ```
 
         Sequences are for agents that remember. They begin where trajectories do, and every `length` timesteps after
@@ -302,7 +305,7 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         Raises:
             UsageError: A size, a length or a number of epochs below 1, a seed that is no integer of at least 0, another
                 `by`; a length of what are no sequences, or one after which no state was recorded.
-            DataError: Sequences of an agent that recorded no state.
+            DataError: Sequences of an agent that recorded no state, in the batch or in a trajectory.
         """
         if by not in ("timestep", "trajectory", "sequence"):
             raise UsageError(f"by must be 'timestep', 'trajectory' or 'sequence', not {by!r}")
@@ -314,7 +317,14 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         return _shuffled(len(self.rewards if by == "timestep" else self.lengths), size, seed, epochs)
 
     def _sequences(self, size: int, seed: int, epochs: int, length: int | None) -> Iterator[Sequences]:
+        if not len(self.rewards):
+            return iter(())
         states, present = _recorded_states(self.agent_infos)
+        if present is not None and len(without := np.flatnonzero(~present[self.starts])):
+            raise DataError(
+                f"{len(without)} of {len(self.lengths)} trajectories, at first the one at {without[0]}, are of an "
+                "agent that has recorded no state: sequences are for an agent that remembers"
+            )
         longest = int(self.lengths.max(initial=1))
         most = longest if length is None else min(length, longest)
         counts = -(-self.lengths // most)

@@ -16,7 +16,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, VecWorker
 from streamsampler.agents.torch import TorchAgent
 from streamsampler.errors import DataError, UsageError
 from streamsampler.filters import RunningNorm
@@ -117,6 +117,20 @@ def test_without_state_every_there_is_one_state_for_each_trajectory():
     assert sorted(part.mask.sum(axis=1).tolist()) == sorted(batch.lengths.tolist())
     with pytest.raises(UsageError, match="length=4 cuts where the agent recorded no state, at first before timestep 4"):
         batch.minibatches(9, seed=0, by="sequence", length=4)
+
+
+def test_batches_without_states():
+    """One that has no timesteps, and one that is joined with trajectories of an agent that does not remember."""
+    with LocalSampler(TorchAgent(Counting(), SPACE), "CartPole-v1", seed=1) as sampler:
+        batch = sampler.obtain_trajectories(3)
+        other = sampler.obtain_trajectories(2, agent_update="random")
+    assert batch[[]].states_at.tolist() == [] == list(batch[[]].minibatches(2, seed=0, by="sequence"))
+    joined = TrajectoryBatch.concatenate([batch, other])
+    for length in (None, 2):
+        with pytest.raises(
+            DataError, match="2 of 5 trajectories, at first the one at 3, are of an agent that has recorded no"
+        ):
+            joined.minibatches(2, seed=0, by="sequence", length=length)
 
 
 def test_sequences_have_each_timestep_once_an_epoch_in_an_order_of_the_seed():
