@@ -152,9 +152,8 @@ class SamplerLife(ABC):
                     self._lag.complete(call, self._session)
         except BaseException:
             if self._lag is not None:
-                self._lag.first = (
-                    None  # an interrupt may have come after `complete`: wherever it comes, the same follows
-                )
+                # An interrupt may have come after `complete`: wherever it comes, the next call begins anew.
+                self._lag.first = None
             raise
 
     @contextmanager

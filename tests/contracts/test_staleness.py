@@ -25,6 +25,7 @@ from streamsampler.protocol.messages import Fingerprint
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.lagging import Lag
+from streamsampler.samplers.run_ahead import RunAhead
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.sharded import sample_to_folder
 from streamsampler.testing import Fault, Faults
@@ -557,14 +558,26 @@ def wait_for_answers(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
 
 @AHEAD
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), SamplerError("no handle")])
+@pytest.mark.parametrize("place", ["begin_tickets", "send"])
 def test_an_error_while_the_next_batch_is_begun(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, place: str
 ) -> None:
-    """It costs neither the batch that is complete, nor the next one."""
+    """It costs neither the batch that is complete, nor the next one, also where a ticket was not sent."""
     with MultiprocessingSampler(Stamping(), AnyLength, n_workers=2, **LAGGING) as sampler:
         batches = [sampler.obtain_trajectories(4, agent_update=(1,))]
-        raise_once(monkeypatch, Session, "begin_tickets", error)
-        batches += [sampler.obtain_trajectories(4, agent_update=(number,)) for number in (2, 3, 4)]
+        engine, hand_out = sampler._session.engine, RunAhead._hand_out
+
+        def fail(*given: Any) -> None:
+            raise_once(monkeypatch, engine, "send", error)
+            hand_out(*given)
+
+        with monkeypatch.context() as patch:
+            if place == "send":
+                patch.setattr(RunAhead, "_hand_out", fail)
+            else:
+                raise_once(patch, Session, place, error)
+            batches.append(sampler.obtain_trajectories(4, agent_update=(2,)))
+        batches += [sampler.obtain_trajectories(4, agent_update=(number,)) for number in (3, 4)]
     assert batches == twins([4] * 4)
     assert f"could not begin with the next batch, which its own call samples: {type(error).__name__}" in caplog.text
 

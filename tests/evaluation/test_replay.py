@@ -128,10 +128,11 @@ def test_both_batches_of_a_version_with_a_lag(kind):
             sampler.replay(1, 99, recorded=both)
 
 
-def test_blocks_that_begin_with_a_batch(tmp_path):
+@pytest.mark.parametrize(("agent", "env", "size"), [(always_zero, Vector("NEXT_STEP"), 7), (Crowd(), "CartPole-v1", 5)])
+def test_blocks_that_begin_with_a_batch(agent, env, size, tmp_path):
     """As the second one of a version does; also when later calls are over, and from a file."""
-    options: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 7}, "check": None}
-    with LocalSampler(always_zero, Vector("NEXT_STEP"), seed=3, staleness=1, **options) as sampler:
+    options: dict[str, Any] = vec(block_size=size)
+    with LocalSampler(agent, env, seed=3, staleness=1, check=None, **options) as sampler:
         batches = [sampler.obtain_trajectories(9) for _ in range(2)]
         both = type(batches[0]).concatenate(batches)
         for recorded, indices in ((both, range(9)), (batches[1], range(9, 18))):
@@ -139,11 +140,9 @@ def test_blocks_that_begin_with_a_batch(tmp_path):
         sampler.obtain_trajectories(9)
         for batch in batches:
             for index in batch.indices.tolist():
-                assert sampler.replay(1, index, recorded=batch, agent=always_zero).same
+                assert sampler.replay(1, index, recorded=batch, agent=agent).same
     path = batches[1].save(tmp_path / "second")
-    given: dict[str, Any] = {"agent": always_zero, "env": Vector("NEXT_STEP"), **options}
-    del given["check"]
-    assert all(replay(path, index, **given).same for index in range(9, 18))
+    assert all(replay(path, index, agent=agent, env=env, **options).same for index in range(9, 18))
 
 
 def test_the_global_generators_are_as_before():
