@@ -52,7 +52,7 @@ HOUSE: dict[str, Any] = {
         "examples": 579,
         "formats": 683,
         "protocol": 1543,
-        "samplers": 3687,
+        "samplers": 3690,
         "stepping": 5136,
         "testing": 231,
         "workers": 6638,

@@ -252,12 +252,18 @@ def _replayed(
     def difference_of(trajectory: TrajectoryBatch[Any, Any]) -> Difference | None:
         return None if one is None else first_difference(one.unfiltered(), trajectory, prefix=origin.cut)
 
+    def is_right(way: _Rerun) -> bool:
+        try:
+            return not difference_of(way.run()[0])
+        except RolloutError:
+            return False  # perhaps in a trajectory that was not sampled
+
     rerun = ways[0]
     if video is not None:
         check_video(video)
         check_renders(loads(rerun.updates["env"]))
     if len(ways) > 1:
-        rerun = next((way for way in ways if not difference_of(way.run()[0])), ways[0])
+        rerun = next(filter(is_right, ways), ways[0])
     with ExitStack() as stack:
         take = None if video is None else stack.enter_context(VideoFile(video)).add
         try:

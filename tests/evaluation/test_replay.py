@@ -42,6 +42,19 @@ class Crowd:
         return (np.arange(len(observations)) + total) % 2, {}
 
 
+class Picky(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Begins from all seeds but some."""
+
+    def __init__(self, wrong: list[int]) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.wrong = wrong
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed in self.wrong:
+            raise ValueError(f"not from {seed}")
+        return super().reset(seed=seed, options=options)
+
+
 class Born(Steps):
     """Draws its rewards when it is made."""
 
@@ -143,6 +156,15 @@ def test_blocks_that_begin_with_a_batch(agent, env, size, tmp_path):
                 assert sampler.replay(1, index, recorded=batch, agent=agent).same
     path = batches[1].save(tmp_path / "second")
     assert all(replay(path, index, agent=agent, env=env, **options).same for index in range(9, 18))
+
+
+def test_what_would_raise_next_does_not_count():
+    """The rest of a block that was cut was not sampled."""
+    with LocalSampler(Crowd(), "CartPole-v1", seed=3, **vec(block_size=5)) as sampler:
+        wrong = sampler.seeds(1, [7])
+        batch = sampler.obtain_trajectories(6, env_update=partial(Picky, wrong))
+        sampler.obtain_trajectories(1)
+        assert sampler.replay(1, 5, recorded=batch, agent=Crowd()).same
 
 
 def test_the_global_generators_are_as_before():
