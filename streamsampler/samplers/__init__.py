@@ -93,8 +93,8 @@ runs in your process, and nothing is read before the next call, which also repor
 that call asks for more, the rest is sampled then; for less, what is left over is surplus. If it is given other
 `reset_options`, or an `env_update`, what was begun is abandoned. After a call with `seeds` or `tasks` nothing is begun,
 since the next call's are not known, nor by a `LocalSampler`, whose batches are the same. When its batch is complete, a
-call waits at most .1 s for workers that are still in a timestep which nobody needs any more. One whose timestep lasts
-longer begins with the next batch in the next call only, so with such environments little is gained.
+call waits at most .1 s for workers that still run a surplus timestep. A worker whose timestep lasts longer begins the
+next batch in the next call, so with such environments little is gained.
 
 Seeds and evaluation
 --------------------

@@ -96,7 +96,7 @@ class Call:
         """Handle what workers answered before the call, where they had begun with it, and hand out what is left.
 
         Raises:
-            SamplerError: What they answered ends the call; see `pump`, which would wait for ever if nothing else came.
+            SamplerError: What they answered ends the call. `pump` would wait for ever where nothing else comes.
         """
         taken_over, self._taken_over = self._taken_over, None  # else their memory would be kept as long as the call
         if taken_over is None:

@@ -152,7 +152,7 @@ class SamplerLife(ABC):
                     self._lag.complete(call, self._session)
         except BaseException:
             if self._lag is not None:
-                # An interrupt may have come after `complete`: wherever it comes, the next call begins anew.
+                # Also where an interrupt came after `complete`: the next call must not depend on the place.
                 self._lag.first = None
             raise
 

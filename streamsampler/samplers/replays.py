@@ -247,7 +247,7 @@ class Origin:
 def _replayed(
     ways: Sequence[_Rerun], one: TrajectoryBatch[Any, Any] | None, origin: Origin, video: Path | None, *, actions: bool
 ) -> Replay:
-    """Run a trajectory again, in one of some ways if it is not known which, and compare it with what was recorded."""
+    """Run a trajectory again, in one of several ways if it is not known which, and compare it with the recorded one."""
 
     def difference_of(trajectory: TrajectoryBatch[Any, Any]) -> Difference | None:
         return None if one is None else first_difference(one.unfiltered(), trajectory, prefix=origin.cut)

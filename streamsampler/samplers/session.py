@@ -520,7 +520,7 @@ class Session:
 
         Args:
             snapshot: These updates.
-            accepted: Those that the last call's trajectories count as made with; None for the same.
+            accepted: Those that agents are known to have taken, for `sampled`; None for the same.
         """
         self.updates.restore(snapshot)
         if self.used is not self.updates:
