@@ -26,8 +26,8 @@ from streamsampler.cli.options import by_key
 from streamsampler.cli.streams import failure
 from streamsampler.core.atomic import temporary_beside
 from streamsampler.core.errors import StorageError, UnknownAgentError, UnknownEnvironmentError, UsageError
+from streamsampler.core.settings import working_directory
 from streamsampler.data.shards import MANIFEST, check_folder
-from streamsampler.engines.launch.start_methods import working_directory
 from streamsampler.environments.ids import is_pettingzoo_id
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.environments.updates import EnvUpdate, as_env_update

@@ -116,7 +116,7 @@ class Engine(ABC):
         board: What the sampler and the workers share besides messages: in shared memory, or, where workers are in this
             process, `StatusBoard(memoryview(bytearray(board_bytes(n_workers))))`.
         concurrent: Whether workers run at the same time; otherwise they take turns.
-        has_own_loggers: Whether loggers in workers are not those of the sampler's process.
+        has_own_settings: Whether workers have settings and loggers of their own: they are in other processes.
         shortest_ticket_seconds: Below this the last tickets of a call cost more than they are worth.
         clock: Returns seconds, from any beginning: by them tickets are sized and deadlines kept. A simulation has its
             own.
@@ -125,7 +125,7 @@ class Engine(ABC):
     n_workers: int
     board: StatusBoard
     concurrent = True
-    has_own_loggers = False
+    has_own_settings = False
     shortest_ticket_seconds = SHORTEST_TICKET_SECONDS
     clock: Callable[[], float] = staticmethod(perf_counter)
 

@@ -347,7 +347,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
 class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
     """An engine whose workers are processes, each behind a link."""
 
-    has_own_loggers = True
+    has_own_settings = True
 
     def __init__(self, n_workers: int, close_timeout: float) -> None:
         super().__init__(n_workers, close_timeout)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import pickle
 import queue
 import signal
+import sys
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 from streamsampler.core.serialization import Contents, Payload, loads
+from streamsampler.core.settings import SettingsInForce
 from streamsampler.engines.launch.child import ignore_terminal, kill_at_end_of, own_group, run_as_child
 from streamsampler.engines.worker_side import ProcessSetup, WorkerChannel
 from streamsampler.protocol.messages import Answer, Exit, Message
@@ -24,6 +27,12 @@ from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import run_worker
 from streamsampler.workers.threads import ThreadLimit
+
+_RANDOM_HASHES = (
+    "workers have a random hash seed, so what depends on the order of sets of strings is another one in each run: "
+    "this program has used multiprocessing's fork server before, or was started with -E or -I. Set PYTHONHASHSEED=0 "
+    'before it starts, or use engine="processes"'
+)
 
 _MOST_STACK_BYTES = 1 << 14  # what a connection writes in one piece
 
@@ -62,10 +71,11 @@ class QueueChannel(WorkerChannel):
         ends: The worker's queues.
         keeper: Keeps log records until they are sent.
         threads: How many threads libraries compute on.
+        settings: The settings of the sampler's process that this one has.
     """
 
-    def __init__(self, ends: WorkerEnds, keeper: RecordKeeper, threads: ThreadLimit) -> None:
-        super().__init__(keeper, threads)
+    def __init__(self, ends: WorkerEnds, keeper: RecordKeeper, threads: ThreadLimit, settings: SettingsInForce) -> None:
+        super().__init__(keeper, threads, settings)
         self._commands, self._answers = ends.commands, ends.answers
 
     def _next(self, *, wait: bool) -> Message | None:
@@ -112,11 +122,13 @@ def _run(number: int, ends: WorkerEnds, setup: ProcessSetup, board: Any) -> None
         # A copy of this process that held the ends open would keep the sampler from noticing this one's death.
         os.register_at_fork(after_in_child=ends.close)
     threading.Thread(target=_listen, args=(ends,), name="streamsampler-listener", daemon=True).start()
-    threads = setup.apply()
-    row = StatusBoard(memoryview(board)).row(number)
     keeper = RecordKeeper(number)
     keeper.install()
-    channel = QueueChannel(ends, keeper, threads)
+    threads, settings = setup.apply()
+    if number == 0 and setup.hash_seed == "0" and sys.flags.hash_randomization:
+        logging.getLogger("streamsampler").warning(_RANDOM_HASHES)
+    row = StatusBoard(memoryview(board)).row(number)
+    channel = QueueChannel(ends, keeper, threads, settings)
     run_worker(channel, setup.worker, WorkerContext(row, number, setup.seed))
     channel.send_records()
     # Until the last answer is in the pipe; if the sampler does not read it, it kills this process.

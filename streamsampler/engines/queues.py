@@ -38,9 +38,10 @@ from typing import Any
 
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.serialization import Payload
+from streamsampler.core.settings import hash_seed, working_directory
 from streamsampler.engines.base import Died, Event
 from streamsampler.engines.launch.child import END_SECONDS, interrupts_blocked, make_room
-from streamsampler.engines.launch.start_methods import StartMethod, working_directory
+from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.linked import GRACE_SECONDS, EngineLink, LinkedEngine, shown_stacks
 from streamsampler.engines.queue_worker import WorkerEnds, main
 from streamsampler.engines.worker_side import ProcessSetup
@@ -240,15 +241,19 @@ def _main_module_left_out() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _current_directory_left_out() -> Iterator[None]:
-    """Let processes that are started not import modules from the current directory before they have our `sys.path`."""
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = "1"  # workers forget it: they have the variables of `ProcessSetup`
+def _variables_of_workers() -> Iterator[None]:
+    """Let processes that are started have the hash seed of workers, and find no modules in the current directory.
+
+    The directory is searched when they have our `sys.path`, and PYTHONSAFEPATH is forgotten with `ProcessSetup`.
+    """
+    variables = {"PYTHONSAFEPATH": "1", "PYTHONHASHSEED": hash_seed()}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.pop(name) if before is None else os.environ.update({name: before})
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 # ----------------------------------------------------------------------
@@ -295,7 +300,7 @@ class QueueEngine(LinkedEngine[QueueLink]):
         super().__init__(n_workers, close_timeout)
         make_room(n_workers)
         self._context = multiprocessing.get_context(start_method)
-        self._setup = ProcessSetup.of_this_process(make_worker, seed, threads)
+        self._setup = ProcessSetup.of_this_process(make_worker, seed, threads, is_forked=start_method == "fork")
         self._inbox: list[tuple[QueueLink, Any]] = []  # what was read; while it has something, there is a wake-up
         self._inbox_lock = threading.Lock()
         self._memory: Any = self._context.RawArray(ctypes.c_char, board_bytes(n_workers))
@@ -313,7 +318,7 @@ class QueueEngine(LinkedEngine[QueueLink]):
         self._memory = None
 
     def _new_link(self, number: int) -> QueueLink:
-        with _start_lock, _current_directory_left_out():
+        with _start_lock, _variables_of_workers():
             return QueueLink(self._context, number, self._setup, self._memory)
 
     def _started(self, number: int) -> QueueLink:

@@ -21,6 +21,7 @@ from ray.runtime_env import RuntimeEnv
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from streamsampler.core.errors import SamplerError, UsageError
+from streamsampler.core.settings import hash_seed
 from streamsampler.engines.linked import EngineLink, shown_stacks
 from streamsampler.engines.ray_worker import GROUPS, Hello, RaySetup, RayWorker, versions
 from streamsampler.protocol.messages import Continue, Exit, Message, Start
@@ -394,6 +395,13 @@ class RayLink(EngineLink):
 
 _START_SECONDS = 60.0  # that workers may take to start
 _PREPARED_SECONDS = 600.0  # the same where Ray installs packages or fetches files for them first
+
+
+def _with_hash_seed(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a runtime environment whose processes hash alike, unless it says how they hash."""
+    return {**runtime_env, "env_vars": {"PYTHONHASHSEED": hash_seed(), **(runtime_env.get("env_vars") or {})}}
+
+
 _PREPARING = {"pip", "uv", "conda", "container", "image_uri", "working_dir", "py_modules"}
 _MOST_FAILED = 3  # starts in a row
 
@@ -420,8 +428,7 @@ class Starts:
         self._setup = setup
         self._demand = demand
         self._options = {"num_cpus": 1, **demand.options}
-        if runtime_env:
-            self._options["runtime_env"] = dict(runtime_env)
+        self._options["runtime_env"] = _with_hash_seed(runtime_env or {})
         self.seconds = _PREPARED_SECONDS if _PREPARING.intersection(runtime_env or ()) else _START_SECONDS
         self._post = post
         self._next: dict[int, RayLink] = {}

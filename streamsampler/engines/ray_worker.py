@@ -19,7 +19,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import ray
 
-from streamsampler.core.serialization import Contents, Payload, loads
+from streamsampler.core.serialization import Contents, Payload, dumps, loads
+from streamsampler.core.settings import Settings, SettingsInForce
 from streamsampler.core.version import __version__
 from streamsampler.engines.worker_side import MemoryReporter, WorkerChannel
 from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Start
@@ -86,6 +87,7 @@ class RaySetup:
         seed: The sampler's seed.
         threads: How many threads libraries compute on; None for no limit.
         path: The sampler's `sys.path`.
+        settings: The settings of the sampler's process, pickled.
         variables: The environment variables about threads that are set in the sampler's process.
         report_memory: Whether workers write their memory to the board.
     """
@@ -94,6 +96,7 @@ class RaySetup:
     seed: int
     threads: int | None
     path: list[str]
+    settings: Payload
     variables: dict[str, str]
     report_memory: bool
 
@@ -103,15 +106,18 @@ class RaySetup:
     ) -> Self:
         """Return the setup of workers that are to find what this process finds; the arguments are as in the class."""
         variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-        return cls(make_worker.owned(), seed, threads, list(sys.path), variables, report_memory)
+        settings = dumps(Settings.of_this_process(), "the settings of this process").owned()
+        return cls(make_worker.owned(), seed, threads, list(sys.path), settings, variables, report_memory)
 
-    def apply(self) -> ThreadLimit:
-        """Let this process find the sampler's modules; return what limits its threads."""
+    def apply(self) -> tuple[ThreadLimit, SettingsInForce]:
+        """Let this process find the sampler's modules; return what keeps its threads and settings as they are there."""
         # Its own ones first: on another machine the folders of the same name may be others.
         sys.path += [folder for folder in self.path if folder not in sys.path and os.path.isdir(folder or ".")]
         for name in VARIABLES if self.threads is not None else ():
             os.environ[name] = self.variables.get(name, str(self.threads))  # Ray has set some to the actor's CPUs
-        return ThreadLimit(self.threads, self.variables)
+        settings = SettingsInForce(portable=True)
+        settings.apply(loads(self.settings))
+        return ThreadLimit(self.threads, self.variables), settings
 
 
 class _Reply:
@@ -218,13 +224,15 @@ class RayChannel(WorkerChannel):
         mailbox: Where messages come, and answers go.
         keeper: Keeps log records until they are sent.
         threads: How many threads libraries compute on.
+        settings: The settings of the sampler's process that this one has.
         report_memory: Called before each answer, if the sampler asks for the worker's memory.
     """
 
     def __init__(
-        self, mailbox: Mailbox, keeper: RecordKeeper, threads: ThreadLimit, report_memory: Callable[[], None] | None
-    ) -> None:
-        super().__init__(keeper, threads)
+        self, mailbox: Mailbox, keeper: RecordKeeper, threads: ThreadLimit, settings: SettingsInForce,
+        report_memory: Callable[[], None] | None,
+    ) -> None:  # fmt: skip
+        super().__init__(keeper, threads, settings)
         self._mailbox = mailbox
         self._report_memory = report_memory
 
@@ -277,9 +285,10 @@ class RayWorker:
             The last row of the board, and what was said after the last ticket.
         """
         keeper = RecordKeeper(self._number)
-        row = self._board.row(0)
-        channel = RayChannel(self._mailbox, keeper, setup.apply(), MemoryReporter(row) if setup.report_memory else None)
         keeper.install()
+        row = self._board.row(0)
+        report_memory = MemoryReporter(row) if setup.report_memory else None
+        channel = RayChannel(self._mailbox, keeper, *setup.apply(), report_memory)
         try:
             run_worker(channel, loads(setup.make_worker), WorkerContext(row, self._number, setup.seed))
             channel.send_records()

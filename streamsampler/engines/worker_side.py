@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
-from streamsampler.core.serialization import Contents, Payload, dumps_report, loads
+from streamsampler.core.serialization import Contents, Payload, dumps, dumps_report, loads
+from streamsampler.core.settings import Settings, SettingsInForce, hash_seed
 from streamsampler.engines.launch.child import lower_limit, original_limit
-from streamsampler.engines.launch.start_methods import working_directory
 from streamsampler.protocol.messages import BY_NAME, Answer, Message, Start
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.board import WorkerRow
@@ -29,12 +29,13 @@ class WorkerChannel(ABC):
     Args:
         keeper: Keeps log records until they are sent.
         threads: How many threads libraries compute on.
+        settings: The settings of the sampler's process that this one has.
     """
 
     interruptible = False
 
-    def __init__(self, keeper: RecordKeeper, threads: ThreadLimit) -> None:
-        self._keeper, self._threads = keeper, threads
+    def __init__(self, keeper: RecordKeeper, threads: ThreadLimit, settings: SettingsInForce) -> None:
+        self._keeper, self._threads, self._settings = keeper, threads, settings
         self._pid = os.getpid()
 
     # ------------------------------------------------------------------ to be written
@@ -68,17 +69,22 @@ class WorkerChannel(ABC):
         self._threads.hold()
         message = self._next(wait=wait)
         if isinstance(message, Start):
-            if message.levels is not None:
-                self._keeper.set_levels(self.load(message.levels))
+            if message.settings is not None:
+                settings, levels = self.load(message.settings)
+                self._settings.apply(settings)
+                self._keeper.set_levels(levels)
             else:
                 self._keeper.apply()
         return message
 
     def load(self, payload: Any) -> Any:
         """Return the object of a payload."""
+        n_modules = len(sys.modules)
         loaded = self._loaded(payload)
-        self._keeper.apply()  # modules that were imported just now may have set levels of their own
-        self._threads.hold()  # torch may be among them
+        # Modules that were imported just now may have set levels and settings of their own; torch may be among them.
+        self._keeper.apply()
+        self._settings.loaded(n_modules)
+        self._threads.hold()
         return loaded
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
@@ -111,9 +117,9 @@ class ProcessSetup:
         make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
         threads: How many threads libraries compute on; None for no limit.
-        path: The sampler's `sys.path`.
-        cwd: Its working directory; "/" where that is gone.
-        environ: Its environment variables, as they were when the sampler was made.
+        folders: The sampler's environment variables, `sys.path` and working directory, which loading may need.
+        settings: All its settings, pickled.
+        hash_seed: The hash seed that the processes are started with; "" where they have the sampler's, by fork.
         title: Its process title; empty where there is none.
         descriptors: How many descriptors a process may have; None for as many as the sampler's process may.
     """
@@ -121,43 +127,47 @@ class ProcessSetup:
     make_worker: Payload
     seed: int
     threads: int | None
-    path: list[str]
-    cwd: str
-    environ: dict[str, str]
+    folders: Settings
+    settings: Payload
+    hash_seed: str
     title: str
     descriptors: int | None
 
     @classmethod
-    def of_this_process(cls, make_worker: Payload, seed: int, threads: int | None) -> Self:
-        """Return the setup of workers that are to be like this process; the arguments are as in the class."""
+    def of_this_process(cls, make_worker: Payload, seed: int, threads: int | None, *, is_forked: bool = False) -> Self:
+        """Return the setup of workers that are to be like this process.
+
+        Args:
+            make_worker: As in the class.
+            seed: As in the class.
+            threads: As in the class.
+            is_forked: Whether workers are forks of this very process.
+        """
         title = ""
         with contextlib.suppress(ImportError):
             import setproctitle
 
             title = setproctitle.getproctitle()
-        cwd = working_directory() or "/"
+        here = Settings.of_this_process()
+        settings = dumps(here, "the settings of this process").owned()
         return cls(
-            make_worker.owned(), seed, threads=threads, path=list(sys.path), cwd=cwd, environ=dict(os.environ),
-            title=title, descriptors=original_limit(),
+            make_worker.owned(), seed, threads=threads, folders=here.without_values(), settings=settings,
+            hash_seed="" if is_forked else hash_seed(), title=title, descriptors=original_limit(),
         )  # fmt: skip
 
-    def apply(self) -> ThreadLimit:
-        """Make this process, a worker, like the sampler's; return what limits its threads."""
+    def apply(self) -> tuple[ThreadLimit, SettingsInForce]:
+        """Make this process, a worker, like the sampler's; return what keeps its threads and settings so."""
         # Before the environment variables change: the title is written over their first place in memory.
         with contextlib.suppress(ImportError):
             import setproctitle
 
             setproctitle.setproctitle("worker:" + self.title)
         lower_limit(self.descriptors)
-        sys.path[:] = self.path
-        for name in os.environ.keys() - self.environ.keys():
-            del os.environ[name]  # a fork server may be older than what was deleted
-        os.environ.update(self.environ)
+        settings = SettingsInForce()
+        settings.apply_folders(self.folders)
         set_unset(os.environ, self.threads)
-        for directory in ("/", self.cwd):  # "/" where the other is gone by now
-            with contextlib.suppress(OSError):
-                os.chdir(directory)
-        return ThreadLimit(self.threads, self.environ)
+        settings.apply(loads(self.settings))
+        return ThreadLimit(self.threads, self.folders.environ), settings
 
     def worker(self, context: WorkerContext) -> Worker:
         """Make the worker."""

@@ -193,7 +193,8 @@ class Start:
         agent: A new agent, as the engine carries payloads; None keeps the agent.
         parameters: New parameters for it; None keeps them.
         env: A new environment; None keeps the environment.
-        levels: The levels of the sampler's loggers (`workers.logs.Levels`); None if they have not changed.
+        settings: The settings of the sampler's process and the levels of its loggers (`core.settings.Settings`,
+            `workers.logs.Levels`), as the engine carries payloads; None if neither has changed.
         check: Whether to check, before the first ticket, that trajectories depend on their seeds alone.
         resets: What the call says of its trajectories (`workers.resets.Resets`), as the engine carries payloads.
         filters: New filters (`filters.Filters`); None keeps them.
@@ -204,7 +205,7 @@ class Start:
     agent: Any = None
     parameters: Any = None
     env: Any = None
-    levels: Any = None
+    settings: Any = None
     check: bool = False
     resets: Any = None
     filters: Any = None

@@ -51,7 +51,7 @@ def begun(
     """
     resets = session.resets_of(plan, resets, updates)
     payload = pickled_resets(resets)
-    session.publish_levels()
+    session.publish_settings()
     session.renew_after_tasks(resets)
     snapshot = session.updates.snapshot()
     try:
@@ -144,7 +144,7 @@ class Lag:
         version, first = (own, 0) if "env" in updates else self.next_of(session.version)
         plan, resets = plan.starting_at(first), replace(resets or Resets(), version=version, first=first)
         payload = pickled_resets(resets)
-        session.publish_levels()
+        session.publish_settings()
         session.renew_after_tasks(resets)
         before, used, accepted = session.updates.snapshot(), session.used.snapshot(), session.sampled.snapshot()
         try:

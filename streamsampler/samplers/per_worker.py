@@ -95,8 +95,8 @@ def check_length(name: str, items: list[Any], n_workers: int) -> None:
 
 Payload = TypeVar("Payload")
 Other = TypeVar("Other")
-Kind = Literal["agent", "parameters", "env", "filters", "levels"]
-_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "filters", "levels")
+Kind = Literal["agent", "parameters", "env", "filters", "settings"]
+_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "filters", "settings")
 
 
 class InForce(NamedTuple):

@@ -445,7 +445,7 @@ class ReplayingSampler(SamplerLife):
             derived, there = TrajectorySeeds(self.seed, version), sorted({*chain(*blocks)})
             seeds = dict(zip(there, (origin.resets or Resets()).seeds_of(derived, there), strict=True))
         seeds |= of_version(recorded, version, () if recorded is None else recorded.seeds)
-        updates.forget("levels")
+        updates.forget("settings")  # it runs in this process
         contents = {str(kind): payload for kind, payload in updates.missing(queue, {}).items()}
         if one is not None and actions:
             blocks, contents = [range(index, index + 1)], {"env": contents["env"]}

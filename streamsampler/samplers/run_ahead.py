@@ -54,7 +54,7 @@ _PATIENCE = 0.1
 """For how many seconds a call that is complete waits for workers that are still in a timestep of a rollout which is not
 needed any more. One that does not answer until then gets its next ticket in the next call."""
 
-_OF_TRAJECTORIES: tuple[Kind, ...] = ("agent", "parameters", "env")
+_OF_TRAJECTORIES: tuple[Kind, ...] = ("agent", "parameters", "env", "settings")
 
 
 class TakenOver(NamedTuple):

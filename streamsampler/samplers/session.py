@@ -13,6 +13,7 @@ from streamsampler.core.errors import CheckMode
 from streamsampler.core.memory import Pool
 from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.core.serialization import Payload, dumps, loads, refers_to
+from streamsampler.core.settings import Settings
 from streamsampler.data.assembly import info_pieces
 from streamsampler.data.batch_fields import INFOS
 from streamsampler.data.info_columns import InfoColumns
@@ -31,7 +32,7 @@ from streamsampler.protocol.tickets import Throughput
 from streamsampler.samplers.fragments import FragmentLedger, order_of
 from streamsampler.samplers.per_worker import Kind, Snapshot, Updates
 from streamsampler.samplers.supervisor import Supervisor, WorkerRecord, logger
-from streamsampler.workers.logs import Levels, levels_here
+from streamsampler.workers.logs import levels_here
 from streamsampler.workers.resets import Resets
 
 # ----------------------------------------------------------------------
@@ -309,11 +310,10 @@ class Session:
         self.fragments: FragmentLedger | None = None
         self._resets_handle: Any = None
         self._published: dict[int, Any] = updates.payloads()
-        self._levels: Levels | None = None
         self._lanes: dict[int, tuple[int, ...]] = {}  # by queue, with which structure its workers run lanes
         self._ran_by_dead = 0  # timesteps
         self._has_counted = False
-        self._has_warned_of_anomaly = False
+        self._has_warned_of_anomaly = self._has_warned_of_device = False
 
     def _new_record(self, worker: int) -> WorkerRecord:
         return WorkerRecord(SamplerSide(worker, self.ticket_version, self.capacity))
@@ -330,11 +330,24 @@ class Session:
         """The filters of the current version; None for none."""
         return self.updates.about("filters")[0] if "filters" in self.updates else None
 
-    def publish_levels(self) -> None:
-        """Let workers in other processes make the log records that this process's loggers let through now."""
-        if self.engine.has_own_loggers and (levels := levels_here()) != self._levels:
-            self.updates.put("levels", self.publish(dumps(levels, "the levels of loggers")))
-            self._levels = levels
+    def publish_settings(self) -> None:
+        """Let workers in other processes have this process's settings, and make the log records that it lets through.
+
+        Raises:
+            SerializationError: A setting cannot be pickled.
+        """
+        if not self.engine.has_own_settings:
+            return
+        here = Settings.of_this_process(), levels_here()
+        if "settings" not in self.updates or self.updates.about("settings")[0] != here:
+            self.updates.put("settings", self.publish(dumps(here, "the settings of this process")), here)
+        if here[0].torch_device != "cpu" and not self._has_warned_of_device and self.need("torch"):
+            self._has_warned_of_device = True
+            logger.warning(
+                "torch's default device is %s in this process, and the CPU in workers, where the agent acts: pass "
+                'device= where the agent makes tensors. inference="parent" keeps the agent in this process',
+                here[0].torch_device,
+            )
 
     def resets_of(self, plan: GatherPlan, resets: Resets | None, updates: Collection[Kind]) -> Resets | None:
         """Return what a call says of its trajectories; where it is of fragments, whether episodes go on, too.

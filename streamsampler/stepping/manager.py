@@ -246,6 +246,7 @@ class BaseEnvManager(abc.ABC):
         if every_episode and seed is None:
             raise UsageError("every_episode=True begins each episode with the same seed: give one, reset(seed=…)")
         seeds = {} if seed is None else self._episodes.seeds.restart(chosen, seed, every_episode=every_episode)
+        transport.send_settings()
         transport.in_hand = True
         self._inbox.reset({env_id: (seeds.get(env_id), copied) for env_id in chosen})
         transport.in_hand = False

@@ -32,7 +32,8 @@ from streamsampler.core.errors import (
     SerializationError,
     WorkerError,
 )
-from streamsampler.core.serialization import dumps, loads
+from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.core.settings import Settings
 from streamsampler.engines.base import Died
 from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.protocol.messages import Phase
@@ -119,7 +120,7 @@ class ProcessTransport(Transport):
         """Start the workers, all at once, and let each make its environments."""
         self._pool = EnvPool(self._setup(self._updates), len(self._envs_of), self._threads, self._close_timeout)
         self._close = weakref.finalize(self, _end, self._pool)
-        self._levels = levels_here()
+        self._settings = Settings.of_this_process(), levels_here()
         self._await(lambda: all(link.spaces is not None or link.ended for link in self._pool))
         broken = [event for event in self._pending if isinstance(event, Broken)]
         for event in sorted(broken, key=lambda it: not it.is_final):  # first one that spends a quota
@@ -143,7 +144,7 @@ class ProcessTransport(Transport):
         ids = self._envs_of[link.number]
         options = {e: self._options[e] for e in ids if e in self._options}
         parameters = {e: self._parameters[e] for e in ids if e in self._parameters}
-        given = self.spaces, options, parameters, self._levels
+        given = self.spaces, options, parameters, self._pickled_settings()
         link.write(pickle_frame(("rows", dumps(given, "the spaces, options and parameters of environments").owned())))
 
     def _link(self, number: int) -> EnvLink:
@@ -185,7 +186,6 @@ class ProcessTransport(Transport):
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
         """Request resets."""
         self._options.update(options)
-        self._send_levels()
         for number, ids in self._by_worker(env_ids):
             of_these = dumps({e: options[e] for e in ids if e in options}, "the options of a reset").owned()
             self._post(number, ids, pickle_frame(("reset", ids, of_these)))
@@ -213,12 +213,16 @@ class ProcessTransport(Transport):
             self._pool[number].write(pickle_frame(("options", dumps(dict.fromkeys(ids), "no options").owned())))
         return had
 
-    def _send_levels(self) -> None:
-        """Let workers make the log records that this process lets through, if that has changed."""
-        if (levels := levels_here()) != self._levels:
-            self._levels = levels
+    def send_settings(self) -> None:
+        """Let workers have this process's settings and the levels of its loggers, if they have changed."""
+        if (settings := (Settings.of_this_process(), levels_here())) != self._settings:
+            self._settings = settings
+            frame = pickle_frame(("settings", self._pickled_settings()))
             for link in self._pool:
-                link.write(pickle_frame(("levels", levels)))
+                link.write(frame)
+
+    def _pickled_settings(self) -> Payload:
+        return dumps(self._settings, "the settings of this process").owned()
 
     def _by_worker(self, env_ids: Sequence[int]) -> list[tuple[int, list[int]]]:
         grouped: dict[int, list[int]] = {}

@@ -222,6 +222,9 @@ class Transport(abc.ABC):
     def start(self) -> None:
         """Make the environments."""
 
+    def send_settings(self) -> None:  # noqa: B027 - environments in this process have them
+        """Give environments in other processes the settings of this one, where they have changed since."""
+
     @abc.abstractmethod
     def step(self, env_ids: Sequence[int]) -> None:
         """Request a step of each of some environments; their actions lie in their rows."""

@@ -7,6 +7,7 @@ import mmap
 import os
 import pickle
 import secrets
+import sys
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NoReturn
@@ -49,7 +50,9 @@ def main(number: int, fds: Sequence[int]) -> None:
     begun = begin(number, fds)
     setup, levels = begun.setup
     begun.keeper.set_levels(levels)
+    n_modules = len(sys.modules)
     updates, new_stepper = loads(setup.make_worker)
+    begun.settings.loaded(n_modules)
     # Forked workers have the server's generators: they would draw alike, and so would an environment that is restored.
     set_states(secrets.randbits(63), None)
     stepper: Stepper = new_stepper(updates[number], number, begun.row)
@@ -70,7 +73,7 @@ class EnvWorker:
         self._reader = FrameReader(begun.commands_fd)
         self._answers_fd = begun.answers_fd
         (self._rows_fd,) = begun.others
-        self._keeper, self._threads = begun.keeper, begun.threads
+        self._keeper, self._threads, self._settings = begun.keeper, begun.threads, begun.settings
         self._pid = os.getpid()
         self._seconds: dict[int, float] = {}  # what a step of each takes: falls at once, as others may take the core
         self._done: list[int] = []
@@ -81,7 +84,7 @@ class EnvWorker:
             "rows": self._open_rows,
             "actions": self._stepper.take_actions,
             "options": self._set_options,
-            "levels": self._keeper.set_levels,
+            "settings": self._set_settings,
             "reset": self._resets,
             "restore": self._restore,
             "ended": self._stepper.end_episodes,
@@ -137,13 +140,18 @@ class EnvWorker:
     def _open_rows(self, payload: Payload) -> None:
         options: dict[int, Any]
         parameters: dict[int, NumberedParameters]
-        spaces, options, parameters, levels = loads(payload)
-        self._keeper.set_levels(levels)
+        spaces, options, parameters, settings = loads(payload)
+        self._set_settings(settings)
         self._stepper.rows = self._new_rows(spaces)
         for env_id, given in options.items():
             self._stepper.set_options(env_id, given)
         for env_id, of_one in parameters.items():
             self._stepper.set_parameters(env_id, of_one)
+
+    def _set_settings(self, payload: Payload) -> None:
+        settings, levels = loads(payload)
+        self._settings.apply(settings)
+        self._keeper.set_levels(levels)
 
     def _new_rows(self, spaces: EnvSpaces) -> Rows:
         return Rows(spaces, buffer_rows(mmap.mmap(self._rows_fd, 0)))

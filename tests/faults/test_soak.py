@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler.core.settings import hash_seed
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import worker_main
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
@@ -75,7 +76,7 @@ class Footprint:
     @classmethod
     def now(cls):
         gc.collect()
-        server = launch._servers[1, worker_main.main]._process.pid
+        server = launch._servers[1, worker_main.main, hash_seed()]._process.pid
         maps = Path("/proc/self/maps").read_text()
         return cls(
             len(os.listdir("/proc/self/fd")),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from streamsampler import MultiprocessingSampler
+from streamsampler.core.settings import hash_seed
 from streamsampler.engines import linked
 from streamsampler.engines.launch import child as descriptors
 from streamsampler.engines.launch import start as launch
@@ -34,7 +35,7 @@ def make(env: Any = ScriptedEnv, n_workers: int = 2, **options: Any) -> Any:
 
 
 def fork_server() -> Any:
-    return launch._servers[1, worker_main.main]._process
+    return launch._servers[1, worker_main.main, hash_seed()]._process
 
 
 def second_call(sampler: Any, **updates: Any) -> bool:
@@ -220,14 +221,15 @@ def test_a_fork_server_that_is_killed_takes_no_worker_with_it_and_is_replaced():
 STOPS_ITS_FORK_SERVER = """
 import os, signal
 from streamsampler import MultiprocessingSampler
+from streamsampler.core.settings import hash_seed
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import worker_main
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
 sampler.obtain_trajectories(2)
-print(launch._servers[1, worker_main.main]._process.pid, *sampler.worker_pids())
-os.kill(launch._servers[1, worker_main.main]._process.pid, signal.SIGSTOP)
+print(launch._servers[1, worker_main.main, hash_seed()]._process.pid, *sampler.worker_pids())
+os.kill(launch._servers[1, worker_main.main, hash_seed()]._process.pid, signal.SIGSTOP)
 """
 
 

@@ -84,7 +84,7 @@ def test_the_same_number_and_the_same_bits_everywhere(threads, clean):
             assert (found["variables"] == (number or 0)).all(), method
         if number == 1:
             assert np.array_equal(batch.actions, expected.actions), method
-    assert {1, 2} <= {number for number, _ in launch._servers}
+    assert {1, 2} <= {number for number, *_ in launch._servers}
     clean.setenv("OPENBLAS_NUM_THREADS", "2")  # what the user has set counts
     with MultiprocessingSampler(Summing(), env, n_workers=1, start_method="fork") as sampler:
         infos = sampler.obtain_trajectories(1).agent_infos

@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Sequence
 
 from streamsampler.core.errors import SamplerError
+from streamsampler.core.settings import hash_seed
 from streamsampler.engines.launch.child import (
     STATUS,
     Main,
@@ -216,15 +217,18 @@ def launch(main: Main, number: int, fds: Sequence[int], threads: int | None = No
     """
     reap_strays()
     with _servers_lock:
-        server = _servers.get((threads, main))
+        key = threads, main, hash_seed()
+        server = _servers.get(key)
         if server is None or not server.alive():
-            server = _servers[threads, main] = _Server(main, threads)
+            server = _servers[key] = _Server(main, threads)
     return server.launch(number, fds)
 
 
 def _python(code: str, main: Main) -> list[str]:
     """Return the command that runs `code` in a fresh interpreter which finds the modules that this one finds."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    # It needs PYTHONHASHSEED; `_start` keeps the other variables that -E and -I are about from it.
+    flags = [flag for flag in flags if flag not in ("-E", "-I")] + ["-s"] * sys.flags.isolated
     path = import_path(main.__module__)
     # -P: `-c` puts the current directory first, where a file may be called like one of the modules imported here.
     return [sys.executable, *flags, "-P", "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
@@ -288,7 +292,9 @@ class _Server:
 
 
 def _start(command: Sequence[str], fds: Sequence[int], threads: int | None) -> subprocess.Popen[bytes]:
-    environ = dict(os.environ)
+    hidden = "PYTHON" if sys.flags.ignore_environment else "\0"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    environ["PYTHONHASHSEED"] = hash_seed()
     set_unset(environ, threads)
     with interrupts_blocked():
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environ)
@@ -304,5 +310,5 @@ def _close_server(fds: Sequence[int], process: subprocess.Popen[bytes], owner: i
         end_server(process, _CLOSE_SECONDS)  # killed, if it is stopped or hangs
 
 
-_servers: dict[tuple[int | None, Main], _Server] = {}  # with their number of threads: hardly ever several
+_servers: dict[tuple[int | None, Main, str], _Server] = {}  # with their threads and hash seed: hardly ever several
 _servers_lock = threading.Lock()

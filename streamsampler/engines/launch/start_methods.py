@@ -8,6 +8,7 @@ import sys
 from typing import Literal
 
 from streamsampler.core.errors import UsageError
+from streamsampler.core.settings import working_directory
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 START_METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")
@@ -69,14 +70,6 @@ def import_path(module: str) -> list[str]:
     path = [entry for entry in sys.path if isinstance(entry, str) and _real(entry) != current]
     loaded = any(_home(name) == current for name in (*_NEEDED, module.partition(".")[0]))
     return [current, *path] if loaded else path
-
-
-def working_directory() -> str | None:
-    """Return the working directory; None if it was removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
 
 
 def _real(entry: str) -> str:

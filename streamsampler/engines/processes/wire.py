@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from streamsampler.core.serialization import Contents, Payload, Place
+from streamsampler.core.settings import SettingsInForce
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region
 from streamsampler.engines.worker_side import WorkerChannel
 from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Report, Ticket, Times, by_position
@@ -264,6 +265,7 @@ class ProcessChannel(WorkerChannel):
         inline_limit: Bytes up to which a report travels in the message itself.
         keeper: Keeps log records until they are sent.
         threads: How many threads libraries compute on.
+        settings: The settings of the sampler's process that this one has.
         before_answer: Called before each answer is sent.
 
     Attributes:
@@ -280,9 +282,10 @@ class ProcessChannel(WorkerChannel):
         inline_limit: int,
         keeper: RecordKeeper,
         threads: ThreadLimit,
+        settings: SettingsInForce,
         before_answer: Callable[[], None] | None,
     ) -> None:
-        super().__init__(keeper, threads)
+        super().__init__(keeper, threads, settings)
         self._commands = MessageReader(commands_fd, inline_limit)
         self._unread: deque[bytes] = deque()
         self._answers_fd = answers_fd

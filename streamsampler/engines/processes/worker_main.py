@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from streamsampler.core.settings import SettingsInForce
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import ProcessChannel
 from streamsampler.engines.worker_side import MemoryReporter, ProcessSetup
@@ -30,6 +31,7 @@ class Begun(NamedTuple):
         row: Its row of the status board.
         keeper: Keeps log records until they are sent.
         threads: What limits its threads.
+        settings: The settings of the process that started it.
         others: The other descriptors that it was given.
     """
 
@@ -39,6 +41,7 @@ class Begun(NamedTuple):
     row: WorkerRow
     keeper: RecordKeeper
     threads: ThreadLimit
+    settings: SettingsInForce
     others: Sequence[int]
 
 
@@ -55,12 +58,14 @@ def begin(number: int, fds: Sequence[int]) -> Begun:
     answer_with_stacks(stacks_fd)
     setup = pickle.loads(mmap.mmap(setup_fd, 0, access=mmap.ACCESS_READ))
     of_process: ProcessSetup = setup[0]
-    threads = of_process.apply()
-    row = StatusBoard(memoryview(mmap.mmap(board_fd, 0))).row(number)
-    _redirect_descriptors_of(board_fd)
     keeper = RecordKeeper(number)
     keeper.install()
-    return Begun(commands_fd, answers_fd, setup=setup, row=row, keeper=keeper, threads=threads, others=others)
+    threads, settings = of_process.apply()
+    row = StatusBoard(memoryview(mmap.mmap(board_fd, 0))).row(number)
+    _redirect_descriptors_of(board_fd)
+    return Begun(
+        commands_fd, answers_fd, setup=setup, row=row, keeper=keeper, threads=threads, settings=settings, others=others
+    )
 
 
 def main(number: int, fds: Sequence[int]) -> None:
@@ -77,7 +82,7 @@ def main(number: int, fds: Sequence[int]) -> None:
     memory = MemoryReporter(begun.row) if report_memory else None
     channel = ProcessChannel(
         begun.commands_fd, begun.answers_fd, arena_fd=arena_fd, updates_fd=updates_fd, inline_limit=inline_limit,
-        keeper=begun.keeper, threads=begun.threads, before_answer=memory,
+        keeper=begun.keeper, threads=begun.threads, settings=begun.settings, before_answer=memory,
     )  # fmt: skip
     context = WorkerContext(begun.row, number, setup.seed, allocate=channel.allocate)
     run_worker(armed(channel, number), setup.worker, context)

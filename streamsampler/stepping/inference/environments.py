@@ -252,6 +252,11 @@ class Environments:
         """What carries requests to their processes."""
         return self._processes.transport
 
+    def send_settings(self) -> None:
+        """Give the processes that there are this one's settings."""
+        if self._processes.running:
+            self.transport.send_settings()
+
     def pids(self) -> list[int]:
         """Return the ids of the processes that there are."""
         return self._processes.pids()

@@ -17,7 +17,7 @@ from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Answered, Event, Logged, Restored
 from streamsampler.engines.local import LocalChannel, LocalEngine
 from streamsampler.environments.updates import EnvUpdate
-from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.protocol.messages import Message, Phase, Start, Ticket
 from streamsampler.protocol.restarts import Policy
 from streamsampler.samplers.payloads import EnvironmentFacts
 from streamsampler.stepping.inference.asking import Asking, checked_groups
@@ -256,6 +256,11 @@ class ParentWorker(VecWorker):
         """Return the ids of the environments' processes."""
         return [] if self._environments is None else self._environments.pids()
 
+    def send_settings(self) -> None:
+        """Give the environments' processes this one's settings; those that are started later have them."""
+        if self._environments is not None:
+            self._environments.send_settings()
+
     def take_losses(self) -> list[BaseException]:
         """Return the losses of processes since the last time."""
         if self._environments is None:
@@ -458,6 +463,12 @@ class ParentEngine(LocalEngine):
 
     def _channel(self, worker: int, events: deque[Event], threads: ThreadLimit) -> LocalChannel:
         return _Channel(self._mode, worker, events, threads)
+
+    def send(self, worker: int, message: Message) -> None:
+        """Leave a message for the worker; the environments' processes have this one's settings from then on."""
+        if isinstance(message, Start) and self._worker is not None:
+            self._worker.send_settings()
+        super().send(worker, message)
 
     def publish(self, payload: Payload) -> Any:
         """Return the handle of a payload, which still tells what it is about."""

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from streamsampler.core.settings import Settings
 from streamsampler.engines.base import Died
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Phase
@@ -166,7 +167,9 @@ class Process(EnvWorker):
         stepper = Stepper(updates, number, world.board.rows[number], world.autoreset)
         stepper.fresh = updates.__getitem__
         silent = types.SimpleNamespace(set_levels=_nothing, take=_nothing, apply=_nothing, hold=_nothing)
-        begun: Any = types.SimpleNamespace(commands_fd=-1, answers_fd=-1, others=[-1], keeper=silent, threads=silent)
+        begun: Any = types.SimpleNamespace(
+            commands_fd=-1, answers_fd=-1, others=[-1], keeper=silent, threads=silent, settings=silent
+        )
         super().__init__(stepper, begun)
         self.number, self.rows, self.faults = number, world.rows, world.faults
         self.inbox: list[bytes] = []
@@ -311,7 +314,7 @@ class Modelled(ProcessTransport):
         super().__init__(updates, len(world.envs_of), no_stepper, policy, None, 1, world.wait)
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
         self.setbacks._envs_of = world.envs_of
-        self._levels = Levels()
+        self._settings = Settings({}, (), "/", {}), Levels()
         self.world = world
 
     def start(self):
@@ -321,7 +324,7 @@ class Modelled(ProcessTransport):
         for link in self._pool:
             self._begin(link)
 
-    def _send_levels(self):
+    def send_settings(self):
         pass
 
 

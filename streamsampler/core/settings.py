@@ -1,0 +1,259 @@
+"""Carry the settings of the sampler's process to its workers.
+
+Some settings of a process change what environments and agents compute: torch's default dtype, NumPy's error state, the
+precision of decimals. Workers have those of the sampler's process, so that a batch is the same wherever it is sampled.
+`SETTINGS` is the list of them; besides, there are the environment variables, the working directory and `sys.path`.
+
+A worker's own changes stay: where the sampler's process changes a setting, only this setting is set in workers again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, NamedTuple, Self
+
+_LOG = logging.getLogger("streamsampler")
+_HASH_SEED = "PYTHONHASHSEED"
+
+
+def hash_seed() -> str:
+    """Return the hash seed of workers: this process's `PYTHONHASHSEED` where that is a number, otherwise "0".
+
+    With a random seed in each process, the order of a set of strings would depend on the worker.
+    """
+    value = os.environ.get(_HASH_SEED, "")
+    return value if value.isdecimal() else "0"
+
+
+def working_directory() -> str | None:
+    """Return the working directory; None if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+# ----------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """A setting that a process may change, and that changes what environments and agents compute.
+
+    Attributes:
+        name: Its name in messages.
+        module: The module that has it. Where the sampler's process has not loaded it, the setting is left alone.
+        read: Returns the value, of the module. Values can be pickled and compared.
+        apply: Sets the value, in the module.
+        default: The value in a process that has just loaded the module: for this one, a worker need not load it.
+    """
+
+    name: str
+    module: str
+    read: Callable[[Any], Any]
+    apply: Callable[[Any, Any], object]
+    default: Any = None
+
+
+def _decimal_context(decimal: Any) -> tuple[Any, ...]:
+    context = decimal.getcontext()
+    traps = tuple(sorted(signal.__name__ for signal, is_set in context.traps.items() if is_set))
+    return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
+
+
+def _set_decimal_context(decimal: Any, value: tuple[Any, ...]) -> None:
+    *numbers, traps = value
+    decimal.setcontext(decimal.Context(*numbers, flags=[], traps=[getattr(decimal, name) for name in traps]))
+
+
+def _set_warning_filters(warnings: Any, filters: tuple[Any, ...]) -> None:
+    warnings.resetwarnings()  # forgets what was decided by the filters before
+    warnings.filters.extend(filters)
+
+
+def _torch_determinism(torch: Any) -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_torch_determinism(torch: Any, value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _keep_cpu(torch: Any, _: str) -> None:
+    """Leave the CPU as the default device: agents' modules are there. A forked worker has inherited another one."""
+    if str(torch.get_default_device()) != _CPU:
+        torch.set_default_device(None)  # no device is the CPU, and costs nothing in each call
+
+
+_CPU = "cpu"
+TORCH_DEVICE = "torch's default device"
+
+SETTINGS = (
+    Setting("NumPy's error state", "numpy", lambda numpy: numpy.geterr(), lambda numpy, value: numpy.seterr(**value)),
+    Setting("warning filters", "warnings", lambda warnings: tuple(warnings.filters), _set_warning_filters),
+    Setting("decimal context", "decimal", _decimal_context, _set_decimal_context),
+    Setting(
+        "locale", "locale", lambda locale: locale.setlocale(locale.LC_ALL),
+        lambda locale, value: locale.setlocale(locale.LC_ALL, value),
+    ),
+    Setting("recursion limit", "sys", lambda sys: sys.getrecursionlimit(), lambda sys, n: sys.setrecursionlimit(n)),
+    Setting(
+        "torch's default dtype", "torch", lambda torch: str(torch.get_default_dtype()).removeprefix("torch."),
+        lambda torch, name: torch.set_default_dtype(getattr(torch, name)), "float32",
+    ),
+    Setting(
+        "torch's precision of float32 products", "torch", lambda torch: torch.get_float32_matmul_precision(),
+        lambda torch, value: torch.set_float32_matmul_precision(value), "highest",
+    ),
+    Setting(
+        "torch's deterministic algorithms", "torch", _torch_determinism, _set_torch_determinism, (False, False),
+    ),
+    Setting(TORCH_DEVICE, "torch", lambda torch: str(torch.get_default_device()), _keep_cpu, _CPU),
+    Setting(
+        "jax_enable_x64", "jax", lambda jax: bool(jax.config.jax_enable_x64),
+        lambda jax, value: jax.config.update("jax_enable_x64", value), False,
+    ),
+)  # fmt: skip
+"""The settings that workers share with the sampler's process. A new one needs nothing but its line here."""
+
+
+# ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a process.
+
+    Attributes:
+        environ: Its environment variables, with the hash seed of workers.
+        path: Its `sys.path`.
+        cwd: Its working directory; "/" where that is gone.
+        values: The value of each of `SETTINGS` whose module is loaded, by name.
+    """
+
+    environ: Mapping[str, str]
+    path: tuple[str, ...]
+    cwd: str
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """Read the settings of this process, as the calling thread sees them."""
+        environ = {**os.environ, _HASH_SEED: hash_seed()}
+        values = {}
+        for setting in SETTINGS:
+            if (module := sys.modules.get(setting.module)) is not None:
+                with contextlib.suppress(Exception):  # it may be half-way loaded, or a version that lacks this
+                    values[setting.name] = setting.read(module)
+        return cls(environ, tuple(sys.path), working_directory() or "/", values)
+
+    @property
+    def torch_device(self) -> str:
+        """The name of torch's default device."""
+        return str(self.values.get(TORCH_DEVICE, _CPU))
+
+    def without_values(self) -> Settings:
+        """Return the environment variables and folders alone, which can be pickled without cloudpickle."""
+        return replace(self, values={})
+
+    def apply_values(self, before: Mapping[str, Any]) -> None:
+        """Give this process, a worker, the values that differ from those before.
+
+        Args:
+            before: The values that it was given last.
+        """
+        for setting in SETTINGS:
+            if setting.name in self.values and before.get(setting.name) != self.values[setting.name]:
+                _apply(setting, self.values[setting.name])
+
+    def apply_folders(self, before: Settings | None) -> None:
+        """Give this process, a worker, the environment variables and folders that differ from those before.
+
+        Args:
+            before: What it was given last; None for nothing.
+        """
+        if before is None or before.environ != self.environ:
+            self._apply_environ(os.environ if before is None else before.environ)
+        if before is None:
+            sys.path[:] = self.path
+        elif before.path != self.path:
+            sys.path[:] = [*self.path, *(entry for entry in sys.path if entry not in {*before.path, *self.path})]
+        if before is None or before.cwd != self.cwd:
+            for directory in ("/", self.cwd):  # "/" where the other is gone by now
+                with contextlib.suppress(OSError):
+                    os.chdir(directory)
+
+    def _apply_environ(self, before: Mapping[str, str]) -> None:
+        zone = os.environ.get("TZ")
+        for name in before.keys() - self.environ.keys():
+            os.environ.pop(name, None)  # a fork server may be older than what was deleted
+        os.environ.update({name: value for name, value in self.environ.items() if before.get(name) != value})
+        if os.environ.get("TZ") != zone and hasattr(time, "tzset"):
+            time.tzset()
+
+
+def _apply(setting: Setting, value: Any) -> None:
+    module = sys.modules.get(setting.module)
+    if module is None and value == setting.default:
+        return
+    try:
+        module = module or _imported(setting.module)
+        if module is not None:
+            setting.apply(module, value)
+    except Exception as error:
+        _LOG.warning(
+            "%s of the sampler's process, %r, cannot be set in this worker, where results may differ: %s: %s",
+            setting.name, value, type(error).__name__, error,
+        )  # fmt: skip
+
+
+def _imported(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ImportError:  # on another machine, where neither agent nor environment can need it
+        return None
+
+
+# ----------------------------------------------------------------------
+
+
+class SettingsInForce:
+    """What this process, a worker, was given last of the settings of its sampler's process.
+
+    Args:
+        portable: Whether the sampler's process may be on another machine, whose variables and folders are others.
+    """
+
+    def __init__(self, *, portable: bool = False) -> None:
+        self._portable = portable
+        self._given: Settings | None = None
+
+    def apply_folders(self, settings: Settings) -> None:
+        """Give this process the environment variables and folders, before anything is loaded that needs them."""
+        if not self._portable:
+            settings.apply_folders(self._given)
+            self._given = (
+                settings.without_values() if self._given is None else replace(settings, values=self._given.values)
+            )
+
+    def apply(self, settings: Settings) -> None:
+        """Give this process what has changed in the settings since the last time."""
+        self.apply_folders(settings)
+        settings.apply_values({} if self._given is None else self._given.values)
+        self._given = settings
+
+    def loaded(self, n_modules: int) -> None:
+        """Set again what modules have changed that were loaded just now.
+
+        Args:
+            n_modules: How many modules there were before.
+        """
+        if self._given is not None and len(sys.modules) != n_modules:
+            self._given.apply_values({})
