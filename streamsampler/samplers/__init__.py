@@ -150,6 +150,25 @@ parameters of the agent, or freeze them (`update_running_mean=False` on the wrap
 
 With a list of agents or environments, one for each worker, batches are reproducible for that number of workers only.
 
+Settings of your process
+------------------------
+
+Some settings of a process change what environments and agents compute. Workers have those of your script, as they are
+when a call begins: what you change between two calls holds from the next call on.
+
+- Environment variables, the working directory, `sys.path` (not on a Ray cluster, whose machines have their own).
+- NumPy's error state (`numpy.seterr`), the `decimal` context, `warnings` filters, the locale, the recursion limit.
+- torch's default dtype, its precision of float32 products, and whether it uses deterministic algorithms.
+- `jax_enable_x64`.
+
+torch's default device is the CPU in workers, where agents and their modules are; a warning names another one of your
+script's. `streamsampler.core.settings` has the list; a worker that cannot have a setting logs a warning.
+
+The order of a set of strings depends on the process's hash seed. All workers have the number in `PYTHONHASHSEED`, or 0
+where that is unset, so two runs, and 1 and 2 workers, give one batch. Your script's own process has another hash seed
+unless you set `PYTHONHASHSEED=0` before it starts. `LocalSampler` and `start_method="fork"` run in that process, or in
+copies of it: an environment that walks a set of strings gives other batches there.
+
 Other processors
 ----------------
 
@@ -162,7 +181,8 @@ the command and folders of shards have the fingerprints; a folder that is resume
 
 For the same trajectories everywhere use machines of one kind, with the same versions of libraries. The number of
 threads may change bits, too; it is no part of a fingerprint, but files record `worker_threads`. What environments and
-GPUs compute is not in a fingerprint.
+GPUs compute is not in a fingerprint, nor are hash seeds: those of a `LocalSampler` and of forked workers are the
+script's, all others are alike.
 
 Exceptions in your code
 -----------------------

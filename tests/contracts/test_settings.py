@@ -220,6 +220,12 @@ def test_all_workers_of_all_runs_hash_alike(options):
     assert hashes(n_workers=3, options=options)[0] == [first]
 
 
+@on(RAY)
+def test_actors_of_a_cluster_hash_as_other_workers_do(make_sampler):
+    found = make_sampler("random", Hashes, n_workers=2, seed=1).obtain_exact_trajectories(1).episode_infos["hash"]
+    assert set(found.tolist()) == set(hashes()[0])
+
+
 @pytest.mark.parametrize("options", [{}, *START_METHODS])
 def test_a_hash_seed_of_the_script_is_that_of_its_workers(options):
     of_workers, own, _ = hashes(n_workers=2, options=options, PYTHONHASHSEED="7")
