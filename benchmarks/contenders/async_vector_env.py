@@ -1,6 +1,9 @@
-"""Gymnasium's AsyncVectorEnv: one process per environment, stepped together, actions chosen in the parent.
+"""Gymnasium's vector environments, and this library's of that kind: stepped together, actions chosen in the parent.
 
-Settings: `n_envs` (default: one for each process).
+Settings:
+    n_envs: Environments (default: one for each process).
+    kind: "async" for AsyncVectorEnv, with a process for each environment (default); "sync" for SyncVectorEnv, with all
+        in this process; "ours" for `SerialEnvManager.vector_env()`, likewise.
 """
 
 from __future__ import annotations
@@ -20,10 +23,8 @@ from benchmarks.problems.workloads import Workload, checksum
 class Collector:
     """Steps the environments, and keeps what they return."""
 
-    def __init__(self, workload: Workload, n_envs: int) -> None:
-        # The autoreset mode that resets within the step: no step is spent on resetting.
-        mode = gymnasium.vector.AutoresetMode.SAME_STEP
-        self.envs = gymnasium.vector.AsyncVectorEnv([workload.make_env] * n_envs, autoreset_mode=mode)
+    def __init__(self, workload: Workload, envs: Any) -> None:
+        self.envs = envs
         self.workload, self.agent = workload, workload.make_agent()
         self.iteration = 0
         self.observations, _ = self.envs.reset(seed=0)
@@ -51,7 +52,7 @@ class Collector:
         clock, step, get_actions = time.perf_counter, self.envs.step, self.agent.get_actions
         while len(records) < n_steps and (clock() < deadline or not records):
             actions, _ = get_actions(self.observations)
-            # AsyncVectorEnv hands out copies.
+            # These are copies, whichever the vector environment is.
             observations, rewards, terminated, truncated, _ = step(actions)
             records.append((self.observations, actions, rewards, terminated, truncated))
             self.observations = observations
@@ -61,10 +62,21 @@ class Collector:
         return stored[2].size, int((stored[3] | stored[4]).sum())
 
 
+def _vector_env(workload: Workload, n_envs: int, kind: str) -> Any:
+    if kind == "ours":
+        from streamsampler import SerialEnvManager  # which peers with other versions of Gymnasium cannot import
+
+        return SerialEnvManager(workload.make_env, n_envs=n_envs, autoreset="same_step").vector_env()
+    made = {"async": gymnasium.vector.AsyncVectorEnv, "sync": gymnasium.vector.SyncVectorEnv}[kind]
+    # The autoreset mode that resets within the step: no step is spent on resetting.
+    return made([workload.make_env] * n_envs, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+
+
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the environments."""
-    collector = Collector(workload, settings.get("n_envs", n_processes))
+    n_envs, kind = settings.get("n_envs", n_processes), settings.get("kind", "async")
+    collector = Collector(workload, _vector_env(workload, n_envs, kind))
     try:
         collector.measure({"seconds": 0.3})
         yield collector.measure

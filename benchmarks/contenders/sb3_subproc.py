@@ -1,9 +1,12 @@
-"""Stable-Baselines3's SubprocVecEnv: one process per environment, stepped together, actions chosen in the parent.
+"""Stable-Baselines3's VecEnvs, and this library's of that kind: stepped together, actions chosen in the parent.
 
 An environment is reset within the step that ends its trajectory, so each environment delivers a timestep in each step.
 
 Settings:
     n_envs: Environments (default: one for each process).
+    kind: "subproc" for SubprocVecEnv, with a process for each environment (default); "dummy" for DummyVecEnv, with all
+        in this process, and with the Monitor that `make_vec_env` adds; "ours" for `SerialEnvManager.sb3_env()`, which
+        says in the infos what a Monitor says.
     start_method: How processes are started (default: the library's own, with which each imports torch).
 """
 
@@ -15,7 +18,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.vec_env import SubprocVecEnv
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from benchmarks.harness.contender import Measure, serve
 from benchmarks.problems.workloads import Workload, checksum
@@ -24,9 +28,9 @@ from benchmarks.problems.workloads import Workload, checksum
 class Collector:
     """Steps the environments, and keeps what they return."""
 
-    def __init__(self, workload: Workload, n_envs: int, start_method: str | None) -> None:
+    def __init__(self, workload: Workload, envs: Any) -> None:
         self.workload, self.agent = workload, workload.make_agent()
-        self.envs = SubprocVecEnv([workload.make_env] * n_envs, start_method)
+        self.envs = envs
         self.envs.seed(0)
         self.observations = self.envs.reset()
         self.iteration = 0
@@ -54,7 +58,7 @@ class Collector:
         clock, step, get_actions = time.perf_counter, self.envs.step, self.agent.get_actions
         while len(records) < n_steps and (clock() < deadline or not records):
             actions, _ = get_actions(self.observations)
-            # SubprocVecEnv stacks what the pipes bring, so these arrays are fresh.
+            # These arrays are fresh: stacked from what the pipes bring, or copied.
             observations, rewards, ended, _ = step(actions)
             records.append((self.observations, actions, rewards, ended))
             self.observations = observations
@@ -64,10 +68,21 @@ class Collector:
         return stored[2].size, int(stored[3].sum())
 
 
+def _vec_env(workload: Workload, n_envs: int, settings: dict[str, Any]) -> Any:
+    kind = settings.get("kind", "subproc")
+    if kind == "ours":
+        from streamsampler import SerialEnvManager  # its own requirements are those of this peer and setproctitle
+
+        return SerialEnvManager(workload.make_env, n_envs=n_envs, autoreset="same_step").sb3_env()
+    if kind == "dummy":
+        return DummyVecEnv([lambda: Monitor(workload.make_env())] * n_envs)
+    return SubprocVecEnv([workload.make_env] * n_envs, settings.get("start_method"))
+
+
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the environments."""
-    collector = Collector(workload, settings.get("n_envs", n_processes), settings.get("start_method"))
+    collector = Collector(workload, _vec_env(workload, settings.get("n_envs", n_processes), settings))
     try:
         collector.measure({"seconds": 0.3})
         yield collector.measure

@@ -31,32 +31,50 @@ LIBRARIES: dict[str, Sequence[str]] = {
     "Stable-Baselines3 SubprocVecEnv": ("sb3_subproc_2", "sb3_subproc_8"),
     "Tianshou": ("tianshou",),
 }
+PACKAGES = {
+    "PufferLib": ("PufferLib", "pufferlib"),
+    "RLlib": ("Ray", "ray"),
+    "TorchRL": ("TorchRL", "torchrl"),
+    "Gymnasium AsyncVectorEnv": ("Gymnasium", "gymnasium"),
+    "Stable-Baselines3 SubprocVecEnv": ("Stable-Baselines3", "stable_baselines3"),
+    "Tianshou": ("Tianshou", "tianshou"),
+}
+"""By the name in `LIBRARIES`: what the versions are of, and the package that has them."""
 CHARTED = ("cheap_20", "mlp_cartpole")
 
 STEPPED = {
-    ("stepping", "cheap_500"): "CartPole, 32 environments, to the bare loop",
-    ("stepping", "steps_heavy"): "8 environments whose steps vary much, to stepping them together",
-    ("inference", "inference_mlp"): "CartPole, torch MLP in your process, to `VecWorker`",
-    ("inference", "inference_cnn"): "4x84x84 pixels, CNN in your process, to `VecWorker`",
+    ("one_process", "cheap_500"): ("CartPole, 8 environments in one process, CPU time, to the bare loop", "cpu_share"),
+    ("stepping", "cheap_500"): ("CartPole, 32 environments, to the bare loop in two processes", "ratio"),
+    ("stepping", "steps_heavy"): ("8 environments whose steps vary much, to stepping them together", "ratio"),
+    ("inference", "inference_mlp"): ("CartPole, torch MLP in your process, to `VecWorker`", "ratio"),
+    ("inference", "inference_cnn"): ("4x84x84 pixels, CNN in your process, to `VecWorker`", "ratio"),
 }
-"""Questions and workloads in which actions come from the caller's process, and what the speeds are compared with."""
+"""Questions and workloads in which actions come from the caller's process: what is compared with what, and by which
+figure."""
 STEPPERS: dict[str, Sequence[str]] = {
-    "streamsampler": ("ours_synchronous_32", "ours_asynchronous_32", "ours_asynchronous", "ours_parent"),
+    "streamsampler": (
+        *("ours_synchronous_32", "ours_asynchronous_32", "ours_asynchronous", "ours_parent", "ours_vector_env_8"),
+    ),
+    "Gymnasium SyncVectorEnv": ("sync_vector_env_8", "sync_vector_env_32"),
+    "Stable-Baselines3 DummyVecEnv": ("sb3_dummy_8", "sb3_dummy_32"),
     "Gymnasium AsyncVectorEnv": tuple(f"async_vector_env_{n}" for n in (8, 16, 32)),
     "Stable-Baselines3 SubprocVecEnv": tuple(f"sb3_subproc_{n}" for n in (8, 16, 32)),
 }
 
 
-def shares(results: dict[str, Any], libraries: dict[str, Sequence[str]] | None = None) -> dict[str, float]:
+def shares(
+    results: dict[str, Any], libraries: dict[str, Sequence[str]] | None = None, key: str = "ratio"
+) -> dict[str, float]:
     """Return each library's speed on a workload, as a share of what it is compared with, in its best setting.
 
     Args:
         results: The measurements on it, by contender. Libraries without one are left out.
         libraries: The contenders of each library.
+        key: "ratio" for timesteps per second, "cpu_share" for timesteps per second of CPU.
     """
     found = {}
     for library, contenders in (libraries or LIBRARIES).items():
-        medians = [results[name]["ratio"]["median"] for name in contenders if "ratio" in results.get(name, {})]
+        medians = [results[name][key]["median"] for name in contenders if key in results.get(name, {})]
         if medians:
             found[library] = max(medians)
     return found
@@ -72,8 +90,8 @@ def section(workloads: dict[str, dict[str, Any]], questions: Sequence[dict[str, 
     by_workload = {title: shares(workloads[name]) for name, title in WORKLOADS.items() if name in workloads}
     by_name = {question["question"]: question.get("workloads", {}) for question in questions}
     stepped = {
-        title: shares(by_name[question][workload], STEPPERS)
-        for (question, workload), title in STEPPED.items()
+        title: shares(by_name[question][workload], STEPPERS, key)
+        for (question, workload), (title, key) in STEPPED.items()
         if workload in by_name.get(question, {})
     }
     return (
@@ -82,14 +100,25 @@ def section(workloads: dict[str, dict[str, Any]], questions: Sequence[dict[str, 
         "The two by hand return fragments of trajectories in order of arrival, without infos.\n\n"
         + _table_of(by_workload)
         + (f"\n\nThe same where your own process chooses each action:\n\n{_table_of(stepped)}" if stepped else "")
+        + _versions(workloads)
         + "\n\n![Timesteps per second of each library, as a share of the bare loop](benchmarks/results/overview.png)"
     )
+
+
+def _versions(workloads: dict[str, dict[str, Any]]) -> str:
+    """Return the versions of the libraries that were measured, as a sentence."""
+    listed = []
+    for library, (name, package) in PACKAGES.items():
+        measured = [results[it] for results in workloads.values() for it in LIBRARIES[library] if it in results]
+        if versions := sorted({result["versions"][package] for result in measured if "versions" in result}):
+            listed.append(f"{name} {' and '.join(versions)}")
+    return f"\n\nVersions: {', '.join(listed)}." if listed else ""
 
 
 def _table_of(shares_by_row: dict[str, dict[str, float]]) -> str:
     """Lay out the shares of each row, without libraries that have none."""
     found = {library for row in shares_by_row.values() for library in row}
-    libraries = [library for library in LIBRARIES if library in found]
+    libraries = [library for library in dict.fromkeys([*LIBRARIES, *STEPPERS]) if library in found]
     rows = [
         [title, *(f"{row[library]:.2f}" if library in row else "" for library in libraries)]
         for title, row in shares_by_row.items()

@@ -35,6 +35,7 @@ QUESTIONS = (
     "scale",
     "many_workers",
     "stepping",
+    "one_process",
     "inference",
     "ray",
 )

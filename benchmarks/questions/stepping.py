@@ -9,7 +9,8 @@ and SubprocVecEnv wait for all; PufferLib's and TorchRL's asynchronous modes are
 are worth most.
 
 The cost is that of CartPole-v1 with a NumPy agent: CPU time of all processes for a timestep, over that of a bare loop
-that steps the same environments with the same agent, 16 in each of two processes.
+that steps the same environments with the same agent, 16 in each of two processes. SyncVectorEnv and DummyVecEnv step
+all of them in the caller's process.
 """
 
 from __future__ import annotations
@@ -54,11 +55,17 @@ PEERS = (
     Contender("async_vector_env_32", "async_vector_env", {"n_envs": N_ENVS}),
     Contender("sb3_subproc_32", "sb3_subproc", {"n_envs": N_ENVS, "start_method": "fork"}, peer=True),
 )
+IN_ONE_PROCESS = (
+    Contender("sync_vector_env_32", "async_vector_env", {"n_envs": N_ENVS, "kind": "sync"}),
+    Contender("sb3_dummy_32", "sb3_subproc", {"n_envs": N_ENVS, "kind": "dummy"}, peer=True),
+)
+"""Peers that use no other process: with steps as cheap as these, the messages to one cost more than it gains."""
 COSTING = (
     LIMIT,
     Contender("ours_synchronous_32", "ours_stepping", {"n_envs": N_ENVS}),
     Contender("ours_asynchronous_32", "ours_stepping", {"n_envs": N_ENVS, "asynchronous": True, "least": N_ENVS // 2}),
     *PEERS,
+    *IN_ONE_PROCESS,
 )
 
 
@@ -93,7 +100,8 @@ def main() -> None:
 
 NOTE = (
     f"`steps_…` are compared with `{SYNCHRONOUS.name}`, `{CHEAP}` with a bare loop of 16 environments in each of two "
-    "processes. This library has them in two workers, AsyncVectorEnv and SubprocVecEnv each in a process of its own."
+    "processes. This library has them in two workers, AsyncVectorEnv and SubprocVecEnv each in a process of its own, "
+    "SyncVectorEnv and DummyVecEnv all in the caller's. `one_process` compares these with this library in one process."
 )
 
 
