@@ -97,10 +97,11 @@ def section(workloads: dict[str, dict[str, Any]], questions: Sequence[dict[str, 
     return (
         "Timesteps per second, as a share of a bare loop: one process per core that steps the environment with the "
         "agent and records nothing. Each library with its best setting. Above 1 where actions are computed in batches. "
-        "The two by hand return fragments of trajectories in order of arrival, without infos.\n\n"
+        "The two by hand return fragments of trajectories in order of arrival, without infos."
+        + _versions(workloads)
+        + "\n\n"
         + _table_of(by_workload)
         + (f"\n\nThe same where your own process chooses each action:\n\n{_table_of(stepped)}" if stepped else "")
-        + _versions(workloads)
         + "\n\n![Timesteps per second of each library, as a share of the bare loop](benchmarks/results/overview.png)"
     )
 
@@ -112,7 +113,7 @@ def _versions(workloads: dict[str, dict[str, Any]]) -> str:
         measured = [results[it] for results in workloads.values() for it in LIBRARIES[library] if it in results]
         if versions := sorted({result["versions"][package] for result in measured if "versions" in result}):
             listed.append(f"{name} {' and '.join(versions)}")
-    return f"\n\nVersions: {', '.join(listed)}." if listed else ""
+    return f" Versions: {', '.join(listed)}." if listed else ""
 
 
 def _table_of(shares_by_row: dict[str, dict[str, float]]) -> str:
