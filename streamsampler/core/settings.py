@@ -10,6 +10,7 @@ A worker's own changes stay: where the sampler's process changes a setting, only
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -73,9 +74,31 @@ def _set_decimal_context(decimal: Any, value: tuple[Any, ...]) -> None:
     decimal.setcontext(decimal.Context(*numbers, flags=[], traps=[getattr(decimal, name) for name in traps]))
 
 
+def _warning_filters(warnings: Any) -> tuple[Any, ...]:
+    return tuple((action, text, _named(kind), module, line) for action, text, kind, module, line in warnings.filters)
+
+
 def _set_warning_filters(warnings: Any, filters: tuple[Any, ...]) -> None:
     warnings.resetwarnings()  # forgets what was decided by the filters before
-    warnings.filters.extend(filters)
+    for action, text, kind, module, line in filters:
+        if (category := _found(kind) if isinstance(kind, tuple) else kind) is not None:
+            warnings.filters.append((action, text, category, module, line))
+
+
+def _named(category: type) -> Any:
+    """Return the names of a class and its module; the class itself where a worker cannot find it by these.
+
+    Libraries filter warnings of their own when they are imported. With the classes themselves, workers would have to
+    import each library that the script has imported.
+    """
+    names = category.__module__, category.__qualname__
+    return names if names[0] != "__main__" and _found(names) is category else category
+
+
+def _found(names: tuple[str, str]) -> Any:
+    """Return a class by its names; None where its module is not loaded: nothing in this process warns so."""
+    module, path = names
+    return functools.reduce(lambda it, name: getattr(it, name, None), path.split("."), sys.modules.get(module))
 
 
 def _torch_determinism(torch: Any) -> tuple[bool, bool]:
@@ -97,7 +120,7 @@ TORCH_DEVICE = "torch's default device"
 
 SETTINGS = (
     Setting("NumPy's error state", "numpy", lambda numpy: numpy.geterr(), lambda numpy, value: numpy.seterr(**value)),
-    Setting("warning filters", "warnings", lambda warnings: tuple(warnings.filters), _set_warning_filters),
+    Setting("warning filters", "warnings", _warning_filters, _set_warning_filters),
     Setting("decimal context", "decimal", _decimal_context, _set_decimal_context),
     Setting(
         "locale", "locale", lambda locale: locale.setlocale(locale.LC_ALL),

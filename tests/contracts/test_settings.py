@@ -166,6 +166,36 @@ def test_what_modules_set_when_workers_import_them_is_set_back(restored, monkeyp
         assert manager.reset().infos["under"].tolist() == ["ignore"]
 
 
+LIBRARY = """
+import warnings
+class LibraryWarning(UserWarning): pass
+warnings.filterwarnings("ignore", category=LibraryWarning)
+"""
+
+
+class Loads(Looks):
+    def reset(self, *, seed=None, options=None):
+        was_loaded = "library_that_filters" in sys.modules
+        from library_that_filters import LibraryWarning  # type: ignore[import-not-found]
+
+        warnings.warn("look", LibraryWarning, stacklevel=1)
+        return np.zeros(1, np.float32), {"was_loaded": was_loaded}
+
+
+def test_workers_do_not_load_what_the_script_has_loaded_because_it_filters_its_own_warnings(
+    restored, monkeypatch, tmp_path
+):
+    """As torch, pandas and others do when they are imported."""
+    (tmp_path / "library_that_filters.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    import library_that_filters
+
+    warnings.simplefilter("error")
+    warnings.simplefilter("ignore", library_that_filters.LibraryWarning)
+    with MultiprocessingSampler("random", Loads, n_workers=1, seed=1, check=None) as sampler:
+        assert sampler.obtain_trajectories(2).episode_infos["was_loaded"].tolist() == [False, True]
+
+
 class Divides(Looks):
     """Rewards are a third, as precisely as decimals are computed."""
 
