@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SEEDS = re.compile(r"(?P<first>[0-9]{1,18})(-(?P<last>[0-9]{1,18}))?")
 _MOST_SEEDS = 10_000_000
 _WHICH = ("first", "best", "median", "worst")
-_UNTIL = ("guarantee", "bounds", "min_trajectories", "max_trajectories")
+_UNTIL = ("guarantee", "min_trajectories", "max_trajectories")
 
 
 def _seeds(text: str) -> list[int]:
@@ -78,12 +78,12 @@ RESULT = option(
 )  # fmt: skip
 
 
-def bounds(heading: str) -> Callable[[Any], Any]:
-    """Return the option of the bounds of returns, under a heading."""
-    return option(
-        heading, "--bounds", type=float, nargs=2, metavar="LEAST LARGEST",
-        help="The least and the largest return that there can be.",
-    )  # fmt: skip
+BOUNDS = option(
+    "What", "--bounds", type=float, nargs=2, metavar="LEAST LARGEST",
+    help="The least and the largest return that there can be. They give an interval where returns alone give none: "
+    "where all are equal, or few, or uneven.",
+)  # fmt: skip
+"""The bounds of returns."""
 
 
 def most(heading: str) -> Callable[[Any], Any]:
@@ -105,7 +105,8 @@ _HOW_MUCH = options_of(
         help="Exactly N trajectories."),
     SEEDS_AND_SCENARIOS,
     option("How much (exactly one of these)", "--until-halfwidth", type=shared.ABOVE_ZERO, metavar="H",
-        help="Go on until half the width of the interval of the mean return is at most H. May go through --seeds."),
+        help="Go on until half the width of the interval of the mean return is at most H; where all returns are equal, "
+        "until at most 1 % of trajectories may have another one. May go through --seeds."),
 )  # fmt: skip
 
 _PRECISION = options_of(
@@ -115,7 +116,6 @@ _PRECISION = options_of(
     option("With --until-halfwidth", "--guarantee", is_flag=True,
         help="Use an interval that holds although it decides when to stop. It needs more trajectories, and for returns "
         "their --bounds. Without, intervals of returns hold in 90 to 95 of 100 evaluations."),
-    bounds("With --until-halfwidth"),
     option("With --until-halfwidth", "--min-trajectories", type=shared.POSITIVE, metavar="N",
         show_default="30 for returns, 10 for success, 1 with --guarantee",
         help="The fewest trajectories to stop after."),
@@ -134,7 +134,7 @@ _VIDEOS = options_of(
 
 @command("Evaluate an agent: numbers with their intervals.")
 @shared.ENV_ID
-@options_of(_HOW_MUCH, _PRECISION, shared.PART, shared.POLICIES, _RETURN_OF, SUCCESS, shared.SAMPLED_BY,
+@options_of(_HOW_MUCH, _PRECISION, shared.PART, shared.POLICIES, _RETURN_OF, BOUNDS, SUCCESS, shared.SAMPLED_BY,
     RESULT, _VIDEOS, shared.PRINTED)  # fmt: skip
 @click.pass_context
 def evaluate(
@@ -165,7 +165,7 @@ def evaluate(
     from streamsampler.evaluation.evaluate import evaluate as evaluated
 
     env_id = naming.take_policies(options, env_id)
-    told = {name: options[name] for name in ("precision_of", "video", "video_of")}
+    told = {name: options[name] for name in ("precision_of", "bounds", "video", "video_of")}
     told |= {"return_of": options["return_of"]} if options["return_of"] else {}
 
     def find(run: Run) -> Evaluation:
@@ -299,14 +299,13 @@ _DECISION = options_of(
     option("With --until-decided", "--decide-on", type=click.Choice(["return", "success"]), default="return",
         show_default=True,
         help="What the test is about: the mean return, which needs --bounds, or the rate of success."),
-    bounds("With --until-decided"),
     most("With --until-decided"),
 )  # fmt: skip
 
 
 @command("Compare agents on the same seeds.")
 @shared.ENV_ID
-@options_of(_HOW_MANY_PAIRS, _DECISION, shared.PART, _AGENTS, SUCCESS, shared.SAMPLED_BY,
+@options_of(_HOW_MANY_PAIRS, _DECISION, shared.PART, _AGENTS, BOUNDS, SUCCESS, shared.SAMPLED_BY,
     RESULT, shared.PRINTED)  # fmt: skip
 @click.pass_context
 def compare(
@@ -327,7 +326,7 @@ def compare(
       0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
     names = ("num_trajectories", "seeds", "scenarios", "until_decided")
-    amount = taken_amount(ctx, options, names, ("bounds", "max_trajectories"))
+    amount = taken_amount(ctx, options, names, ("max_trajectories",))
     if len(options["agents"]) < 2:
         raise click.UsageError("a comparison needs two agents or more: give --agent for each of them.")
     from streamsampler.cli import naming
@@ -350,7 +349,7 @@ def compare(
         follower = Follower(run, 1 if "until_decided" in amount else len(agents))
         return compared(
             dict(zip(short_names(names), agents, strict=True)), env_id, **amount, decide_on=options["decide_on"],
-            **shared_arguments(options, amount), progress=follower,
+            bounds=options["bounds"], **shared_arguments(options, amount), progress=follower,
         )  # fmt: skip
 
     print_found(ctx, options, find, as_json=as_json, quiet=quiet, imports=imports)

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
 
 from streamsampler.agents.base import NAMED_AGENTS, as_agent, is_module
 from streamsampler.agents.policies import Policies, PolicyOf
@@ -19,12 +20,49 @@ from streamsampler.core.errors import DataError, UsageError
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.trees import leaves
+from streamsampler.environments.ids import find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import SpacesOfAgents
+from streamsampler.environments.updates import ExistingEnvUpdate, as_env_update, describe
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.payloads import shown_name
 from streamsampler.samplers.per_worker import Agents, items_by_worker
 from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
 from streamsampler.samplers.ray import RaySampler
+
+# ----------------------------------------------------------------------
+# Refuse several tasks, whose returns would become one mean.
+
+
+def refuse_several_tasks(envs: Any) -> None:
+    """Refuse a list of environments unless all have one spec; `PerWorker` says that one mean of them all is wanted.
+
+    Raises:
+        UsageError: They are different ones, or it is not known whether they are.
+        UnknownEnvironmentError: One is an id under which no environment is registered.
+    """
+    if not isinstance(envs, list) or not envs:
+        return
+    specs = [_spec_of(env) for env in envs]
+    if None not in specs and all(spec == specs[0] for spec in specs):
+        return
+    names = dict.fromkeys("None" if env is None else describe(as_env_update(env)) for env in envs)
+    what = f"different environments ({', '.join(names)})" if len(names) > 1 else f"{len(envs)} environments"
+    why = "" if None not in specs or len(names) > 1 else ", of which it is not known whether they are equal"
+    raise UsageError(
+        f"env is a list of {what}{why}: each worker would have one, and their returns would be pooled into one mean. "
+        "Evaluate each by itself; if workers are to have environments of their own, write PerWorker([…])"
+    )
+
+
+def _spec_of(env: Any) -> EnvSpec | None:
+    """Return the spec of what a sampler takes for an environment; None where it has none."""
+    if isinstance(env, str):
+        return None if is_pettingzoo_id(env) else find_spec(env)
+    if isinstance(env, ExistingEnvUpdate):
+        env = env.env
+    spec = env if isinstance(env, EnvSpec) else getattr(env, "spec", None)
+    return spec if isinstance(spec, EnvSpec) else None
+
 
 # ----------------------------------------------------------------------
 # Choose the sampler that arguments ask for.
@@ -212,6 +250,11 @@ class Row:
     terminated: bool
     truncated: bool
     success: bool | None
+
+    @property
+    def where(self) -> str:
+        """Which trajectory it is, to follow what an error says of it."""
+        return f", of trajectory {self.trajectory} (seed {self.seed})"
 
 
 def check_return_of(return_of: Any) -> tuple[str, ...] | None:

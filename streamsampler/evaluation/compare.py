@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,15 @@ from streamsampler.evaluation.evaluate import (
     opened_sampler,
 )
 from streamsampler.evaluation.evaluation import Evaluation, number
+from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.rules import (
     FLOORS,
     Amount,
-    Bounds,
     PrecisionOf,
     amount_of,
     at_most,
     check_successes,
+    checked_bounds,
     refuse_amounts,
     refuse_useless,
 )
@@ -74,7 +76,7 @@ def compare(
             agents may be told apart, such as 0.05; with more than two agents each comparison gets its part of it. The
             test holds although it decides when to stop.
         decide_on: What the test is about: the mean "return", which needs `bounds`, or the rate of "success".
-        bounds: The least and the largest return that there can be.
+        bounds: The least and the largest return that there can be; see `streamsampler.evaluate`.
         max_trajectories: The most of each agent; 10,000 by default, or as many as there are `seeds`. The comparison
             then says that nothing was decided.
         part: See `streamsampler.evaluate`; the same part for all agents.
@@ -114,11 +116,11 @@ def compare(
             yield gathering
 
     if until_decided is None:
-        refuse_useless({"bounds": bounds, "max_trajectories": max_trajectories}, "until_decided")
-        amount = amount_of(num_trajectories=num_trajectories, seeds=seeds, scenarios=scenarios)
+        refuse_useless({"max_trajectories": max_trajectories}, "until_decided")
+        amount = amount_of(num_trajectories=num_trajectories, seeds=seeds, scenarios=scenarios, bounds=bounds)
         amount = in_part(amount, part, None, given, *named.values(), env)
         opened = {name: gathered(agent, amount, options) for name, agent in named.items()}
-        return _one_after_the_other(opened, amount.asked, progress)
+        return _one_after_the_other(opened, amount, progress)
     refuse_amounts("until_decided", num_trajectories, scenarios)
     if part is not None:
         raise UsageError(
@@ -127,10 +129,10 @@ def compare(
         )
     alpha = check_alpha(until_decided)
     tests = [make_test(alpha / (len(named) - 1), decide_on, bounds) for _ in range(len(named) - 1)]
-    amount = at_most(seeds, max_trajectories)
+    limits = None if bounds is None else checked_bounds(bounds)
+    amount = replace(at_most(seeds, max_trajectories), bounds=limits)
     shared = _shared(options, len(named))
     opened = {name: gathered(agent, amount, shared) for name, agent in named.items()}
-    limits = None if bounds is None else (float(bounds[0]), float(bounds[1]))
     return _side_by_side(opened, tests, progress, until_decided=alpha, decide_on=decide_on, bounds=limits)
 
 
@@ -170,7 +172,7 @@ def _shared(options: Mapping[str, Any], n_agents: int) -> dict[str, Any]:
 
 
 def _one_after_the_other(
-    named: Mapping[str, AbstractContextManager[Gathering]], asked: str, progress: ProgressArgument
+    named: Mapping[str, AbstractContextManager[Gathering]], amount: Amount, progress: ProgressArgument
 ) -> Comparison:
     evaluations: list[Evaluation] = []
     for name, opened in named.items():
@@ -182,10 +184,12 @@ def _one_after_the_other(
                     raise
                 evaluations.append(gathering.finished(INTERRUPTED))
                 names = tuple(named)[: len(evaluations)]
-                found = Comparison(names=names, evaluations=tuple(evaluations), stopped=INTERRUPTED)
+                found = Comparison(
+                    names=names, evaluations=tuple(evaluations), stopped=INTERRUPTED, bounds=amount.bounds
+                )
                 raise EvaluationInterruptedError(found, len(gathering.rows)) from interrupt
             evaluations.append(gathering.finished(stopped))
-    return Comparison(names=tuple(named), evaluations=tuple(evaluations), stopped=asked)
+    return Comparison(names=tuple(named), evaluations=tuple(evaluations), stopped=amount.asked, bounds=amount.bounds)
 
 
 def _side_by_side(

@@ -21,18 +21,23 @@ from streamsampler.evaluation.evaluation import (
     percent,
     plain,
     shown_seeds,
+    unseen,
 )
 from streamsampler.evaluation.intervals import (
     FEWEST,
     LEVEL,
+    Bounds,
     Floats,
     Interval,
     Unknown,
+    bounded_interval,
+    counted,
     mean_interval,
-    normal_quantile,
-    resampled_indices,
+    random_weights,
+    rounding_of,
+    unseen_share,
 )
-from streamsampler.evaluation.rules import BettingSequence, Bounds, DiscordantPairs, PrecisionOf
+from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs, PrecisionOf, checked_bounds, within
 
 # ----------------------------------------------------------------------
 # Compare two samples: probability of improvement, and what it was worth that they share their seeds.
@@ -52,17 +57,29 @@ def probability_of_improvement(first: Floats, second: Floats) -> float:
 
 
 def improvement_interval(first: Floats, second: Floats, level: float = LEVEL) -> Interval | Unknown:
-    """Return the percentile bootstrap's interval of the probability of improvement of (N,) pairs."""
+    """Return the interval of the probability of improvement of (N,) pairs.
+
+    All pairs have random weights that add up to 1, all such weights alike, as in `intervals.bounded_interval`; and so
+    has one that was not seen, in which an agent is below all others, or above. So it has a width also where one agent
+    is always better, or both are equal, where a bootstrap of pairs misses in 1 of 2 intervals.
+    """
     n = len(first)
     if n < FEWEST:
         return Unknown(f"{count(n, 'pair')}, fewer than {FEWEST}")
-    found = [
-        probability_of_improvement(first[chosen], second[chosen])
-        for many in resampled_indices(n)
-        for chosen in many
-    ]  # fmt: skip
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high), "percentile bootstrap of pairs", level)
+    order = np.argsort(first, kind="stable")
+    ordered = first[order]
+    below, up_to = np.searchsorted(ordered, second, side="left"), np.searchsorted(ordered, second, side="right")
+    lows: list[Floats] = []
+    highs: list[Floats] = []
+    for weights in random_weights(np.ones(n + 1)):
+        unseen, seen = weights[:, -1], weights[:, :-1] / (1 - weights[:, -1:])
+        sums = np.cumsum(np.insert(seen[:, order], 0, 0.0, axis=1), axis=1)
+        drawn = (seen * (sums[:, below] + sums[:, up_to])).sum(axis=1) / 2
+        lows.append((1 - unseen) * drawn)
+        highs.append(1 - (1 - unseen) * (1 - drawn))
+    low = float(np.quantile(np.concatenate(lows), (1 - level) / 2))
+    high = float(np.quantile(np.concatenate(highs), (1 + level) / 2))
+    return Interval(max(0.0, low), min(1.0, high), "weighted pairs", level)
 
 
 def correlation(first: Floats, second: Floats) -> float | None:
@@ -93,7 +110,7 @@ def unpaired_equivalent(first: Floats, second: Floats) -> float | None:
 
 
 def rate_difference_interval(wins: int, losses: int, n: int, level: float = LEVEL) -> Interval | Unknown:
-    """Return the interval of the difference of two success rates on the same seeds (Bonett and Price, 2012).
+    """Return the interval of the difference of two success rates on the same seeds: that of bounded differences.
 
     Args:
         wins: Pairs in which the second agent alone succeeded.
@@ -103,10 +120,8 @@ def rate_difference_interval(wins: int, losses: int, n: int, level: float = LEVE
     """
     if n < FEWEST:
         return Unknown(f"{count(n, 'pair')}, fewer than {FEWEST}")
-    won, lost = (wins + 1) / (n + 2), (losses + 1) / (n + 2)
-    halfwidth = normal_quantile((1 + level) / 2) * math.sqrt((won + lost - (won - lost) ** 2) / (n + 2))
-    low, high = max(-1.0, won - lost - halfwidth), min(1.0, won - lost + halfwidth)
-    return Interval(low, high, "Bonett-Price", level)
+    differences = np.repeat([1.0, -1.0, 0.0], [wins, losses, n - wins - losses])
+    return bounded_interval(differences, (-1.0, 1.0), level)
 
 
 # ----------------------------------------------------------------------
@@ -138,9 +153,7 @@ class ReturnTest:
         Raises:
             UsageError: One is outside of the bounds.
         """
-        for value in (first, second):
-            if not self._low <= value <= self._high:
-                raise UsageError(f"bounds are ({self._low:g}, {self._high:g}), and there is a return of {value:g}")
+        first, second = (within(value, (self._low, self._high), "return") for value in (first, second))
         self._betting.add(second - first)
 
     @property
@@ -189,8 +202,7 @@ def make_test(alpha: float, decide_on: PrecisionOf, bounds: Bounds | None) -> Pa
         raise UsageError(
             "until_decided needs bounds=(least, largest) of returns: without, no test holds whenever one stops"
         )
-    BettingSequence(*bounds)  # refuses bounds that are none
-    return ReturnTest(alpha, bounds)
+    return ReturnTest(alpha, checked_bounds(bounds))
 
 
 def check_alpha(value: Any) -> float:
@@ -209,7 +221,7 @@ def check_alpha(value: Any) -> float:
 
 _NUMBERS = (
     "mean_difference", "mean_difference_interval", "probability_of_improvement", "improvement_interval",
-    "success_difference", "success_difference_interval", "discordant", "correlation",
+    "success_difference", "success_difference_interval", "discordant", "correlation", "unseen_share",
 )  # fmt: skip
 """What JSON has of two agents, by the names of `Pairs`."""
 
@@ -225,6 +237,7 @@ class Pairs:
         successes: The successes of both, (N,) bool each; None where no info says.
         level: How often each interval holds.
         test: The test that was to decide, with all pairs; None where none was.
+        bounds: The least and the largest return there can be; None where they are not known.
     """
 
     first: str
@@ -233,6 +246,7 @@ class Pairs:
     successes: tuple[Any, Any] | None
     level: float
     test: PairTest | None
+    bounds: Bounds | None = None
 
     def __len__(self) -> int:
         return len(self.returns[0])
@@ -252,7 +266,20 @@ class Pairs:
         """The interval of the mean difference; where bets on it decided when to stop, that of the bets."""
         if self.test is not None and self.test.interval is not None:
             return self.test.interval
-        return mean_interval(self.differences, self.level)
+        span = None if self.bounds is None else self.bounds[1] - self.bounds[0]
+        bounds = None if span is None else (-span, span)
+        return mean_interval(self.differences, self.level, bounds=bounds, of="difference", rounding=self._rounding)
+
+    @property
+    def _rounding(self) -> float:
+        return 2 * max(map(rounding_of, self.returns))
+
+    @property
+    def unseen_share(self) -> float | None:
+        """The largest share of pairs that may have another difference, where all are equal; None where they differ."""
+        differences = self.differences
+        is_one = np.isfinite(differences).all() and len(counted(differences, self._rounding)[0]) == 1
+        return unseen_share(len(self), self.level) if is_one else None
 
     @property
     def probability_of_improvement(self) -> float:
@@ -339,7 +366,8 @@ class Comparison(Found):
         stopped: Why there are no more trajectories.
         until_decided: How often equal agents may be told apart, if a test was to decide; None if none was.
         decide_on: What the test is about: "return" or "success".
-        bounds: The least and the largest return that it relies on; None for none.
+        bounds: The least and the largest return there can be, which tests and intervals rely on; None where they are
+            not known.
 
     Raises:
         DataError: There are fewer than two agents, or not as many names as evaluations.
@@ -392,6 +420,7 @@ class Comparison(Found):
             successes=successes,
             level=1 - (1 - LEVEL) / n_tests,
             test=test,
+            bounds=self.bounds,
         )
 
     def __str__(self) -> str:
@@ -400,9 +429,8 @@ class Comparison(Found):
         for pairs in self.pairs:
             texts.append(f"{pairs.second} minus {pairs.first}: {count(len(pairs), 'pair')}")
             texts += aligned(pairs.lines())
-            worth = pairs.unpaired_equivalent
-            if worth is not None:
-                texts.append(f"  {_worth(worth, len(pairs))}")
+            if (note := _shared_seeds(pairs)) is not None:
+                texts.append(f"  {note}")
             if pairs.test is not None:
                 texts.append(f"  {_decision(pairs)}")
         texts.append(f"seeds: {shown_seeds(first.seeds)}")
@@ -466,10 +494,14 @@ def _columns(comparison: Comparison) -> list[str]:
     ]
 
 
-def _worth(worth: float, n: int) -> str:
-    if math.isinf(worth):
-        return "all differences are equal"
-    if worth < n:
+def _shared_seeds(pairs: Pairs) -> str | None:
+    """Return what it was worth that seeds were shared; or that all differences are equal."""
+    worth = pairs.unpaired_equivalent
+    if pairs.unseen_share is not None and len(pairs) > 1:
+        return f"all differences are equal; {unseen(pairs.unseen_share, 'pairs', pairs.level)}"
+    if worth is None or math.isinf(worth):
+        return None
+    if worth < len(pairs):
         return f"shared seeds did not help: as good as {worth:,.0f} unpaired trajectories of each agent"
     return f"as good as {worth:,.0f} unpaired trajectories of each agent"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,12 +27,13 @@ from streamsampler.evaluation.agents import (
     columns_of,
     evaluated_agent,
     make_sampler,
+    refuse_several_tasks,
     row_of,
 )
-from streamsampler.evaluation.evaluation import Evaluation, number
-from streamsampler.evaluation.intervals import FEWEST, Interval, t_interval
+from streamsampler.evaluation.evaluation import Evaluation, number, unseen
+from streamsampler.evaluation.intervals import FEWEST, LEVEL, Bounds, Interval, t_interval, unseen_share
 from streamsampler.evaluation.replay import VideoError, VideoOf, Videos
-from streamsampler.evaluation.rules import Amount, BettingRule, Bounds, PrecisionOf, Rule, amount_of
+from streamsampler.evaluation.rules import Amount, BettingRule, MeanRule, PrecisionOf, Rule, amount_of, within
 from streamsampler.protocol.plans import Layout, PartArgument, checked_part, part_of
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.per_worker import Envs, items_by_worker
@@ -74,6 +74,7 @@ def opened_sampler(
     Raises:
         UsageError: An argument cannot work.
     """
+    refuse_several_tasks(env)
 
     def action_space() -> Space[Any]:
         return _action_space(env, options.get("env_kwargs"))
@@ -95,7 +96,7 @@ def opened_sampler(
             # What was found may have taken hours, and is not less right because an environment cannot be closed.
             _log.warning("all trajectories are there, but closing the sampler raised: %s", error)
         return
-    _check_sampler(sampler, options)
+    _check_sampler(sampler, env, options)
     if agent is None and (deterministic is not None or vec_normalize is not None):
         raise UsageError("deterministic and vec_normalize are for an agent that is given with them")
     given = None if agent is None else evaluated_agent(agent, deterministic, vec_normalize, action_space)
@@ -103,13 +104,16 @@ def opened_sampler(
     yield sampler, facts, {"agent_update": given, "env_update": env}
 
 
-def _check_sampler(sampler: Any, options: Mapping[str, Any]) -> None:
+def _check_sampler(sampler: Any, env: Any, options: Mapping[str, Any]) -> None:
     if not isinstance(sampler, Sampler):
         raise UsageError(f"sampler must be one of this package's samplers, not a {type(sampler).__qualname__}")
     if options:
         raise UsageError(f"the sampler has its arguments already: leave out {', '.join(sorted(options))}")
-    if sampler.provenance()["order"] != "index":
+    facts = sampler.provenance()
+    if facts["order"] != "index":
         raise UsageError('the sampler must have order="index": what arrives first favours short trajectories')
+    if env is None and isinstance(names := facts["environment"], list):
+        _log.warning("the mean is one of different environments: %s; evaluate each by itself", ", ".join(names))
 
 
 def _action_space(env: Any, env_kwargs: Any) -> Space[Any]:
@@ -228,11 +232,17 @@ class Gathering:
         self._sampler.put_back_filters(self._filters)  # an evaluation's trajectories are not learned from
 
     def take(self) -> Row | None:
-        """Return what is kept of the next trajectory; None after the last one."""
+        """Return what is kept of the next trajectory; None after the last one.
+
+        Raises:
+            UsageError: Its return is outside of the bounds, and no rule says so.
+        """
         trajectory = next(self.stream, None)
         if trajectory is None:
             return None
         row = row_of(trajectory, self._success, self._return_of, self._sampler.policy_names)
+        if self.amount.bounds is not None and self.amount.rule is None:
+            within(row.value, self.amount.bounds, "return", row.where)
         self.rows.append(row)
         return row
 
@@ -245,7 +255,6 @@ class Gathering:
             settings.pop(name, None)
         if self._return_of is not None:
             settings["return_of"] = list(self._return_of)
-        betting = rule if isinstance(rule, BettingRule) else None
         return Evaluation(
             **columns_of(self.rows),
             names=None if amount.names is None else tuple(amount.names[row.trajectory] for row in self.rows),
@@ -256,8 +265,8 @@ class Gathering:
             seed=self._sampler.seed if amount.seeds is None else None,
             success_meaning=self._success,
             stopped=stopped,
-            guaranteed=None if betting is None else betting.of,
-            bounds=None if betting is None or betting.of == "success" else betting.bounds,
+            guaranteed=rule.of if isinstance(rule, BettingRule) else None,
+            bounds=amount.bounds,
             left_out=self._sampler.stats.dropped_trajectories - self._left_out,
             part=amount.part,
         )
@@ -314,19 +323,22 @@ def evaluate(
     Args:
         agent: Whatever samplers take, a dict of agents by policy name included; a model of Stable-Baselines3 or its
             `.zip` file; another object with `predict`; or a torch module. None for the agent that `sampler` has.
-        env: Whatever samplers take. None for the environment that `sampler` has.
+        env: Whatever samplers take; a list only of environments that have one spec, or in `streamsampler.PerWorker`.
+            None for the environment that `sampler` has.
         num_trajectories: Exactly so many, from seeds of the sampler's own (see its argument `seed`).
         seeds: One trajectory from each of these seeds, in this order.
         scenarios: One trajectory for each of these dicts, in this order: "seed", a seed; "options", what
             `env.reset(options=…)` gets; "name", by which the result is found: `evaluation["name"]`. All have a seed, or
             none has.
         until_halfwidth: Go on, in index order, until half the width of an interval is at most this. The result is the
-            shortest such prefix that has `min_trajectories`.
+            shortest such prefix that has `min_trajectories`. Where all returns are equal and there are no `bounds`,
+            there is no interval: it stops when at most 1 % of trajectories may have another one, after 299.
         precision_of: Of what: the mean "return", or the rate of "success".
         guarantee: Use an interval that holds although it decides when to stop, a betting confidence sequence. It needs
             more trajectories; for returns it needs their `bounds`. Without, intervals of returns hold in 90 to 95 of
-            100 evaluations that stop at the earliest, and Wilson's for success rates in 92 to 99.
-        bounds: The least and the largest return that there can be.
+            100 evaluations that stop at the earliest; exact ones, for success rates and for two values, in 93 to 99.
+        bounds: The least and the largest return that there can be. They give an interval where returns alone give none:
+            where all are equal, or few, or uneven.
         min_trajectories: The fewest trajectories that `until_halfwidth` may stop after: at least 30 for returns and 10
             for success rates, which are the defaults; with `guarantee` any, 1 by default.
         max_trajectories: The most; 10,000 by default, or as many as there are `seeds`. The evaluation then says that
@@ -432,7 +444,7 @@ def gather(gathering: Gathering, progress: ProgressArgument, whose: str = "") ->
                 if amount.rule.add(row):
                     complete = True
                     break
-                shown.expect(_expected(amount.rule, len(rows), amount.n))
+                shown.expect(amount.rule.expected(amount.n))
         if amount.rule is not None:
             shown.expect(len(rows))
         shown.update(lambda: (sum(row.length for row in rows), len(rows)), complete=True)
@@ -446,7 +458,8 @@ def _note(gathering: Gathering) -> str:
         return "" if rule.interval is None else f"{_shown(rule.what, rule.interval)}, to ± {rule.halfwidth:.3g}"
     if len(rows) < FEWEST:
         return ""
-    return _shown("mean return", t_interval(np.array([row.value for row in rows])))
+    interval = t_interval(np.array([row.value for row in rows]))
+    return _shown("mean return", interval) if interval.halfwidth > 0 else f"return {interval.low:.4g}, all equal"
 
 
 def _shown(what: str, interval: Interval) -> str:
@@ -455,22 +468,22 @@ def _shown(what: str, interval: Interval) -> str:
     return f"{what.removeprefix('mean ').removesuffix(' rate')} {centre:.4g} ± {interval.halfwidth:.3g}"
 
 
-def _expected(rule: Rule, n: int, most: int) -> int:
-    """Estimate how many trajectories a rule will take: an interval shrinks with the root of their number."""
-    if rule.interval is None:
-        return most
-    estimate = n * (rule.interval.halfwidth / rule.halfwidth) ** 2
-    return min(most, max(n + 1, math.ceil(estimate))) if math.isfinite(estimate) else most
-
-
 def _reason(gathering: Gathering, *, complete: bool) -> str:
     asked, rule, n = gathering.amount.asked, gathering.amount.rule, len(gathering.rows)
     if rule is None:
         return asked if n == gathering.n else f"{asked}; some raised and were left out"
-    interval = "none" if rule.interval is None else number(rule.interval.halfwidth)
-    if complete:
-        return f"the half-width of the {rule.what}'s interval, {interval}, is at most {number(rule.halfwidth)}"
-    return (
-        f"there were {count(n, 'trajectory')}, the most; the half-width of the {rule.what}'s interval is {interval}, "
-        f"not {number(rule.halfwidth)}"
-    )
+    most = "" if complete else f"there were {count(n, 'trajectory')}, the most; "
+    reported = rule.reported if n else None
+    if isinstance(reported, Interval):
+        width = number(reported.halfwidth)
+        if complete:
+            return f"the half-width of the {rule.what}'s interval, {width}, is at most {number(rule.halfwidth)}"
+        return f"{most}the half-width of the {rule.what}'s interval is {width}, not {number(rule.halfwidth)}"
+    return most + _why_no_interval(rule, n, "" if reported is None else reported.why)
+
+
+def _why_no_interval(rule: Rule, n: int, why: str) -> str:
+    if isinstance(rule, MeanRule) and rule.all_equal and n:
+        shown = unseen(unseen_share(n), "trajectories", LEVEL)
+        return f"all returns are equal, and {shown}; with bounds (least, largest) of returns their mean has an interval"
+    return f"no interval of the {rule.what} holds{why and f': {why}'}"

@@ -21,16 +21,18 @@ from streamsampler.data.codec import decode, encode, read_facts
 from streamsampler.data.trees import same
 from streamsampler.evaluation.agents import SuccessMeaning
 from streamsampler.evaluation.intervals import (
-    FEWEST,
     LEVEL,
     Interval,
     Unknown,
-    bootstrap_intervals,
+    counted,
     interquartile_mean,
     mean_interval,
-    wilson_interval,
+    middle_intervals,
+    proportion_interval,
+    rounding_of,
+    unseen_share,
 )
-from streamsampler.evaluation.rules import BettingSequence
+from streamsampler.evaluation.rules import BettingSequence, within
 from streamsampler.protocol.plans import Part, part_of_facts
 
 # ----------------------------------------------------------------------
@@ -47,7 +49,7 @@ _FACTS = ("agent", "environment", "settings", "versions", "seed", "success_meani
 
 _STATISTICS = (
     "mean", "mean_interval", "standard_deviation", "standard_error", "median", "median_interval", "interquartile_mean",
-    "interquartile_mean_interval", "minimum", "maximum", "success_rate", "success_interval",
+    "interquartile_mean_interval", "minimum", "maximum", "unseen_share", "success_rate", "success_interval",
 )  # fmt: skip
 
 
@@ -102,6 +104,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
+def unseen(share: float, what: str, level: float) -> str:
+    """Return in words how many may differ from those that were seen, which are all equal."""
+    return f"with {100 * level:.4g} % confidence at most {percent(share)} of {what} have another one"
+
+
 def _interval(interval: Interval | Unknown | None) -> str:
     if interval is None:
         return ""
@@ -117,13 +124,8 @@ def shown_environment(environment: Any) -> str:
 
 def _notes(evaluation: Evaluation) -> list[str]:
     notes = []
-    n = len(evaluation)
-    if evaluation.minimum == evaluation.maximum and n > 1:
-        most = 1 - (1 - LEVEL) ** (1 / n)
-        notes.append(
-            f"all returns are equal; with {100 * LEVEL:g} % confidence at most {percent(most)} of trajectories have "
-            "another one"
-        )
+    if evaluation.unseen_share is not None and len(evaluation) > 1:
+        notes.append(f"all returns are equal; {unseen(evaluation.unseen_share, 'trajectories', LEVEL)}")
     if evaluation.left_out:
         notes.append(
             f"{count(evaluation.left_out, 'trajectory')} raised and {'is' if evaluation.left_out == 1 else 'are'} left "
@@ -250,9 +252,6 @@ class Found:
 # ----------------------------------------------------------------------
 
 
-_TOO_FEW = Unknown(f"fewer than {FEWEST} trajectories")
-
-
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """One trajectory of an evaluation.
@@ -301,12 +300,13 @@ class Evaluation(Found):
         success_meaning: When a trajectory succeeds: "end" or "once".
         stopped: Why there are no more trajectories.
         guaranteed: What the interval that holds whenever one stops is of, "return" or "success"; None for nothing.
-        bounds: The bounds of returns that it relies on, if it is of returns.
+        bounds: The least and the largest return there can be, which intervals rely on; None where they are not known.
         left_out: How many trajectories were left out (`on_failure="drop"`, or `drop_if`).
         part: Which part of an evaluation this is; None where it is no part. `streamsampler.merge` joins parts.
 
     Raises:
         DataError: Columns that are not of one length, or no trajectories.
+        UsageError: A return is outside of the bounds.
     """
 
     KIND: ClassVar[str] = "evaluation"
@@ -335,6 +335,9 @@ class Evaluation(Found):
         sizes = {name: len(column) for name, column in self._columns().items() if column is not None}
         if len(set(sizes.values())) != 1 or not len(self.returns):
             raise DataError(f"an evaluation has at least one trajectory, and columns of one length; these are {sizes}")
+        if self.bounds is not None:
+            for value in (self.minimum, self.maximum):
+                within(value, self.bounds, "return")
         for column in self._columns().values():
             if isinstance(column, np.ndarray):
                 column.flags.writeable = False
@@ -409,7 +412,7 @@ class Evaluation(Found):
         if self.guaranteed == "return":
             assert self.bounds is not None
             return _betting(self.returns.tolist(), *self.bounds)
-        return mean_interval(self.returns)
+        return mean_interval(self.returns, bounds=self.bounds)
 
     @property
     def standard_deviation(self) -> float:
@@ -444,7 +447,7 @@ class Evaluation(Found):
 
     @cached_property
     def _bootstrapped(self) -> dict[str, Interval | Unknown]:
-        return bootstrap_intervals(self.returns)
+        return middle_intervals(self.returns, bounds=self.bounds)
 
     @property
     def minimum(self) -> float:
@@ -456,6 +459,15 @@ class Evaluation(Found):
         """The largest return."""
         return float(self.returns.max())
 
+    @property
+    def unseen_share(self) -> float | None:
+        """The largest share of trajectories that may have another return, where all are equal; None where they differ.
+
+        With a confidence of 95 %: 299 equal returns show that it is at most 1 %.
+        """
+        is_one = np.isfinite(self.returns).all() and len(counted(self.returns, rounding_of(self.returns))[0]) == 1
+        return unseen_share(len(self)) if is_one else None
+
     # --- Successes and ends
 
     @property
@@ -464,13 +476,13 @@ class Evaluation(Found):
         return None if self.successes is None else float(self.successes.mean())
 
     @cached_property
-    def success_interval(self) -> Interval | Unknown | None:
+    def success_interval(self) -> Interval | None:
         """The interval of the success rate; None where there is none."""
         if self.successes is None:
             return None
         if self.guaranteed == "success":
             return _betting(self.successes.astype(float).tolist(), 0.0, 1.0)
-        return _TOO_FEW if len(self) < FEWEST else wilson_interval(int(self.successes.sum()), len(self))
+        return proportion_interval(int(self.successes.sum()), len(self))
 
     @property
     def ends(self) -> tuple[str, ...]:

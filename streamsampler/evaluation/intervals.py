@@ -4,133 +4,48 @@ An `Interval` has the name of its method. Which method holds where was simulated
 
 | what | method | holds |
 |---|---|---|
+| rate | Clopper and Pearson's, exact | always |
+| mean of two values | Clopper and Pearson's, scaled to them | from 10 trajectories on |
 | mean | Student's t | from 10 trajectories on, unless returns are skewed or in two groups |
 | mean of skewed returns | studentised bootstrap | from 30 trajectories on |
+| mean, where more than half of the returns are equal | Gaffke's, scaled to them | from 10 trajectories on |
+| mean of bounded returns | Gaffke's, where none of the others holds | always |
+| interquartile mean, median of two values | Clopper and Pearson's | from 10 trajectories on |
 | interquartile mean, median | percentile bootstrap | from 30 trajectories on |
-| rate | Wilson's | from 10 trajectories on |
 | mean of bounded returns, rate | betting | always, also where one stops because of it |
 
-Bootstraps draw from a generator of a fixed seed, so that the same data give the same interval.
+Where all returns are equal, they say nothing of how large others are, and only bounds give an interval;
+`unseen_share` says how many others there may be.
+
+Bootstraps and Gaffke's method draw from a generator of a fixed seed, so that the same data give the same interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from statistics import NormalDist
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.words import count
-
-# ----------------------------------------------------------------------
-# Compute quantiles of the normal distribution and of Student's t, and the logarithm of the beta function.
-#
-# SciPy has all of these; a package that samples should not need it. Tests compare them with SciPy's to 1e-9.
-
-
-_NORMAL = NormalDist()
-_CLOSE_ENOUGH = 1e-15
-_SMALLEST = 1e-300
-_MANY = 5_000  # degrees of freedom
-
-
-def normal_quantile(probability: float) -> float:
-    """Return the quantile of the standard normal distribution."""
-    return _NORMAL.inv_cdf(probability)
-
-
-def log_beta(a: float, b: float) -> float:
-    """Return the logarithm of the beta function."""
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-
-
-def student_tail(t: float, df: int) -> float:
-    """Return the probability that Student's t with `df` degrees of freedom is above `t`, which is at least 0."""
-    # Of the two incomplete beta functions that say the same, the one whose argument does not cancel near 1.
-    if t * t < df:
-        return 0.5 - 0.5 * _incomplete_beta(0.5, df / 2, t * t / (df + t * t))
-    return 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + t * t))
-
-
-@lru_cache(maxsize=1024)
-def student_quantile(probability: float, df: int) -> float:
-    """Return the quantile of Student's t.
-
-    Newton's method on the upper tail, which is convex: from the normal quantile, which is smaller, it rises to the
-    quantile and never passes it. With thousands of degrees of freedom, where gamma functions cancel, the expansion
-    of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
-
-    Args:
-        probability: Between 0 and 1.
-        df: The degrees of freedom, at least 1.
-    """
-    if probability < 0.5:
-        return -student_quantile(1 - probability, df)
-    if df >= _MANY:
-        return _expanded(normal_quantile(probability), df)
-    log_scale = -log_beta(df / 2, 0.5) - 0.5 * math.log(df)
-    t, wanted = normal_quantile(probability), 1 - probability
-    for _ in range(200):
-        density = math.exp(log_scale - (df + 1) / 2 * math.log1p(t * t / df))
-        step = (student_tail(t, df) - wanted) / density
-        t += step
-        if abs(step) <= 1e-14 * max(1.0, abs(t)):
-            break
-    return t
-
-
-def _expanded(z: float, df: int) -> float:
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return math.fsum([z, *(term / math.pow(df, power) for power, term in enumerate(terms, start=1))])
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function, by Lentz's method on its continued fraction (DLMF 8.17.22)."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # there the fraction of the other tail converges, and this one's does not
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta(a, b)) / a
-    c, d = 1.0, 1 / _not_zero(1 - (a + b) * x / (a + 1))
-    fraction = d
-    for m in range(1, 1000):
-        for numerator in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / _not_zero(1 + numerator * d)
-            c = _not_zero(1 + numerator / c)
-            fraction *= d * c
-        if abs(d * c - 1) < _CLOSE_ENOUGH:
-            break
-    return front * fraction
-
-
-def _not_zero(value: float) -> float:
-    return value if abs(value) > _SMALLEST else _SMALLEST
-
-
-# ----------------------------------------------------------------------
-
+from streamsampler.evaluation.quantiles import beta_quantile, student_quantile
 
 Floats: TypeAlias = NDArray[np.float64]
 
 LEVEL = 0.95
 FEWEST, FEWEST_SKEWED = 10, 30
-_N_RESAMPLES, _FEWEST_RESAMPLES = 2_000, 200
+_N_RESAMPLES, _FEWEST_RESAMPLES, _N_WEIGHTS = 2_000, 200, 20_000
 _MOST_DRAWN = 20_000_000  # numbers that one bootstrap draws
 _AT_ONCE = 1_000_000
 _SEED = 0
 _WIDE_GAP = 4.0  # standard deviations within the groups: of 10 normal returns 1 % have such a gap, of 30 0.1 %
+_ROUNDING = 1e-12  # relative: sums of rewards that should be equal differ so much at most
+_FEWEST_OTHERS = 10  # of nearly equal returns: with fewer, those that were not seen decide
+_FEW_DIFFER, _FARTHER = 2, 2.0
+_NARROW = 0.25  # the width of both groups together, of the whole range
 _SURE_OF_SKEWNESS = 2.576  # standard errors of the skewness of normal returns
 _NEGLIGIBLE_SKEWNESS = 0.01  # its square, divided by n: t then covers 0.3 % less than it says
 
@@ -174,31 +89,92 @@ class Unknown:
     why: str
 
 
-_NOT_FINITE = Unknown("a return is not finite")
+Bounds: TypeAlias = tuple[float, float]
+"""The least and the largest value there can be."""
 
 # ---------------------------------------------------------------------- means
 
 
-def mean_interval(values: Floats, level: float = LEVEL) -> Interval | Unknown:
+def mean_interval(
+    values: Floats, level: float = LEVEL, *, bounds: Bounds | None = None, of: str = "return",
+    rounding: float | None = None,
+) -> Interval | Unknown:  # fmt: skip
     """Return the interval of a mean that holds for such values, or why none does.
-
-    Student's t; for skewed values the studentised bootstrap.
 
     Args:
         values: (N,) independent values.
         level: How often the interval is to hold the mean.
+        bounds: The least and the largest value there can be; None where they are not known.
+        of: What the values are, in one word: "return" or "difference".
+        rounding: How much equal values may differ; None for what sums of rewards differ by.
     """
-    if len(values) < FEWEST:
-        return Unknown(f"{count(len(values), 'trajectory')}, fewer than {FEWEST}")
-    if not np.isfinite(values).all():
-        return _NOT_FINITE
-    if len(values) < FEWEST_SKEWED:
+    n = len(values)
+    rounding = rounding_of(values) if rounding is None else rounding
+    if n < FEWEST:
+        found: Interval | Unknown = Unknown(
+            f"{count(n, 'trajectory' if of == 'return' else 'pair')}, fewer than {FEWEST}"
+        )
+    elif not np.isfinite(values).all():
+        return Unknown(f"a {of} is not finite")
+    else:
+        found = _from_values_alone(values, level, of, rounding)
+    if bounds is None:
+        return found
+    if isinstance(found, Interval) and found.method in _WITHOUT_SCALE:
+        return replace(found, low=max(found.low, bounds[0]), high=min(found.high, bounds[1]))
+    return bounded_interval(values, bounds, level, rounding)
+
+
+_WITHOUT_SCALE = ("t", "studentised bootstrap")
+"""Methods that do not scale an interval to the values that were seen."""
+
+
+def _from_values_alone(values: Floats, level: float, of: str, rounding: float) -> Interval | Unknown:
+    """Return the interval of the mean of ten finite values or more, whose bounds are not known, or why none holds."""
+    n, (found, counts) = len(values), counted(values, rounding)
+    if len(found) == 1:
+        return Unknown(f"all {of}s are equal")
+    if len(found) == 2 or 2 * counts.max() > n:
+        return _nearly_equal_interval(values, level, of, rounding)
+    if n < FEWEST_SKEWED:
         what = "in two groups" if in_two_groups(values) else "skewed" if is_skewed(values) else None
         if what is not None:
-            return Unknown(f"returns are {what}, and there are fewer than {FEWEST_SKEWED}")
-    elif skewness(values) ** 2 > _NEGLIGIBLE_SKEWNESS * len(values):
+            return Unknown(f"{of}s are {what}, and there are fewer than {FEWEST_SKEWED}")
+    elif are_nearly_two(values):
+        return bounded_interval(values, _scale(found, of), level, rounding)
+    elif skewness(values) ** 2 > _NEGLIGIBLE_SKEWNESS * n:
         return studentised_interval(values, level)
     return t_interval(values, level)
+
+
+def _nearly_equal_interval(values: Floats, level: float, of: str, rounding: float) -> Interval:
+    """Return the interval of the mean of two values, or of values of which more than half are equal.
+
+    That of bounded values, with the values that were seen for bounds: of two values Clopper and Pearson's. Where few
+    differ from the most frequent value, the others are not known well enough:
+
+    - Where fewer than 10 do, and their values vary, they may be twice as far away from it.
+    - Where only one or two do, the interval reaches that value. It is printed only because they were seen, and having
+      seen a rare value twice would otherwise be enough to miss the mean: of ten trajectories in 1 of 10 such intervals.
+    """
+    found, counts = counted(values, rounding)
+    usual, n_others = float(found[counts.argmax()]), len(values) - int(counts.max())
+    low, high = _scale(found, of)
+    is_known = len(found) == 2 or ((found - low <= rounding) | (high - found <= rounding) | (found == usual)).all()
+    if n_others < _FEWEST_OTHERS and not is_known:
+        low, high = usual - _FARTHER * (usual - low), usual + _FARTHER * (high - usual)
+    interval = bounded_interval(values, (low, high), level, rounding)
+    if n_others > _FEW_DIFFER:
+        return interval
+    return replace(interval, low=min(interval.low, usual), high=max(interval.high, usual))
+
+
+def _scale(found: Floats, of: str) -> Bounds:
+    """Return the least and the largest value that was seen; of differences that may be 0, of either sign."""
+    low, high = float(found[0]), float(found[-1])
+    if of == "difference" and low <= 0 <= high:
+        return min(low, -high), max(high, -low)
+    return low, high
 
 
 def t_interval(values: Floats, level: float = LEVEL) -> Interval:
@@ -263,6 +239,34 @@ def in_two_groups(values: Floats) -> bool:
     return bool(gaps.max() > _WIDE_GAP * math.sqrt(squares / (n - 2)))
 
 
+def are_nearly_two(values: Floats) -> bool:
+    """Return whether values are in two groups that are narrow beside the gap between them."""
+    ordered = np.sort(values)
+    return bool(np.diff(ordered).max(initial=0.0) > (1 - _NARROW) * (ordered[-1] - ordered[0]))
+
+
+def rounding_of(values: Floats) -> float:
+    """Return how much sums of rewards that should be equal may differ."""
+    return _ROUNDING * float(np.abs(values).max(initial=0.0))
+
+
+def counted(values: Floats, rounding: float) -> tuple[Floats, NDArray[np.int64]]:
+    """Return the different values, in order, and how many there are of each.
+
+    Args:
+        values: (N,) values.
+        rounding: How much equal values may differ; of those, the lowest is returned.
+    """
+    found, counts = np.unique(values, return_counts=True)
+    first = np.flatnonzero(np.diff(found, prepend=-np.inf) > rounding)
+    return found[first], np.add.reduceat(counts, first)
+
+
+def unseen_share(n: int, level: float = LEVEL) -> float:
+    """Return the largest share of trajectories that may differ from n equal ones."""
+    return 1 - math.pow(1 - level, 1 / n)
+
+
 # ---------------------------------------------------------------------- quantiles of the middle
 
 
@@ -272,14 +276,60 @@ def interquartile_mean(values: Floats) -> float:
     return float(np.sort(values)[cut : len(values) - cut].mean())
 
 
+def middle_intervals(
+    values: Floats, level: float = LEVEL, *, bounds: Bounds | None = None
+) -> dict[str, Interval | Unknown]:
+    """Return the intervals of the median ("median") and of the interquartile mean ("iqm"), or why none holds.
+
+    Args:
+        values: (N,) independent values.
+        level: How often each interval is to hold.
+        bounds: The least and the largest value there can be; None where they are not known.
+    """
+    n = len(values)
+    if n < FEWEST:
+        unknown = Unknown(f"{count(n, 'trajectory')}, fewer than {FEWEST}")
+    elif not np.isfinite(values).all():
+        unknown = Unknown("a return is not finite")
+    elif len(found := counted(values, rounding_of(values))[0]) == 1:
+        if bounds is not None:
+            return _middle_of_one(float(values[0]), n, level, bounds)
+        unknown = Unknown("all returns are equal")
+    elif len(found) == 2:
+        low, high = found.tolist()
+        shares = proportion_interval(int((values > (low + high) / 2).sum()), n, level)
+        return {
+            name: replace(shares, low=low + at(shares.low) * (high - low), high=low + at(shares.high) * (high - low))
+            for name, at in _MIDDLES.items()
+        }
+    elif n >= FEWEST_SKEWED:
+        return bootstrap_intervals(values, level)
+    else:
+        unknown = Unknown(f"{count(n, 'trajectory')}, fewer than {FEWEST_SKEWED}")
+    return {"median": unknown, "iqm": unknown}
+
+
+_MIDDLES: dict[str, Callable[[float], float]] = {
+    "median": lambda share: 0.0 if share < 0.5 else 0.5 if share == 0.5 else 1.0,
+    "iqm": lambda share: min(1.0, max(0.0, 2 * share - 0.5)),
+}
+"""What the median and the interquartile mean are where a share of values is 1, and the others are 0."""
+
+
+def _middle_of_one(value: float, n: int, level: float, bounds: Bounds) -> dict[str, Interval | Unknown]:
+    """Return the intervals where one value was seen: as many others as there may be are at one of the bounds."""
+    share = 1 - proportion_interval(n, n, level).low
+    return {
+        name: Interval(
+            value - at(share) * (value - bounds[0]), value + at(share) * (bounds[1] - value), "Clopper-Pearson", level
+        )
+        for name, at in _MIDDLES.items()
+    }
+
+
 def bootstrap_intervals(values: Floats, level: float = LEVEL) -> dict[str, Interval | Unknown]:
     """Return the percentile bootstrap's intervals of the median ("median") and the interquartile mean ("iqm")."""
     n = len(values)
-    if n < FEWEST_SKEWED:
-        unknown = Unknown(f"{count(n, 'trajectory')}, fewer than {FEWEST_SKEWED}")
-        return {"median": unknown, "iqm": unknown}
-    if not np.isfinite(values).all():
-        return {"median": _NOT_FINITE, "iqm": _NOT_FINITE}
     medians: list[Floats] = []
     iqms: list[Floats] = []
     for indices in resampled_indices(n):
@@ -295,34 +345,84 @@ def bootstrap_intervals(values: Floats, level: float = LEVEL) -> dict[str, Inter
 
 def n_resamples(n: int) -> int:
     """Return how many resamples of n values a bootstrap draws: the more values there are, the fewer are needed."""
-    return max(_FEWEST_RESAMPLES, min(_N_RESAMPLES, _MOST_DRAWN // n))
+    return _resamples(n, _N_RESAMPLES)
+
+
+def _resamples(n: int, most: int) -> int:
+    return max(_FEWEST_RESAMPLES, min(most, _MOST_DRAWN // n))
 
 
 def resampled_indices(n: int) -> Iterator[NDArray[np.int64]]:
     """Yield the positions of resamples of n values, (k, n) at a time: always the same for one n."""
     rng = np.random.default_rng(_SEED)
-    left = n_resamples(n)
+    for rows in _rows(n, n_resamples(n)):
+        yield rng.integers(0, n, (rows, n))
+
+
+def _rows(n: int, left: int) -> Iterator[int]:
+    """Yield how many resamples of n numbers are drawn at once."""
     while left > 0:
         rows = min(left, max(1, _AT_ONCE // n))
-        yield rng.integers(0, n, (rows, n))
+        yield rows
         left -= rows
 
 
-# ---------------------------------------------------------------------- rates
+# ---------------------------------------------------------------------- rates, and means of bounded values
 
 
-def wilson_interval(n_successes: int, n: int, level: float = LEVEL) -> Interval:
-    """Return Wilson's interval of a rate.
+def proportion_interval(n_successes: int, n: int, level: float = LEVEL) -> Interval:
+    """Return the exact interval of a rate (Clopper and Pearson, 1934), which holds for all rates and all n.
 
     Args:
         n_successes: How many of the trajectories succeeded.
         n: How many there are, at least 1.
         level: How often the interval is to hold the rate.
     """
-    z = normal_quantile((1 + level) / 2)
-    rate, weight = n_successes / n, z * z / n
-    centre = (rate + weight / 2) / (1 + weight)
-    halfwidth = z / (1 + weight) * math.sqrt(rate * (1 - rate) / n + weight / (4 * n))
-    low = 0.0 if n_successes == 0 else centre - halfwidth
-    high = 1.0 if n_successes == n else centre + halfwidth
-    return Interval(low, high, "Wilson", level)
+    tail, n_failures = (1 - level) / 2, n - n_successes
+    low = beta_quantile(tail, n_successes, n_failures + 1) if n_successes else 0.0
+    high = beta_quantile(1 - tail, n_successes + 1, n_failures) if n_failures else 1.0
+    return Interval(low, high, "Clopper-Pearson", level)
+
+
+def bounded_interval(values: Floats, bounds: Bounds, level: float = LEVEL, rounding: float = 0.0) -> Interval:
+    """Return the interval of the mean of bounded values, which holds for all distributions and all n.
+
+    Gaffke's (2005; Learned-Miller and Thomas, 2019, "A new confidence interval for the mean of a bounded random
+    variable"): the values and one of the bounds have random weights that add up to 1, all such weights alike. An end is
+    a quantile of the weighted mean with the bound on its side. For values at the bounds it is Clopper and Pearson's,
+    for equal values it has a closed form as well.
+
+    Args:
+        values: (N,) independent values within the bounds.
+        bounds: The least and the largest value there can be.
+        level: How often the interval is to hold the mean.
+        rounding: How much equal values may differ.
+    """
+    n, (lowest, highest) = len(values), bounds
+    found, counts = counted(values, rounding)
+    if ((found - lowest <= rounding) | (highest - found <= rounding)).all():
+        shares = proportion_interval(int((values > (lowest + highest) / 2).sum()), n, level)
+        width = highest - lowest
+        return replace(shares, low=lowest + shares.low * width, high=lowest + shares.high * width)
+    if len(found) == 1:
+        value, share = float(values[0]), 1 - proportion_interval(n, n, level).low
+        return Interval(value - share * (value - lowest), value + share * (highest - value), "Gaffke", level)
+    lows: list[Floats] = []
+    highs: list[Floats] = []
+    for weights in random_weights(np.append(counts, 1.0)):
+        means = weights[:, :-1] @ found
+        lows.append(means + weights[:, -1] * lowest)
+        highs.append(means + weights[:, -1] * highest)
+    low, high = (
+        float(np.quantile(np.concatenate(drawn), tail))
+        for drawn, tail in ((lows, (1 - level) / 2), (highs, (1 + level) / 2))
+    )
+    return Interval(low, high, "Gaffke", level)
+
+
+def random_weights(counts: Floats) -> Iterator[Floats]:
+    """Yield weights that add up to 1, (k, n) at a time: sums of as many as `counts` (n,) says; always the same ones."""
+    rng, n = np.random.default_rng(_SEED), len(counts)
+    for rows in _rows(n, _resamples(n, _N_WEIGHTS)):
+        weights = rng.standard_gamma(counts, (rows, n))
+        yield weights / weights.sum(axis=1, keepdims=True)

@@ -13,13 +13,48 @@ from streamsampler.core.errors import UsageError, positive
 from streamsampler.evaluation.agents import SUCCESS_KEYS, Row
 from streamsampler.evaluation.intervals import (
     LEVEL,
+    Bounds,
+    Floats,
     Interval,
-    log_beta,
+    Unknown,
     mean_interval,
-    normal_quantile,
-    wilson_interval,
+    proportion_interval,
+    rounding_of,
+    unseen_share,
 )
+from streamsampler.evaluation.quantiles import log_beta, normal_quantile
 from streamsampler.protocol.plans import Part
+
+# ----------------------------------------------------------------------
+# Check bounds of returns, and returns against them.
+
+
+def checked_bounds(bounds: Any) -> Bounds:
+    """Return bounds as two floats.
+
+    Raises:
+        UsageError: They are something else.
+    """
+    if not isinstance(bounds, Sequence) or len(bounds) != 2 or not all(isinstance(end, int | float) for end in bounds):
+        raise UsageError(f"bounds must be (least, largest), two numbers, got {bounds!r}")
+    low, high = map(float, bounds)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise UsageError(f"bounds must be (least, largest), two finite numbers that rise, got ({low:g}, {high:g})")
+    return low, high
+
+
+def within(value: float, bounds: Bounds, what: str = "value", where: str = "") -> float:
+    """Return a value, without what rounding takes it beyond its bounds.
+
+    Raises:
+        UsageError: It is outside of them by more than that, or no number.
+    """
+    low, high = bounds
+    room = rounding_of(np.array(bounds))
+    if not low - room <= value <= high + room:
+        raise UsageError(f"bounds are ({low:g}, {high:g}), and there is a {what} of {value:g}{where}")
+    return min(high, max(low, value))
+
 
 # ----------------------------------------------------------------------
 # Tests and intervals that hold whenever one stops, also because of what they show.
@@ -53,9 +88,7 @@ class BettingSequence:
     """
 
     def __init__(self, low: float = 0.0, high: float = 1.0, level: float = LEVEL) -> None:
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise UsageError(f"bounds must be (least, largest), two finite numbers that rise, got ({low}, {high})")
-        self._low, self._high = low, high
+        self._low, self._high = low, high = checked_bounds((low, high))
         self._level = level
         self._means = np.linspace(0.0, 1.0, _N_MEANS + 1)
         with np.errstate(divide="ignore"):
@@ -74,8 +107,7 @@ class BettingSequence:
         Raises:
             UsageError: It is outside of the bounds.
         """
-        if not self._low <= value <= self._high:
-            raise UsageError(f"bounds are ({self._low:g}, {self._high:g}), and there is a value of {value:g}")
+        value = within(value, (self._low, self._high))
         x = (value - self._low) / (self._high - self._low)
         self._bet(x)
         self._n += 1
@@ -138,28 +170,30 @@ class DiscordantPairs:
 
 
 PrecisionOf: TypeAlias = Literal["return", "success"]
-Bounds: TypeAlias = tuple[float, float]
 
 FLOORS: dict[PrecisionOf, int] = {"return": 30, "success": 10}
 """The fewest trajectories that an evaluation may stop after because of an interval that is narrow enough."""
 DEFAULT_CAP = 10_000
+ENOUGH_UNSEEN = 0.01
+"""The share of trajectories that may differ from those seen, all equal, at which an evaluation stops: after 299."""
 
 
 class Rule:
-    """Says after each trajectory, in index order, whether an interval is narrow enough.
+    """Says after each trajectory, in index order, whether there are enough.
 
     Args:
         of: What the interval is of.
         halfwidth: How narrow it is to be.
         floor: The fewest trajectories to stop after.
+        bounds: The least and the largest return there can be; None where they are not known.
 
     Attributes:
-        interval: The interval so far; None where there is none.
+        interval: The interval so far, or an estimate of it; None where there is none.
         what: What the interval is of, in words.
     """
 
-    def __init__(self, of: PrecisionOf, halfwidth: float, floor: int) -> None:
-        self.of, self.halfwidth = of, halfwidth
+    def __init__(self, of: PrecisionOf, halfwidth: float, floor: int, bounds: Bounds | None = None) -> None:
+        self.of, self.halfwidth, self.bounds = of, halfwidth, bounds
         self.what = "mean return" if of == "return" else "success rate"
         self.interval: Interval | None = None
         self._floor = floor
@@ -167,22 +201,44 @@ class Rule:
         self._known = of == "return"  # or whether any trajectory says whether it succeeded
 
     def add(self, row: Row) -> bool:
-        """Add the next trajectory; return whether the interval is narrow enough.
+        """Add the next trajectory; return whether there are enough.
 
         Raises:
-            UsageError: It is of the success rate, and none of the first trajectories says whether it succeeded.
+            UsageError: Its return is outside of the bounds; or it is of the success rate, and none of the first
+                trajectories says whether it succeeded.
         """
         self._n += 1
         self._known = self._known or row.success is not None
         if not self._known:
             check_successes(self._n)
-        reported = self._narrow(row.value if self.of == "return" else float(bool(row.success)))
+        value = row.value
+        if self.of == "success":
+            value = float(bool(row.success))
+        elif self.bounds is not None:
+            value = within(value, self.bounds, where=row.where)
+        reported = self._narrow(value)
         is_narrow = reported is not None and reported.halfwidth <= self.halfwidth
-        return is_narrow and self._known and self._n >= self._floor
+        return (is_narrow or self._ends_without()) and self._known and self._n >= self._floor
 
     def _narrow(self, value: float) -> Interval | None:
         """Compute the interval with the next value, and return the one that would be reported; None for none."""
         raise NotImplementedError
+
+    def _ends_without(self) -> bool:
+        """Return whether no interval can become narrow, and there are enough trajectories to say so."""
+        return False
+
+    @property
+    def reported(self) -> Interval | Unknown:
+        """The interval that is reported for the trajectories so far, or why there is none."""
+        raise NotImplementedError
+
+    def expected(self, most: int) -> int:
+        """Estimate how many trajectories it will take: an interval shrinks with the root of their number."""
+        if self.interval is None:
+            return most
+        estimate = self._n * (self.interval.halfwidth / self.halfwidth) ** 2
+        return min(most, max(self._n + 1, math.ceil(estimate))) if math.isfinite(estimate) else most
 
 
 def check_successes(n_silent: int) -> None:
@@ -195,55 +251,101 @@ def check_successes(n_silent: int) -> None:
 class MeanRule(Rule):
     """Waits for the interval that is reported for the mean return (see `intervals.mean_interval`), and for Student's.
 
-    Where those are two, to compute the former for each trajectory would take longer than the trajectories.
+    Where those are two, to compute the former for each trajectory would take longer than the trajectories. Where all
+    returns are equal, and their bounds are not known, there is no interval: then it waits until few trajectories may
+    have another one. It ends at a return that is not finite, too.
+
+    Attributes:
+        all_equal: Whether all returns are equal so far.
     """
 
-    def __init__(self, halfwidth: float, floor: int) -> None:
-        super().__init__("return", halfwidth, floor)
+    def __init__(self, halfwidth: float, floor: int, bounds: Bounds | None) -> None:
+        super().__init__("return", halfwidth, floor, bounds)
         self._values = np.empty(64)
         self._z = normal_quantile((1 + LEVEL) / 2)
+        self._least, self._largest = math.inf, -math.inf
+        self._is_finite = True
+
+    @property
+    def all_equal(self) -> bool:
+        """Whether all returns are equal so far, but for rounding."""
+        ends = np.array([self._least, self._largest])
+        return self._is_finite and self._largest - self._least <= rounding_of(ends)
+
+    @property
+    def reported(self) -> Interval | Unknown:
+        """The interval that is reported for the mean return so far, or why there is none."""
+        return mean_interval(self._seen, bounds=self.bounds)
+
+    @property
+    def _seen(self) -> Floats:
+        return self._values[: self._n]
 
     def _narrow(self, value: float) -> Interval | None:
         if self._n > len(self._values):
             self._values = np.concatenate([self._values, np.empty_like(self._values)])
         self._values[self._n - 1] = value
-        if self._n < self._floor:
+        self._least, self._largest = min(self._least, value), max(self._largest, value)
+        self._is_finite = self._is_finite and math.isfinite(value)
+        if self._n < self._floor or not self._is_finite:
             return None
-        values = self._values[: self._n]
+        values = self._seen
         mean, quick = float(values.mean()), self._z * float(values.std(ddof=1)) / math.sqrt(self._n)
         self.interval = Interval(mean - quick, mean + quick, "t")
         if not quick <= self.halfwidth:
             return None
-        found = mean_interval(values)
+        found = self.reported
         self.interval = found if isinstance(found, Interval) else None
         return self.interval
 
+    def _ends_without(self) -> bool:
+        if not self._is_finite:
+            return True
+        return self.all_equal and self.bounds is None and unseen_share(self._n) <= ENOUGH_UNSEEN
+
+    def expected(self, most: int) -> int:
+        """Estimate how many trajectories it will take, also where all returns are equal so far."""
+        if self.all_equal and self.bounds is None:
+            return min(most, math.ceil(math.log(1 - LEVEL) / math.log(1 - ENOUGH_UNSEEN)))
+        return super().expected(most)
+
 
 class SuccessRule(Rule):
-    """Waits for Wilson's interval of the success rate: others stop by chance when all trajectories were alike."""
+    """Waits for the exact interval of the success rate: others stop by chance when all trajectories were alike."""
 
     def __init__(self, halfwidth: float, floor: int) -> None:
         super().__init__("success", halfwidth, floor)
         self._n_successes = 0
+        self._z = normal_quantile((1 + LEVEL) / 2)
 
-    def _narrow(self, value: float) -> Interval:
+    @property
+    def reported(self) -> Interval:
+        """The interval of the success rate so far."""
+        return proportion_interval(self._n_successes, self._n)
+
+    def _narrow(self, value: float) -> Interval | None:
         self._n_successes += int(value)
-        self.interval = wilson_interval(self._n_successes, self._n)
+        rate = self._n_successes / self._n
+        quick = self._z * math.sqrt(rate * (1 - rate) / self._n)
+        if quick > self.halfwidth:  # the exact interval, which takes longer, is wider
+            self.interval = Interval(max(0.0, rate - quick), min(1.0, rate + quick), "normal")
+            return None
+        self.interval = self.reported
         return self.interval
 
 
 class BettingRule(Rule):
-    """Waits for a confidence sequence, which holds although it decides when to stop.
+    """Waits for a confidence sequence, which holds although it decides when to stop."""
 
-    Attributes:
-        bounds: The least and the largest value there can be.
-    """
-
-    def __init__(self, of: PrecisionOf, halfwidth: float, floor: int, bounds: Bounds) -> None:
-        super().__init__(of, halfwidth, floor)
-        self.bounds = float(bounds[0]), float(bounds[1])
-        self._betting = BettingSequence(*bounds)
+    def __init__(self, of: PrecisionOf, halfwidth: float, floor: int, bounds: Bounds | None) -> None:
+        super().__init__(of, halfwidth, floor, bounds)
+        self._betting = BettingSequence(*(bounds or (0.0, 1.0)))
         self.interval = self._betting.interval
+
+    @property
+    def reported(self) -> Interval:
+        """The interval so far."""
+        return self._betting.interval
 
     def _narrow(self, value: float) -> Interval:
         self._betting.add(value)
@@ -262,10 +364,13 @@ def make_rule(
     halfwidth = _halfwidth(until_halfwidth)
     if precision_of == "success" and halfwidth >= 0.5:
         raise UsageError(f"until_halfwidth of a success rate must be below 0.5, got {halfwidth:g}")
-    _check_bounds(precision_of, guarantee=guarantee, bounds=bounds)
+    if bounds is not None and precision_of == "success":
+        raise UsageError('bounds are those of returns, and the precision is that of the "success" rate')
     if guarantee:
+        if bounds is None and precision_of == "return":
+            raise UsageError("guarantee=True needs bounds=(least, largest) of returns: without, nothing is certain")
         floor = 1 if least is None else positive("min_trajectories", least)
-        return BettingRule(precision_of, halfwidth, floor, (0.0, 1.0) if bounds is None else bounds)
+        return BettingRule(precision_of, halfwidth, floor, bounds)
     lowest = FLOORS[precision_of]
     floor = lowest if least is None else positive("min_trajectories", least)
     if floor < lowest:
@@ -273,20 +378,7 @@ def make_rule(
             f"min_trajectories must be at least {lowest}, got {floor}: an interval that stops the evaluation earlier "
             "is wrong far too often. guarantee=True has no such limit"
         )
-    return (MeanRule if precision_of == "return" else SuccessRule)(halfwidth, floor)
-
-
-def _check_bounds(precision_of: PrecisionOf, *, guarantee: bool, bounds: Any) -> None:
-    if bounds is None:
-        if guarantee and precision_of == "return":
-            raise UsageError("guarantee=True needs bounds=(least, largest) of returns: without, nothing is certain")
-        return
-    if precision_of == "success":
-        raise UsageError('bounds are those of returns, and the precision is that of the "success" rate')
-    if not guarantee:
-        raise UsageError("bounds are for guarantee=True")
-    if not isinstance(bounds, Sequence) or len(bounds) != 2 or not all(isinstance(end, int | float) for end in bounds):
-        raise UsageError(f"bounds must be (least, largest), two numbers, got {bounds!r}")
+    return MeanRule(halfwidth, floor, bounds) if precision_of == "return" else SuccessRule(halfwidth, floor)
 
 
 def _halfwidth(value: Any) -> float:
@@ -317,6 +409,7 @@ class Amount:
         options: What the reset of each gets; None for nothing.
         names: The name of each; None for none.
         rule: Says when there are enough; None for all of them.
+        bounds: The least and the largest return there can be; None where they are not known.
         part: Which part of them is taken; None for all.
     """
 
@@ -326,6 +419,7 @@ class Amount:
     options: list[Mapping[str, Any] | None] | None = None
     names: tuple[str, ...] | None = None
     rule: Rule | None = None
+    bounds: Bounds | None = None
     part: Part | None = None
 
 
@@ -348,11 +442,12 @@ def amount_of(
     """
     if precision_of not in FLOORS:
         raise UsageError(f'precision_of must be "return" or "success", got {precision_of!r}')
+    bounds = None if bounds is None else checked_bounds(bounds)
     if until_halfwidth is not None:
         refuse_amounts("until_halfwidth", num_trajectories, scenarios)
         rule = make_rule(until_halfwidth, precision_of, guarantee=guarantee, bounds=bounds, least=min_trajectories)
-        return replace(at_most(seeds, max_trajectories), rule=rule)
-    of_rule = {"guarantee": guarantee, "bounds": bounds, "min_trajectories": min_trajectories}
+        return replace(at_most(seeds, max_trajectories), rule=rule, bounds=bounds)
+    of_rule = {"guarantee": guarantee, "min_trajectories": min_trajectories}
     refuse_useless({**of_rule, "max_trajectories": max_trajectories}, "until_halfwidth")
     if seeds is not None and scenarios is not None:
         raise UsageError("scenarios have seeds of their own: leave out seeds")
@@ -368,7 +463,7 @@ def amount_of(
     if num_trajectories is not None and positive("num_trajectories", num_trajectories) != amount.n:
         name = "seeds" if seeds is not None else "scenarios"
         raise UsageError(f"num_trajectories is {num_trajectories}, but there are {amount.n} {name}")
-    return amount
+    return replace(amount, bounds=bounds)
 
 
 def refuse_useless(arguments: Mapping[str, Any], rule: str) -> None:

@@ -18,7 +18,7 @@ from streamsampler.evaluation.comparison import (
     rate_difference_interval,
 )
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
-from streamsampler.evaluation.intervals import LEVEL, Interval, mean_interval
+from streamsampler.evaluation.intervals import LEVEL, Interval, Unknown, bounded_interval, mean_interval, unseen_share
 from tests.evaluation.envs import Known, value_of, zero
 
 BOUNDS = (-10, 30)
@@ -63,7 +63,7 @@ def test_all_have_the_same_seeds_and_each_is_what_evaluate_finds():
     assert np.allclose(first.differences, 0.5)
     assert (first.mean_difference, first.verdict) == (pytest.approx(0.5), None)
     assert second.level == pytest.approx(1 - (1 - LEVEL) / 2), "the level is not shared among comparisons"
-    assert second.mean_difference_interval == mean_interval(second.differences, second.level)
+    assert second.mean_difference_interval == mean_interval(second.differences, second.level, of="difference")
     assert second.correlation == correlation(*second.returns)
     assert second.probability_of_improvement == probability_of_improvement(*second.returns)
     assert isinstance(second.improvement_interval, Interval)
@@ -144,6 +144,38 @@ def test_agents_that_are_equal_are_not_told_apart_and_others_stop_when_they_are(
     assert [len(pairs) for pairs in found.pairs] == [60, n_better]
 
 
+def test_an_agent_and_itself_differ_in_at_most_so_many_pairs():
+    """No interval without a width, which would claim that no pair differs."""
+    for env in (Levels, RARE, functools.partial(RARE, success="success")):
+        found = compared([zero, also_zero], env, num_trajectories=50)
+        (pairs,) = found.pairs
+        assert pairs.mean_difference_interval == Unknown("all differences are equal")
+        assert pairs.unseen_share == unseen_share(50)
+        assert "all differences are equal; with 95 % confidence at most 5.82 % of pairs have another one" in str(found)
+        improvement: Any = pairs.improvement_interval
+        assert improvement.low < 0.5 < improvement.high
+        for known in (pairs.success_difference_interval,) if pairs.successes else ():
+            assert cast("Any", known).low < 0 < cast("Any", known).high
+        assert json.loads(found.to_json())["summary"][0]["unseen_share"] == unseen_share(50)
+    bounded: Any = compared([zero, also_zero], num_trajectories=50, bounds=BOUNDS)
+    share = 1 - 0.025 ** (1 / 50)
+    interval = bounded.pairs[0].mean_difference_interval
+    assert (interval.low, interval.high) == pytest.approx((-40 * share, 40 * share))
+    assert Comparison.from_json(bounded.to_json()) == bounded
+    assert bounded["zero"].bounds == BOUNDS
+    three = compared([zero, also_zero, one], num_trajectories=50)
+    assert three.pairs[0].unseen_share == unseen_share(50, 0.975)
+    assert "with 97.5 % confidence at most 7.11 % of pairs" in str(three)
+    alone = compared([zero, also_zero], num_trajectories=1)
+    assert "all differences are equal" not in str(alone)
+
+
+def test_differences_of_two_valued_returns_are_scaled_to_both_signs():
+    (pairs,) = compared(env=RARE, num_trajectories=60, agents=[zero, "random"]).pairs
+    assert pairs.mean_difference_interval == bounded_interval(pairs.differences, (-0.5, 0.5))
+    assert pairs.mean_difference in cast("Any", pairs.mean_difference_interval)
+
+
 def test_what_one_agent_leaves_out_is_in_no_pair():
     class Fails(Levels):
         def step(self, action):
@@ -185,7 +217,9 @@ def test_what_is_saved_is_loaded_again(tmp_path):
         ({"agents": "random", "num_trajectories": 5}, "agents must be a dict by name, or a list"),
         ({}, "how many"),
         ({"num_trajectories": 5, "until_decided": 0.05}, "leave out num_trajectories"),
-        ({"num_trajectories": 5, "bounds": (0, 1)}, "bounds is for until_decided"),
+        ({"num_trajectories": 5, "max_trajectories": 9}, "max_trajectories is for until_decided"),
+        ({"num_trajectories": 5, "bounds": (0, 1)}, "bounds are .0, 1., and there is a return of .* of trajectory 0"),
+        ({"num_trajectories": 5, "bounds": (1, 0)}, "two finite numbers that rise"),
         ({"until_decided": 0.05}, "until_decided needs bounds"),
         ({"until_decided": 0.05, "bounds": (1, 0)}, "two finite numbers that rise"),
         ({"until_decided": 0.05, "bounds": (0, 1)}, "bounds are .0, 1., and there is a return of"),

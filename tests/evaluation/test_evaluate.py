@@ -1,19 +1,30 @@
 """Evaluations: the trajectories that were asked for, on any number of workers, and when they stop."""
 
+import dataclasses
 import functools
 import json
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import streamsampler
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, compare, evaluate
+from streamsampler import (
+    LocalSampler,
+    MultiprocessingSampler,
+    PerWorker,
+    SetTaskUpdate,
+    VecWorker,
+    compare,
+    evaluate,
+)
 from streamsampler.core.progress import describe
 from streamsampler.errors import RolloutError, StorageError, UsageError
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.intervals import Unknown, mean_interval, t_interval, wilson_interval
+from streamsampler.evaluation.intervals import Unknown, mean_interval, proportion_interval, t_interval, unseen_share
 from streamsampler.evaluation.rules import BettingSequence
 from streamsampler.testing import Fault, Faults
 from tests.evaluation.envs import LENGTH, Better, Known, value_of, zero
@@ -106,10 +117,10 @@ def test_the_shortest_prefix_with_the_precision():
 
     whole = locally(env=SUCCEEDS, num_trajectories=400).successes
     found = locally(env=SUCCEEDS, until_halfwidth=0.08, precision_of="success", n_workers=3)
-    n = prefix(whole, lambda seen: len(seen) >= 10 and wilson_interval(int(sum(seen)), len(seen)).halfwidth <= 0.08)
+    n = prefix(whole, lambda seen: len(seen) >= 10 and proportion_interval(int(sum(seen)), len(seen)).halfwidth <= 0.08)
     assert 50 < n < 300
     assert np.array_equal(found.successes, whole[:n])
-    assert found.success_interval.method == "Wilson"
+    assert found.success_interval.method == "Clopper-Pearson"
 
 
 def test_a_guaranteed_precision_is_that_of_bets():
@@ -139,6 +150,135 @@ def test_there_are_a_floor_and_a_cap():
     assert locally(until_halfwidth=1e6, seeds=seeds).seeds == tuple(seeds[:30])
 
 
+class Drawn(gymnasium.Env):
+    """Has trajectories of one timestep, whose return a function draws from the seed."""
+
+    observation_space, action_space = spaces.Discrete(2), spaces.Discrete(2)
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def reset(self, *, seed=None, options=None):
+        self.value = float(self.draw(np.random.default_rng(seed)))
+        return 0, {}
+
+    def step(self, action):
+        return 0, self.value, True, False, {}
+
+
+def drawn(draw):
+    return functools.partial(Drawn, draw)
+
+
+EQUAL = drawn(lambda rng: 1.0)
+
+
+def test_two_values_have_the_exact_interval_also_where_it_decides_when_to_stop():
+    env = drawn(lambda rng: rng.random() < 0.9)
+    whole = locally(env=env, num_trajectories=300).returns
+    found = locally(env=env, until_halfwidth=0.06, n_workers=3)
+
+    def is_narrow(seen):
+        n, k = len(seen), int(sum(seen))
+        return n >= 30 and 0 < k < n and proportion_interval(k, n).halfwidth <= 0.06
+
+    n = prefix(whole, is_narrow)
+    assert 60 < n < 200
+    assert np.array_equal(found.returns, whole[:n])
+    assert found.mean_interval == proportion_interval(int(found.returns.sum()), n)
+    assert found.mean_interval.method == "Clopper-Pearson" == found.median_interval.method
+    assert f"{found.mean_interval.halfwidth:.5g}, is at most 0.06" in found.stopped
+
+
+def test_a_precision_is_not_reached_by_equal_returns():
+    """They say nothing of how large others are: the evaluation stops where few others may be, and says so."""
+    found = locally(env=EQUAL, until_halfwidth=0.02, n_workers=3)
+    assert (len(found), found.mean_interval) == (299, Unknown("all returns are equal"))
+    assert found.unseen_share == unseen_share(299) <= 0.01
+    share = "with 95 % confidence at most 0.997 % of trajectories have another one"
+    assert (
+        found.stopped
+        == f"all returns are equal, and {share}; with bounds (least, largest) of returns their mean has an interval"
+    )
+    assert f"note: all returns are equal; {share}" in str(found)
+    assert "[" not in "".join(line for line in str(found).splitlines() if "no interval holds" in line)
+    assert json.loads(found.to_json())["summary"]["unseen_share"] == found.unseen_share
+    few = locally(env=EQUAL, until_halfwidth=0.02, max_trajectories=100)
+    assert few.stopped.startswith("there were 100 trajectories, the most; all returns are equal, and with 95 %")
+    assert len(locally(env=EQUAL, until_halfwidth=0.02, min_trajectories=320)) == 320
+    nearly = drawn(lambda rng: 0.1 * 3 if rng.random() < 0.5 else 0.3)
+    assert locally(env=nearly, until_halfwidth=0.02).stopped == found.stopped, "rounding makes them no two values"
+    differ: Any = locally(env=drawn(lambda rng: rng.random() < 0.02), until_halfwidth=0.02)
+    assert (differ.unseen_share, 0.02 in differ.mean_interval) == (None, True)
+    progress = []
+    locally(env=EQUAL, until_halfwidth=0.02, progress=progress.append)
+    locally(env=EQUAL, num_trajectories=20, progress=progress.append)
+    assert progress[-1].note == "return 1, all equal"
+
+
+def test_bounds_give_equal_returns_an_interval():
+    share = 1 - 0.025 ** (1 / 50)
+    found: Any = locally(env=EQUAL, num_trajectories=50, bounds=(0, 2))
+    assert (found.mean_interval.low, found.mean_interval.high) == pytest.approx((1 - share, 1 + share))
+    assert (found.bounds, found.guaranteed) == ((0, 2), None)
+    assert Evaluation.from_json(found.to_json()) == found
+    few: Any = locally(env=EQUAL, num_trajectories=2, bounds=(0, 1))
+    assert (few.mean_interval, few.mean_interval.method) == (proportion_interval(2, 2), "Clopper-Pearson")
+    until: Any = locally(env=EQUAL, until_halfwidth=0.02, bounds=(0, 1))
+    n = prefix(range(1, 1_000), lambda seen: proportion_interval(len(seen), len(seen)).halfwidth <= 0.02)
+    assert (len(until), until.mean_interval) == (n, proportion_interval(n, n))
+    assert "half-width of the mean return's interval" in until.stopped
+    rounded: Any = locally(env=drawn(lambda rng: 0.1 + 0.2), num_trajectories=50, bounds=(0, 0.3))
+    assert rounded.mean_interval.method == "Clopper-Pearson", "rounding is not outside of bounds"
+    assert locally(env=drawn(lambda rng: 0.1 + 0.2), until_halfwidth=9, guarantee=True, bounds=(0, 0.3)).guaranteed
+    with pytest.raises(UsageError, match=r"bounds are \(0, 1\), and there is a return of 2"):
+        dataclasses.replace(until, returns=np.full(n, 2.0))
+
+
+def test_a_return_that_is_not_finite_ends_the_search_for_a_precision():
+    found = locally(env=drawn(lambda rng: np.inf if rng.random() < 0.2 else rng.normal()), until_halfwidth=0.1)
+    assert (len(found), found.unseen_share) == (30, None)
+    assert found.stopped == "no interval of the mean return holds: a return is not finite"
+
+
+# ---------------------------------------------------------------------- environments that differ
+
+
+CARTPOLE, ACROBOT = gymnasium.spec("CartPole-v1"), gymnasium.spec("Acrobot-v1")
+
+
+def test_a_list_of_several_tasks_is_an_error_unless_it_says_that_one_mean_is_wanted():
+    """A list has one environment for each worker: the returns of two tasks would become one mean."""
+    how: dict[str, Any] = {"num_trajectories": 4, "seed": 1, "n_workers": 2}
+    pooled = "a list of different environments .CartPole-v1, Acrobot-v1.*pooled into one mean.*PerWorker"
+    for envs, words in (
+        (["CartPole-v1", "Acrobot-v1"], pooled),
+        ([CARTPOLE, ACROBOT], pooled),
+        ([gymnasium.make("CartPole-v1"), gymnasium.make("Acrobot-v1")], pooled),
+        ([CARTPOLE, dataclasses.replace(CARTPOLE, max_episode_steps=3)], "a list of 2 environments"),
+        ([Known, Known], "a list of 2 environments, of which it is not known whether they are equal"),
+        ([SetTaskUpdate(Known, 1), SetTaskUpdate(Known, 2)], "a list of 2 environments, of which it is not known"),
+        (["CartPole-v1", None], "different environments .CartPole-v1, None"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            evaluate("random", envs, **how)
+        with pytest.raises(UsageError, match=words):
+            compare(["random", "random"], envs, **how)
+    with LocalSampler("random", "CartPole-v1", n_workers=2) as sampler, pytest.raises(UsageError, match=pooled):
+        evaluate(None, ["CartPole-v1", "Acrobot-v1"], sampler=sampler, num_trajectories=4)
+    taken: list[Any] = [["CartPole-v1", CARTPOLE], PerWorker(["CartPole-v1", "Acrobot-v1"]), PerWorker([Known] * 2)]
+    for it in taken:
+        with LocalSampler("random", "CartPole-v1", n_workers=2) as sampler:
+            assert len(evaluate("random", it, sampler=sampler, num_trajectories=4)) == 4
+
+
+def test_a_sampler_of_several_tasks_is_evaluated_with_a_warning(caplog):
+    with LocalSampler("random", ["CartPole-v1", "Acrobot-v1"], n_workers=2) as sampler:
+        found = evaluate(sampler=sampler, num_trajectories=4)
+    assert found.environment == ["CartPole-v1", "Acrobot-v1"]
+    assert "the mean is one of different environments: CartPole-v1, Acrobot-v1" in caplog.text
+
+
 # ---------------------------------------------------------------------- success, ends, what is left out
 
 
@@ -148,7 +288,7 @@ def test_successes_at_the_end_and_at_any_time(key):
     end, once = (locally(env=functools.partial(Known, success=key), seeds=seeds, success=it) for it in ("end", "once"))
     assert end.successes.tolist() == [seed % 4 == 0 for seed in seeds]
     assert once.successes.tolist() == [seed % 4 == 0 or seed % 3 == 0 for seed in seeds]
-    assert (end.success_rate, end.success_interval) == (0.25, wilson_interval(3, 12))
+    assert (end.success_rate, end.success_interval) == (0.25, proportion_interval(3, 12))
     nothing = locally(seeds=seeds)
     assert (nothing.successes, nothing.success_rate, nothing.success_interval) == (None, None, None)
 
@@ -211,7 +351,8 @@ def test_few_trajectories_have_no_interval():
     few = locally(seeds=range(9))
     assert few.mean_interval == Unknown("9 trajectories, fewer than 10")
     assert "no interval holds: 9 trajectories, fewer than 10" in str(few)
-    assert isinstance(locally(env=RARE, seeds=range(20)).mean_interval, Unknown)
+    few = locally(env=functools.partial(Known, success="success"), seeds=range(9))
+    assert few.success_interval == proportion_interval(3, 9), "an exact interval holds for any number"
     assert "nan" in str(locally(seeds=[7]))
     same = str(locally(env=RARE, seeds=[1] * 60))
     assert "all returns are equal; with 95 % confidence at most 4.87 % of trajectories have another one" in same
@@ -302,7 +443,13 @@ def test_files_that_are_something_else_are_refused(tmp_path, change, message):
         ({"until_halfwidth": 1, "precision_of": "success"}, "must be below 0.5"),
         ({"until_halfwidth": 1, "precision_of": "length"}, 'precision_of must be "return" or "success"'),
         ({"until_halfwidth": 1, "guarantee": True}, "guarantee=True needs bounds"),
-        ({"until_halfwidth": 1, "bounds": (0, 1)}, "bounds are for guarantee=True"),
+        (
+            {"until_halfwidth": 1, "bounds": (0, 1)},
+            "bounds are .0, 1., and there is a value of .* of trajectory 0 .seed",
+        ),
+        ({"num_trajectories": 5, "bounds": (0, 1)}, "bounds are .0, 1., and there is a return of .* of trajectory 0"),
+        ({"num_trajectories": 5, "bounds": (0, float("inf"))}, "two finite numbers that rise"),
+        ({"seeds": [1], "bounds": "01"}, "bounds must be .least, largest., two numbers"),
         ({"until_halfwidth": 1, "guarantee": True, "bounds": (0, 1)}, "bounds are .0, 1., and there is a value of"),
         ({"until_halfwidth": 1, "guarantee": True, "bounds": 5}, "bounds must be .least, largest., two numbers"),
         ({"until_halfwidth": 1, "seeds": [1], "max_trajectories": 2}, "max_trajectories is 2, but there are 1 seeds"),
