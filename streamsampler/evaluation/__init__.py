@@ -45,8 +45,8 @@ The mean has:
 | others | Student's t; where the skewness asks for it, the studentised bootstrap |
 
 Gaffke's is scaled to twice the distance of those that were seen where fewer than 10 differ from all others, and their
-values vary. Where one or two differ, the interval reaches the value of all others: it is printed only because these two
-were seen. Medians and interquartile means have the percentile bootstrap from 30 trajectories on. See
+values vary. Where one or two of fewer than 30 differ, intervals reach the value of all others: they are printed only
+because these were seen. Medians and interquartile means have the percentile bootstrap from 30 trajectories on. See
 `streamsampler.evaluation.intervals`.
 
 `bounds=(0, 500)` says which returns there can be. Then the mean has an interval in all these cases. It matters most
@@ -73,10 +73,10 @@ print(comparison)
 
 `streamsampler.compare` runs two agents or more on the same seeds. Differences are taken pair by pair, so that what the
 seed decides for both cancels; `correlation` says how much that was, and "as good as 410 unpaired trajectories" what it
-was worth. Where all differences are equal, as between an agent and itself, they have no interval; it says how many pairs
-may differ. `until_decided=0.05` stops as soon as a test is sure which agent is better, and tells equal agents apart in
-at most 5 of 100 comparisons although it looks after each pair. It needs the `bounds` of returns; success rates need
-none (`decide_on="success"`). Of more than two agents each is compared with the first.
+was worth. Where all differences are equal, as between an agent and itself, they have no interval, and it is said how
+many pairs may differ. `until_decided=0.05` stops as soon as a test is sure which agent is better, and tells equal
+agents apart in at most 5 of 100 comparisons although it looks after each pair. It needs the `bounds` of returns;
+success rates need none (`decide_on="success"`). Of more than two agents each is compared with the first.
 
 Parts
 -----

@@ -154,8 +154,9 @@ def _nearly_equal_interval(values: Floats, level: float, of: str, rounding: floa
     differ from the most frequent value, the others are not known well enough:
 
     - Where fewer than 10 do, and their values vary, they may be twice as far away from it.
-    - Where only one or two do, the interval reaches that value. It is printed only because they were seen, and having
-      seen a rare value twice would otherwise be enough to miss the mean: of ten trajectories in 1 of 10 such intervals.
+    - Where only one or two do, the interval reaches that value, of two values only below 30 trajectories. It is printed
+      only because they were seen, and having seen a rare value twice would otherwise be enough to miss the mean: of ten
+      trajectories, and a share of 2 in 100, in 1 of 10 such intervals.
     """
     found, counts = counted(values, rounding)
     usual, n_others = float(found[counts.argmax()]), len(values) - int(counts.max())
@@ -164,7 +165,7 @@ def _nearly_equal_interval(values: Floats, level: float, of: str, rounding: floa
     if n_others < _FEWEST_OTHERS and not is_known:
         low, high = usual - _FARTHER * (usual - low), usual + _FARTHER * (high - usual)
     interval = bounded_interval(values, (low, high), level, rounding)
-    if n_others > _FEW_DIFFER:
+    if n_others > _FEW_DIFFER or (len(found) == 2 and len(values) >= FEWEST_SKEWED):
         return interval
     return replace(interval, low=min(interval.low, usual), high=max(interval.high, usual))
 

@@ -50,11 +50,22 @@ VEC: dict[str, Any] = {"worker_class": VecWorker, "env": "CartPole-v1"}
         (evaluated, {"scenarios": [{"seed": seed, "name": f"s{seed}", "options": {"level": seed}} for seed in SEEDS]}),
         (evaluated, {"env": functools.partial(Known, fails=(4, 15)), "seeds": range(N), "on_failure": "drop"}),
         (evaluated, {"env": Unsure, "seeds": range(N)}),
+        (evaluated, {"bounds": (-100, 100)}),
         (evaluated, {**VEC, "worker_args": {"n_envs": 4}}),
         (evaluated, {**VEC, "worker_args": {"n_envs": 2, "block_size": 6}}),
         (compared, {}),
     ],
-    ids=["a number", "seeds", "scenarios", "left out", "successes of one part", "lanes", "blocks", "comparison"],
+    ids=[
+        "a number",
+        "seeds",
+        "scenarios",
+        "left out",
+        "successes of one part",
+        "bounds",
+        "lanes",
+        "blocks",
+        "comparison",
+    ],
 )
 def test_parts_become_the_bytes_of_one_run(tmp_path, make, options):
     whole = make(None, tmp_path / "whole.json", **options)
