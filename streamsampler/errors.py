@@ -4,6 +4,7 @@
 
     SamplerError
     ├── UsageError (ValueError)        an argument that cannot work
+    │   ├── UnknownArgumentError       no argument of that name (also a TypeError); near ones are suggested
     │   ├── UnknownEnvironmentError    no environment of that id; near ids are suggested
     │   └── UnknownAgentError          no agent of that name
     ├── DataError (ValueError)         data that does not fit its space or its batch

@@ -11,7 +11,7 @@ with MultiprocessingSampler(
     for _ in range(3):
         batch = sampler.obtain_samples(1_000)
         print(batch.observations.std(axis=0))  # what the agent saw
-    evaluate(agent, "CartPole-v1", num_trajectories=30, observation_filter=sampler.filters.observation)
+    evaluate(agent, "CartPole-v1", n_trajectories=30, observation_filter=sampler.filters.observation)
 ```
 
 Within an agent version the statistics are frozen: no timestep is filtered with others. Each worker makes a summary of

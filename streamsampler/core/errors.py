@@ -1,9 +1,10 @@
 """All exceptions of this package, which `streamsampler.errors` shows, and checks of arguments of several rooms."""
 
+import difflib
 import math
 import numbers
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -11,9 +12,9 @@ __all__ = [
     "ActionError", "CheckMode", "ClosedError", "ConcurrentCallError", "DamagedShardError", "DataError",
     "NotReproducibleError", "ObservationError", "Phase", "ProtocolError", "ResourceLimitError", "RolloutError",
     "SamplerError", "SerializationError", "SpentQuota", "StorageError", "UnknownAgentError",
-    "UnknownEnvironmentError", "UnwritableInfoError", "UsageError", "WorkerDiedError", "WorkerError",
-    "WorkerHungError", "check_mode", "keywords", "missing_attribute", "number", "positive", "positive_seconds",
-    "refuse_two_numbers",
+    "UnknownArgumentError", "UnknownEnvironmentError", "UnwritableInfoError", "UsageError", "WorkerDiedError",
+    "WorkerError", "WorkerHungError", "check_arguments", "check_mode", "keywords", "missing_attribute", "number",
+    "positive", "positive_seconds", "refuse_two_numbers",
 ]  # fmt: skip
 
 _NEXT_CALL = "the next call starts a new one in its place"
@@ -26,6 +27,10 @@ class SamplerError(Exception):
 
 class UsageError(SamplerError, ValueError):
     """An argument that cannot work."""
+
+
+class UnknownArgumentError(UsageError, TypeError):
+    """A call has no argument of that name; near names are suggested. It is a TypeError, as Python's own is."""
 
 
 class UnknownEnvironmentError(UsageError):
@@ -334,6 +339,24 @@ def keywords(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise UsageError(f"{name} must be a dict with the arguments' names as keys, got {value!r}")
     return dict(value)
+
+
+def check_arguments(call: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Check that a call has all arguments that it was given by name.
+
+    Args:
+        call: The call's name.
+        given: The names that were given.
+        known: The names that it has.
+
+    Raises:
+        UnknownArgumentError: It lacks one; says which it may have been.
+    """
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            raise UnknownArgumentError(f"{call} has no argument {name}{hint}")
 
 
 def positive_seconds(name: str, value: Any) -> float:

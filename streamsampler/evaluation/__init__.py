@@ -3,7 +3,7 @@
 ```python
 from streamsampler import evaluate
 
-evaluation = evaluate("random", "CartPole-v1", num_trajectories=100, seed=1)
+evaluation = evaluate("random", "CartPole-v1", n_trajectories=100, seed=1)
 print(evaluation)
 ```
 
@@ -13,7 +13,7 @@ RandomAgent in CartPole-v1: 100 trajectories
   …
 ```
 
-`streamsampler.evaluate` takes exactly `num_trajectories` trajectories; or one from each of `seeds`; or one for each of
+`streamsampler.evaluate` takes exactly `n_trajectories` trajectories; or one from each of `seeds`; or one for each of
 `scenarios`, which are dicts of a seed, reset options and a name. With `until_halfwidth=5` it goes on until the mean
 return is known to ±5, with `precision_of="success"` the success rate. The trajectories are the same for any number of
 workers.
@@ -67,7 +67,7 @@ Comparing
 ```python
 from streamsampler import compare
 
-comparison = compare({"random": "random", "left": lambda observation: 0}, "CartPole-v1", num_trajectories=100, seed=1)
+comparison = compare({"random": "random", "left": lambda observation: 0}, "CartPole-v1", n_trajectories=100, seed=1)
 print(comparison)
 ```
 
@@ -88,11 +88,11 @@ merged to the file that one run would have written, byte for byte.
 from streamsampler import evaluate, merge
 
 for i in range(1, 8):  # each in a job of its own
-    evaluate("random", "CartPole-v1", num_trajectories=100, seed=1, part=(i, 7)).save(f"part-{i}.json")
+    evaluate("random", "CartPole-v1", n_trajectories=100, seed=1, part=(i, 7)).save(f"part-{i}.json")
 merge([f"part-{i}.json" for i in range(1, 8)], "cartpole.json")  # afterwards; so does `streamsampler merge`
 ```
 
-`part` goes with `num_trajectories`, which needs a `seed`, the same for all; with `seeds` and with `scenarios`. Where a
+`part` goes with `n_trajectories`, which needs a `seed`, the same for all; with `seeds` and with `scenarios`. Where a
 rule decides when to stop, no job knows its range. `compare` takes it, too. A part that was killed or interrupted is run
 again; `streamsampler.merge` names those that are missing.
 

@@ -13,7 +13,8 @@ from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.core.seeding import check_seed
 from streamsampler.core.words import count
-from streamsampler.evaluation.agents import ReturnOf, Row, SuccessMeaning, agent_facts, has_predict
+from streamsampler.evaluation.agents import ReturnOf, Row, SuccessMeaning, agent_facts, check_options, has_predict
+from streamsampler.evaluation.amounts import Amount, HowMany, amount_of, at_most, refuse_amounts, refuse_useless
 from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
 from streamsampler.evaluation.evaluate import (
     INTERRUPTED,
@@ -25,17 +26,7 @@ from streamsampler.evaluation.evaluate import (
 )
 from streamsampler.evaluation.evaluation import Evaluation, number
 from streamsampler.evaluation.intervals import Bounds
-from streamsampler.evaluation.rules import (
-    FLOORS,
-    Amount,
-    PrecisionOf,
-    amount_of,
-    at_most,
-    check_successes,
-    checked_bounds,
-    refuse_amounts,
-    refuse_useless,
-)
+from streamsampler.evaluation.rules import FLOORS, PrecisionOf, check_successes, checked_bounds
 from streamsampler.protocol.plans import PartArgument
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.workers.factory import usable_cores
@@ -45,7 +36,7 @@ def compare(
     agents: Mapping[str, Any] | Sequence[Any],
     env: Envs,
     *,
-    num_trajectories: int | None = None,
+    n_trajectories: int | None = None,
     seeds: Iterable[int] | None = None,
     scenarios: Iterable[Mapping[str, Any]] | None = None,
     until_decided: float | None = None,
@@ -58,18 +49,19 @@ def compare(
     deterministic: bool | None = None,
     vec_normalize: Any = None,
     progress: ProgressArgument = False,
+    num_trajectories: int | None = None,
     **options: Any,
 ) -> Comparison:
     """Compare agents on the same seeds, and return their differences, pair by pair, with intervals.
 
-    Give one of `num_trajectories`, `seeds`, `scenarios` and `until_decided`; the last one may go through `seeds`. The
+    Give one of `n_trajectories`, `seeds`, `scenarios` and `until_decided`; the last one may go through `seeds`. The
     result is the same for any number of workers.
 
     Args:
         agents: Two agents or more, by name or in a list; what `streamsampler.evaluate` takes. Each is compared with the
             first one.
         env: See `streamsampler.evaluate`, as for all arguments that are not named here.
-        num_trajectories: Exactly so many of each agent.
+        n_trajectories: Exactly so many of each agent.
         seeds: One trajectory of each agent from each of these seeds.
         scenarios: One trajectory of each agent for each of these.
         until_decided: Go on, in index order, until a test is sure which agent is better. The number is how often equal
@@ -86,6 +78,7 @@ def compare(
         deterministic: See `streamsampler.evaluate`.
         vec_normalize: See `streamsampler.evaluate`; for all agents.
         progress: See `streamsampler.evaluate`.
+        num_trajectories: Another name of `n_trajectories`.
         options: All other arguments of `streamsampler.MultiprocessingSampler`. Where a test decides, agents run at the
             same time and share `n_workers`.
 
@@ -94,11 +87,13 @@ def compare(
 
     Raises:
         UsageError: An argument cannot work (a ValueError).
+        UnknownArgumentError: There is no argument of that name (also a TypeError).
         EvaluationInterruptedError: Ctrl-C; has the comparison so far, if all of two agents have trajectories. (A
             KeyboardInterrupt.)
         RolloutError: User code raised in a worker. For other errors see `streamsampler.evaluate`.
     """
-    named = _named(agents)
+    check_options(compare, options)
+    named, how_many = _named(agents), HowMany.asked(n_trajectories, num_trajectories)
     if success not in ("end", "once"):
         raise UsageError(f'success must be "end" or "once", got {success!r}')
     if decide_on not in FLOORS:
@@ -117,14 +112,14 @@ def compare(
 
     if until_decided is None:
         refuse_useless({"max_trajectories": max_trajectories}, "until_decided")
-        amount = amount_of(num_trajectories=num_trajectories, seeds=seeds, scenarios=scenarios, bounds=bounds)
+        amount = amount_of(how_many=how_many, seeds=seeds, scenarios=scenarios, bounds=bounds)
         amount = in_part(amount, part, None, given, *named.values(), env)
         opened = {name: gathered(agent, amount, options) for name, agent in named.items()}
         return _one_after_the_other(opened, amount, progress)
-    refuse_amounts("until_decided", num_trajectories, scenarios)
+    refuse_amounts("until_decided", how_many, scenarios)
     if part is not None:
         raise UsageError(
-            "a part is one of num_trajectories, seeds or scenarios: when until_decided is sure is known only when all "
+            "a part is one of n_trajectories, seeds or scenarios: when until_decided is sure is known only when all "
             "pairs before are there"
         )
     alpha = check_alpha(until_decided)

@@ -23,6 +23,7 @@ from streamsampler.evaluation.agents import (
     Row,
     SuccessMeaning,
     agent_facts,
+    check_options,
     check_return_of,
     columns_of,
     evaluated_agent,
@@ -30,10 +31,11 @@ from streamsampler.evaluation.agents import (
     refuse_several_tasks,
     row_of,
 )
+from streamsampler.evaluation.amounts import Amount, HowMany, amount_of
 from streamsampler.evaluation.evaluation import Evaluation, number, unseen
 from streamsampler.evaluation.intervals import FEWEST, LEVEL, Bounds, Interval, t_interval, unseen_share
 from streamsampler.evaluation.replay import VideoError, VideoOf, Videos
-from streamsampler.evaluation.rules import Amount, BettingRule, MeanRule, PrecisionOf, Rule, amount_of, within
+from streamsampler.evaluation.rules import BettingRule, MeanRule, PrecisionOf, Rule, within
 from streamsampler.protocol.plans import Layout, PartArgument, checked_part, part_of
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.per_worker import Envs, items_by_worker
@@ -152,7 +154,7 @@ def in_part(
     checked_part(part)
     if amount.rule is not None:
         raise UsageError(
-            "a part is one of num_trajectories, seeds or scenarios: where until_halfwidth stops is known only when all "
+            "a part is one of n_trajectories, seeds or scenarios: where until_halfwidth stops is known only when all "
             "trajectories before are there"
         )
     if amount.seeds is None and sampler is None and options.get("seed") is None:
@@ -295,7 +297,7 @@ def evaluate(
     agent: EvaluatedAgent | None = None,
     env: Envs | None = None,
     *,
-    num_trajectories: int | None = None,
+    n_trajectories: int | None = None,
     seeds: Iterable[int] | None = None,
     scenarios: Iterable[Mapping[str, Any]] | None = None,
     until_halfwidth: float | None = None,
@@ -313,11 +315,12 @@ def evaluate(
     video: str | PathLike[str] | None = None,
     video_of: VideoOf | Iterable[VideoOf] | None = None,
     progress: ProgressArgument = False,
+    num_trajectories: int | None = None,
     **options: Any,
 ) -> Evaluation:
     """Evaluate an agent in an environment, and return its returns with intervals that hold.
 
-    The same trajectories for any number of workers. Give one of `num_trajectories`, `seeds`, `scenarios` and
+    The same trajectories for any number of workers. Give one of `n_trajectories`, `seeds`, `scenarios` and
     `until_halfwidth`; the last one may go through `seeds`.
 
     Args:
@@ -325,7 +328,7 @@ def evaluate(
             `.zip` file; another object with `predict`; or a torch module. None for the agent that `sampler` has.
         env: Whatever samplers take; a list only of environments that have one spec, or in `streamsampler.PerWorker`.
             None for the environment that `sampler` has.
-        num_trajectories: Exactly so many, from seeds of the sampler's own (see its argument `seed`).
+        n_trajectories: Exactly so many, from seeds of the sampler's own (see its argument `seed`).
         seeds: One trajectory from each of these seeds, in this order.
         scenarios: One trajectory for each of these dicts, in this order: "seed", a seed; "options", what
             `env.reset(options=…)` gets; "name", by which the result is found: `evaluation["name"]`. All have a seed, or
@@ -359,6 +362,7 @@ def evaluate(
             `pip install av`, and an environment with `render_mode="rgb_array"`.
         video_of: What to film: indices, and "first", "best", "median" and "worst", by return. These four by default.
         progress: See `streamsampler.Sampler.obtain_samples`; shows the interval as well.
+        num_trajectories: Another name of `n_trajectories`.
         options: All other arguments of `streamsampler.MultiprocessingSampler`: `n_workers` (0 for none but this
             process), `seed`, `env_kwargs`, `max_episode_length`, `worker_class`, … With `observation_filter` the agent
             sees what that filter makes of observations with the statistics it has (`sampler.filters.observation`);
@@ -369,15 +373,17 @@ def evaluate(
 
     Raises:
         UsageError: An argument cannot work (a ValueError).
+        UnknownArgumentError: There is no argument of that name (also a TypeError).
         EvaluationInterruptedError: Ctrl-C; has the evaluation so far. (A KeyboardInterrupt.)
         VideoError: The evaluation is complete, and a video could not be made; has the evaluation.
         ImportError: The library for videos is missing; says how to install it.
         RolloutError: User code raised in a worker. For other errors see `streamsampler.Sampler.obtain_samples`.
     """
+    check_options(evaluate, options)
     if success not in ("end", "once"):
         raise UsageError(f'success must be "end" or "once", got {success!r}')
     amount = amount_of(
-        num_trajectories=num_trajectories,
+        how_many=HowMany.asked(n_trajectories, num_trajectories),
         seeds=seeds,
         scenarios=scenarios,
         until_halfwidth=until_halfwidth,

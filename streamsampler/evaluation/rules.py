@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,7 +22,6 @@ from streamsampler.evaluation.intervals import (
     unseen_share,
 )
 from streamsampler.evaluation.quantiles import log_beta, normal_quantile
-from streamsampler.protocol.plans import Part
 
 # ----------------------------------------------------------------------
 # Check bounds of returns, and returns against them.
@@ -173,7 +171,6 @@ PrecisionOf: TypeAlias = Literal["return", "success"]
 
 FLOORS: dict[PrecisionOf, int] = {"return": 30, "success": 10}
 """The fewest trajectories that an evaluation may stop after because of an interval that is narrow enough."""
-DEFAULT_CAP = 10_000
 ENOUGH_UNSEEN = 0.01
 """The share of trajectories that may differ from those seen, all equal, at which an evaluation stops: after 299."""
 
@@ -389,172 +386,3 @@ def _halfwidth(value: Any) -> float:
     if not 0 < halfwidth < math.inf:
         raise UsageError(f"until_halfwidth must be a number above 0, got {value!r}")
     return halfwidth
-
-
-# ----------------------------------------------------------------------
-# Check what an evaluation is asked for: how many trajectories, from which seeds, until when.
-
-
-_SCENARIO_KEYS = {"seed", "options", "name"}
-
-
-@dataclass(frozen=True)
-class Amount:
-    """How many trajectories an evaluation has.
-
-    Attributes:
-        n: How many, or the most where there is a rule.
-        asked: What was asked for, in words.
-        seeds: A seed for each; None for the sampler's own.
-        options: What the reset of each gets; None for nothing.
-        names: The name of each; None for none.
-        rule: Says when there are enough; None for all of them.
-        bounds: The least and the largest return there can be; None where they are not known.
-        part: Which part of them is taken; None for all.
-    """
-
-    n: int
-    asked: str
-    seeds: list[int] | None = None
-    options: list[Mapping[str, Any] | None] | None = None
-    names: tuple[str, ...] | None = None
-    rule: Rule | None = None
-    bounds: Bounds | None = None
-    part: Part | None = None
-
-
-def amount_of(
-    *,
-    num_trajectories: Any = None,
-    seeds: Iterable[int] | None = None,
-    scenarios: Iterable[Mapping[str, Any]] | None = None,
-    until_halfwidth: Any = None,
-    precision_of: PrecisionOf = "return",
-    guarantee: bool = False,
-    bounds: Bounds | None = None,
-    min_trajectories: Any = None,
-    max_trajectories: Any = None,
-) -> Amount:
-    """Return what the arguments of `evaluate` ask for.
-
-    Raises:
-        UsageError: They cannot work.
-    """
-    if precision_of not in FLOORS:
-        raise UsageError(f'precision_of must be "return" or "success", got {precision_of!r}')
-    bounds = None if bounds is None else checked_bounds(bounds)
-    if until_halfwidth is not None:
-        refuse_amounts("until_halfwidth", num_trajectories, scenarios)
-        rule = make_rule(until_halfwidth, precision_of, guarantee=guarantee, bounds=bounds, least=min_trajectories)
-        return replace(at_most(seeds, max_trajectories), rule=rule, bounds=bounds)
-    of_rule = {"guarantee": guarantee, "min_trajectories": min_trajectories}
-    refuse_useless({**of_rule, "max_trajectories": max_trajectories}, "until_halfwidth")
-    if seeds is not None and scenarios is not None:
-        raise UsageError("scenarios have seeds of their own: leave out seeds")
-    if seeds is not None:
-        listed = _seeds(seeds)
-        amount = Amount(len(listed), "one for each seed", listed)
-    elif scenarios is not None:
-        amount = amount_of_scenarios(scenarios)
-    elif num_trajectories is None:
-        raise UsageError("how many? Give num_trajectories, seeds, scenarios or until_halfwidth")
-    else:
-        amount = Amount(positive("num_trajectories", num_trajectories), "as many as were asked for")
-    if num_trajectories is not None and positive("num_trajectories", num_trajectories) != amount.n:
-        name = "seeds" if seeds is not None else "scenarios"
-        raise UsageError(f"num_trajectories is {num_trajectories}, but there are {amount.n} {name}")
-    return replace(amount, bounds=bounds)
-
-
-def refuse_useless(arguments: Mapping[str, Any], rule: str) -> None:
-    """Refuse arguments of a rule that was not asked for."""
-    if given := [name for name, value in arguments.items() if value]:
-        raise UsageError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for {rule}")
-
-
-def refuse_amounts(rule: str, num_trajectories: Any, scenarios: Any) -> None:
-    """Refuse what says how many trajectories there are, where a rule does."""
-    if num_trajectories is not None or scenarios is not None:
-        other = "num_trajectories" if num_trajectories is not None else "scenarios"
-        raise UsageError(f"{rule} decides how many trajectories there are: leave out {other}")
-
-
-def at_most(seeds: Any, max_trajectories: Any) -> Amount:
-    """Return the most trajectories that a rule may take."""
-    if seeds is None:
-        return Amount(positive("max_trajectories", DEFAULT_CAP if max_trajectories is None else max_trajectories), "")
-    listed = _seeds(seeds)
-    most = len(listed) if max_trajectories is None else positive("max_trajectories", max_trajectories)
-    if most > len(listed):
-        raise UsageError(f"max_trajectories is {most}, but there are {len(listed)} seeds")
-    return Amount(most, "", listed[:most])
-
-
-def _seeds(seeds: Any) -> list[int]:
-    if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
-        raise UsageError(f"seeds must be a sequence of integers, one for each trajectory, got {seeds!r:.60}")
-    listed = [positive(f"seeds[{position}]", seed, least=0) for position, seed in enumerate(seeds)]
-    if not listed:
-        raise UsageError("seeds is empty: there is nothing to evaluate on")
-    return listed
-
-
-def amount_of_scenarios(scenarios: Any) -> Amount:
-    """Return one trajectory for each scenario.
-
-    Args:
-        scenarios: Dicts with some of the keys "seed", "options" and "name"; all have a seed, or none has.
-
-    Raises:
-        UsageError: They are something else, or two have one name.
-    """
-    if isinstance(scenarios, str | bytes | Mapping) or not isinstance(scenarios, Iterable):
-        raise UsageError(f"scenarios must be a list of dicts, got {scenarios!r:.60}")
-    listed = list(scenarios)
-    if not listed:
-        raise UsageError("scenarios is empty: there is nothing to evaluate on")
-    for position, each in enumerate(listed):
-        _check_scenario(f"scenarios[{position}]", each)
-    options = [each.get("options") for each in listed]
-    return Amount(
-        len(listed),
-        "one for each scenario",
-        seeds=_column_of_seeds(listed),
-        options=options if any(each is not None for each in options) else None,
-        names=_column_of_names(listed),
-    )
-
-
-def _check_scenario(where: str, scenario: Any) -> None:
-    if not isinstance(scenario, Mapping):
-        raise UsageError(
-            f'{where} must be a dict such as {{"seed": 1, "options": {{}}, "name": "…"}}, got {scenario!r:.60}'
-        )
-    if unknown := sorted(map(str, set(scenario) - _SCENARIO_KEYS)):
-        raise UsageError(f"{where} has {', '.join(map(repr, unknown))}; a scenario has seed, options and name")
-    options = scenario.get("options")
-    if options is not None and not isinstance(options, Mapping):
-        raise UsageError(f"the options of {where} must be a dict, got {options!r:.60}")
-
-
-def _column_of_seeds(scenarios: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    seeds = [each.get("seed") for each in scenarios]
-    if all(seed is None for seed in seeds):
-        return None
-    if None in seeds:
-        raise UsageError(
-            f"scenarios[{seeds.index(None)}] has no seed, and others have one: give one to all, or to none"
-        )
-    return [positive(f"the seed of scenarios[{position}]", seed, least=0) for position, seed in enumerate(seeds)]
-
-
-def _column_of_names(scenarios: Sequence[Mapping[str, Any]]) -> tuple[str, ...] | None:
-    given = [each.get("name") for each in scenarios]
-    if all(name is None for name in given):
-        return None
-    names = tuple(f"scenario {position}" if name is None else str(name) for position, name in enumerate(given))
-    first: dict[str, int] = {}
-    for position, name in enumerate(names):
-        if (other := first.setdefault(name, position)) != position:
-            raise UsageError(f"scenarios[{other}] and scenarios[{position}] have the same name, {name!r}")
-    return names

@@ -42,7 +42,7 @@ Stable-Baselines3
 | `PPO.collect_rollouts`, `n_steps=128` | `sampler.obtain_fragments(128, n_envs=8)` |
 | `compute_returns_and_advantage(last_values, dones)` | `batch.advantages(values, last_values, gamma=0.99)` |
 | `RolloutBuffer.get(batch_size)` | `batch.minibatches(64, seed=1, epochs=10)` |
-| `evaluate_policy(model, env, n_eval_episodes=100)` | `evaluate(model, env_id, num_trajectories=100)` |
+| `evaluate_policy(model, env, n_eval_episodes=100)` | `evaluate(model, env_id, n_trajectories=100)` |
 | `PPO.load("model.zip")` | `SB3Agent.load("model.zip")` |
 | `VecNormalize(env)` | `MultiprocessingSampler(agent, env_id, observation_filter=RunningNorm())` |
 | `infos[i]["terminal_observation"]` | `batch.last_observations[i]` |
@@ -108,7 +108,7 @@ RLlib
 | connectors that normalise observations | `observation_filter=RunningNorm()` |
 | `concat_samples(batches)` | `TrajectoryBatch.concatenate(batches)` |
 | `restart_failed_env_runners=True` | always; `max_restarts=10` limits it |
-| `evaluation_duration=100` | `evaluate(agent, env_id, num_trajectories=100)` |
+| `evaluation_duration=100` | `evaluate(agent, env_id, n_trajectories=100)` |
 
 ```python
 from streamsampler import MultiprocessingSampler, TrajectoryBatch, VecWorker
@@ -181,7 +181,7 @@ DI-engine
 | `SubprocessEnvManagerV2([make_env] * 8)` | `EnvManager(env_id, n_envs=8)` |
 | `env_manager.ready_obs`, `env_manager.step(actions)` | `manager.recv()`, `manager.send(actions, steps.env_ids)` |
 | `env_manager.seed(0)` | `seed=0`, when it is made |
-| `InteractionSerialEvaluator.eval()`, `n_evaluator_episode=100` | `evaluate(agent, env_id, num_trajectories=100)` |
+| `InteractionSerialEvaluator.eval()`, `n_evaluator_episode=100` | `evaluate(agent, env_id, n_trajectories=100)` |
 | `get_gae(data, last_value, gamma, gae_lambda)` | `batch.advantages(values, last_values, gamma=0.99, lambda_=0.95)` |
 | `get_train_sample(data)`, sequences of `unroll_len` | `TrajectoryFolder("big").torch_dataset(sequence_length=32)` |
 | `max_retry=5`, `step_timeout` | `EnvManager(env_id, n_envs=8, step_timeout=60)`, which restores what is lost |

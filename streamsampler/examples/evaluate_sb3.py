@@ -54,7 +54,7 @@ def trained(environment: str, timesteps: int, seed: int) -> tuple[SB3Agent, SB3A
 def main(environment: str, model: Path | None, workers: int, seed: int, timesteps: int, trajectories: int) -> None:
     """Evaluate a model in ENVIRONMENT, without drawing from its distributions."""
     made(environment).close()  # of all that can be wrong, this is known first
-    options: dict[str, Any] = {"num_trajectories": trajectories, "n_workers": workers, "seed": seed}
+    options: dict[str, Any] = {"n_trajectories": trajectories, "n_workers": workers, "seed": seed}
     if model is not None:
         click.echo(str(streamsampler.evaluate(SB3Agent.load(model, deterministic=True), environment, **options)))
         return

@@ -10,7 +10,7 @@ Each iteration samples fragments, whose episodes go on in the next one. The outp
     from streamsampler import evaluate
     from streamsampler.examples.ppo import load
 
-    print(evaluate(load("cartpole.pt", "CartPole-v1"), "CartPole-v1", num_trajectories=100))
+    print(evaluate(load("cartpole.pt", "CartPole-v1"), "CartPole-v1", n_trajectories=100))
 """
 
 from __future__ import annotations

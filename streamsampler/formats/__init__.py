@@ -8,7 +8,7 @@ export(batch, "cartpole", to="minari", dataset_id="cartpole/random-v0")  # or a 
 export(batch, "tables", to="parquet")  # timesteps.parquet and trajectories.parquet
 timesteps, trajectories = to_pandas(batch)
 tensors = to_tensordict(batch)
-early = evaluate("random", "CartPole-v1", num_trajectories=10, seed=1)
+early = evaluate("random", "CartPole-v1", n_trajectories=10, seed=1)
 save_evaluations({10_000: early}, "evaluations.npz")  # as Stable-Baselines3 writes them
 ```
 

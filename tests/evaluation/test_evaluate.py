@@ -421,8 +421,11 @@ def test_files_that_are_something_else_are_refused(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "how many\\? Give num_trajectories, seeds, scenarios or until_halfwidth"),
+        ({}, "how many\\? Give n_trajectories, seeds, scenarios or until_halfwidth"),
+        ({"n_trajectories": 0}, "n_trajectories must be at least 1"),
         ({"num_trajectories": 0}, "num_trajectories must be at least 1"),
+        ({"n_trajectories": 3, "num_trajectories": 3}, "another name of n_trajectories: give one of them"),
+        ({"n_trajectories": 3, "seeds": [1]}, "n_trajectories is 3, but there are 1 seeds"),
         ({"num_trajectories": 3, "seeds": [1]}, "num_trajectories is 3, but there are 1 seeds"),
         ({"seeds": []}, "seeds is empty"),
         ({"seeds": 5}, "seeds must be a sequence"),
@@ -438,6 +441,7 @@ def test_files_that_are_something_else_are_refused(tmp_path, change, message):
         ({"until_halfwidth": 0}, "until_halfwidth must be a number above 0"),
         ({"until_halfwidth": "1"}, "until_halfwidth must be a number above 0"),
         ({"until_halfwidth": 1, "num_trajectories": 5}, "leave out num_trajectories"),
+        ({"until_halfwidth": 1, "n_trajectories": 5}, "leave out n_trajectories"),
         ({"until_halfwidth": 1, "scenarios": [{}]}, "leave out scenarios"),
         ({"until_halfwidth": 1, "min_trajectories": 29}, "min_trajectories must be at least 30"),
         ({"until_halfwidth": 1, "precision_of": "success"}, "must be below 0.5"),
@@ -479,6 +483,32 @@ def test_there_must_be_an_agent_an_environment_and_an_order(arguments, message):
     given: Any = {"agent": zero, "env": Known, "num_trajectories": 5, **arguments}
     with pytest.raises(UsageError, match=message):
         evaluate(**given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_trajectory": 5}, "has no argument n_trajectory: did you mean n_trajectories?"),
+        ({"n_trajectories": 5, "n_worker": 5}, "has no argument n_worker: did you mean n_workers?"),
+        ({"n_trajectories": 5, "start_metod": "fork"}, "has no argument start_metod: did you mean start_method?"),
+        ({"n_trajectories": 5, "ray_adress": ""}, "has no argument ray_adress: did you mean ray_address?"),
+        ({"n_trajectories": 5, "xyz": 5}, "has no argument xyz$"),
+    ],
+)
+def test_a_wrong_keyword_names_the_right_one_at_once(arguments, message):
+    """Before an agent is loaded, or a sampler made."""
+    calls: Any = ((evaluate, "nowhere.zip"), (compare, ["nowhere.zip"] * 2))
+    for call, agent in calls:
+        with pytest.raises(TypeError, match=f"{call.__name__} {message}") as caught:
+            call(agent, Known, **arguments)
+        assert isinstance(caught.value, UsageError)
+
+
+def test_amounts_have_one_name_and_a_second_one():
+    how: dict[str, Any] = {"seed": 1, "n_workers": 0}
+    assert evaluate(zero, Known, n_trajectories=3, **how) == evaluate(zero, Known, num_trajectories=3, **how)
+    agents = [zero, zero]
+    assert compare(agents, Known, n_trajectories=3, **how) == compare(agents, Known, num_trajectories=3, **how)
 
 
 def test_a_sampler_in_another_order_is_refused():

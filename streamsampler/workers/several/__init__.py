@@ -107,7 +107,7 @@ saw, did and gained; `streamsampler.check` runs PettingZoo's own tests of an env
 
 Amounts are of steps of the environment, or with `count="agent_steps"` of those of all agents together.
 
-`evaluate(policies, env, num_trajectories=100, return_of="archer_0")` evaluates an agent; a policy's name stands for all
+`evaluate(policies, env, n_trajectories=100, return_of="archer_0")` evaluates an agent; a policy's name stands for all
 that it plays, a list for a team, "all" for all agents. `compare` takes several dicts of policies, such as the same two
 with their places swapped, and runs them on the same seeds.
 

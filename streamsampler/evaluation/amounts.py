@@ -1,0 +1,203 @@
+"""Check what an evaluation is asked for: how many trajectories, from which seeds, until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamsampler.core.errors import UsageError, positive
+from streamsampler.evaluation.intervals import Bounds
+from streamsampler.evaluation.rules import FLOORS, PrecisionOf, Rule, checked_bounds, make_rule
+from streamsampler.protocol.plans import Part
+
+DEFAULT_CAP = 10_000
+_SCENARIO_KEYS = {"seed", "options", "name"}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How many trajectories an evaluation has.
+
+    Attributes:
+        n: How many, or the most where there is a rule.
+        asked: What was asked for, in words.
+        seeds: A seed for each; None for the sampler's own.
+        options: What the reset of each gets; None for nothing.
+        names: The name of each; None for none.
+        rule: Says when there are enough; None for all of them.
+        bounds: The least and the largest return there can be; None where they are not known.
+        part: Which part of them is taken; None for all.
+    """
+
+    n: int
+    asked: str
+    seeds: list[int] | None = None
+    options: list[Mapping[str, Any] | None] | None = None
+    names: tuple[str, ...] | None = None
+    rule: Rule | None = None
+    bounds: Bounds | None = None
+    part: Part | None = None
+
+
+@dataclass(frozen=True)
+class HowMany:
+    """How many trajectories were asked for.
+
+    Attributes:
+        n: The number; None where there is none.
+        name: The argument's name: it has two.
+    """
+
+    n: Any = None
+    name: str = "n_trajectories"
+
+    @classmethod
+    def asked(cls, n_trajectories: Any, num_trajectories: Any) -> HowMany:
+        """Return what was asked for under one of the two names.
+
+        Raises:
+            UsageError: Under both.
+        """
+        if num_trajectories is None:
+            return cls(n_trajectories)
+        if n_trajectories is not None:
+            raise UsageError("num_trajectories is another name of n_trajectories: give one of them")
+        return cls(num_trajectories, "num_trajectories")
+
+
+def amount_of(
+    *,
+    how_many: HowMany = HowMany(),
+    seeds: Iterable[int] | None = None,
+    scenarios: Iterable[Mapping[str, Any]] | None = None,
+    until_halfwidth: Any = None,
+    precision_of: PrecisionOf = "return",
+    guarantee: bool = False,
+    bounds: Bounds | None = None,
+    min_trajectories: Any = None,
+    max_trajectories: Any = None,
+) -> Amount:
+    """Return what the arguments of `evaluate` ask for.
+
+    Raises:
+        UsageError: They cannot work.
+    """
+    if precision_of not in FLOORS:
+        raise UsageError(f'precision_of must be "return" or "success", got {precision_of!r}')
+    bounds = None if bounds is None else checked_bounds(bounds)
+    if until_halfwidth is not None:
+        refuse_amounts("until_halfwidth", how_many, scenarios)
+        rule = make_rule(until_halfwidth, precision_of, guarantee=guarantee, bounds=bounds, least=min_trajectories)
+        return replace(at_most(seeds, max_trajectories), rule=rule, bounds=bounds)
+    of_rule = {"guarantee": guarantee, "min_trajectories": min_trajectories}
+    refuse_useless({**of_rule, "max_trajectories": max_trajectories}, "until_halfwidth")
+    if seeds is not None and scenarios is not None:
+        raise UsageError("scenarios have seeds of their own: leave out seeds")
+    if seeds is not None:
+        listed = _seeds(seeds)
+        amount = Amount(len(listed), "one for each seed", listed)
+    elif scenarios is not None:
+        amount = amount_of_scenarios(scenarios)
+    elif how_many.n is None:
+        raise UsageError("how many? Give n_trajectories, seeds, scenarios or until_halfwidth")
+    else:
+        amount = Amount(positive(how_many.name, how_many.n), "as many as were asked for")
+    if how_many.n is not None and positive(how_many.name, how_many.n) != amount.n:
+        name = "seeds" if seeds is not None else "scenarios"
+        raise UsageError(f"{how_many.name} is {how_many.n}, but there are {amount.n} {name}")
+    return replace(amount, bounds=bounds)
+
+
+def refuse_useless(arguments: Mapping[str, Any], rule: str) -> None:
+    """Refuse arguments of a rule that was not asked for."""
+    if given := [name for name, value in arguments.items() if value]:
+        raise UsageError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for {rule}")
+
+
+def refuse_amounts(rule: str, how_many: HowMany, scenarios: Any) -> None:
+    """Refuse what says how many trajectories there are, where a rule does."""
+    if how_many.n is not None or scenarios is not None:
+        other = how_many.name if how_many.n is not None else "scenarios"
+        raise UsageError(f"{rule} decides how many trajectories there are: leave out {other}")
+
+
+def at_most(seeds: Any, max_trajectories: Any) -> Amount:
+    """Return the most trajectories that a rule may take."""
+    if seeds is None:
+        return Amount(positive("max_trajectories", DEFAULT_CAP if max_trajectories is None else max_trajectories), "")
+    listed = _seeds(seeds)
+    most = len(listed) if max_trajectories is None else positive("max_trajectories", max_trajectories)
+    if most > len(listed):
+        raise UsageError(f"max_trajectories is {most}, but there are {len(listed)} seeds")
+    return Amount(most, "", listed[:most])
+
+
+def _seeds(seeds: Any) -> list[int]:
+    if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
+        raise UsageError(f"seeds must be a sequence of integers, one for each trajectory, got {seeds!r:.60}")
+    listed = [positive(f"seeds[{position}]", seed, least=0) for position, seed in enumerate(seeds)]
+    if not listed:
+        raise UsageError("seeds is empty: there is nothing to evaluate on")
+    return listed
+
+
+def amount_of_scenarios(scenarios: Any) -> Amount:
+    """Return one trajectory for each scenario.
+
+    Args:
+        scenarios: Dicts with some of the keys "seed", "options" and "name"; all have a seed, or none has.
+
+    Raises:
+        UsageError: They are something else, or two have one name.
+    """
+    if isinstance(scenarios, str | bytes | Mapping) or not isinstance(scenarios, Iterable):
+        raise UsageError(f"scenarios must be a list of dicts, got {scenarios!r:.60}")
+    listed = list(scenarios)
+    if not listed:
+        raise UsageError("scenarios is empty: there is nothing to evaluate on")
+    for position, each in enumerate(listed):
+        _check_scenario(f"scenarios[{position}]", each)
+    options = [each.get("options") for each in listed]
+    return Amount(
+        len(listed),
+        "one for each scenario",
+        seeds=_column_of_seeds(listed),
+        options=options if any(each is not None for each in options) else None,
+        names=_column_of_names(listed),
+    )
+
+
+def _check_scenario(where: str, scenario: Any) -> None:
+    if not isinstance(scenario, Mapping):
+        raise UsageError(
+            f'{where} must be a dict such as {{"seed": 1, "options": {{}}, "name": "…"}}, got {scenario!r:.60}'
+        )
+    if unknown := sorted(map(str, set(scenario) - _SCENARIO_KEYS)):
+        raise UsageError(f"{where} has {', '.join(map(repr, unknown))}; a scenario has seed, options and name")
+    options = scenario.get("options")
+    if options is not None and not isinstance(options, Mapping):
+        raise UsageError(f"the options of {where} must be a dict, got {options!r:.60}")
+
+
+def _column_of_seeds(scenarios: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    seeds = [each.get("seed") for each in scenarios]
+    if all(seed is None for seed in seeds):
+        return None
+    if None in seeds:
+        raise UsageError(
+            f"scenarios[{seeds.index(None)}] has no seed, and others have one: give one to all, or to none"
+        )
+    return [positive(f"the seed of scenarios[{position}]", seed, least=0) for position, seed in enumerate(seeds)]
+
+
+def _column_of_names(scenarios: Sequence[Mapping[str, Any]]) -> tuple[str, ...] | None:
+    given = [each.get("name") for each in scenarios]
+    if all(name is None for name in given):
+        return None
+    names = tuple(f"scenario {position}" if name is None else str(name) for position, name in enumerate(given))
+    first: dict[str, int] = {}
+    for position, name in enumerate(names):
+        if (other := first.setdefault(name, position)) != position:
+            raise UsageError(f"scenarios[{other}] and scenarios[{position}] have the same name, {name!r}")
+    return names
