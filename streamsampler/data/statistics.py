@@ -239,8 +239,13 @@ class FoundAnomaly:
     timestep: int
     what: str
 
+    @property
+    def where(self) -> str:
+        """What it is, and in which trajectory, without the agent version."""
+        return f"{self.what}, at timestep {self.timestep} of trajectory {self.index}"
+
     def __str__(self) -> str:
-        return f"{self.what}, at timestep {self.timestep} of trajectory {self.index} of agent version {self.version}"
+        return f"{self.where} of agent version {self.version}"
 
 
 def _amount(trajectories: int, timesteps: int) -> str:

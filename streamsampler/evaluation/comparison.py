@@ -22,6 +22,7 @@ from streamsampler.evaluation.evaluation import (
     plain,
     shown_seeds,
     unseen,
+    warned,
 )
 from streamsampler.evaluation.intervals import (
     FEWEST,
@@ -433,6 +434,8 @@ class Comparison(Found):
                 texts.append(f"  {note}")
             if pairs.test is not None:
                 texts.append(f"  {_decision(pairs)}")
+        each = zip(self.names, self.evaluations, strict=True)
+        texts += [f"note: {name}: {note}" for name, evaluation in each for note in warned(evaluation)]
         texts.append(f"seeds: {shown_seeds(first.seeds)}")
         texts.append(f"stopped: {self.stopped}")
         return "\n".join(texts)

@@ -15,6 +15,7 @@ from gymnasium import Space
 from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.core.words import count
+from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.environments.multi_agent import as_multi_agent, is_multi_agent
 from streamsampler.environments.updates import apply_any_env_update, as_env_update
 from streamsampler.evaluation.agents import (
@@ -218,6 +219,7 @@ class Gathering:
         self._success, self._facts = success, facts
         self._left_out = sampler.stats.dropped_trajectories
         self.rows: list[Row] = []
+        self._anomalies: tuple[int, FoundAnomaly | None] = 0, None
         part = amount.part
         self.n, first = (amount.n, 0) if part is None else (part.trajectories, part.first_trajectory)
         self.indices = range(first, first + self.n)
@@ -246,11 +248,13 @@ class Gathering:
         if self.amount.bounds is not None and self.amount.rule is None:
             within(row.value, self.amount.bounds, "return", row.where)
         self.rows.append(row)
+        self._anomalies = self.stream.anomalies  # not at the end: then they are also those of surplus trajectories
         return row
 
     def finished(self, stopped: str) -> Evaluation:
         """Return the evaluation of the trajectories so far, with the reason why there are no more."""
         amount, rule = self.amount, self.amount.rule
+        n_anomalies, first_anomaly = self._anomalies
         settings = self._sampler.provenance()
         environment, versions = settings.pop("environment"), settings.pop("versions")
         for name in ("agent_version", "order"):
@@ -270,6 +274,8 @@ class Gathering:
             guaranteed=rule.of if isinstance(rule, BettingRule) else None,
             bounds=amount.bounds,
             left_out=self._sampler.stats.dropped_trajectories - self._left_out,
+            anomalies=n_anomalies,
+            first_anomaly=None if first_anomaly is None else first_anomaly.where,
             part=amount.part,
         )
 

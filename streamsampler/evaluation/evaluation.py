@@ -122,8 +122,20 @@ def shown_environment(environment: Any) -> str:
     return environment if isinstance(environment, str) else ", ".join(map(str, environment))
 
 
-def _notes(evaluation: Evaluation) -> list[str]:
+def warned(evaluation: Evaluation) -> list[str]:
+    """Return what was, or should be, warned of while the trajectories were sampled."""
     notes = []
+    if evaluation.anomalies:
+        notes.append(f"{count(evaluation.anomalies, 'anomaly')} in the data, the first: {evaluation.first_anomaly}")
+    if not isinstance(evaluation.environment, str):
+        notes.append("the mean is one of different environments")
+    if len(prints := evaluation.settings.get("fingerprints", ())) > 1:
+        notes.append(f"workers computed with different kernels: {', '.join(map(str, prints))}")
+    return notes
+
+
+def _notes(evaluation: Evaluation) -> list[str]:
+    notes = warned(evaluation)
     if evaluation.unseen_share is not None and len(evaluation) > 1:
         notes.append(f"all returns are equal; {unseen(evaluation.unseen_share, 'trajectories', LEVEL)}")
     if evaluation.left_out:
@@ -302,6 +314,9 @@ class Evaluation(Found):
         guaranteed: What the interval that holds whenever one stops is of, "return" or "success"; None for nothing.
         bounds: The least and the largest return there can be, which intervals rely on; None where they are not known.
         left_out: How many trajectories were left out (`on_failure="drop"`, or `drop_if`).
+        anomalies: How many observations hold NaN or are outside their space, and rewards are NaN; see
+            `streamsampler.Sampler`, `check`.
+        first_anomaly: Which was the first one, by trajectory index and timestep, in words; None for none.
         part: Which part of an evaluation this is; None where it is no part. `streamsampler.merge` joins parts.
 
     Raises:
@@ -329,6 +344,8 @@ class Evaluation(Found):
     guaranteed: str | None = None
     bounds: tuple[float, float] | None = None
     left_out: int = 0
+    anomalies: int = 0
+    first_anomaly: str | None = None
     part: Part | None = None
 
     def __post_init__(self) -> None:
@@ -514,6 +531,7 @@ class Evaluation(Found):
             **{name: plain(getattr(self, name)) for name in _FACTS},
             "bounds": None if self.bounds is None else list(self.bounds),
             "left_out": self.left_out,
+            **({"anomalies": {"count": self.anomalies, "first": self.first_anomaly}} if self.anomalies else {}),
             **({} if self.part is None else {"part": self.part.facts()}),
             "summary": _encoded(summary, "summary"),
             "names": None if self.names is None else list(self.names),
@@ -527,6 +545,8 @@ class Evaluation(Found):
         """Return the evaluation that has these facts; see `Found`."""
         arguments = {name: facts[name] for name in (*_FACTS, "left_out")}
         arguments["part"] = part_of_facts(facts.get("part"))
+        if (anomalies := facts.get("anomalies")) is not None:
+            arguments |= {"anomalies": int(anomalies["count"]), "first_anomaly": str(anomalies["first"])}
         for name in ("agent", "settings", "versions"):
             if not isinstance(facts[name], dict):
                 raise TypeError(f"{name} is no object")

@@ -234,5 +234,7 @@ def _joined(parts: Sequence[Evaluation]) -> Evaluation:
         settings=settings,
         stopped=next((part.stopped for part in parts if part.left_out), first.stopped),
         left_out=sum(part.left_out for part in parts),
+        anomalies=sum(part.anomalies for part in parts),
+        first_anomaly=next((part.first_anomaly for part in parts if part.first_anomaly is not None), None),
         part=None,
     )

@@ -17,6 +17,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.data.multi_agent import segments_of_policies
+from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.protocol.plans import Portion
 from streamsampler.protocol.result import Segment
 from streamsampler.samplers.batches import Summaries, summaries_of
@@ -86,6 +87,14 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             self._summaries = iter(summaries_of(segments, each=True))
             self._put_away(call, segments)
         return trajectories
+
+    @property
+    def anomalies(self) -> tuple[int, FoundAnomaly | None]:
+        """How many anomalies the trajectories have that it returned so far, and the first one."""
+        if self._call is None:
+            return 0, None
+        stats = self._call.accounts.stats
+        return stats.anomalies, stats.first_anomaly
 
     def watch(self, watch: Callable[[int, int], Any], interval: float | None) -> None:
         """Let the stream call `watch` while it waits.

@@ -19,6 +19,7 @@ from streamsampler import (
     VecWorker,
     compare,
     evaluate,
+    merge,
 )
 from streamsampler.core.progress import describe
 from streamsampler.errors import RolloutError, StorageError, UsageError
@@ -277,6 +278,7 @@ def test_a_sampler_of_several_tasks_is_evaluated_with_a_warning(caplog):
         found = evaluate(sampler=sampler, num_trajectories=4)
     assert found.environment == ["CartPole-v1", "Acrobot-v1"]
     assert "the mean is one of different environments: CartPole-v1, Acrobot-v1" in caplog.text
+    assert "note: the mean is one of different environments" in str(found)
 
 
 # ---------------------------------------------------------------------- success, ends, what is left out
@@ -311,6 +313,43 @@ def test_what_raises_ends_the_evaluation_or_is_left_out():
     assert found["seed 6"].value == value_of(6)
     with pytest.raises(KeyError):
         found["seed 5"]
+
+
+class Broken(Known):
+    """Has a NaN in the observation and the reward of the last timestep of some trajectories."""
+
+    def step(self, action):
+        observation, reward, *others = super().step(action)
+        is_broken = self.t == LENGTH and self.seed % 5 == 4
+        return observation * np.nan if is_broken else observation, np.nan if is_broken else reward, *others
+
+
+def test_what_was_warned_of_stands_in_the_file(tmp_path):
+    """A warning in the log of a night's evaluation is not seen by readers of its file."""
+    found, other = (locally(env=Broken, seeds=range(23), n_workers=n) for n in (1, 3))
+    assert found == other
+    with LocalSampler(zero, Known, seed=5) as sampler:
+        sampler.obtain_trajectories(1)
+        later = evaluate(zero, Broken, sampler=sampler, seeds=range(23))
+    assert (later.anomalies, later.first_anomaly) == (found.anomalies, found.first_anomaly), "of another agent version"
+    assert found.anomalies > 1
+    assert found.first_anomaly.endswith(f"at timestep {LENGTH - 1} of trajectory 4")
+    assert "nan" in found.first_anomaly.lower()
+    note = f"note: {found.anomalies} anomalies in the data, the first: {found.first_anomaly}"
+    assert note in str(found)
+    assert Evaluation.load(found.save(tmp_path / "found.json")) == found
+    assert json.loads(found.to_json())["anomalies"] == {"count": found.anomalies, "first": found.first_anomaly}
+    assert note.removeprefix("note: ") in str(compare([zero, zero], Broken, seeds=range(23), n_workers=0))
+    clean = locally(seeds=range(3))
+    assert (clean.anomalies, clean.first_anomaly, "anomalies" in json.loads(clean.to_json())) == (0, None, False)
+    until = locally(env=functools.partial(Broken, returns="rare"), until_halfwidth=9, max_trajectories=40, n_workers=3)
+    assert until.stopped == "no interval of the mean return holds: a return is not finite"
+    assert until == locally(env=functools.partial(Broken, returns="rare"), until_halfwidth=9, max_trajectories=40)
+    merged = [evaluate(zero, Broken, seeds=range(23), part=(part, 3), n_workers=0) for part in (1, 2, 3)]
+    files = [part.save(tmp_path / f"{number}.json") for number, part in enumerate(merged)]
+    whole = evaluate(zero, Broken, seeds=range(23), n_workers=0)
+    merge(files, tmp_path / "merged.json")
+    assert (tmp_path / "merged.json").read_text() == whole.to_json()
 
 
 def test_agents_have_names_and_with_predict_are_deterministic_unless_told_otherwise():

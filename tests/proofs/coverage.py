@@ -266,7 +266,7 @@ def prove(scale: str) -> None:
         of = until.get("precision_of", "return")
         through = "mean_interval" if of == "return" else "success_interval"
         interval = _stopped(of, until["until_halfwidth"], until.get("bounds"))
-        _check(name, _share(name, n, 1_000, draw, true, interval, through, **until), _LEAST, 1.0, n, scale)
+        _check(name, _share(name, n, 600, draw, true, interval, through, **until), _LEAST, 1.0, n, scale)
     for name, (share, printed) in _of_pairs(n).items():
         _check(name, share, _LEAST, 1.0, printed, scale)
     n = 2_000 if is_long else 100
