@@ -98,6 +98,22 @@ class Draws(OfRows):
         """
         self._steps = None if rows is None else rows.astype(np.int64)
 
+    def with_rows(self, n_rows: int) -> Draws:
+        """Return draws for more rows, in which those that are there draw on; the others never began."""
+        wider = Draws(n_rows)
+        wider._seeds[: self.n_rows] = self._seeds
+        streams: list[_Stream | None] = []
+        for it, compute in ((self._uniform, _uniforms), (self._normal, _normals)):
+            if it is None:
+                streams.append(None)
+                continue
+            positions = np.zeros(n_rows, np.uint64)
+            positions[: self.n_rows] = it.positions()
+            streams.append(_Stream(compute, _keys(wider._seeds, compute), positions, it.size))
+        wider._uniform, wider._normal = streams
+        wider._streams = tuple(stream for stream in streams if stream is not None)
+        return wider
+
     def of_rows(self, rows: NDArray[np.int64]) -> RowsOfDraws:
         """Return draws for some rows alone; the others do not draw meanwhile.
 

@@ -29,7 +29,7 @@ from streamsampler.core.errors import StorageError, UnknownAgentError, UnknownEn
 from streamsampler.core.settings import working_directory
 from streamsampler.data.shards import MANIFEST, check_folder
 from streamsampler.environments.ids import is_pettingzoo_id
-from streamsampler.environments.multi_agent import SpacesOfAgents
+from streamsampler.environments.multi_agent import OpenSpaces, SpacesOfAgents
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.evaluation.agents import evaluated_agent, has_predict
 from streamsampler.workers.explain import traceback_of
@@ -124,7 +124,7 @@ def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdat
     try:
         env = update(None)
         try:
-            return update, (env.observation_space, env.action_space)
+            return update, _spaces_of(env)
         finally:
             env.close()
     except Exception as error:
@@ -132,6 +132,17 @@ def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdat
         details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)
         message = f"the environment {env_id} cannot be made and closed: {type(error).__name__}: {error}"
         raise failure(message, details) from None
+
+
+def _spaces_of(env: Any) -> Spaces:
+    """Return the spaces of an environment; where any agents may appear, of those that are there after a reset."""
+    if isinstance(env.observation_space, OpenSpaces):
+        env.reset(seed=0)
+        of_both = [
+            SpacesOfAgents([(it, of[it]) for it in env.numbers]) for of in (env.observation_space, env.action_space)
+        ]
+        return of_both[0], of_both[1]
+    return env.observation_space, env.action_space
 
 
 def env_update_of(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:

@@ -22,22 +22,33 @@ class AgentRows(NamedTuple):
     """What is said of N trajectories of agents, of T timesteps in all.
 
     Attributes:
-        known: The agents that may take part in the environment.
+        known: The agents that may take part in the environment; where any may, those that did, sorted.
         numbers: (N,) int64: which of them each trajectory is of.
         episodes: (N,) int64: the number of the episode that each trajectory is of.
         env_timesteps: (T,) int64: in which step of the environment, from its reset on, each timestep was.
+        is_open: Whether any agents may take part: the environment has no `possible_agents`.
     """
 
     known: tuple[str, ...]
     numbers: NDArray[np.int64]
     episodes: NDArray[np.int64]
     env_timesteps: NDArray[np.int64]
+    is_open: bool = False
 
     def select(self, timesteps: Any, rows: Any) -> AgentRows:
         """Return what is said of some timesteps and some trajectories."""
-        return self._replace(
+        selected = self._replace(
             numbers=self.numbers[rows], episodes=self.episodes[rows], env_timesteps=self.env_timesteps[timesteps]
         )
+        return (
+            selected._among(sorted({self.known[it] for it in selected.numbers.tolist()})) if self.is_open else selected
+        )
+
+    def _among(self, known: Sequence[str]) -> AgentRows:
+        """Return the same with other agents known, among which those are that took part."""
+        number_of = {agent: number for number, agent in enumerate(known)}
+        numbers = np.array([number_of.get(agent, -1) for agent in self.known], np.int64)
+        return self._replace(known=tuple(known), numbers=numbers[self.numbers])
 
     def check(self, n_trajectories: int, n_timesteps: int) -> None:
         """Check that this is said of so many trajectories and timesteps.
@@ -46,7 +57,7 @@ class AgentRows(NamedTuple):
             DataError: It is not.
         """
         lengths = (n_trajectories, n_trajectories, n_timesteps)
-        for name, n in zip(self._fields[1:], lengths, strict=True):
+        for name, n in zip(ARRAYS_OF_AGENTS, lengths, strict=True):
             array = getattr(self, name)
             if not isinstance(array, np.ndarray) or array.shape != (n,) or array.dtype != np.int64:
                 raise DataError(f"agents.{name} should be an array of int64 of shape ({n},), and is {array!r:.80}")
@@ -63,10 +74,19 @@ class AgentRows(NamedTuple):
         each = [it.agents for it in batches]
         if all(rows is None for rows in each):
             return None
-        if len(known := {None if rows is None else rows.known for rows in each}) > 1:
-            raise DataError(f"the batches are of different agents: {', '.join(map(str, known))}")
-        arrays = (np.concatenate([getattr(rows, name) for rows in each]) for name in cls._fields[1:])
-        return cls(each[0].known, *arrays)
+        if all(rows is not None and rows.is_open for rows in each):
+            known = sorted({agent for rows in each for agent in rows.known})
+            each = [rows._among(known) for rows in each]
+        if len(differing := {None if rows is None else rows.known for rows in each}) > 1:
+            raise DataError(f"the batches are of different agents: {', '.join(map(str, differing))}")
+        numbers, episodes, env_timesteps = (
+            np.concatenate([getattr(rows, name) for rows in each]) for name in ARRAYS_OF_AGENTS
+        )
+        return cls(each[0].known, numbers, episodes, env_timesteps, each[0].is_open)
+
+
+ARRAYS_OF_AGENTS = "numbers", "episodes", "env_timesteps"
+"""The fields of `AgentRows` that are arrays."""
 
 
 # ----------------------------------------------------------------------
@@ -81,16 +101,19 @@ class Played(NamedTuple):
     """What one agent did in a ticket.
 
     Attributes:
-        number: The agent's number.
-        of: Of each of its trajectories, the position in the ticket of that of all agents (rising), and the policy.
+        agent: The agent.
+        of: Of each of its trajectories, the position in the ticket of that of all agents (rising), the policy, and the
+            agent's number in it.
         rollouts: The trajectories.
         env_timesteps: (t,) int64: in which step of the environment each timestep was.
+        spaces: Its observation and action space where any agents may take part; else None.
     """
 
-    number: int
-    of: Sequence[tuple[int, str]]
+    agent: str
+    of: Sequence[tuple[int, str, int]]
     rollouts: Rollouts
     env_timesteps: NDArray[np.int64]
+    spaces: tuple[Any, Any] | None
 
 
 class _Trajectory(NamedTuple):
@@ -111,8 +134,8 @@ def put_together(agents: Sequence[Played], allocate: Allocate) -> tuple[PolicyRo
     """
     of_policies: dict[str, list[_Trajectory]] = {}
     for played in agents:
-        for position, (episode, name) in enumerate(played.of):
-            of_policies.setdefault(name, []).append(_Trajectory(episode, played.number, position, played))
+        for position, (episode, name, number) in enumerate(played.of):
+            of_policies.setdefault(name, []).append(_Trajectory(episode, number, position, played))
     return tuple(_of_policy(name, of_policies[name], allocate) for name in sorted(of_policies))
 
 
@@ -120,8 +143,12 @@ def _of_policy(name: str, trajectories: list[_Trajectory], allocate: Allocate) -
     ordered = sorted(trajectories, key=lambda it: it[:2])
     numbers, episodes = (np.array([it[i] for it in ordered], np.int64) for i in (1, 0))
     first = ordered[0].played
+    known: tuple[str, ...] = ()
+    if first.spaces is not None:
+        known = tuple(sorted({it.played.agent for it in ordered}))
+        numbers = np.array([known.index(it.played.agent) for it in ordered], np.int64)
     if len(ordered) == len(first.of) and all(it.played is first for it in ordered):  # all that one agent did
-        return PolicyRollouts(name, first.rollouts, numbers, episodes, first.env_timesteps)
+        return PolicyRollouts(name, first.rollouts, numbers, episodes, first.env_timesteps, known, first.spaces)
     spans = [_span(it) for it in ordered]
     rows = [(it.position, it.position + 1) for it in ordered]
 
@@ -134,7 +161,7 @@ def _of_policy(name: str, trajectories: list[_Trajectory], allocate: Allocate) -
     fields |= {name: _infos(ordered, name, spans) for name in ("env_infos", "agent_infos")}
     fields["episode_infos"] = _infos(ordered, "episode_infos", rows)
     env_timesteps = _concatenated([it.played.env_timesteps for it in ordered], spans, np.empty)
-    return PolicyRollouts(name, Rollouts(**fields), numbers, episodes, env_timesteps)
+    return PolicyRollouts(name, Rollouts(**fields), numbers, episodes, env_timesteps, known, first.spaces)
 
 
 def _concatenated(leaves: Sequence[Any], bounds: Sequence[tuple[int, int]], allocate: Allocate) -> Any:

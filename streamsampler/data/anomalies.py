@@ -68,10 +68,12 @@ class AnomalyFinder:
         return self.find(rollouts.observations, rollouts.last_observations, rollouts.rewards, rollouts.lengths)
 
     def _find_of_agents(self, policies: Sequence[Any]) -> tuple[Anomaly, ...]:
-        agents, found = list(self.space.spaces), dict[int, Anomaly]()  # type: ignore[attr-defined]
+        found: dict[int, Anomaly] = {}
         for each in policies:
+            agents = each.known or list(self.space.spaces)  # type: ignore[attr-defined]
             if each.policy not in self._of_policies:
-                self._of_policies[each.policy] = AnomalyFinder(self.space[agents[each.agents[0]]])  # type: ignore[index]
+                space = each.spaces[0] if each.known else self.space[agents[each.agents[0]]]  # type: ignore[index]
+                self._of_policies[each.policy] = AnomalyFinder(space)
             for one in self._of_policies[each.policy].find_in(each.rollouts):
                 episode, agent = int(each.episodes[one.position]), agents[each.agents[one.position]]
                 mine = Anomaly(episode, one.count, one.timestep, f"agent {agent!r}: {one.what}")

@@ -156,7 +156,7 @@ class BatchAgents(BatchFields[ObservationsT, ActionsT]):
     def agent_ids(self) -> NDArray[np.str_]:
         """(N,) str: the agent that each trajectory is of."""
         rows = self._agent_rows()
-        return cast("NDArray[np.str_]", np.array(rows.known)[rows.numbers])
+        return np.array(rows.known, np.str_)[rows.numbers]
 
     @property
     def episode_numbers(self) -> NDArray[np.int64]:

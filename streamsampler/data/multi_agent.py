@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,11 +160,14 @@ class Episodes:
         terminated: (E,) bool: whether an agent was terminated in the step in which the last ones ended.
         truncated: (E,) bool: whether one was truncated in it, or by `max_episode_length`.
         infos: Infos of the resets that are of no agent, and metrics of hooks: a dict of (E, ...).
+        env_infos: Infos of steps that are of no agent, under the names that they came under, such as "__common__": a
+            dict of (T, ...), with a row for each step of the environment.
     """
 
     def __init__(self, batch: MultiAgentBatch) -> None:
         self._known: dict[str, Any] = batch.episode_infos.get(OF_AGENTS, {})  # type: ignore[assignment]
         self.infos = {key: value for key, value in batch.episode_infos.items() if key != OF_AGENTS}
+        self.env_infos = batch.env_infos
         order = [
             agent for rows in (it.agents for it in batch.policies.values()) if rows is not None for agent in rows.known
         ]
@@ -268,10 +272,12 @@ class _Piece(NamedTuple):
     Attributes:
         segment: The same, as a segment of a delivery of the policy's rollouts alone.
         agents: Which of several agents its trajectories are of, in which of the batch's episodes.
+        spaces: Their observation and action space, where the environment's do not say it.
     """
 
     segment: Segment
     agents: AgentRows
+    spaces: tuple[Any, Any] | None = None
 
 
 def _pieces(segments: Sequence[Segment], name: str, known: tuple[str, ...] = ()) -> Iterator[_Piece]:
@@ -286,9 +292,16 @@ def _pieces(segments: Sequence[Segment], name: str, known: tuple[str, ...] = ())
                         id(of), Delivery(delivery.worker, of.rollouts, _nothing, fingerprint=delivery.fingerprint)
                     )
                     ends = np.cumsum([0, *of.rollouts.lengths.tolist()])
-                    rows = AgentRows(known, of.agents, of.episodes - start + first, of.env_timesteps)
+                    is_open = of.spaces is not None
+                    rows = AgentRows(
+                        of.known if is_open else known,
+                        of.agents,
+                        of.episodes - start + first,
+                        of.env_timesteps,
+                        is_open,
+                    )
                     agents = rows.select(slice(ends[begin], ends[end]), slice(begin, end))
-                    yield _Piece(Segment(own, begin, end, range(begin, end)), agents)
+                    yield _Piece(Segment(own, begin, end, range(begin, end)), agents, of.spaces)
         first += stop - start
 
 
@@ -302,7 +315,10 @@ def _policy_batch(
 ) -> TrajectoryBatch[Any, Any] | None:  # fmt: skip
     if (agents := AgentRows.joined(pieces)) is None:
         return None
-    own = _spaces_of(name, [agents.known[number] for number in np.unique(agents.numbers).tolist()], spaces)
+    if agents.is_open:
+        own = _spaces_said(name, pieces)
+    else:
+        own = _spaces_of(name, [agents.known[number] for number in np.unique(agents.numbers).tolist()], spaces)
     episodes = agents.episodes
     return assemble(
         [piece.segment for piece in pieces],
@@ -313,6 +329,19 @@ def _policy_batch(
         agents=agents,
         **same,
     )
+
+
+def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
+    """Return the spaces that come with what a policy played, which are the same."""
+    first = pieces[0]
+    for each in pieces[1:]:
+        if each.spaces != first.spaces:
+            played = " and ".join(repr(it.agents.known[0]) for it in (first, each))
+            raise DataError(
+                f"policy {name!r} played {played}, whose spaces differ: give each of them a policy of its own, by "
+                "policy_of="
+            )
+    return cast("tuple[Any, Any]", copy.deepcopy(first.spaces))
 
 
 def _spaces_of(name: str, agents: Sequence[str], spaces: tuple[Any, Any]) -> tuple[Any, Any]:

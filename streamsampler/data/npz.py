@@ -42,7 +42,8 @@ Only where several agents took part, `policies`: an object with an object for ea
 trajectories of the file are episodes then, their rewards are those of all agents, summed up, and there are neither
 observations nor actions. Each of these objects has
 
-- `agent_ids`: the names of all agents that may take part.
+- `agent_ids`: the names of all agents that may take part; with `agents_are_open` of those that did, because the
+  environment does not say beforehand which may.
 - `spaces`: as above.
 - `structure`: an object with a structure for each of `rewards`, `lengths` and so on, as the entries above, for N
   trajectories of agents, of T timesteps in all; for `observations` and so on, as above; and for `agents`, a `dict` of
@@ -133,7 +134,7 @@ import numpy as np
 from streamsampler.core.atomic import write_whole
 from streamsampler.core.errors import StorageError
 from streamsampler.core.version import __version__
-from streamsampler.data.agent_rows import AgentRows
+from streamsampler.data.agent_rows import ARRAYS_OF_AGENTS, AgentRows
 from streamsampler.data.batch_fields import RawRows
 from streamsampler.data.codec import damage_raised, decode, decode_space, encode, encode_space, read_facts
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos, policies_of, unwritable_infos
@@ -218,7 +219,7 @@ _FORMAT = "streamsampler.TrajectoryBatch"
 _VERSION = 1
 _TREES = ("observations", "last_observations", "actions", "env_infos", "agent_infos", "episode_infos")
 _ARRAYS = ("rewards", "terminated", "truncated", "lengths", "indices", "agent_versions")
-_AGENTS = AgentRows._fields[1:]
+_AGENTS = ARRAYS_OF_AGENTS
 _RAW = RawRows._fields
 _SPACES = ("observation_space", "action_space")
 
@@ -289,13 +290,18 @@ def _entries(batch: Any, provenance: Mapping[str, Any] | None) -> dict[str, Arra
         "structure": {name: _store(getattr(batch, name), name, name, entries) for name in _trees_of(batch)},
     }
     if batch.agents is not None:  # of what one policy did
-        header["agent_ids"] = list(batch.agents.known)
+        header |= _known(batch.agents)
         agents = {field: getattr(batch.agents, field) for field in _AGENTS}
         header["structure"]["agents"] = _store(agents, "agents", "agents", entries)
     if policies := policies_of(batch):
         header["policies"] = {name: _policy(name, each, entries) for name, each in policies.items()}
     entries["header"] = _to_bytes([_dumps(header, "provenance")])
     return entries
+
+
+def _known(rows: AgentRows) -> dict[str, Any]:
+    """Return what a header says of the agents that may take part."""
+    return {"agent_ids": list(rows.known), **({"agents_are_open": True} if rows.is_open else {})}
 
 
 def _policy(name: str, batch: Any, entries: dict[str, Array]) -> dict[str, Any]:
@@ -306,7 +312,7 @@ def _policy(name: str, batch: Any, entries: dict[str, Array]) -> dict[str, Any]:
     trees["agents"] = {field: getattr(rows, field) for field in _AGENTS}
     path, prefix = f"policies[{name!r}]", f"policies.{name}"
     return {
-        "agent_ids": list(rows.known),
+        **_known(rows),
         "spaces": {space: encode_space(getattr(batch, space), f"{path}.{space}") for space in _SPACES},
         "structure": {
             field: _store(tree, f"{path}.{field}", f"{prefix}.{field}", entries) for field, tree in trees.items()
@@ -321,7 +327,7 @@ def _fields_of(said: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, 
     fields |= {name: entries[name] for name in _ARRAYS if name not in structure}
     fields["raw"] = _raw(fields, structure, entries)
     if "agents" in structure:
-        fields["agents"] = AgentRows(tuple(said["agent_ids"]), **fields["agents"])
+        fields["agents"] = AgentRows(tuple(said["agent_ids"]), **fields["agents"], is_open="agents_are_open" in said)
     return fields | {name: decode_space(said["spaces"][name]) for name in _SPACES}
 
 

@@ -159,6 +159,7 @@ class Rollouts:
         summaries: A summary of each trajectory for the sampler's filters, pickled; empty without filters.
         has_last_values: Whether `episode_infos` have the agent's values of last observations.
         policies: Of several agents in one environment, the trajectories of each, by policy; else empty.
+        remarks: What may be wrong in the environment, each kind of it and a text that says so once.
     """
 
     observations: Tree
@@ -176,6 +177,7 @@ class Rollouts:
     summaries: bytes = b""
     has_last_values: bool = False
     policies: tuple[PolicyRollouts, ...] = ()
+    remarks: tuple[tuple[str, str], ...] = ()
 
     @property
     def n_trajectories(self) -> int:
@@ -205,9 +207,11 @@ class PolicyRollouts:
     Attributes:
         policy: The policy's name.
         rollouts: Their trajectories: n of them, t timesteps in all.
-        agents: (n,) int64: which agent each is of, by its number among those that may take part.
+        agents: (n,) int64: which agent each is of, by its number among those that may take part, or in `known`.
         episodes: (n,) int64, never falling: the position in the ticket of the trajectory of all agents that it is of.
         env_timesteps: (t,) int64: in which step of the environment the agent acted.
+        known: Where any agents may take part, those that did, sorted; else empty.
+        spaces: Their observation and action space; None where the environment says beforehand which there may be.
     """
 
     policy: str
@@ -215,6 +219,8 @@ class PolicyRollouts:
     agents: NDArray[np.int64]
     episodes: NDArray[np.int64]
     env_timesteps: NDArray[np.int64]
+    known: tuple[str, ...] = ()
+    spaces: tuple[Any, Any] | None = None
 
 
 class RolloutRecorder:

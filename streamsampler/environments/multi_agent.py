@@ -3,12 +3,15 @@
 They are recognised by their methods, so that PettingZoo need not be there. Observations, rewards, ends and infos are
 dicts by agent id in both. A step of a `ParallelEnv` is its own; of an `AECEnv` it is one turn, whose dicts are about
 the agent whose turn comes next: its reward is the sum since its last action, its observation the one before its next.
+
+An agent id lives once in a trajectory. One that has ended and is listed again is an error: its second life would need a
+trajectory of its own, and a seed, which it gets by another id.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol, Self
@@ -25,10 +28,6 @@ Dicts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], di
 class OfSeveralAgents(Protocol):
     """What an environment of several agents is, for type checkers: PettingZoo's, or one with the same methods."""
 
-    @property
-    def possible_agents(self) -> Any:
-        """The ids of all agents that may take part."""
-
     def observation_space(self, agent: Any, /) -> Any:
         """Return the observation space of an agent."""
 
@@ -44,13 +43,46 @@ class SpacesOfAgents(gym_spaces.Dict):
         return isinstance(x, Mapping) and all(key in self.spaces and value in self[key] for key, value in x.items())
 
 
+class OpenSpaces(SpacesOfAgents):
+    """The spaces of agents where no `possible_agents` says which there may be: asked for as agents appear.
+
+    A copy knows none of them, and all copies are equal: what the agents of a batch have in common is said with them.
+
+    Args:
+        find: Returns the space of an agent.
+    """
+
+    def __init__(self, find: Callable[[str], Space[Any]] | None = None) -> None:
+        super().__init__({})
+        self._find = find
+        self._found: dict[str, Space[Any]] = {}
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+    def __getitem__(self, agent: str) -> Space[Any]:
+        if agent not in self._found:
+            if self._find is None:
+                raise KeyError(agent)
+            self._found[agent] = self._find(agent)
+        return self._found[agent]
+
+    def contains(self, x: Any) -> bool:
+        """Return whether each agent's value is in its space."""
+        return isinstance(x, Mapping) and all(value in self[key] for key, value in x.items())
+
+    def forget(self) -> None:
+        """Forget the agents: there may be others in each trajectory."""
+        self._found.clear()
+
+
 def is_multi_agent(env: Any) -> bool:
-    """Return whether an object is an environment of several agents, PettingZoo's or one with the same methods."""
-    return (
-        not isinstance(env, type | gymnasium.Env)
-        and hasattr(env, "possible_agents")
-        and all(callable(getattr(env, name, None)) for name in ("observation_space", "action_space", "reset", "step"))
-    )
+    """Return whether an object is an environment of several agents, PettingZoo's or one with the same methods.
+
+    Others have spaces in the place of the methods `observation_space` and `action_space`.
+    """
+    methods = ("observation_space", "action_space", "reset", "step")
+    return not isinstance(env, type | gymnasium.Env) and all(callable(getattr(env, name, None)) for name in methods)
 
 
 def as_multi_agent(env: Any) -> MultiAgentEnv:
@@ -71,7 +103,9 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
 
     Attributes:
         env: The same. What this class lacks is that one's.
-        agent_ids: All agents that may take part, in the order of `possible_agents`.
+        is_open: Whether it has no `possible_agents`, so that any agents may appear.
+        numbers: The numbers of all agents that may take part, by agent id, in the order of `possible_agents`; where it
+            is open, of those that were listed since the last reset, in the order in which they appeared.
         observation_space: Their observation spaces, by agent id.
         action_space: Their action spaces, by agent id.
         takes_turns: Whether one agent acts in each step.
@@ -84,14 +118,16 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        ids = self.agent_ids = tuple(env.possible_agents)
         name = _name_of(env)
-        if not ids or not all(isinstance(agent_id, str) for agent_id in ids) or len(set(ids)) < len(ids):
+        possible = getattr(env, "possible_agents", None)  # PettingZoo's wrappers have it as a property that may raise
+        self.is_open = possible is None
+        ids = () if possible is None else tuple(possible)
+        if not self.is_open and not (ids and all(isinstance(each, str) for each in ids) and len(set(ids)) == len(ids)):
             raise UsageError(f"{name}: possible_agents must be different strings, at least one, and are {ids!r:.80}")
-        self.observation_space: Any = SpacesOfAgents(
-            [(agent, _space(env, "observation_space", agent)) for agent in ids]
-        )
-        self.action_space: Any = SpacesOfAgents([(agent, _space(env, "action_space", agent)) for agent in ids])
+        self.numbers = {agent_id: number for number, agent_id in enumerate(ids)}
+        self._left: set[str] = set()  # who has ended, and was not listed afterwards
+        self.observation_space: Any = self._spaces("observation_space")
+        self.action_space: Any = self._spaces("action_space")
         self.spec = SimpleNamespace(id=name, max_episode_steps=None)  # type: ignore[assignment]
         self.metadata = getattr(env, "metadata", {})
         self.render_mode = getattr(env, "render_mode", None)
@@ -104,20 +140,55 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
     def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
         return type(self), (self.env,)
 
-    @abstractmethod
-    def turn(self, ended: Collection[str]) -> list[str]:
-        """Return the agents that are to act next, in the order of `agent_ids`.
+    def _spaces(self, name: str) -> SpacesOfAgents:
+        find = partial(_space, self.env, name)
+        return OpenSpaces(find) if self.is_open else SpacesOfAgents([(agent, find(agent)) for agent in self.numbers])
 
-        Args:
-            ended: The agents that were terminated or truncated in this trajectory.
+    def _forget_agents(self) -> None:
+        """Forget who left the last trajectory, and, where any agents may appear, who did."""
+        self._left.clear()
+        if self.is_open:
+            self.numbers.clear()
+            self.observation_space.forget()
+            self.action_space.forget()
+
+    def meet_listed(self) -> None:
+        """Give agents that were not listed before their numbers, where any agents may appear.
 
         Raises:
-            DataError: An agent is unknown, or left without an end.
+            DataError: One is no string.
+        """
+        if not self.is_open:
+            return
+        for agent in self.env.agents:
+            if agent not in self.numbers:
+                if not isinstance(agent, str):
+                    raise DataError(f"the ids of agents must be strings, and env.agents has {agent!r:.60}")
+                self.numbers[agent] = len(self.numbers)
+
+    def _refuse_second_lives(self, ended: Mapping[str, int]) -> None:
+        if back := [agent for agent in self.env.agents if agent in self._left]:
+            raise returned(back[0], ended)
+        self._left.update(agent for agent in ended if agent not in self.env.agents)
+
+    @abstractmethod
+    def turn(self, ended: Mapping[str, int]) -> list[str]:
+        """Return the agents that are to act next, in the order of `numbers`.
+
+        Args:
+            ended: The agents that were terminated or truncated in this trajectory, and at which timestep.
+
+        Raises:
+            DataError: An agent is unknown, left without an end, or listed again after its end.
         """
 
     @abstractmethod
-    def is_over(self, ended: Collection[str]) -> bool:
+    def is_over(self, ended: Mapping[str, int]) -> bool:
         """Return whether no agent is left."""
+
+    def lists(self, agent: str) -> bool:
+        """Return whether an agent is listed now."""
+        return agent in self.env.agents
 
     @abstractmethod
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
@@ -146,23 +217,28 @@ class ParallelEnv(MultiAgentEnv):
         """Reset the environment; return its observations and infos."""
         self._turn = []
         self._n_ended = -1
+        self._forget_agents()
         reset = self.env.reset if options is None else partial(self.env.reset, options=options)
-        return reset(seed=seed)  # type: ignore[no-any-return]
+        result = reset(seed=seed)
+        self.meet_listed()
+        return result  # type: ignore[no-any-return]
 
-    def turn(self, ended: Collection[str]) -> list[str]:
+    def turn(self, ended: Mapping[str, int]) -> list[str]:
         """Return all agents that are left and have not ended."""
         listed = self.env.agents
         if len(ended) != self._n_ended or listed != self._listed:
             self._listed, self._n_ended = list(listed), len(ended)
             there = set(listed)
-            if unknown := there.difference(self.agent_ids):
+            self.meet_listed()
+            if unknown := there.difference(self.numbers):
                 raise DataError(f"the agents {sorted(map(str, unknown))} are not among possible_agents")
             if gone := [agent for agent in self._turn if agent not in there and agent not in ended]:
                 raise DataError(f"the agent {gone[0]!r} is gone, and was neither terminated nor truncated")
-            self._turn = [agent for agent in self.agent_ids if agent in there and agent not in ended]
+            self._refuse_second_lives(ended)
+            self._turn = [agent for agent in self.numbers if agent in there and agent not in ended]
         return self._turn
 
-    def is_over(self, ended: Collection[str]) -> bool:
+    def is_over(self, ended: Mapping[str, int]) -> bool:
         """Return whether all agents that are left have ended, or none is left."""
         return not self.turn(ended)
 
@@ -178,6 +254,7 @@ class AecEnv(MultiAgentEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; return the observation and the info of the agent whose turn it is."""
+        self._forget_agents()
         reset = self.env.reset if options is None else partial(self.env.reset, options=options)
         reset(seed=seed)
         observations, _, _, _, infos = self._next()
@@ -189,8 +266,10 @@ class AecEnv(MultiAgentEnv):
         return self._next()
 
     def _next(self) -> Dicts:
+        self.meet_listed()
+        of_none = self._infos_of_no_agent()
         if not self.env.agents:
-            return {}, {}, {}, {}, {}
+            return {}, {}, {}, {}, of_none
         agent = self.env.agent_selection
         try:
             observation, reward, terminated, truncated, info = self.env.last()
@@ -198,17 +277,25 @@ class AecEnv(MultiAgentEnv):
             raise DataError(
                 f"last() must return (observation, reward, terminated, truncated, info): {error}"
             ) from error
-        return {agent: observation}, {agent: reward}, {agent: terminated}, {agent: truncated}, {agent: info}
+        return {agent: observation}, {agent: reward}, {agent: terminated}, {agent: truncated}, {**of_none, agent: info}
 
-    def turn(self, ended: Collection[str]) -> list[str]:
+    def _infos_of_no_agent(self) -> dict[str, Any]:
+        infos = getattr(self.env, "infos", None)
+        if not isinstance(infos, Mapping) or infos.keys() <= self.numbers.keys():
+            return {}
+        return {key: info for key, info in infos.items() if key not in self.numbers}
+
+    def turn(self, ended: Mapping[str, int]) -> list[str]:
         """Return the agent whose turn it is, unless it has ended."""
+        if ended:
+            self._refuse_second_lives(ended)
         if not self.env.agents or (agent := self.env.agent_selection) in ended:
             return []
-        if agent not in self.agent_ids:
+        if agent not in self.numbers:
             raise DataError(f"the agent {agent!r} is not among possible_agents")
         return [agent]
 
-    def is_over(self, ended: Collection[str]) -> bool:  # noqa: ARG002 - those that ended have turns, too
+    def is_over(self, ended: Mapping[str, int]) -> bool:  # noqa: ARG002 - those that ended have turns, too
         """Return whether no agent is left."""
         return not self.env.agents
 
@@ -222,6 +309,20 @@ class AecEnv(MultiAgentEnv):
             raise DataError("an AECEnv must have _cumulative_rewards, as PettingZoo's class has") from None
         ends = env.terminations.get(agent_id, False), env.truncations.get(agent_id, False)
         return env.observe(agent_id), reward, *ends, env.infos.get(agent_id)
+
+
+def returned(agent: str, ended: Mapping[str, int]) -> DataError:
+    """Return the error of an agent that is listed again after its end.
+
+    Args:
+        agent: The agent.
+        ended: See `MultiAgentEnv.turn`.
+    """
+    return DataError(
+        f"agent {agent!r} ended at timestep {ended[agent]}, and is among env.agents again: what has ended acts no more "
+        "in a trajectory. Let the environment give each new life an id of its own, or begin it with a new "
+        "trajectory"
+    )
 
 
 def _space(env: Any, name: str, agent: str) -> Space[Any]:

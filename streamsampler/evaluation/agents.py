@@ -22,7 +22,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.trees import leaves
 from streamsampler.environments.ids import find_spec, is_pettingzoo_id
-from streamsampler.environments.multi_agent import SpacesOfAgents
+from streamsampler.environments.multi_agent import OpenSpaces, SpacesOfAgents
 from streamsampler.environments.updates import ExistingEnvUpdate, as_env_update, describe
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.payloads import shown_name
@@ -169,6 +169,11 @@ def _space_of(action_space: Callable[[], Space[Any]], policies: Policies | None 
     space = action_space()
     if not isinstance(space, SpacesOfAgents):
         return space
+    if isinstance(space, OpenSpaces):
+        raise UsageError(
+            "the environment has no possible_agents, so that it is not known in which action space a module acts: give "
+            "it as a TorchAgent, with its action space"
+        )
     for agent_id, own in space.spaces.items():
         if policies is None or policies.name_for(agent_id, 0) == name:
             return own
@@ -321,17 +326,18 @@ def row_of(
 def _team(trajectory: MultiAgentBatch, return_of: tuple[str, ...] | None, policies: Collection[str]) -> list[str]:
     """Return the agents whose returns count: those of the names given that took part, or that a policy played."""
     playing = trajectory.policies
-    agents = next(iter(playing.values())).agents
-    assert agents is not None
-    if return_of is None and len(agents.known) > 1:
+    rows = [it.agents for it in playing.values() if it.agents is not None]
+    known = list(dict.fromkeys(agent for each in rows for agent in each.known))
+    if return_of is None and len(known) > 1:
         raise UsageError(
-            f"whose return counts? The agents are {', '.join(agents.known)}: pass return_of= one of them, a policy's "
+            f"whose return counts? The agents are {', '.join(known)}: pass return_of= one of them, a policy's "
             "name, a list of these for a team, or 'all'"
         )
     names = return_of or ("all",)
-    if unknown := [name for name in names if name not in {*agents.known, *playing, *policies, "all"}]:
+    unknown = [name for name in names if name not in {*known, *playing, *policies, "all"}]
+    if unknown and not rows[0].is_open:  # else it may be one that took no part
         raise UsageError(
-            f"return_of names {unknown[0]!r}, and the agents are {', '.join(agents.known)}; the policies, "
+            f"return_of names {unknown[0]!r}, and the agents are {', '.join(known)}; the policies, "
             f"{', '.join(policies or playing)}"
         )
     there = trajectory.episodes.agent_ids
@@ -339,7 +345,7 @@ def _team(trajectory: MultiAgentBatch, return_of: tuple[str, ...] | None, polici
     # An agent's name comes before a policy's.
     team = [
         agent for name in names for agent in there
-        if name in ("all", agent) or (name not in agents.known and agent in of_policies.get(name, ()))
+        if name in ("all", agent) or (name not in known and agent in of_policies.get(name, ()))
     ]  # fmt: skip
     if not team:
         raise DataError(

@@ -232,6 +232,7 @@ class BatchMaker:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
         if self._ledger is not None:  # it needs the actions that the agent chose
             self._stats.failed_trajectories += self._ledger.record(delivery)
+        self._session.warn_of(delivery.rollouts.remarks)
         self._session.taken_actions.put(delivery.rollouts)
         self._session.infos_of_files.leave_out(delivery.rollouts)
         self._deliveries[id(delivery)] = delivery

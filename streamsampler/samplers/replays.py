@@ -145,14 +145,18 @@ class _Rerun:
             raise failure_error(self.worker, event.answer, event.contents)
 
 
+_STRANGER = "(not recorded)"
+
+
 def _recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
     """Return an agent that chooses a trajectory's actions; of several agents, one for each of them."""
     if not isinstance(recorded, MultiAgentBatch):
         return _RecordedActions(singles_of(recorded.action_space, recorded.actions))
     agents = {str(it.agent_ids[0]): _recorded_agents(it) for each in recorded.policies.values() for it in each}
-    rows = next(iter(recorded.policies.values())).agents
-    assert rows is not None
-    return Policies({agent: agents.get(agent, NAMED_AGENTS[0]) for agent in rows.known}, {it: it for it in rows.known})
+    known = {agent for each in recorded.policies.values() if each.agents is not None for agent in each.agents.known}
+    by_name = {agent: agents.get(agent, NAMED_AGENTS[0]) for agent in sorted(known)}
+    # One that was not there then may appear where the environment does not say which may.
+    return Policies({**by_name, _STRANGER: NAMED_AGENTS[0]}, lambda agent, _: agent if agent in known else _STRANGER)
 
 
 class _RecordedActions:

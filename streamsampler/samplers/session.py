@@ -314,6 +314,7 @@ class Session:
         self._ran_by_dead = 0  # timesteps
         self._has_counted = False
         self._has_warned_of_anomaly = self._has_warned_of_device = False
+        self._warned_of: set[str] = set()
 
     def _new_record(self, worker: int) -> WorkerRecord:
         return WorkerRecord(SamplerSide(worker, self.ticket_version, self.capacity))
@@ -506,6 +507,13 @@ class Session:
                 '%s; such data are counted in stats.anomalies, and reported this once; check="error" ends the call, '
                 "check=None looks for nothing", anomaly,
             )  # fmt: skip
+
+    def warn_of(self, remarks: Iterable[tuple[str, str]]) -> None:
+        """Log what workers remarked in environments, the first of each kind."""
+        for kind, text in remarks:
+            if kind not in self._warned_of:
+                self._warned_of.add(kind)
+                logger.warning("%s", text)
 
     # ------------------------------------------------------------------ payloads
 

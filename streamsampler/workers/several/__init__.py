@@ -74,6 +74,14 @@ such as `max_episode_length` counts, is one call of the environment's `step`, in
 
 - An agent may join later, and leave earlier. It starts with its first observation, and is heard no more when it was
   terminated or truncated. An episode ends when no agent is left. One that ends before it ever acts is left out.
+- An agent id has one life in an episode. One that ended and is listed again is a `DataError`: give each new life an id
+  of its own, as in "knight_0", "knight_1", or a new episode. One that simply stays listed is asked no more, with a
+  warning.
+- `possible_agents` may be missing, as PettingZoo allows: then any agents may appear, in any number, and agent number k
+  is the k-th that the episode lists. A batch's agents are those that took part.
+- Infos under `"__common__"` are about all agents or none: `batch.episodes.env_infos["__common__"]` has them by timestep
+  of the environment, `batch.episodes.infos` those of resets. So it is with other names that are no agents', and one
+  warning says so.
 - In an `AECEnv`, an agent's reward is the sum since its last action, its next observation the one before its next
   action. After its end an agent has one more turn, in which None is sent: a step in which no agent acts.
 - Rewards before an agent's first action are in `episodes.returns`, and in no trajectory.
@@ -91,6 +99,7 @@ the policy "shared", plays all, and takes updates as one agent does. The choice 
   `possible_agents`; without that method, or where there can be but one agent, one by one. What remembers (it has a
   `reset`, and its `get_actions` takes no `starts`, `seeds` or `draws`) has a copy for each agent that it plays.
 - Agent number k of `possible_agents` has draws and a seed of its own. They depend on the trajectory's seed and k alone.
+  Without `possible_agents`, what takes `starts` or `slots` is asked one by one: how many rows there are is not known.
 - `agent_update={"archer": parameters}` updates the policies that it names; the others keep what they have. A policy
   that is never named is frozen. An agent in the place of parameters replaces that policy.
 - All agents that one policy plays have the same spaces.

@@ -25,6 +25,8 @@ from streamsampler.workers.finishing import value_by_row, value_of, with_filter
 from streamsampler.workers.resets import Resets
 from streamsampler.workers.vec.rows import info_of_row, singles_of
 
+_FIRST_ROOM = 8
+"""For how many agents there is room at first, where any number may appear."""
 _AT_ONE_PLACE = frozenset(("slots", "starts"))
 _OF_ROWS = frozenset(("draws", "seeds", "starts"))
 
@@ -134,7 +136,7 @@ class _Policy:
     def move_to(self, env: MultiAgentEnv) -> None:
         """Play in another environment from now on."""
         self.spaces, self._copies, self._fitting = None, {}, set()
-        self._env, self._n_agents = env, len(env.agent_ids)
+        self._env, self._n_agents = env, _FIRST_ROOM if env.is_open else len(env.numbers)
         self._look_at_agent()
 
     def join(self, agent_id: str) -> None:
@@ -168,14 +170,15 @@ class _Policy:
         self._get_actions: Any = getattr(agent, "get_actions", None)
         self._keywords = row_keywords(self._get_actions) if callable(self._get_actions) else set()
         # What is told which rows begin may remember something by a row's place: then all rows are asked for in each
-        # step. Where agents act in turn, it would remember what it saw in the turns of others.
+        # step. Where agents act in turn, it would remember what it saw in the turns of others; where any may appear, it
+        # is not known how many rows there are.
         self._all_rows = bool(self._keywords & _AT_ONE_PLACE)
         remembers = self._reset is not None and not self._keywords & _OF_ROWS
         self.together = (
             callable(self._get_actions)
             and self._n_agents > 1  # or there is nothing to batch, as where there is one agent without an id
             and not remembers
-            and not (self._all_rows and self._env.takes_turns)
+            and not (self._all_rows and (self._env.takes_turns or self._env.is_open))
             and mask_argument(getattr(agent, "reset", len)) is None
         )
         self._draws, self._seeds = Draws(self._n_agents), np.zeros(self._n_agents, dtype=np.int64)
@@ -207,7 +210,16 @@ class _Policy:
             if (reset := reset_agent_function(agent)) is not None:
                 reset(own)
 
+    def _make_room(self, n_agents: int) -> None:
+        """Make room for so many agents, and for as many again: any number may appear."""
+        if n_agents > self._n_agents:
+            more = (0, 2 * n_agents - self._n_agents)
+            self._n_agents = 2 * n_agents
+            self._draws = self._draws.with_rows(self._n_agents)
+            self._seeds, self._starts = np.pad(self._seeds, more), np.pad(self._starts, more)
+
     def _begin_together(self, seats: Sequence[Seat], seeds: list[int]) -> None:
+        self._make_room(1 + max(seat.number for seat in seats))
         if self.is_new:
             self.is_new, self._draws = False, Draws(self._n_agents)
             if self._reset is not None:
@@ -277,7 +289,7 @@ class Players:
 
     Attributes:
         given: The same.
-        acting: The agents that act in this step, in the order of `MultiAgentEnv.agent_ids`.
+        acting: The agents that act in this step, in the order of `MultiAgentEnv.numbers`.
         turn: See `let_act`.
     """
 
@@ -296,7 +308,7 @@ class Players:
     def move_to(self, env: MultiAgentEnv) -> None:
         """Play in another environment from now on."""
         self._env = env
-        self._numbers = {agent_id: number for number, agent_id in enumerate(env.agent_ids)}
+        self._numbers = env.numbers
         for policy in self._policies.values():
             policy.move_to(env)
 

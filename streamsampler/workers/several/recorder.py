@@ -20,10 +20,12 @@ from streamsampler.data.agent_rows import OF_AGENTS, Played, put_together
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import flag_of, number_of
-from streamsampler.environments.multi_agent import MultiAgentEnv
+from streamsampler.environments.multi_agent import MultiAgentEnv, returned
 from streamsampler.workers.several.players import Players, Seat
 
 _NOBODY = "no agent acted in the whole trajectory: there is nothing to learn from it, and nothing to save"
+COMMON = "__common__"
+"""The name in infos under which environments say what is about no agent, or about all."""
 
 
 class JointRecorder(RolloutRecorder):
@@ -46,8 +48,9 @@ class JointRecorder(RolloutRecorder):
         nothing = gym_spaces.Dict({})
         super().__init__(nothing, nothing)
         self.env, self.players, self._allocate = env, players, allocate
-        self._known = frozenset(env.agent_ids)
+        self._known = env.numbers.keys()
         self._agents: dict[str, _AgentRecorder] = {}
+        self._remarks: dict[str, str] = {}
         self.record_observation = self._record_observations
         self.record_action = self._record_actions
         self.record_reward = self._record_rewards
@@ -59,6 +62,7 @@ class JointRecorder(RolloutRecorder):
     def go_on_with(self, other: JointRecorder) -> None:
         """Go on with the environment and the players of another recorder, which has recorded nothing."""
         self.env, self.players = other.env, other.players
+        self._known = self.env.numbers.keys()
         self._forget_trajectory()
 
     @property
@@ -69,7 +73,7 @@ class JointRecorder(RolloutRecorder):
     def _forget_trajectory(self) -> None:
         self._seated: dict[str, Seat] = {}  # who has acted
         self._waiting: list[Seat] = []  # of these, who is not answered yet
-        self._ended: set[str] = set()
+        self._ended: dict[str, int] = {}  # at which timestep
         self.ending: list[tuple[Seat, bool, bool]] = []
         self._last_ends = False, False
         self._early: dict[str, float] = {}  # rewards before the first action
@@ -82,7 +86,7 @@ class JointRecorder(RolloutRecorder):
 
     def begin(self, reset_info: dict[str, Any]) -> int:
         """Start a trajectory; see `RolloutRecorder.begin`."""
-        joint = {key: value for key, value in _mapping(reset_info, "infos").items() if key not in self._known}
+        joint = self._of_no_agent(_mapping(reset_info, "infos"))
         self._refuse_own_name(joint)
         first = super().begin(joint)
         self._forget_trajectory()
@@ -127,9 +131,10 @@ class JointRecorder(RolloutRecorder):
             self._check_answered()
         if self.ending:
             self._end_agents(observations)
-        turn = self.env.turn(self._ended)
+        turn = self._turn()
         if turn is self.players.turn and not self.env.takes_turns:
             return
+        self._remark_listed(turn)
         began = len(self.float_rewards) > self.n_timesteps
         if not (turn or began) and self.env.is_over(self._ended):
             raise UsageError(_NOBODY)
@@ -140,6 +145,33 @@ class JointRecorder(RolloutRecorder):
         # Who is about to join is looked for in each step.
         self.players.let_act([self._seated[agent] for agent in there], turn if len(there) == len(turn) else None)
 
+    def _remark_listed(self, turn: list[str]) -> None:
+        if not turn or self.env.takes_turns:  # where agents act in turn, those that ended have a last one
+            return
+        if still := [agent for agent in self._ended if self.env.lists(agent)]:
+            self._remarks.setdefault(
+                "still listed",
+                f"agent {still[0]!r} ended at timestep {self._ended[still[0]]} of a trajectory, and is still among "
+                "env.agents afterwards: it is asked for no action any more. Let the environment list none that has "
+                "ended; a new life needs a new id, or a new trajectory",
+            )
+
+    def _turn(self) -> list[str]:
+        try:
+            return self.env.turn(self._ended)
+        except DataError as error:
+            self._blame_step(error)
+            raise
+
+    @property
+    def _timestep(self) -> int:
+        """The timestep of the trajectory whose rewards were recorded last."""
+        return len(self.float_rewards) - self.n_timesteps - 1
+
+    def _blame_step(self, error: DataError) -> None:
+        """Let an error be about the last timestep, if there was one."""
+        error.row = max(len(self.float_rewards) - 1, self.n_timesteps)
+
     def _begin_agent(self, agent: str) -> None:
         seat = self._seated[agent] = self.players.seat_of(agent)
         own = self._agents.get(agent)
@@ -147,7 +179,7 @@ class JointRecorder(RolloutRecorder):
             spaces = self.env.observation_space[agent], self.env.action_space[agent]
             own = self._agents[agent] = _AgentRecorder(*spaces)
         seat.record_in(own)
-        own.played.append((self.n_trajectories, seat.policy.name))
+        own.played.append((self.n_trajectories, seat.policy.name, seat.number))
         info = self._infos.get(agent) if agent in self._infos else self._reset_infos.get(agent)
         own.begin(_dict_of(info or {}, agent))
         self._about[agent] = {"reset": trees.snapshot(info)} if info else {}
@@ -236,27 +268,63 @@ class JointRecorder(RolloutRecorder):
             How the trajectory ended, or twice False.
 
         Raises:
-            DataError: No agent is left, and none has ended.
+            DataError: No agent is left, and none has ended; or one that had ended goes on.
         """
+        try:
+            return self._take_in_others(rewards, terminated, truncated, infos)
+        except DataError as error:
+            self._blame_step(error)
+            raise
+
+    def _take_in_others(
+        self,
+        rewards: Mapping[str, Any],
+        terminated: Mapping[str, Any],
+        truncated: Mapping[str, Any],
+        infos: Mapping[str, Any],
+    ) -> tuple[bool, bool]:
         self._infos = infos
+        for seat, _, _ in self.ending:
+            self._ended[seat.agent_id] = self._timestep
+        self.env.meet_listed()
         for agent in terminated:
-            if agent in self._known and agent not in self._seated and agent not in self._ended:
-                reward = reward_of(rewards.get(agent, 0.0), agent)
-                self.float_rewards[-1] += reward
-                self._early[agent] = self._early.get(agent, 0.0) + reward
-                self.take_in_end(agent, terminated[agent], truncated.get(agent, False))
-        if not self._known.issuperset(infos):
-            joint = {key: value for key, value in infos.items() if key not in self._known}
-            self._record_joint_env_info(len(self.float_rewards) - 1, joint)
+            if agent in self._ended:
+                if not (terminated[agent] or truncated.get(agent)) and self.env.lists(agent):
+                    raise returned(agent, self._ended)
+            elif agent in self._known and agent not in self._seated:
+                self._take_in_early(agent, rewards.get(agent, 0.0), terminated[agent], truncated.get(agent, False))
+        if not infos.keys() <= self._known:
+            self._record_joint_env_info(len(self.float_rewards) - 1, self._of_no_agent(infos))
         if (self.ending or self.env.takes_turns or not self.players.acting) and self.env.is_over(self._ended):
-            if not self._seated:
-                raise UsageError(_NOBODY)
-            if self.env.takes_turns:
-                self._end_rest()
-            if self._last_ends == (False, False):
-                raise DataError("no agent is left, and none was terminated or truncated")
-            return self._last_ends
+            return self._take_in_last_end()
         return False, False
+
+    def _take_in_early(self, agent: str, reward: Any, terminated: Any, truncated: Any) -> None:
+        """Take in what a step said of an agent that has not acted yet."""
+        number = reward_of(reward, agent)
+        self.float_rewards[-1] += number
+        self._early[agent] = self._early.get(agent, 0.0) + number
+        self.take_in_end(agent, terminated, truncated)
+
+    def _take_in_last_end(self) -> tuple[bool, bool]:
+        if not self._seated:
+            raise UsageError(_NOBODY)
+        if self.env.takes_turns:
+            self._end_rest()
+        if self._last_ends == (False, False):
+            raise DataError("no agent is left, and none was terminated or truncated")
+        return self._last_ends
+
+    def _of_no_agent(self, infos: Mapping[str, Any]) -> dict[str, Any]:
+        joint = {key: info for key, info in infos.items() if key not in self._known}
+        if strange := [key for key in joint if key != COMMON]:
+            self._remarks.setdefault(
+                "of no agent",
+                f"an info is under {strange[0]!r}, which is no agent: it is in batch.episodes.env_infos, by timestep, "
+                f"or in batch.episodes.infos where it came with a reset. Under {COMMON!r} it would be there without "
+                "this warning",
+            )
+        return joint
 
     def _end_rest(self) -> None:
         """Take in the ends of agents that an `AECEnv` gave no last turn, as some do that end for all at once.
@@ -264,7 +332,7 @@ class JointRecorder(RolloutRecorder):
         Raises:
             DataError: One has not ended, and is gone.
         """
-        for agent in self._seated.keys() - self._ended:
+        for agent in self._seated.keys() - self._ended.keys():
             _, _, terminated, truncated, _ = self.env.outstanding(agent)
             ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)
             if not any(ends):
@@ -284,7 +352,7 @@ class JointRecorder(RolloutRecorder):
         if not any(ends):
             return False
         self._last_ends = ends if not self.ending else (self._last_ends[0] or ends[0], self._last_ends[1] or ends[1])
-        self._ended.add(agent)
+        self._ended[agent] = self._timestep
         if agent in self._seated:
             self.ending.append((self._seated[agent], *ends))
         return True
@@ -359,8 +427,11 @@ class JointRecorder(RolloutRecorder):
 
     def clear(self) -> None:
         """Forget everything, for the next ticket."""
+        if self.env.is_open:  # there may be others in each trajectory, without end
+            self._agents.clear()
         for own in self._agents.values():
             own.clear()
+        self._remarks.clear()
         super().clear()
 
     def copies_in_hand(self) -> tuple[Any, Any, NDArray[np.float64]]:
@@ -373,10 +444,12 @@ class JointRecorder(RolloutRecorder):
         """Return the trajectories that ended since the last `clear`; see `RolloutRecorder.finish`."""
         found: list[Played] = []
         errors: list[DataError] = []
-        for number, agent in enumerate(self.env.agent_ids):
-            if agent in self._agents and (own := self._agents[agent]).n_trajectories:
+        is_open, numbers = self.env.is_open, self.env.numbers
+        for agent in sorted(self._agents) if is_open else [it for it in numbers if it in self._agents]:
+            if (own := self._agents[agent]).n_trajectories:
+                spaces = own.spaces if is_open else None
                 try:
-                    found.append(Played(number, own.played, own.finish(), np.array(own.env_timesteps, np.int64)))
+                    found.append(Played(agent, own.played, own.finish(), np.array(own.env_timesteps, np.int64), spaces))
                 except DataError as error:
                     if error.position is not None:
                         error.position = own.played[error.position][0]
@@ -385,6 +458,7 @@ class JointRecorder(RolloutRecorder):
             raise min(errors, key=lambda error: error.position or 0)
         rollouts = super().finish()
         rollouts.policies = put_together(found, self._allocate)
+        rollouts.remarks = tuple(self._remarks.items())
         return rollouts
 
 
@@ -392,14 +466,17 @@ class _AgentRecorder(RolloutRecorder):
     """Records one agent.
 
     Attributes:
-        played: Of each of its trajectories, the position in the ticket of that of all agents, and its policy's name.
+        spaces: Its observation and action space.
+        played: Of each of its trajectories, the position in the ticket of that of all agents, its policy's name, and
+            the agent's number in it.
         env_timesteps: Of each of its timesteps, in which step of the environment it was.
         kept: How many of its trajectories are of trajectories of all agents that have ended.
     """
 
     def __init__(self, *spaces: Any) -> None:
         super().__init__(*spaces)
-        self.played: list[tuple[int, str]] = []
+        self.spaces = spaces
+        self.played: list[tuple[int, str, int]] = []
         self.env_timesteps: list[int] = []
         self.kept = 0
 
