@@ -206,11 +206,18 @@ class SamplerLife(ABC):
             return self._lag.begun(self._session, plan, updates, stats, resets)
         return begun(self._session, plan, updates, stats, resets, self.filters)
 
+    def _updates_in_force(self) -> Updates[Payload]:
+        """Return the agent and the environment, for workers that were sent neither."""
+        updates = self._session.updates.mapped(self._session.engine.published)
+        if self._holds_agent:  # it has its parameters, and may have learnt since
+            updates.forget("parameters")
+        return updates
+
     def _replace_engine(self) -> None:
         """Replace the engine; after an interrupt in here it can be repeated."""
         old = self._session
         if self._pending is None:
-            self._pending = old.updates.mapped(old.engine.published), old.version
+            self._pending = self._updates_in_force(), old.version
         old.close()
         self._count_the_rest()
         self._finalizer.detach()
@@ -383,7 +390,7 @@ class SamplerLife(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_usable()
-        updates = self._session.updates.mapped(self._session.engine.published)
+        updates = self._updates_in_force()
         lag = None if self._lag is None else Lag(self._lag.first)  # whose workers have not begun with anything
         return {
             "life": (updates, self.agent_version, self.filters, lag),

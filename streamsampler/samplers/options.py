@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from streamsampler.agents.base import is_agent
 from streamsampler.agents.filters import Filter, Filters
 from streamsampler.agents.policies import Policies, PolicyOf, with_policies
-from streamsampler.core.errors import CheckMode, SamplerError, UsageError
+from streamsampler.core.errors import CheckMode, SamplerError, UsageError, positive
 from streamsampler.engines.launch.start_methods import StartMethod, has_processes
 from streamsampler.engines.registry import PARENT, EngineName
 from streamsampler.protocol.restarts import OnFailure, Quota
@@ -100,6 +100,22 @@ def refuse_env_hooks(hooks: Any) -> None:
             f'{CREATED} is not called with inference="parent", where environments are made in other processes: do it '
             'in a callable that makes them, or use inference="worker"'
         )
+
+
+def groups_for(worker_args: Mapping[str, Any], n_envs: int) -> int:
+    """Return into how many groups rows are parted, which are asked for in turn; see `streamsampler.stepping.inference`.
+
+    Args:
+        worker_args: The sampler's; `groups` may be among them.
+        n_envs: How many rows there are.
+
+    Raises:
+        UsageError: It is no number from 1 to `n_envs`.
+    """
+    n_groups = positive("groups", worker_args.get("groups", 1))
+    if n_groups > n_envs:
+        raise UsageError(f"groups is {n_groups}, but there are only {n_envs} environments")
+    return n_groups
 
 
 def processes_for(n_workers: int | None, n_envs: int) -> int:

@@ -24,6 +24,7 @@ from streamsampler.samplers.options import (
     ProcessSamplerOptions,
     check_inference,
     check_with_agent_here,
+    groups_for,
     processes_for,
     refuse_env_hooks,
     refuse_items,
@@ -77,7 +78,9 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         UsageError: The engine lacks what an argument needs.
     """
 
-    _kept_in_copies = *Sampler._kept_in_copies, "_engine", "_inference", "_start_method"
+    _kept_in_copies = *Sampler._kept_in_copies, "_engine", "_inference", "_n_groups", "_start_method"
+
+    _n_groups = 1
 
     @with_factory
     def __init__(
@@ -116,7 +119,11 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             refuse_items(agents, envs)
             refuse_policies(agents, options.get("policy_of"), 'inference="parent"')
             refuse_env_hooks(options.get("hooks"))
-            rows = vec_worker.layout(keywords("worker_args", options.get("worker_args"))).rows
+            worker_args = keywords("worker_args", options.get("worker_args"))
+            rows = vec_worker.layout(worker_args).rows
+            self._n_groups = groups_for(worker_args, rows)
+            # Trajectories do not depend on it, and a replay's worker takes no such argument.
+            options["worker_args"] = {name: value for name, value in worker_args.items() if name != "groups"}
             options["n_workers"] = processes_for(options.get("n_workers"), rows)
         super().__init__(agents, envs, **options)
 
@@ -130,7 +137,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     def make_engine(self, setup: WorkerSetup) -> Engine:
         """Start the worker processes."""
         if self._inference == "parent":
-            return PARENT.load()(setup, policy=self._policy)
+            return PARENT.load()(setup, policy=self._policy, n_groups=self._n_groups)
         options: dict[str, Any] = {"report_memory": True} if self._policy.max_worker_memory is not None else {}
         if self._engine == "queues":
             options["start_method"] = self._start_method

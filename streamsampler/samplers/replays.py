@@ -14,9 +14,9 @@ from typing import Any
 
 from streamsampler.agents.base import NAMED_AGENTS
 from streamsampler.agents.policies import Policies
-from streamsampler.core.errors import RolloutError, UsageError, positive
+from streamsampler.core.errors import RolloutError, SerializationError, UsageError, positive
 from streamsampler.core.seeding import TrajectorySeeds
-from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.core.serialization import HeldPayload, Payload, dumps, loads
 from streamsampler.core.words import count
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
@@ -363,7 +363,8 @@ class ReplayingSampler(SamplerLife):
             version: The agent version: `batch.agent_versions[i]`.
             index: The trajectory index: `batch.indices[i]`.
             agent: The agent, or parameters for the sampler's agent, as `agent_update` takes them. None for those of the
-                last batch, which are right for its agent version only. Of an earlier version, where the sampler has an
+                last batch, which are right for its agent version only; with `inference="parent"` for a copy of the
+                agent as it is now, whatever it has learnt since. Of an earlier version, where the sampler has an
                 `observation_filter`: `FilteredAgent(agent, filter)` of `streamsampler.filters`.
             env: As `env_update` takes it. None for the environment that the sampler has.
             reset_options: What `env.reset(options=…)` gets. None for what the call said, if it was the last one; an
@@ -399,7 +400,7 @@ class ReplayingSampler(SamplerLife):
             env = on_environments(env, session.updates, session.engine)
             pickled = pickled_updates(agent, env, session.sampled)
             origin = self._origin_of(version, index, recorded, last)
-            updates = session.sampled.mapped(self._published)
+            updates = self._copied(session.sampled, actions or (self._holds_agent and "agent" in pickled))
         if not is_current:
             updates.forget("filters")
         for kind, payloads in pickled.items():
@@ -437,7 +438,7 @@ class ReplayingSampler(SamplerLife):
         """
         setup, session = self._setup, self._session
         if updates is None:
-            updates = session.updates.mapped(self._published)
+            updates = self._copied(session.updates, actions)
         n_together = setup.factory.layout.block
         if one is not None and one.env_numbers[0] >= 0 and n_together > 1 and not actions:
             raise UsageError(f"{_SIDE_BY_SIDE}pass actions=True")
@@ -510,10 +511,39 @@ class ReplayingSampler(SamplerLife):
             payload = self._published(next(iter(self._session.updates.payloads(("env",)).values())))
         check_renders(loads(payload))
 
+    def _copied(self, updates: Updates[Any], without_agent: bool) -> Updates[Payload]:
+        """Return updates with payloads in memory of their own.
+
+        Args:
+            updates: The updates.
+            without_agent: Whether another agent acts, so that this one need not be copied.
+        """
+        copied: Updates[Any] = Updates.of(updates.snapshot(), self.n_workers)
+        if without_agent:
+            copied.forget("agent")
+        if without_agent or self._holds_agent:  # what is in this process has its parameters, and may have learnt since
+            copied.forget("parameters")
+        return copied.mapped(self._published)
+
     def _published(self, handle: Any) -> Payload:
         """Return a payload in memory of its own: an engine may use its memory again."""
         payload = self._session.engine.published(handle)
+        if isinstance(payload, HeldPayload):
+            return _copy_of(payload)
         return Payload(bytes(payload.data), tuple(bytes(buffer) for buffer in payload.buffers), payload.about)
+
+
+def _copy_of(payload: HeldPayload) -> Payload:
+    """Return a payload with a copy of an agent that stays in this process: a replay must not change what it remembers.
+
+    Raises:
+        SerializationError: It cannot be copied.
+    """
+    try:
+        return payload.pickled()
+    except SerializationError as error:
+        what = "a replay asks a copy of the agent: pass agent=, one that can be pickled, or actions=True"
+        raise SerializationError(f"{error}. {what}") from error
 
 
 def _going_on(factory: WorkerFactory, length: int, *, alone: bool) -> WorkerFactory:

@@ -228,7 +228,8 @@ class WorkerLoop:
         assert worker is not None
         self._discard(worker)
         seed_constructors(self._seed)
-        self._apply(worker, self._in_force)
+        kept = ("parameters",) if worker.shares_agent else ()
+        self._apply(worker, {kind: it for kind, it in self._in_force.items() if kind not in kept})
 
     def _discard(self, worker: Worker) -> None:
         """Close an environment after an exception, and ignore further ones."""

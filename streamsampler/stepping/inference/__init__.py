@@ -22,6 +22,8 @@ agent has a `reset` and no `get_actions`: then each row but the first has a copy
 Two samplers with one agent share it: what one of them updates, the other has. The module of a `TorchAgent` is in
 evaluation mode in calls, as in workers, and between them in the mode that you left it in.
 
+A `sampler.replay` asks a copy of the agent as it is now, so that nothing changes in yours.
+
 *Slow environments.* An agent that says `row_independent = True`, and remembers nothing from step to step, is asked when
 all rows are ready; or, when half of them are, after as long as one call of it takes. Others wait for all rows.
 

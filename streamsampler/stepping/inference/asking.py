@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.core.errors import ActionError, DataError, UsageError, positive
+from streamsampler.core.errors import ActionError, DataError
 from streamsampler.data.trees import Tree, leaves, map_tree, snapshot
 from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.inference.environments import Environments, History
@@ -23,22 +23,6 @@ from streamsampler.workers.vec.steps import AlignedCopies, Trajectory
 
 # ----------------------------------------------------------------------
 # Which rows the agent is asked for together: all of them, or one half while environments of the other half step.
-
-
-def checked_groups(worker_args: Mapping[str, Any], n_envs: int) -> int:
-    """Return into how many groups the rows are parted.
-
-    Args:
-        worker_args: The sampler's; `groups` may be among them.
-        n_envs: How many rows there are.
-
-    Raises:
-        UsageError: It is no number from 1 to `n_envs`.
-    """
-    n_groups = positive("groups", worker_args.get("groups", 1))
-    if n_groups > n_envs:
-        raise UsageError(f"groups is {n_groups}, but there are only {n_envs} environments")
-    return n_groups
 
 
 class RowGroups:

@@ -20,7 +20,7 @@ from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Message, Phase, Start, Ticket
 from streamsampler.protocol.restarts import Policy
 from streamsampler.samplers.payloads import EnvironmentFacts
-from streamsampler.stepping.inference.asking import Asking, checked_groups
+from streamsampler.stepping.inference.asking import Asking
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.inference.fragments import (
     HookedParentGroup,
@@ -243,6 +243,7 @@ class ParentWorker(VecWorker):
         close_timeout: Seconds that all environments together may take to close. Its engine sets it.
     """
 
+    shares_agent = True
     launch: Launch
     close_timeout: float
 
@@ -432,18 +433,16 @@ class ParentEngine(LocalEngine):
     Args:
         setup: What the sampler says of its workers: as many processes as there are workers.
         policy: Time limits and quotas of the processes.
-
-    Raises:
-        UsageError: There are fewer environments than groups of them.
+        n_groups: Into how many groups rows are parted; see `asking.RowGroups`.
     """
 
-    def __init__(self, setup: WorkerSetup, *, policy: Policy) -> None:
+    def __init__(self, setup: WorkerSetup, *, policy: Policy, n_groups: int = 1) -> None:
         self._worker: ParentWorker | None = None
         self._mode = EvaluationMode()
         factory = copy.copy(setup.factory)
         factory.worker_class = ParentWorker
+        factory.worker_args = {**factory.worker_args, "groups": n_groups}
         here = replace(setup, factory=factory)
-        checked_groups(factory.worker_args, factory.layout.rows)
 
         limits = policy.step_timeout, None, policy.construction_timeout
         of_losses = replace(policy, restart_on=())  # what environments raise is the sampler's business
