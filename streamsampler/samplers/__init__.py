@@ -60,8 +60,9 @@ Bootstrap parts that were cut from their `last_observations`. `episode_returns` 
 changes `rewards`, and empty after a call in which no episode ended. `batch.stats.episodes` and
 `sampler.stats.episodes` add these episodes up, and progress shows their mean return.
 
-Environments begin in the first call. They begin again after a call for whole trajectories, with an `env_update`, with
-another `n_envs` (the log warns of that), and in a sampler that was pickled. Without `n_envs` there are 8 in the first
+Environments begin in the first call. They begin again after a call for whole trajectories, an evaluation included (the
+log warns of that, once: use a second sampler for these), with an `env_update`, with another `n_envs` (the log warns of
+that, too), and in a sampler that was pickled. Without `n_envs` there are 8 in the first
 call, or `VecWorker`'s own number where that is more, and afterwards as many as in the last call: the number of workers
 changes nothing. If a worker is lost, its episodes are restored by applying their actions again; see `obtain_fragments`
 for what an agent needs for that.

@@ -340,9 +340,10 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
 
         What makes environments must make a new one each time: several go on side by side.
 
-        Whole trajectories in between, an `env_update`, other `n_envs`, an exception or pickling the sampler end the
-        episodes: the next call begins with fresh environments. With `on_failure="drop"` fragments are an error, since
-        no other episode takes the place of one that raises: what it had would be missing in the grid.
+        Whole trajectories in between (with one warning: let a second sampler run them), an `env_update`, other
+        `n_envs`, an exception or pickling the sampler end the episodes: the next call begins with fresh environments.
+        With `on_failure="drop"` fragments are an error, since no other episode takes the place of one that raises: what
+        it had would be missing in the grid.
 
         Args:
             n_timesteps: Timesteps of each environment, at least 1.

@@ -253,7 +253,7 @@ class SamplerLife(ABC):
         """Use up an agent version, as a stream does: its trajectories are there already."""
         with self._exclusive():
             self._end_stream()
-            self._session.fragments = None
+            self._session.end_fragments()
             self._session.begin_version(goes_on=True)
 
     def seeds(self, version: int, indices: Sequence[int]) -> list[int]:

@@ -234,6 +234,13 @@ def sampled_elsewhere(place: str, there: Collection[str], here: Iterable[str]) -
 
 # ----------------------------------------------------------------------
 
+_ENDED_FRAGMENTS = (
+    "obtain_fragments begins with fresh environments: since its last call this sampler has run whole trajectories (a "
+    "call for trajectories or samples, a stream, an evaluation), which ended the episodes that went on. Where that "
+    "happens again and again, only the first timesteps of episodes are ever seen. Run whole trajectories on a second "
+    "sampler, such as the one that evaluate(agent, env) makes if it is given none"
+)
+
 
 class Session:
     """An engine, a record of each of its workers, and what is in force.
@@ -314,6 +321,7 @@ class Session:
         self._ran_by_dead = 0  # timesteps
         self._has_counted = False
         self._has_warned_of_anomaly = self._has_warned_of_device = False
+        self._has_ended_fragments = False  # by whole trajectories, since the last call of fragments
         self._warned_of: set[str] = set()
 
     def _new_record(self, worker: int) -> WorkerRecord:
@@ -379,8 +387,11 @@ class Session:
         """
         order = None if resets is None else resets.fragments
         if order is None or resets is None or not isinstance(plan, Fragments):
-            self.fragments = None
+            self.end_fragments()
             return
+        if self._has_ended_fragments and "env" not in updates:
+            self.warn_of([("ended fragments", _ENDED_FRAGMENTS)])
+        self._has_ended_fragments = False
         if self.fragments is None or self.fragments.base_version != order.base_version:
             if self.fragments is not None and self.fragments.n_envs != plan.n_envs and "env" not in updates:
                 logger.warning(
@@ -390,6 +401,11 @@ class Session:
             self.fragments = FragmentLedger(plan, order.base_version)
         assert not isinstance(resets.options, tuple)
         self.fragments.begin_call(plan, resets.options, agent_is_replaced="agent" in updates)
+
+    def end_fragments(self) -> None:
+        """End the episodes of fragments, if some go on: workers run whole trajectories."""
+        self._has_ended_fragments = self._has_ended_fragments or self.fragments is not None
+        self.fragments = None
 
     def layout_of(self, plan: GatherPlan) -> Layout:
         """Return how workers run what a plan asks for."""
