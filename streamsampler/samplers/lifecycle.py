@@ -358,7 +358,7 @@ class SamplerLife(ABC):
         self._ran_before += self._session.take_ran_timesteps()
         self.stats.abandoned_timesteps += max(0, self._ran_before - self.stats.ran_timesteps)
 
-    def _count_last_answers(self, last_answers: Sequence[Event]) -> list[WorkerError]:
+    def _count_last_answers(self, last_answers: Sequence[Event]) -> list[SamplerError]:
         """Count the last answers of workers that were ended; return the failures to close their environments."""
         failures = []
         for said in last_answers:

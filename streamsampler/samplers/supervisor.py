@@ -14,7 +14,9 @@ import gymnasium
 from streamsampler.core.errors import (
     NotReproducibleError,
     RemoteTraceback,
+    ResourceLimitError,
     RolloutError,
+    SamplerError,
     SpentQuota,
     WorkerDiedError,
     WorkerError,
@@ -86,8 +88,10 @@ class Setback:
 def failure_error(
     worker: int, failure: Failure, exception: Any = None, *, quota: SpentQuota | None = None,
     history: tuple[Incident, ...] = (),
-) -> WorkerError:  # fmt: skip
-    """Return the error for a worker's failure, with its cause attached; what names a worker already is that error.
+) -> SamplerError:  # fmt: skip
+    """Return the error for a worker's failure, with its cause attached.
+
+    What names a worker already, or says that the system allows no more of them, is that error itself.
 
     Args:
         worker: The worker number.
@@ -96,7 +100,7 @@ def failure_error(
         quota: The quota that is spent, where the trajectory would have been run again otherwise.
         history: All losses since the last error, this one included if it is one.
     """
-    if isinstance(exception, WorkerError):
+    if isinstance(exception, WorkerError | ResourceLimitError):
         return exception
     where = "" if failure.trajectory is None else f" in trajectory {failure.trajectory}"
     if failure.ticket is not None:
@@ -442,7 +446,7 @@ class Supervisor:
         record.side.mark_for_replacement()
         return Setback(worker, failure, exception, incident)
 
-    def decide(self, setback: Setback) -> WorkerError | None:
+    def decide(self, setback: Setback) -> SamplerError | None:
         """Count a loss; return the error that ends the call, None if the trajectories are to be run again."""
         failure, incident = setback.failure, setback.incident
         if incident is None:

@@ -152,6 +152,33 @@ def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path
     assert possible == (256 - n_open - 40) // 7
 
 
+FEW_FOR_PROCESSES = """
+import os, resource
+from streamsampler import MultiprocessingSampler
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+
+def make():
+    return MultiprocessingSampler(
+        ScriptedAgent(), ScriptedEnv, n_workers=50, inference="parent", worker_args={{"n_envs": 50}}
+    )
+
+sampler = make() if {is_made} else None
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 256))
+try:
+    (sampler or make()).{call}
+except OSError as error:
+    print(type(error).__name__, error.errno, str(error))
+"""
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize("call", ["obtain_trajectories(3)", "obtain_fragments(3)"])
+def test_too_few_descriptors_for_environments_of_an_agent_in_this_process_are_the_same_error(tmp_path, is_made, call):
+    """In the constructor, and in the call if other code took them, or lowered the limit, in between."""
+    said = " ".join(run_script(tmp_path, FEW_FOR_PROCESSES.format(is_made=is_made, call=call)))
+    assert re.match(r"ResourceLimitError 24 50 workers need \d+ descriptors .* this process may have 256", said), said
+
+
 def descriptors_with(n_workers):
     """Return how many descriptors a sampler takes, whatever an earlier test's garbage gives back meanwhile."""
     env = functools.partial(ScriptedEnv, shape=(10_000,))

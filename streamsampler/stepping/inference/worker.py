@@ -15,6 +15,7 @@ from streamsampler.core.errors import NotReproducibleError, WorkerError, WorkerH
 from streamsampler.core.serialization import HeldPayload, Payload
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Answered, Event, Logged, Restored
+from streamsampler.engines.launch.child import make_room
 from streamsampler.engines.local import LocalChannel, LocalEngine
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Message, Phase, Start, Ticket
@@ -434,9 +435,13 @@ class ParentEngine(LocalEngine):
         setup: What the sampler says of its workers: as many processes as there are workers.
         policy: Time limits and quotas of the processes.
         n_groups: Into how many groups rows are parted; see `asking.RowGroups`.
+
+    Raises:
+        ResourceLimitError: The system does not allow this process the descriptors that the processes need.
     """
 
     def __init__(self, setup: WorkerSetup, *, policy: Policy, n_groups: int = 1) -> None:
+        make_room(setup.n_workers)  # the processes start with the first call
         self._worker: ParentWorker | None = None
         self._mode = EvaluationMode()
         factory = copy.copy(setup.factory)
