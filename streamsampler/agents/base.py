@@ -55,7 +55,8 @@ class Agent(Protocol):
 
     - ``reset(seed=…)`` at each trajectory's start, with a seed that is the trajectory's alone. An agent that draws from
       a generator of its own seeds it here, and one with a memory clears it. ``reset()`` will do for the latter.
-    - ``get_actions(observations)``, for n observations side by side (leaves of shape (n, ...), the agent's to change),
+    - ``get_actions(observations)``, which alone will do where only that is called: with `VecWorker`, and with
+      ``inference="parent"``; for n observations side by side (leaves of shape (n, ...), the agent's to change),
       gives ``(actions, agent_infos)``: n actions, and a dict of arrays of (n, ...). `VecWorker` asks so, always for as
       many rows as it has environments: those of environments that wait have copies of other rows' observations, and
       what comes of them is dropped. An agent that remembers, or draws, takes some of these keywords: ``starts``, n
@@ -156,7 +157,8 @@ def as_agent(obj: Any) -> Agent:
         obj: An agent, a plain callable ``observation -> action``, or "random".
 
     Returns:
-        The object itself if it is an agent, else an agent that calls it, or a `RandomAgent`.
+        The object itself if it is an agent, also one that has `get_actions` alone (see `acts_alone`); else an agent
+        that calls it, or a `RandomAgent`.
 
     Raises:
         UsageError: If it is neither.
@@ -165,7 +167,9 @@ def as_agent(obj: Any) -> Agent:
         raise UsageError(
             f"the agent is the class {obj.__qualname__} itself: pass an instance of it. An agent is {WHAT_AN_AGENT_IS}"
         )
-    if callable(getattr(obj, "get_action", None)):
+    if callable(getattr(obj, "get_action", None)) or (
+        callable(getattr(obj, "get_actions", None)) and (is_module(obj) or not callable(obj))
+    ):
         agent: Agent = obj
         return agent
     if (line := adapter_line(obj)) is not None:
@@ -201,13 +205,19 @@ def is_module(obj: Any) -> bool:
 
 
 def is_agent(obj: Any) -> bool:
-    """Return whether an object is certainly an agent: it has `get_action`, is a plain function or a name.
+    """Return whether an object is certainly an agent: it has `get_action` or `get_actions`, is a function or a name.
 
     Other callables, such as a torch module, may be the parameters of one.
     """
     if isinstance(obj, type | str):
         return obj in NAMED_AGENTS
-    return callable(getattr(obj, "get_action", None)) or inspect.isroutine(obj) or isinstance(obj, functools.partial)
+    has_method = any(callable(getattr(obj, name, None)) for name in ("get_action", "get_actions"))
+    return has_method or inspect.isroutine(obj) or isinstance(obj, functools.partial)
+
+
+def acts_alone(agent: Any) -> bool:
+    """Return whether an agent chooses a single action: not where it, or what it wraps, has `get_actions` alone."""
+    return callable(getattr(agent, "get_action", None)) and getattr(agent, "wraps_what_acts_alone", True)
 
 
 _OF_ROWS = ("slots", "starts", "seeds", "draws")

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.agents.base import as_agent
+from streamsampler.agents.base import acts_alone, as_agent
 from streamsampler.core.errors import DataError, SamplerError, UsageError
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
@@ -282,7 +282,8 @@ class FilteredAgent:
         self.filter = given
         self._space = space
         self._apply = given.apply
-        self._get_action = self.agent.get_action
+        self.wraps_what_acts_alone = acts_alone(self.agent)
+        self._get_action = getattr(self.agent, "get_action", None)
         box = isinstance(space, gym_spaces.Box)
         self._dtype = space.dtype if box else None
         self._shape = space.shape if box else None
@@ -322,8 +323,8 @@ class FilteredAgent:
             and observation.dtype is self._dtype
             and observation.shape == self._shape
         ):
-            return self._get_action(faster(observation))
-        return self._get_action(self._seen(observation))
+            return self._get_action(faster(observation))  # type: ignore[misc]
+        return self._get_action(self._seen(observation))  # type: ignore[misc]
 
     def _seen(self, observation: Any) -> Any:
         if self._dtype is not None:

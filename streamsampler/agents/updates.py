@@ -15,7 +15,16 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium.spaces import Space
 
-from streamsampler.agents.base import Agent, CallableAgent, adapter_line, as_agent, give_spaces, is_agent, is_module
+from streamsampler.agents.base import (
+    Agent,
+    CallableAgent,
+    acts_alone,
+    adapter_line,
+    as_agent,
+    give_spaces,
+    is_agent,
+    is_module,
+)
 from streamsampler.agents.policies import Policies, PolicyUpdates
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import Payload, dumps, loads
@@ -40,6 +49,7 @@ class AgentTraits:
         callable_class: Of a plain callable, the full name of its class; else None.
         converter: What its `get_param_converter` gave, pickled; None where it has none.
         takes_spaces: Whether it has `set_spaces`.
+        acts_alone: Whether it chooses single actions; otherwise it has `get_actions` alone.
         of_policies: Of several agents by policy name, the traits of each; else None.
     """
 
@@ -48,6 +58,7 @@ class AgentTraits:
     callable_class: str | None
     converter: Payload | None
     takes_spaces: bool
+    acts_alone: bool = True
     of_policies: Mapping[str, AgentTraits] | None = None
 
     def after(self, before: Any) -> AgentTraits:
@@ -74,6 +85,7 @@ def traits_of(agent: Agent) -> AgentTraits:
         callable_class=_class_name(agent.function) if isinstance(agent, CallableAgent) else None,
         converter=None if converter is None else dumps(converter, "what the agent's get_param_converter gave").owned(),
         takes_spaces=callable(getattr(agent, "set_spaces", None)),
+        acts_alone=acts_alone(agent),
     )
 
 
@@ -162,7 +174,7 @@ def is_parameters(update: Any) -> bool:
     Returns:
         Whether it is a tuple, a dict or an array (also another library's, which NumPy could convert).
     """
-    if isinstance(update, type) or hasattr(update, "get_action") or callable(update):
+    if isinstance(update, type) or is_agent(update) or callable(update):
         return False
     return isinstance(update, tuple | dict | np.ndarray) or hasattr(update, "__array__")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter, process_time
 from typing import Any
 
@@ -12,9 +14,11 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
+from streamsampler.agents.base import acts_alone
 from streamsampler.checking.ways import ready_agent
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.words import count
+from streamsampler.data.trees import map_tree
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, describe
 from streamsampler.workers.explain import begin_of, summary_of
 
@@ -253,6 +257,10 @@ def with_agent(agent: Any, probed: Probed) -> Probed:
     return replace(probed, costs=probed.costs.with_agent(seconds, batched=batched))
 
 
+def _one_row(get_actions: Callable[[Any], Any], observation: Any) -> Any:
+    return get_actions(map_tree(lambda leaf: np.asarray(leaf)[None], observation))
+
+
 def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool]:
     """Return what a call of the agent takes, and whether it chooses actions for several environments at once.
 
@@ -261,10 +269,11 @@ def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool]:
     with contextlib.suppress(Exception):
         acting = ready_agent(agent, *probed.spaces)
         batched = getattr(acting, "get_actions", None) is not None
+        choose = acting.get_action if acts_alone(acting) else partial(_one_row, acting.get_actions)
         seconds = math.inf
         for _ in range(2):  # the first call may bring libraries along
             began = perf_counter()
-            acting.get_action(probed.observation)
+            choose(probed.observation)
             seconds = min(seconds, perf_counter() - began)
             if seconds > _PROBED_SECONDS:
                 break

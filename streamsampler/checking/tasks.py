@@ -20,7 +20,7 @@ from gymnasium.utils import env_checker
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from streamsampler.agents.base import as_agent, give_spaces, is_row_independent
+from streamsampler.agents.base import acts_alone, as_agent, give_spaces, is_agent, is_row_independent
 from streamsampler.checking.report import Finding, finding_of_wrappers, not_checked
 from streamsampler.core.errors import SamplerError, UsageError, WorkerError
 from streamsampler.core.extras import install_hint
@@ -101,6 +101,8 @@ class Limits:
             raise TimeIsUpError("no time is left")
         if n_slots is not None:
             options = {"worker_class": VecWorker, "worker_args": {"n_envs": n_slots}, **options}
+        elif is_agent(agent) and not acts_alone(as_agent(agent)):
+            options = {"worker_class": VecWorker, **options}
         defaults = {
             "n_workers": 1,
             "seed": self.seed,

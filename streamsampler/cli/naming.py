@@ -195,7 +195,8 @@ def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any
     if not (module_name and colon and path) or dotted_name(module_name) is not None:
         raise UnknownAgentError(_malformed(name))
     obj = _attribute(import_named(module_name, f"agent {name!r}", UnknownAgentError), path, name)
-    if not isinstance(obj, type) and callable(getattr(obj, "get_action", None)):
+    methods = [getattr(obj, method, None) for method in ("get_action", "get_actions")]
+    if not isinstance(obj, type) and any(map(callable, methods)):
         return base.as_agent(obj)
     if _is_policy(obj):
         return obj

@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from streamsampler.agents.base import is_agent
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.core.seeding import check_seed
@@ -156,7 +157,7 @@ def _name_of(agent: Any) -> str:
         return Path(fspath(agent)).name
     if has_predict(agent):
         return type(agent).__name__
-    return str(agent_facts(agent)["name"]) if callable(agent) or hasattr(agent, "get_action") else type(agent).__name__
+    return str(agent_facts(agent)["name"]) if callable(agent) or is_agent(agent) else type(agent).__name__
 
 
 def _shared(options: Mapping[str, Any], n_agents: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from streamsampler.protocol.restarts import OnFailure, Policy, Quota
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.obtaining import ObtainingSampler
-from streamsampler.samplers.options import SamplerOptions, check_policies, policies_of
+from streamsampler.samplers.options import SamplerOptions, check_policies, policies_of, refuse_rows_alone
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import Agents, Envs, Updates, items_by_worker
 from streamsampler.workers.base import Worker
@@ -269,6 +269,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         self._order: Order = order
         updates: Updates[Payload] = Updates(self._setup.n_workers)
         put_agents(updates, agents, self._setup.n_workers, held=self._holds_agent)
+        refuse_rows_alone(updates.about("agent"), worker_class)
         as_env = partial(as_env_update, env_kwargs=env_kwargs)
         put(updates, "env", pickled_environments(envs, self._setup.n_workers, "envs", "the environment", as_env))
         dumps(filters, "the filters")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from streamsampler.agents.filters import Filters
-from streamsampler.core.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError, WorkerError, positive
+from streamsampler.core.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError, positive
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.serialization import Payload
 from streamsampler.data.batch import TrajectoryBatch
@@ -25,7 +25,8 @@ from streamsampler.protocol.result import Order
 from streamsampler.samplers.batches import Summaries, merged
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.lagging import Lag, begun
-from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates
+from streamsampler.samplers.options import refuse_rows_alone
+from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates, traits_in
 from streamsampler.samplers.per_worker import Kind, Updates
 from streamsampler.samplers.session import Fingerprints, InfosOfFiles, PurityChecks, Session
 from streamsampler.samplers.supervisor import failure_error, kernels_error
@@ -298,6 +299,8 @@ class SamplerLife(ABC):
         session = self._session
         env_update = on_environments(env_update, session.updates, session.engine)
         updates = pickled_updates(agent_update, env_update, session.updates, held=self._holds_agent)
+        if "agent" in updates:
+            refuse_rows_alone(traits_in(updates["agent"]), worker_class)
         if makes_environment(env_update):
             self._checks.renew()
         return updates

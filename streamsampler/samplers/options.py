@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from streamsampler.agents.base import is_agent
 from streamsampler.agents.filters import Filter, Filters
 from streamsampler.agents.policies import Policies, PolicyOf, with_policies
+from streamsampler.agents.updates import AgentTraits
 from streamsampler.core.errors import CheckMode, SamplerError, UsageError, positive
 from streamsampler.engines.launch.start_methods import StartMethod, has_processes
 from streamsampler.engines.registry import PARENT, EngineName
@@ -116,6 +117,26 @@ def groups_for(worker_args: Mapping[str, Any], n_envs: int) -> int:
     if n_groups > n_envs:
         raise UsageError(f"groups is {n_groups}, but there are only {n_envs} environments")
     return n_groups
+
+
+def refuse_rows_alone(traits: Iterable[AgentTraits], worker_class: type[Worker]) -> None:
+    """Refuse agents that have `get_actions` alone where a kind of worker asks for one action at a time.
+
+    Args:
+        traits: What is known of the agents.
+        worker_class: The kind of worker.
+
+    Raises:
+        UsageError: There is one.
+    """
+    if worker_class.asks_for_rows:
+        return
+    for each in traits:
+        if not each.acts_alone:
+            raise UsageError(
+                f"the agent ({each.name}) has get_actions alone, and {worker_class.__name__} asks it for one action at "
+                "a time: give it get_action, too, or pass worker_class=VecWorker to the sampler"
+            )
 
 
 def processes_for(n_workers: int | None, n_envs: int) -> int:

@@ -345,6 +345,11 @@ def _check_agents(items: list[Any]) -> None:
     )
 
 
+def traits_in(payloads: Any) -> list[AgentTraits]:
+    """Return what is known of the new agents among updates: of one payload, or of one for each worker."""
+    return [it.about for it in (payloads if isinstance(payloads, list) else [payloads]) if it is not None]
+
+
 def makes_environment(env_update: Any) -> bool:
     """Whether an `env_update` may make another environment for worker 0, and not only set the task of the one it has.
 

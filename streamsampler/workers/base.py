@@ -167,6 +167,7 @@ class Worker(ABC):
         runs_lanes: Whether no trajectory influences another one, although the layout's blocks say that some may: it is
             known after the first updates, and holds until agent or environment are replaced. Then tickets need not be
             whole blocks.
+        asks_for_rows: Whether agents are asked by `get_actions` where they have it, so that they need nothing else.
         shares_agent: Whether its agent is the user's own, which has its parameters, and may have learnt since.
         revision: What this kind of worker does otherwise than it once did, where that makes other trajectories of the
             same seeds: a folder of shards says so, and one that was begun before is not resumed.
@@ -180,6 +181,7 @@ class Worker(ABC):
     continues_side_by_side = False
     can_take_options = False
     runs_lanes = False
+    asks_for_rows = False
     shares_agent = False
     revision = ""
 

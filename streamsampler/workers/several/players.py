@@ -11,7 +11,7 @@ from gymnasium import spaces as gym_spaces
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from streamsampler.agents.base import Agent, give_spaces, mask_argument, reset_agent_function, row_keywords
+from streamsampler.agents.base import Agent, acts_alone, give_spaces, mask_argument, reset_agent_function, row_keywords
 from streamsampler.agents.draws import Draws, OfRows
 from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.policies import SHARED, Policies, PolicyUpdates
@@ -206,7 +206,12 @@ class _Policy:
             return
         for seat, own in zip(seats, seeds, strict=True):
             agent = self.copy_of(seat.number)
-            seat.get_action = agent.get_action
+            seat.get_action = getattr(agent, "get_action", None)
+            if not acts_alone(agent):
+                raise UsageError(
+                    f"policy {self.name!r} has get_actions alone, and is asked for one agent at a time: it remembers "
+                    "something of each, or there can be but one. Give it get_action, too"
+                )
             if (reset := reset_agent_function(agent)) is not None:
                 reset(own)
 

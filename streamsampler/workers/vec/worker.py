@@ -84,7 +84,7 @@ class VecWorker(Worker):
         UsageError: An argument cannot work.
     """
 
-    can_rehearse = can_continue = continues_side_by_side = can_take_options = can_call_hooks = True
+    can_rehearse = can_continue = continues_side_by_side = can_take_options = can_call_hooks = asks_for_rows = True
     revision = "trajectories in lanes, or in blocks of one size"
 
     def __init__(self, context: WorkerContext, *, n_envs: int | None = None, block_size: int | None = None) -> None:
