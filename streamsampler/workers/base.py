@@ -65,7 +65,8 @@ class Outcome:
         n_timesteps: Their timesteps.
         n_abandoned: Rollouts that were cut short.
         abandoned_timesteps: Their timesteps.
-        seconds: Seconds of resets, of the agent and of steps; a tuple of three will do.
+        seconds: Seconds of resets, of the agent and of steps; a tuple of three will do. Where all are 0, as by default,
+            the worker loop measures the whole rollout, and counts it as steps.
         dropped: The trajectories that raised and were left out; see `messages.Report`.
         metrics: See `messages.Report`.
     """

@@ -257,8 +257,11 @@ class WorkerLoop:
                 self._give_up((ticket,))
                 return
             seeds = self._seeds_ahead.pop(ticket, None) or self._seeds_of(ticket.version, ticket.indices)
+            began = perf_counter()
             with collecting(self._collector):
                 outcome = worker.rollout(ticket, seeds)
+            if not any(outcome.seconds):  # by which the next tickets are sized
+                outcome = replace(outcome, seconds=(0.0, 0.0, perf_counter() - began))
             self._finishing.finish(outcome)
             worker.trajectory, worker.phase = None, Phase.SENDING
             self._row.set_phase(Phase.SENDING)

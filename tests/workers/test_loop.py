@@ -1,9 +1,11 @@
 """A worker's loop, told by hand."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
+from streamsampler import LocalSampler
 from streamsampler.agents.base import CallableAgent
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
@@ -132,6 +134,28 @@ def test_what_may_take_long_outside_trajectories_is_shown_before_it_begins(board
     loop = WorkerLoop(Sending(start(1, range(1))), Slow, context_of(board))
     assert all(loop.turn(wait=False) for _ in range(2))
     assert shown == [Phase.AGENT_CONSTRUCTION, Phase.RECORDING, Phase.SENDING]
+
+
+class Untimed(DefaultWorker):
+    """Leaves the seconds of its outcomes at their default."""
+
+    def rollout(self, ticket, seeds):
+        return replace(super().rollout(ticket, seeds), seconds=(0.0, 0.0, 0.0))
+
+
+def test_a_worker_that_measures_no_seconds_is_measured_by_the_loop(board):
+    channel = Channel(start(1, range(4)))
+    loop = WorkerLoop(channel, Untimed, context_of(board))
+    assert all(loop.turn(wait=False) for _ in range(2))
+    ((report, _),) = channel.answers
+    assert report.seconds.reset == report.seconds.agent == 0.0 < report.seconds.step
+
+
+def test_workers_that_measure_no_seconds_all_get_some_of_the_work():
+    with LocalSampler("random", "CartPole-v1", n_workers=3, seed=1, worker_class=Untimed, check=None) as sampler:
+        for _ in range(3):
+            batch = sampler.obtain_trajectories(300)
+            assert set(batch.worker_numbers.tolist()) == {0, 1, 2}
 
 
 class Ahead(DefaultWorker):
