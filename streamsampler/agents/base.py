@@ -120,7 +120,15 @@ class Agent(Protocol):
         ...
 
 
-AgentLike: TypeAlias = Agent | Callable[[Any], Any] | Literal["random"]
+class AgentOfRows(Protocol):
+    """An agent that has `get_actions` alone; see `Agent`."""
+
+    @property
+    def get_actions(self) -> Callable[..., Any]:
+        """Chooses the actions of several rows."""
+
+
+AgentLike: TypeAlias = Agent | AgentOfRows | Callable[[Any], Any] | Literal["random"]
 """What is taken for an agent; see `as_agent`."""
 
 

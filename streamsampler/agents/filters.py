@@ -283,7 +283,7 @@ class FilteredAgent:
         self._space = space
         self._apply = given.apply
         self.wraps_what_acts_alone = acts_alone(self.agent)
-        self._get_action = getattr(self.agent, "get_action", None)
+        self._get_action: Any = getattr(self.agent, "get_action", None)
         box = isinstance(space, gym_spaces.Box)
         self._dtype = space.dtype if box else None
         self._shape = space.shape if box else None
@@ -323,8 +323,8 @@ class FilteredAgent:
             and observation.dtype is self._dtype
             and observation.shape == self._shape
         ):
-            return self._get_action(faster(observation))  # type: ignore[misc]
-        return self._get_action(self._seen(observation))  # type: ignore[misc]
+            return self._get_action(faster(observation))  # type: ignore[no-any-return]
+        return self._get_action(self._seen(observation))  # type: ignore[no-any-return]
 
     def _seen(self, observation: Any) -> Any:
         if self._dtype is not None:

@@ -137,7 +137,7 @@ def test_policies_may_have_get_actions_alone_where_all_agents_are_asked_together
 
 
 def test_what_is_an_agent() -> None:
-    rows = Rows()
+    rows: Any = Rows()
     assert as_agent(rows) is rows
     assert is_agent(rows)
     assert not acts_alone(rows)
