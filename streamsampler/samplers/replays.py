@@ -28,7 +28,7 @@ from streamsampler.engines.local import LocalEngine
 from streamsampler.environments.filming import Film, FilmedEnvUpdate, VideoFile, check_renders, check_video
 from streamsampler.environments.updates import EnvUpdate, for_worker
 from streamsampler.protocol.messages import Failure, Report, Start, Ticket, agree
-from streamsampler.protocol.plans import Fragments, GatherPlan, Streamed
+from streamsampler.protocol.plans import Exactly, Fragments, GatherPlan, Streamed
 from streamsampler.protocol.result import Segment
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put, versions_of
@@ -499,6 +499,8 @@ class ReplayingSampler(SamplerLife):
             return Streamed(), replace(session.resets, fragments=None)
         if self._policy.on_failure == "drop" and not plan.fixed:
             plan = Streamed(plan.first)  # others took the places of those that raised
+        if self._order == "arrival" and isinstance(plan, Exactly):
+            plan = Streamed(plan.first)  # those that arrived first may have any index
         return plan, session.resets
 
     def check_renders(self) -> None:

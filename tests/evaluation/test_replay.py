@@ -351,3 +351,18 @@ def test_bad_arguments(tmp_path):
         replay(tmp_path, 0, n_workers=3)  # type: ignore[call-arg]
     with pytest.raises(FileNotFoundError):
         replay(tmp_path / "none.npz", 0)
+
+
+@pytest.mark.parametrize("options", [{}, vec(2, block_size=4)])
+def test_a_trajectory_that_arrived_first_is_replayed_whatever_its_index(options):
+    """A batch of six has the first six that arrive, whose indices may be any."""
+    with LocalSampler(Rowwise(), "CartPole-v1", seed=3, **options) as sampler:
+        expected = sampler.obtain_trajectories(12)
+    with LocalSampler(Rowwise(), "CartPole-v1", seed=3, order="arrival", **options) as sampler:
+        sampler.obtain_trajectories(6)
+        for index in (2, 9, 11):
+            assert sampler.replay(1, index, recorded=expected).same
+    with LocalSampler(Rowwise(), "CartPole-v1", seed=3, **options) as sampler:
+        sampler.obtain_trajectories(6)
+        with pytest.raises(UsageError, match="there is no trajectory 9: trajectories 0 to 5"):
+            sampler.replay(1, 9)
