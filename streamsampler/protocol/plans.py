@@ -415,8 +415,8 @@ def endless(queue: range, n_queues: int) -> range:
     """
     if n_queues > 1 and queue.step == 1:
         raise UsageError(
-            'with on_failure="drop", obtain_exact_trajectories cannot replace trajectories of workers that have agents '
-            "or environments of their own"
+            'with on_failure="drop" or drop_if, obtain_exact_trajectories cannot replace trajectories of workers that '
+            "have agents or environments of their own"
         )
     return range(queue.start, _FOREVER, queue.step)
 
