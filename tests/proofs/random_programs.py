@@ -2,13 +2,14 @@
 
 A program is drawn from one number: a sampler (workers, kind of worker, agents and environments for all
 or for each, what is done about failures), and what is done with it: calls of every kind, with and without updates,
-updates that are refused, streams that are left early or run into an error, copies by pickling. Some programs have hooks
-with metrics, a `drop_if`, or filters. A third of them has `staleness=1`, and learns between calls while workers run
-ahead. In half of them some trajectories raise: whether a call fails, and for which trajectory, is a function of the
-seed. Four long ones have up to 600 calls and 150 streams, within whose reach one in 80 trajectories raises, on 1, 2, 3
-and 8 workers. In the others workers are killed and stopped meanwhile, at random instants. The same is done with a
-`LocalSampler`, whose workers nobody disturbs, and every batch, every metric, all statistics of filters and every error
-are compared. No program is left out.
+updates that are refused, streams that are left early or run into an error, copies by pickling, replays of what was
+sampled last, fragments with whole trajectories between them. Some programs have hooks with metrics, a `drop_if`, or
+filters; some are of several agents, which come and go, and in some trajectories come back. A third of them has
+`staleness=1`, and learns between calls while workers run ahead. In half of them some trajectories raise: whether a call
+fails, and for which trajectory, is a function of the seed. Four long ones have up to 600 calls and 150 streams, within
+whose reach one in 80 trajectories raises, on 1, 2, 3 and 8 workers. In the others workers are killed and stopped
+meanwhile, at random instants. The same is done with a `LocalSampler`, whose workers nobody disturbs, and every batch,
+every metric, all statistics of filters and every error are compared. No program is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 
-from streamsampler import LocalSampler, PerWorker, SetTaskUpdate, VecWorker
+from streamsampler import LocalSampler, PerWorker, SetTaskUpdate, TrajectoryBatch, VecWorker
 from streamsampler.errors import SamplerError, SerializationError
 from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
 from tests.proofs._engines import kept_open, make_sampler
@@ -32,6 +33,7 @@ from tests.proofs._kills import disturbed
 from tests.proofs._programs import Fleeting, Keeping, Measuring, Mixed, Rows
 from tests.scripted.agents import above_half
 from tests.scripted.failing import Brittle
+from tests.scripted.games import Chooser, Comings, Stay
 
 _LONGEST_PROGRAM = 180.0
 _STEP_TIMEOUT = 0.6
@@ -99,6 +101,27 @@ def is_odd(info: dict[str, Any]) -> bool:
     return bool(info.get("left") == 21)
 
 
+class Returning(Comings):
+    """Several agents; in one trajectory of so many an agent is listed again after its end."""
+
+    def __init__(self, one_in: int, longest: int) -> None:
+        super().__init__({"red_0": Stay(0, longest), "red_1": Stay(1, 3), "blue_1": Stay(0, 2 + longest)})
+        self.one_in = one_in
+
+    def begin(self, seed: Any) -> None:
+        """Begin a trajectory."""
+        super().begin(seed)
+        self.is_wrong = bool(self.one_in and seed % self.one_in == 0)
+
+    def step(self, actions: Any) -> Any:
+        """Make a step."""
+        self.agents = [agent for agent in self.agents if agent in actions]
+        result = super().step(actions)
+        if self.is_wrong and self.t == 5:
+            self.agents.append("red_1")
+        return result
+
+
 class Program(NamedTuple):
     """A sampler, the signals that disturb its workers, and what is done: methods of `Runner`, and their arguments."""
 
@@ -116,13 +139,18 @@ class Author:
         self.n_workers = dice.choice([1, 2, 3, 4, 8])
         self.width = dice.choice([2, 3, 1100])
         self.lags = number % 3 == 2
+        self.several = not (self.vec or self.lags) and dice.random() < 0.25
 
     def env(self) -> Any:
         dice = self.dice
+        if self.several:
+            return partial(Returning, dice.choice([0, 0, 20, 150]), dice.randint(4, 12))
         one_in, wrong = dice.choice([0, 0, 10, 40, 150]), dice.choice(["step", "step", "reset", "shape", "lock"])
         return partial(Brittle, dice.randint(1, 30), one_in, wrong, self.width, dice.choice([0.0, 0.0, 0.0002, 0.001]))
 
     def agent(self) -> Any:
+        if self.several:
+            return Chooser(self.dice.randint(0, 3))
         alone = self.dice.choice([Keeping, Keeping, Forgetful])
         return (self.dice.choice([Mixed, Fleeting, Rows, alone]) if self.vec else alone)(self.dice.randint(0, 9))
 
@@ -159,9 +187,9 @@ class Author:
             options["hooks"] = Raising(dice.choice([0, 0, 0, 20, 60]), dice.choice(["start", "timestep", "end"]))
         if dice.random() < 0.25:
             options["drop_if"] = is_odd
-        if not self.lags and dice.random() < 0.4:
+        if not (self.lags or self.several) and dice.random() < 0.4:
             options["observation_filter"] = RunningNorm(clip=dice.choice([None, 1.0, 10.0]))
-        if not self.lags and dice.random() < 0.2:
+        if not (self.lags or self.several) and dice.random() < 0.2:
             options["reward_filter"] = RunningReturnNorm(dice.choice([0.0, 0.9, 1.0]))
 
     def updates(self) -> dict[str, Any]:
@@ -171,16 +199,23 @@ class Author:
             found["agent_update"] = PerWorker(list(self.for_each(make))) if dice.random() < 0.2 else make()
         if dice.random() < 0.25:
             make = dice.choice([self.env, lambda: SetTaskUpdate(self.env(), float(dice.randint(0, 5)))])
+            make = self.env if self.several else make  # which take no tasks
             found["env_update"] = self.for_each(make) if dice.random() < 0.2 else make()
         return found
 
     def steps(self) -> list[tuple[str, tuple[Any, ...]]]:
         dice = self.dice
-        kind = dice.choice(["samples"] * 3 + ["trajectories"] * 2 + ["exact", "stream", "stream", "copy", "refused"])
+        others = ["exact", "stream", "stream", "copy", "refused", "fragments", "fragments", "replay", "replay"]
+        kind = dice.choice(["samples"] * 3 + ["trajectories"] * 2 + others)
+        if kind == "replay":
+            return [(kind, (dice.random(), dice.random() < 0.3))]
+        if kind == "fragments":
+            step: Any = kind, (dice.randint(1, 40), dice.choice([3, 3, 3, 4]), self.updates())
+            return [step, *([("replay", (dice.random(), True))] if dice.random() < 0.3 else [])]
         if kind == "stream" and not self.lags:
             return [(kind, (dice.randint(0, 80), dice.random() < 0.5, self.updates()))]
         if kind in ("copy", "refused"):
-            step: Any = kind, (dice.random() < 0.5,)
+            step = kind, (dice.random() < 0.5,)
         else:
             n = dice.randint(1, 8) if kind == "exact" else dice.randint(1, dice.choice([3, 40, 400]))
             step = "obtain", ({"stream": "samples", "exact": "exact_trajectories"}.get(kind, kind), n, self.updates())
@@ -205,6 +240,7 @@ class Runner:
         self.sampler = sampler
         self.outcomes: list[Any] = []
         self.open: list[Any] = []
+        self.last: Any = None  # the batch that was returned last
 
     def run(self, program: Program) -> list[Any]:
         for name, arguments in program.steps:
@@ -215,13 +251,14 @@ class Runner:
     def keep(self, call: Any, *arguments: Any, **updates: Any) -> bool:
         """Keep what a call returns, or what is said of its failure; return whether it succeeded."""
         try:
-            self.outcomes.append(call(*arguments, **updates))
+            self.outcomes.append(found := call(*arguments, **updates))
         except SamplerError as error:
             told = getattr(error, "trajectory", None), getattr(error, "phase", None)
             original = getattr(error, "original", None)
             what = type(original).__name__ if isinstance(original, SerializationError) else repr(original)
             self.outcomes.append((type(error).__name__, *told, what))
             return False
+        self.last = found if isinstance(found, TrajectoryBatch) else self.last
         if metrics := self.sampler.stats.metrics:
             self.outcomes.append(dict(metrics))
         if filters := self.sampler.filters:
@@ -239,6 +276,21 @@ class Runner:
             self.open.append(stream)  # the next call ends it
         else:
             stream.close()
+
+    def fragments(self, n_timesteps: int, n_envs: int, updates: dict[str, Any]) -> None:
+        self.keep(self.sampler.obtain_fragments, n_timesteps, n_envs, **updates)
+
+    def replay(self, where: float, actions: bool) -> None:
+        """Run a trajectory of the last batch again, with the agent or without it."""
+        if self.last is not None and len(self.last):
+            one = self.last[int(where * len(self.last))]
+            version, index = int(one.agent_versions[0]), int(one.indices[0])
+            self.keep(self._replayed, version, index, recorded=self.last, actions=actions)
+
+    def _replayed(self, version: int, index: int, **options: Any) -> Any:
+        found = self.sampler.replay(version, index, **options)
+        assert found.same, str(found)
+        return found.trajectory
 
     def learn(self, n: int) -> None:
         """Take some time, in which workers run ahead."""
