@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-import cloudpickle
 import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from streamsampler.agents.base import acts_alone, as_agent
+from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import DataError, SamplerError, UsageError
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
@@ -122,8 +122,7 @@ class Filters:
         try:
             return pickle.dumps(found, protocol=5)
         except (pickle.PicklingError, AttributeError, TypeError):
-            pickled: bytes = cloudpickle.dumps(found)
-            return pickled
+            return dumps_by_value(found)
 
     def summaries_of(self, batches: Iterable[TrajectoryBatch[Any, Any]]) -> list[tuple[Any, Any]]:
         """Return a summary of each trajectory of batches, from their raw data: those that workers returned."""

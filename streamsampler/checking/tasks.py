@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import pickle
 import re
 import traceback
 import warnings
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import Any
 
-import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -22,6 +22,7 @@ from gymnasium.wrappers import TimeLimit
 
 from streamsampler.agents.base import acts_alone, as_agent, give_spaces, is_agent, is_row_independent
 from streamsampler.checking.report import Finding, finding_of_wrappers, not_checked
+from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SamplerError, UsageError, WorkerError
 from streamsampler.core.extras import install_hint
 from streamsampler.core.progress import Snapshot
@@ -174,7 +175,7 @@ class _Called(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         del action
-        result = cloudpickle.dumps((self._seconds, self._function(self._made)))
+        result = dumps_by_value((self._seconds, self._function(self._made)))
         # As bytes in an array: nothing is made of what is in it.
         return 0, 0.0, True, False, {_RESULT: np.frombuffer(result, np.uint8)}
 
@@ -202,7 +203,7 @@ def call_apart(function: Callable[[Any], Any], env: EnvUpdate, limits: Limits) -
     """
     with _closing(limits.sampler("random", _Apart(env, function), max_episode_length=None)) as sampler:
         batch = sampler.obtain_trajectories(1, progress=limits.guard())
-    seconds, result = cloudpickle.loads(batch.env_infos[_RESULT][0].tobytes())
+    seconds, result = pickle.loads(batch.env_infos[_RESULT][0].tobytes())
     return seconds, result
 
 

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
 import numpy as np
+
+from streamsampler.core.by_value import ByValuePickler, contents_of, dumps_by_value, is_importable
 
 # Not from `core.errors`: exceptions say that they are of this module, and cloudpickle pickles by value what is of one
 # that is not loaded.
@@ -106,7 +107,7 @@ def dumps(obj: Any, what: str) -> Payload:
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
-        data = cloudpickle.dumps(obj, protocol=_PROTOCOL, buffer_callback=buffers.append)
+        data = dumps_by_value(obj, buffers.append)
         return Payload(data, tuple(buffer.raw() for buffer in buffers))
     except Exception as error:
         # Anything: __getstate__ and __reduce__ are user code.
@@ -176,7 +177,7 @@ class _Pickler(_ArraysApart, pickle.Pickler):
     pass
 
 
-class _ByValue(_ArraysApart, cloudpickle.Pickler):  # type: ignore[misc]
+class _ByValue(_ArraysApart, ByValuePickler):
     pass
 
 
@@ -281,13 +282,23 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", part) for key, part in obj.items())
     elif isinstance(obj, list | tuple):
         yield from ((f"[{position}]", part) for position, part in enumerate(obj))
-    elif not isinstance(obj, type):
+    elif isinstance(obj, types.FunctionType):
+        names = [name for name in obj.__code__.co_names if name in obj.__globals__]
+        yield from ((f", its global {name}", obj.__globals__[name]) for name in names)
+        cells = zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True)
+        yield from ((f", the {name} of its scope", part) for name, cell in cells for part in contents_of(cell))
+    elif isinstance(obj, type):
+        yield from (
+            (f".{name}", part) for base in obj.__mro__ if not is_importable(base) for name, part in vars(base).items()
+        )
+    else:
         yield from ((f".{name}", part) for name, part in getattr(obj, "__dict__", {}).items())
+        yield from (part for part in _parts(type(obj)) if not part[0].startswith(".__"))
 
 
 def _can_pickle(obj: Any) -> bool:
     try:
-        cloudpickle.dumps(obj, protocol=_PROTOCOL)
+        dumps_by_value(obj)
     except Exception:
         return False
     return True

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import cloudpickle
 import numpy as np
 
+from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import ActionError, RolloutError, SpentQuota, WorkerError
 from streamsampler.core.serialization import dumps
 from streamsampler.protocol.messages import Phase
@@ -75,8 +75,7 @@ def pickled(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
-        found: bytes = cloudpickle.dumps(value, protocol=5)
-        return found
+        return dumps_by_value(value)
 
 
 class FrameReader:

@@ -9,15 +9,15 @@ they draw from is their own.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import Any, NamedTuple, cast
 
-import cloudpickle
-
 from streamsampler.agents.base import reset_agent_function
 from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.updates import updated_agent
+from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SerializationError
 from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.data.recorder import EnvFragment, EpisodeState, RolloutRecorder, Rollouts
@@ -305,13 +305,12 @@ def packed_memory(worker: Worker, remembered: Any) -> bytes:
         SerializationError: It cannot be pickled.
     """
     try:
-        packed: bytes = cloudpickle.dumps(remembered)
+        return dumps_by_value(remembered)
     except Exception as error:
         or_hooks = ", or what hooks keep in context.memory and context.metrics," if worker.hook_callers else ""
         raise SerializationError(
             f"what get_state of the agent returned{or_hooks} cannot be pickled: {type(error).__name__}: {error}"
         ) from error
-    return packed
 
 
 # ----------------------------------------------------------------------
@@ -473,7 +472,7 @@ class Course(Row):
 
 
 def _unpacked(packed: bytes, position: int) -> Any:
-    return cloudpickle.loads(packed)[position]
+    return pickle.loads(packed)[position]
 
 
 # ----------------------------------------------------------------------

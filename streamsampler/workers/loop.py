@@ -12,8 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
-import cloudpickle
-
+from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import NotReproducibleError
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.timing import Collector, collecting
@@ -417,7 +416,7 @@ def failure_of(ticket: Ticket | None, phase: Phase, trajectory: int | None, erro
         error: The exception.
     """
     try:
-        exception = cloudpickle.dumps(error)
+        exception = dumps_by_value(error)
     except Exception:
         exception = None
     text = "".join(traceback.format_exception(error)).rstrip()

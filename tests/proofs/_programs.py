@@ -7,6 +7,7 @@ send. Numbers are exact, or come from arithmetic that is the same on every machi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -202,6 +203,25 @@ class Batched(Updated):
         """Return actions, and what they were drawn from."""
         drawn = draws.random()
         return (np.floor(4 * drawn + observations[:, 1]) + self.parameter).astype(np.int64) % 4, {"drawn": drawn}
+
+
+def cached(kind: Any) -> Any:
+    """Return a class that caches its spaces, as PettingZoo documents it, and that workers get by value."""
+
+    class Cached(kind):
+        """Caches its spaces."""
+
+        @functools.cache  # noqa: B019 - as users write it
+        def observation_space(self, agent: str) -> Any:
+            """Return an agent's."""
+            return super().observation_space(agent)
+
+        @functools.cache  # noqa: B019
+        def action_space(self, agent: str) -> Any:
+            """Return an agent's."""
+            return super().action_space(agent)
+
+    return Cached
 
 
 class Tasked(Counting):
@@ -419,7 +439,8 @@ def by_turns(agent_id: str, index: int) -> str:
 
 
 def _several(draw: Draw) -> list[Any]:
-    form = draw.choice([Comings, Turns])
+    form: Any = draw.choice([Comings, Turns])
+    form = cached(form) if draw.apart.random() < 0.5 else form
     stays: list[Any] = [DEFAULT, {"red_0": Stay(0, 1), "red_1": Stay(0, 9), "blue_0": Stay(3, 6), "blue_1": Stay(1, 2)}]
     env = partial(form, stays=draw.choice(stays))
     agents: Any = {name: draw.choice([Chooser, Batched])(draw.randrange(4)) for name in ("red", "blue")}

@@ -7,12 +7,11 @@ number of workers. Each group has a copy of the agent, and the global generators
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
-
-import cloudpickle
 
 from streamsampler.core.errors import ActionError, DataError
 from streamsampler.data.recorder import Rollouts
@@ -281,7 +280,7 @@ class Group(SideBySide):
         return row.restore(self._worker, standing, version, agent_is_known=agent_is_known)
 
     def _restore_agent(self, packed: bytes, agent: BatchedAgent | None) -> None:
-        memory, generators, kept = cloudpickle.loads(packed)
+        memory, generators, kept = pickle.loads(packed)
         if agent is not None:
             agent.set_state(memory)
         self._generators = generators
