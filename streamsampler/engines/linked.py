@@ -7,6 +7,7 @@ that started it. So its death breaks nothing that another worker uses. Imports n
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import pickle
@@ -21,12 +22,17 @@ from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.protocol.messages import BY_NAME, NEVER_AGAIN, Answer, Exit, Message, Phase, Start
 from streamsampler.workers.board import StatusBoard
 
+_LOG = logging.getLogger("streamsampler")
+
 STUCK_SECONDS = 1.0
 """How long a worker that is not closing its environment may take to begin with it, before it is killed."""
 
 GRACE_SECONDS = 1.0
 """How long a worker may take to end once it has closed its end of what it shares with the sampler."""
 
+_LATE = (
+    "worker %d was killed: to close its environments and to run their exit handlers took longer than close_timeout=%g s"
+)
 _TERM_SECONDS = 0.25  # from SIGTERM to SIGKILL
 _OURS = ("/streamsampler/workers/loop.py", "/streamsampler/engines/", '"<string>"')  # frames that a user has no use for
 
@@ -328,13 +334,19 @@ class LinkedWorkers(ABC, Generic[LinkT]):
             else:  # the protocol leaves room for what they send until then
                 for link in self._links:
                     link.ended = link.ended or link.ends_within(begin + limit - time.monotonic())
-            _terminate([link for link in self._links if not link.ended and self._seconds_to_end(link.number) <= limit])
+            late = [link for link in self._links if not link.ended and self._seconds_to_end(link.number) <= limit]
+            for link in late:
+                if self._is_closing(link.number):
+                    _LOG.warning(_LATE, link.number, self._close_timeout)
+            _terminate(late)
         return last_events
 
     def _seconds_to_end(self, worker: int) -> float:
         """Return how many seconds a worker has to end, from the beginning of `close`."""
-        closing = self.board.progress(worker).phase is Phase.CLOSE
-        return self._close_timeout if closing else STUCK_SECONDS
+        return self._close_timeout if self._is_closing(worker) else STUCK_SECONDS
+
+    def _is_closing(self, worker: int) -> bool:
+        return self.board.progress(worker).phase is Phase.CLOSE
 
     def _read_until(self, deadline: float) -> list[Any]:
         """Wait for the workers' ends until the deadline; return the events."""

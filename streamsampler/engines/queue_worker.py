@@ -20,8 +20,9 @@ from typing import Any
 from streamsampler.core.serialization import Contents, Payload, loads
 from streamsampler.core.settings import SettingsInForce
 from streamsampler.engines.launch.child import ignore_terminal, kill_at_end_of, own_group, run_as_child
+from streamsampler.engines.launch.exit_handlers import forget_foreign_handlers, run_exit_handlers, run_finalizers
 from streamsampler.engines.worker_side import ProcessSetup, WorkerChannel
-from streamsampler.protocol.messages import Answer, Exit, Message
+from streamsampler.protocol.messages import Answer, Exit, Message, Phase
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.logs import RecordKeeper
@@ -99,7 +100,7 @@ class QueueChannel(WorkerChannel):
         self._answers.put_nowait((records, pickle.dumps(answer, protocol=5), contents, parts))
 
 
-def main(number: int, ends: WorkerEnds, setup: ProcessSetup, board: Any) -> None:
+def main(number: int, ends: WorkerEnds, setup: ProcessSetup, board: Any, *, forked: bool) -> None:
     """Run worker `number` until it is to exit, and end this process.
 
     Args:
@@ -107,7 +108,9 @@ def main(number: int, ends: WorkerEnds, setup: ProcessSetup, board: Any) -> None
         ends: The worker's queues.
         setup: What all workers of the sampler are given.
         board: The status board, as an array that all workers share.
+        forked: Whether this process is a copy of another one.
     """
+    forget_foreign_handlers(forked=forked)
     run_as_child(lambda: _run(number, ends, setup, board))
 
 
@@ -130,10 +133,13 @@ def _run(number: int, ends: WorkerEnds, setup: ProcessSetup, board: Any) -> None
     row = StatusBoard(memoryview(board)).row(number)
     channel = QueueChannel(ends, keeper, threads, settings)
     run_worker(channel, setup.worker, WorkerContext(row, number, setup.seed))
+    row.set_phase(Phase.CLOSE)  # the sampler waits longer in this phase
+    run_exit_handlers(number)
     channel.send_records()
     # Until the last answer is in the pipe; if the sampler does not read it, it kills this process.
     ends.answers.close()
     ends.answers.join_thread()
+    run_finalizers()
 
 
 def _listen(ends: WorkerEnds) -> None:

@@ -96,7 +96,8 @@ class QueueLink(EngineLink):
         theirs = WorkerEnds(self._commands, self._answers, alive, stacks)
         make: Callable[..., BaseProcess] = context.Process  # type: ignore[attr-defined]
         arguments = number, theirs, setup, board
-        self.process = make(target=main, args=arguments, name=f"streamsampler worker {number}")
+        how = {"forked": context.get_start_method() != "spawn"}
+        self.process = make(target=main, args=arguments, kwargs=how, name=f"streamsampler worker {number}")
         _links.add(self)  # now: a forked worker closes these ends
         try:
             if context.get_start_method() == "forkserver":

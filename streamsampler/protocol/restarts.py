@@ -138,8 +138,8 @@ class Policy:
         construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
             send what it recorded; None for 60 or `step_timeout`, whichever is longer, where there is a `step_timeout`.
         max_worker_memory: Bytes of private memory above which a worker is replaced; None for any.
-        close_timeout: Seconds that all workers together may take to close their environments at the end, and that a
-            worker may take that is replaced.
+        close_timeout: Seconds that all workers together may take at the end, to close their environments and to run
+            the exit handlers (`atexit`) that were registered, and that a worker may take that is replaced.
 
     Raises:
         UsageError: A value cannot work.

@@ -59,7 +59,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         max_worker_memory: Bytes of private memory above which a worker is replaced between two tickets; see
             `stats.replaced`. It does not count as a loss. None for no limit.
         close_timeout: Seconds that all workers together may take to close their environments, at the end and when one
-            is replaced; then they are killed. A worker that does not begin with it within a second is killed, too.
+            is replaced, and to run the exit handlers (`atexit`) that were registered in them; then they are killed. A
+            worker that does not begin with it within a second is killed, too.
         engine: How workers are connected to this process. "processes" (the default on Linux): pipes and
             shared memory. "queues" (the default elsewhere): queues of Python's own `multiprocessing`, and nothing else;
             it takes no `max_worker_memory`. Batches are the same.

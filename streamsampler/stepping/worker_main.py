@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NoReturn
 
-import cloudpickle
-
+from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.engines.launch.exit_handlers import run_finalizers
 from streamsampler.engines.processes.worker_main import Begun, begin
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows
@@ -57,7 +57,11 @@ def main(number: int, fds: Sequence[int]) -> None:
     set_states(secrets.randbits(63), None)
     stepper: Stepper = new_stepper(updates[number], number, begun.row)
     stepper.fresh = lambda env_id: loads(setup.make_worker)[0][number][env_id]
-    EnvWorker(stepper, begun).run()
+    worker = EnvWorker(stepper, begun)
+    worker.run()
+    begun.end()
+    worker.send_records()
+    run_finalizers()
 
 
 class EnvWorker:
@@ -124,7 +128,6 @@ class EnvWorker:
     def _close(self) -> None:
         if raised := self._stepper.close_all():
             self._write(pickle_frame(("unclosed", {env_id: summary_of(it) for env_id, it in raised.items()})))
-        self._send_records()
 
     def carry_out(self, kind: int, data: bytes) -> bool:
         """Carry out a message; return False if there is to be no other one."""
@@ -237,10 +240,11 @@ class EnvWorker:
     def _write(self, data: bytes) -> None:
         if os.getpid() != self._pid:
             self._refuse()
-        self._send_records()
+        self.send_records()
         self._write_all(data)
 
-    def _send_records(self) -> None:
+    def send_records(self) -> None:
+        """Send the log records that were made since the last answer."""
         if records := self._keeper.take():
             self._write_all(log_frame(records))
 
@@ -263,7 +267,7 @@ def _about(error: BaseException) -> tuple[str, str, bytes | None]:
 
 def _pickled_error(error: BaseException) -> bytes | None:
     """Return an exception pickled, by value where its class cannot be imported; None where it cannot be pickled."""
-    for dumps_error in (pickle.dumps, cloudpickle.dumps):
+    for dumps_error in (pickle.dumps, dumps_by_value):
         with contextlib.suppress(Exception):  # anything: it is user code
             data: bytes = dumps_error(error)
             pickle.loads(data)

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamsampler.core.settings import SettingsInForce
+from streamsampler.engines.launch.exit_handlers import forget_foreign_handlers, run_exit_handlers, run_finalizers
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import ProcessChannel
 from streamsampler.engines.worker_side import MemoryReporter, ProcessSetup
+from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard, WorkerRow
 from streamsampler.workers.fail_points import armed
@@ -33,6 +35,7 @@ class Begun(NamedTuple):
         threads: What limits its threads.
         settings: The settings of the process that started it.
         others: The other descriptors that it was given.
+        number: The worker number.
     """
 
     commands_fd: int
@@ -43,6 +46,12 @@ class Begun(NamedTuple):
     threads: ThreadLimit
     settings: SettingsInForce
     others: Sequence[int]
+    number: int
+
+    def end(self) -> None:
+        """Run the process's exit handlers, for which the parent waits as long as for environments to close."""
+        self.row.set_phase(Phase.CLOSE)
+        run_exit_handlers(self.number)
 
 
 def begin(number: int, fds: Sequence[int]) -> Begun:
@@ -53,6 +62,7 @@ def begin(number: int, fds: Sequence[int]) -> Begun:
         fds: Descriptors of: commands, answers, the pipe at whose end the kernel kills this process, the setup, which
             is a tuple whose first item is a `ProcessSetup`, the board, the pipe for stacks, and others.
     """
+    forget_foreign_handlers()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a program that ignores it lets its fork server ignore it, too
     commands_fd, answers_fd, _, setup_fd, board_fd, stacks_fd, *others = fds
     answer_with_stacks(stacks_fd)
@@ -64,8 +74,9 @@ def begin(number: int, fds: Sequence[int]) -> Begun:
     row = StatusBoard(memoryview(mmap.mmap(board_fd, 0))).row(number)
     _redirect_descriptors_of(board_fd)
     return Begun(
-        commands_fd, answers_fd, setup=setup, row=row, keeper=keeper, threads=threads, settings=settings, others=others
-    )
+        commands_fd, answers_fd, setup, row, keeper=keeper, threads=threads, settings=settings, others=others,
+        number=number,
+    )  # fmt: skip
 
 
 def main(number: int, fds: Sequence[int]) -> None:
@@ -86,7 +97,9 @@ def main(number: int, fds: Sequence[int]) -> None:
     )  # fmt: skip
     context = WorkerContext(begun.row, number, setup.seed, allocate=channel.allocate)
     run_worker(armed(channel, number), setup.worker, context)
+    begun.end()
     channel.send_records()
+    run_finalizers()
 
 
 def _redirect_descriptors_of(fd: int) -> None:

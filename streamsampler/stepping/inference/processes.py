@@ -122,6 +122,7 @@ class RolloutTransport(ProcessTransport):
             link.waiting.clear()
         self._tell(self._pending)
         self._pending = []
+        self.in_hand = False  # all that was on its way has arrived: what workers say last can be read
         return raised
 
     def _await_closed(self, links: Sequence[EnvLink], seconds: float) -> None:
