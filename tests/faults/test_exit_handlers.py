@@ -11,6 +11,7 @@ import threading
 import weakref
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
@@ -18,17 +19,19 @@ import pytest
 from streamsampler import EnvManager, MultiprocessingSampler
 from tests.scripted.envs import Steps
 
+SAMPLER: Any = partial(MultiprocessingSampler, "random", n_workers=2, seed=1)
+
 
 def queues(start_method):
-    return partial(MultiprocessingSampler, "random", n_workers=2, seed=1, engine="queues", start_method=start_method)
+    return partial(SAMPLER, engine="queues", start_method=start_method)
 
 
-WAYS = {
-    "processes": partial(MultiprocessingSampler, "random", n_workers=2, seed=1, engine="processes"),
+WAYS: dict[str, Any] = {
+    "processes": partial(SAMPLER, engine="processes"),
     "forkserver": queues("forkserver"),
     "spawn": queues("spawn"),
     "fork": queues("fork"),
-    "parent": partial(MultiprocessingSampler, "random", n_workers=2, inference="parent", worker_args={"n_envs": 2}),
+    "parent": partial(SAMPLER, inference="parent", worker_args={"n_envs": 2}),
     "manager": partial(EnvManager, n_envs=2, n_workers=2, seed=1),
 }
 
@@ -77,7 +80,7 @@ class Failing(Steps):
         super().__init__()
         atexit.register(write, folder, "last")
         atexit.register(self.fail)
-        self.end = weakref.finalize(self.fail.__func__, self.give_up)
+        self.end = weakref.finalize(Failing.fail, self.give_up)
 
     def fail(self):
         raise ValueError("the arm was not parked")
