@@ -215,7 +215,8 @@ batch is completed with the next indices. `stats.dropped` lists what was left ou
 for any number of workers. Where failures depend on the state, what is left is biased. A call in which nearly everything
 fails raises.
 
-Ctrl-C in a call raises `KeyboardInterrupt`; `sampler.salvage()` then returns the finished prefix.
+Ctrl-C in a call raises `KeyboardInterrupt`; `sampler.salvage()` then returns the finished prefix. So does what a signal
+handler of yours raises, unless it is an `Exception`: in a `LocalSampler` that counts as the environment's.
 
 Workers that die, hang or grow
 ------------------------------

@@ -30,6 +30,7 @@ from streamsampler.samplers.payloads import makes_environment, on_environments, 
 from streamsampler.samplers.per_worker import Kind, Updates
 from streamsampler.samplers.session import Fingerprints, InfosOfFiles, PurityChecks, Session
 from streamsampler.samplers.supervisor import failure_error, kernels_error
+from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.logs import handle_records
 from streamsampler.workers.resets import Resets
@@ -163,8 +164,8 @@ class SamplerLife(ABC):
         try:
             with self._guarded():
                 yield
-        except KeyboardInterrupt:
-            if call.gathering.result.n_trajectories:
+        except BaseException as error:
+            if is_interrupt(error) and call.gathering.result.n_trajectories:
                 self._salvaged = call.finished()
             raise
         finally:

@@ -29,6 +29,7 @@ from streamsampler.samplers.payloads import provenance_of
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.samplers.replays import ReplayingSampler
 from streamsampler.samplers.streaming import Stream
+from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.resets import (
     Options,
     ResetOptions,
@@ -308,8 +309,9 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                     call.pump(shown.interval)
                     shown.update(call.so_far, complete=call.gathering.result.complete)
                 batch = call.complete()
-        except KeyboardInterrupt:
-            self._salvaged = batch or self._salvaged
+        except BaseException as error:
+            if is_interrupt(error):
+                self._salvaged = batch or self._salvaged
             raise
         return batch
 

@@ -32,6 +32,14 @@ def class_names(error: BaseException) -> tuple[str, ...]:
     return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether an exception interrupts this thread's caller: Ctrl-C, or what a signal handler of theirs raises.
+
+    Neither an environment nor an agent failed: where they run in the caller's thread, it passes as itself.
+    """
+    return error is not None and not isinstance(error, Exception | SystemExit)
+
+
 def summary_of(error: BaseException) -> str:
     """Return an exception in one line, of bounded length."""
     summary = "".join(traceback.format_exception_only(error)).strip()

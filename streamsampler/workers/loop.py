@@ -33,7 +33,7 @@ from streamsampler.protocol.messages import (
 )
 from streamsampler.protocol.states import WorkerSide, WorkerState
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
-from streamsampler.workers.explain import class_names, summary_of
+from streamsampler.workers.explain import class_names, is_interrupt, summary_of
 from streamsampler.workers.finishing import Finishing
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.known_wrappers import files_of
@@ -60,7 +60,7 @@ class Channel(Protocol):
     """How a worker is connected to its sampler.
 
     Attributes:
-        interruptible: Whether a KeyboardInterrupt in the worker's thread is the user's.
+        interruptible: Whether the worker's thread is the user's, so that what interrupts it passes; see `is_interrupt`.
     """
 
     interruptible: bool
@@ -334,7 +334,7 @@ class WorkerLoop:
                 _LOG.warning("%s", text)
 
     def _let_interrupts_through(self, error: BaseException) -> None:
-        if isinstance(error, KeyboardInterrupt) and self._channel.interruptible:
+        if is_interrupt(error) and self._channel.interruptible:
             raise error
 
     def _report(self, ticket: Ticket, outcome: Outcome, lost_timesteps: int, *, runs_lanes: bool) -> None:
@@ -403,6 +403,7 @@ class WorkerLoop:
         try:
             self._worker.shutdown()
         except BaseException as error:
+            self._let_interrupts_through(error)
             self._channel.answer(failure_of(None, Phase.CLOSE, None, error), error)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from streamsampler.workers.base import Worker
-from streamsampler.workers.explain import name_of_env
+from streamsampler.workers.explain import is_interrupt, name_of_env
 from streamsampler.workers.known_wrappers import files_of, kind_of, stateful_wrapper
 
 # ----------------------------------------------------------------------
@@ -299,7 +299,7 @@ def check_purity(
         before: What the worker checked last: a kind of environment whose check is complete is not checked again.
 
     Raises:
-        KeyboardInterrupt: The user's.
+        BaseException: What interrupts it; see `is_interrupt`.
     """
     envs = worker.environments()
     if not envs or not worker.can_rehearse:
@@ -322,10 +322,10 @@ def check_purity(
         pass
     except Difference as difference:
         found.finding, found.spoiled = _finding(difference, envs[0]), True
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # no verdict: the rollout to come raises it again
-        found.spoiled = True
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        found.spoiled = True  # no verdict: the rollout to come raises it again
     found.seconds = perf_counter() - began
     time_is_up = not strict and found.seconds >= SECONDS
     found.complete = bool(found.finding) or time_is_up or worker.row.may_run(version)

@@ -31,6 +31,7 @@ from streamsampler.stepping.inference.processes import (
     own,
 )
 from streamsampler.stepping.transport import Broken, Done
+from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvElsewhere, EnvFacts
 from streamsampler.workers.resets import ResetOrder, Resets, order_of
 
@@ -377,7 +378,7 @@ class Environments:
     def give_up(self) -> None:
         """Forget what environments were asked; steps under way are waited for, so that they are counted."""
         self.forget()
-        if not isinstance(sys.exception(), KeyboardInterrupt | WorkerError):
+        if not (isinstance(error := sys.exception(), WorkerError) or is_interrupt(error)):
             self.settle(range(self.n_envs), STUCK_SECONDS)
 
     def settle(self, env_ids: Iterable[int], seconds: float | None = None) -> bool:

@@ -21,6 +21,7 @@ from streamsampler.stepping.links import EnvLink
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import KINDS
 from streamsampler.stepping.transport import Setbacks, UnansweredError, pickle_frame, request_frame
+from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvFacts
 
 # ----------------------------------------------------------------------
@@ -69,8 +70,8 @@ class RolloutTransport(ProcessTransport):
 
     def _original(self, summary: str, pickled: bytes | None) -> BaseException | None:
         original = super()._original(summary, pickled)
-        # The sampler would take a `KeyboardInterrupt` for its user's.
-        is_known = original is not None and not isinstance(original, KeyboardInterrupt)
+        # The sampler would take an interrupt of the environment's process for one of its own.
+        is_known = original is not None and not is_interrupt(original)
         return original if is_known else EnvironmentRaisedError(summary)
 
     def sleep(self, seconds: float) -> None:
