@@ -176,6 +176,9 @@ class LocalSampler(Sampler[ObservationsT, ActionsT]):
     For debugging (exceptions keep their frames), for tests and for small jobs. The generators of `random`,
     `numpy.random` and torch are restored after each call. `n_workers` defaults to 1.
 
+    Samplers of this kind in several threads take turns, a ticket each, because the process has these generators only
+    once; so do those with `inference="parent"`, whose agents draw from them here.
+
     See `Sampler` for the arguments. Time and memory have no limits, because no process can be killed and replaced; nor
     is a trajectory reported that seems never to end, because nothing else runs while it does.
     """

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.workers.turns import turn
 
 __all__ = [
     "drawn_states",
@@ -142,18 +143,22 @@ def generator_states() -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Restore the global generators after the block: the user's program draws from those that a rollout seeds."""
-    python_state, numpy_state = random.getstate(), np.random.get_state(legacy=False)
-    torch = _loaded_torch()
-    on_cpu = None if torch is None else torch.get_rng_state()
-    on_devices = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if (torch := _loaded_torch()) is not None:
-            _restore_torch(torch, on_cpu, on_devices)
+    """Restore the global generators after the block: the user's program draws from those that a rollout seeds.
+
+    Other threads wait for the end of the block with theirs; see `turn`.
+    """
+    with turn():
+        python_state, numpy_state = random.getstate(), np.random.get_state(legacy=False)
+        torch = _loaded_torch()
+        on_cpu = None if torch is None else torch.get_rng_state()
+        on_devices = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+            if (torch := _loaded_torch()) is not None:
+                _restore_torch(torch, on_cpu, on_devices)
 
 
 def _restore_torch(torch: Any, on_cpu: Any, on_devices: Any) -> None:

@@ -37,6 +37,7 @@ from streamsampler.workers.base import AbnormalTrajectoryError, Outcome, Worker,
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.hooks import TrajectoryContext
 from streamsampler.workers.threads import ThreadLimit
+from streamsampler.workers.turns import turn
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.hooked import HookedRunner
@@ -482,7 +483,7 @@ class ParentEngine(LocalEngine):
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Let the worker run until it has answered."""
-        with self._mode:
+        with turn(), self._mode:  # another thread's sampler may ask the same module
             events = super().wait(timeout)
         losses = [] if self._worker is None else self._worker.take_losses()
         return [*(Restored(0, isinstance(error, WorkerHungError)) for error in losses), *events]
