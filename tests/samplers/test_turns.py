@@ -41,8 +41,8 @@ def seen(batch):
     return batch.rewards.tolist(), batch.actions.tolist()
 
 
-def alone(make, env=Drawing):
-    with make(env) as sampler:
+def alone(make, env=Drawing, seed=7):
+    with make(env, seed=seed) as sampler:
         return seen(sampler.obtain_trajectories(4))
 
 
@@ -62,52 +62,69 @@ class Watched:
         self.lock.release()
 
 
+class Second:
+    """A second sampler, in a thread.
+
+    If threads did not take turns, it would be in the middle of a trajectory while the first one goes on.
+    """
+
+    def __init__(self, monkeypatch):
+        self.watched, self.found, self.first_has_ended = Watched(), [], threading.Event()
+        monkeypatch.setattr(turns._turn, "lock", self.watched)
+        self.thread = None
+
+    def begin(self, sample):
+        """Begin in the first one's trajectory, once; wait until it has begun with its own, or waits for its turn."""
+        if self.thread is None:
+            self.thread = threading.Thread(target=lambda: self.found.append(sample()))
+            self.thread.start()
+            assert self.watched.is_waited_for.wait(60)
+
+    def pause(self):
+        """Wait, in the second one's trajectory, for the end of the first one, unless there are turns."""
+        if not self.watched.is_waited_for.is_set():
+            self.watched.is_waited_for.set()
+            assert self.first_has_ended.wait(60)
+
+    def result(self):
+        self.first_has_ended.set()
+        self.thread.join()
+        return self.found[0]
+
+
 @pytest.fixture
 def second(monkeypatch):
-    """A function that begins a second sampler in a thread, and waits until it has run, or waits for its turn."""
-    watched, found = Watched(), []
-    monkeypatch.setattr(turns._turn, "lock", watched)
-
-    def run(sample):
-        found.append(sample())
-        watched.is_waited_for.set()
-
-    def begin(sample):
-        if not found and not watched.is_waited_for.is_set():
-            threads.append(threading.Thread(target=run, args=(sample,)))
-            threads[0].start()
-            assert watched.is_waited_for.wait(60)
-
-    def result():
-        threads[0].join()
-        return found[0]
-
-    threads: list[Any] = []
-    begin.result = result  # type: ignore[attr-defined]
-    return begin
+    return Second(monkeypatch)
 
 
 def test_two_samplers_in_two_threads_draw_as_each_alone(second, monkeypatch):
-    expected = alone(LOCAL)
-    monkeypatch.setitem(MEANWHILE, "begin", lambda: second(partial(alone, LOCAL)))
+    expected, of_second = alone(LOCAL), alone(LOCAL, seed=8)
+    paused = partial(alone, LOCAL, partial(Drawing, "pause"), seed=8)
+    monkeypatch.setitem(MEANWHILE, "begin", lambda: second.begin(paused))
+    monkeypatch.setitem(MEANWHILE, "pause", second.pause)
     with LOCAL(partial(Drawing, "begin"), check=None) as sampler:
         assert seen(sampler.obtain_trajectories(4)) == expected
-    assert second.result() == expected
+    assert second.result() == of_second
 
 
 def test_two_samplers_in_two_threads_whose_agents_draw_here_draw_as_each_alone(second):
     env = partial(Steps, 6)
-    expected = alone(partial(PARENT, AGENT), env)
+    expected, of_second = alone(partial(PARENT, AGENT), env), alone(partial(PARENT, AGENT), env, seed=8)
+
+    def pausing(observation):
+        if observation[0] == 3:
+            second.pause()
+        return AGENT(observation)
 
     def act(observation):
         action = AGENT(observation)
         if observation[0] == 3:
-            second(lambda: alone(partial(PARENT, AGENT), env))
+            second.begin(lambda: alone(partial(PARENT, pausing), env, seed=8))
         return action
 
     with PARENT(act, env) as sampler:
         assert seen(sampler.obtain_trajectories(4)) == expected
-    assert second.result() == expected
+    assert second.result() == of_second
 
 
 def test_the_samplers_of_a_stream_in_two_threads_take_turns():
