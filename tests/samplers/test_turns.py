@@ -122,7 +122,7 @@ def test_two_samplers_in_two_threads_whose_agents_draw_here_draw_as_each_alone(s
             second.begin(lambda: alone(partial(PARENT, pausing), env, seed=8))
         return action
 
-    with PARENT(act, env) as sampler:
+    with PARENT(act, env, check=None) as sampler:
         assert seen(sampler.obtain_trajectories(4)) == expected
     assert second.result() == of_second
 
