@@ -120,12 +120,10 @@ when the process was killed.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -135,85 +133,13 @@ from streamsampler.core.atomic import write_whole
 from streamsampler.core.errors import StorageError
 from streamsampler.core.version import __version__
 from streamsampler.data.agent_rows import ARRAYS_OF_AGENTS, AgentRows
+from streamsampler.data.archive import opened_npz
 from streamsampler.data.batch_fields import RawRows
+from streamsampler.data.claims import check_claims, entries_of
 from streamsampler.data.codec import damage_raised, decode, decode_space, encode, encode_space, read_facts
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos, policies_of, unwritable_infos
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, object_array
-
-# ----------------------------------------------------------------------
-# Read `.npz` files that may be damaged: anything wrong is a `StorageError` that names the file and the array.
-
-
-_SUFFIX = ".npy"
-
-
-@contextlib.contextmanager
-def opened_npz(path: Path) -> Iterator[Npz]:
-    """Open a file for reading.
-
-    Args:
-        path: The file.
-
-    Raises:
-        StorageError: It is no `.npz` file, or it is cut short.
-        OSError: It cannot be opened.
-    """
-    if path.is_dir():
-        raise StorageError(f"{path} is a folder, not a file; streamsampler.load reads all of it")
-    with path.open("rb") as file:
-        try:
-            archive = zipfile.ZipFile(file)
-        except Exception as reason:
-            raise StorageError(
-                f"{path} is no trajectory batch: it is no .npz file, or it was cut short ({reason})"
-            ) from None
-        with archive:
-            yield Npz(path, archive)
-
-
-class Npz:
-    """The arrays of an open `.npz` file.
-
-    Args:
-        path: The file's name, for errors.
-        archive: The file.
-
-    Attributes:
-        names: The arrays' names.
-    """
-
-    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
-        self._path, self._archive = path, archive
-        self.names = [name.removesuffix(_SUFFIX) for name in archive.namelist()]
-
-    def read(self, name: str) -> Array:
-        """Return an array.
-
-        Raises:
-            StorageError: There is no array of that name, or it is damaged.
-        """
-        try:
-            info = self._archive.getinfo(f"{name}{_SUFFIX}")
-            with self._archive.open(info) as member:
-                return _array_of(member)
-        # An OSError, too: of a position before the file's begin.
-        except Exception as reason:
-            raise StorageError(
-                f"{self._path} cannot be read: {name} is damaged, cut short, or holds pickles "
-                f"({type(reason).__name__}: {reason})"
-            ) from None
-
-
-def _array_of(member: Any) -> Array:
-    array: Array = np.lib.format.read_array(member, allow_pickle=False)
-    if member.read(1):  # which also compares the checksum
-        raise ValueError("there is more than its header says")
-    return array
-
-
-# ----------------------------------------------------------------------
-
 
 _FORMAT = "streamsampler.TrajectoryBatch"
 _VERSION = 1
@@ -446,14 +372,8 @@ def read_trees(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Any
     header = _read(path, ())[1]
     with damage_raised(path, "is damaged: its parts do not fit together ({})"):
         structures = {name: header["structure"][name] for name in names}
-        entries = _read(path, [entry for structure in structures.values() for entry in _entries_of(structure)])[0]
+        entries = _read(path, [entry for structure in structures.values() for entry in entries_of(structure)])[0]
         return {name: _restore(structure, entries) for name, structure in structures.items()}, header
-
-
-def _entries_of(structure: dict[str, Any]) -> list[str]:
-    children = [*structure.get("dict", {}).values(), *structure.get("tuple", [])]
-    own = [structure[kind] for kind in ("array", "objects") if kind in structure]
-    return own + [entry for child in children for entry in _entries_of(child)]
 
 
 def _existing(path: Path) -> Path:
@@ -464,8 +384,19 @@ def _read(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Arr
     with opened_npz(path) as archive:
         if "header" not in archive.names:
             raise StorageError(f"{path} is no trajectory batch: it has no entry `header`, only {short(archive.names)}")
-        header = read_facts(path, archive.read("header").tobytes(), "trajectory batch", _FORMAT, _VERSION)
-        return {name: archive.read(name) for name in (archive.names if names is None else names)}, header
+        header = read_facts(path, archive.read_text("header"), "trajectory batch", _FORMAT, _VERSION)
+        if names is None or names:
+            with damage_raised(path, "is damaged: its parts do not fit together ({})"):
+                names = _entries_of_header(header) if names is None else names
+                check_claims(archive, header, frozenset(names))
+        return {name: archive.read(name) for name in names}, header
+
+
+def _entries_of_header(header: Mapping[str, Any]) -> list[str]:
+    """Return the names of all arrays that a batch is made of."""
+    parts = [header, *header.get("policies", {}).values()]
+    own = [name for name in _ARRAYS if name not in header["structure"]]
+    return [*own, *(entry for part in parts for tree in part["structure"].values() for entry in entries_of(tree))]
 
 
 def _restore(structure: dict[str, Any], entries: dict[str, Array]) -> Any:

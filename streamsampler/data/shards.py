@@ -19,6 +19,7 @@ import numpy as np
 import streamsampler.data.multi_agent  # noqa: F401 - so that `batch_of_fields` knows batches of several agents
 from streamsampler.core.atomic import FolderLock, check_locks, is_leftover, sync_directory, write_whole
 from streamsampler.core.errors import DamagedShardError, StorageError, UsageError
+from streamsampler.core.reading import read_regular
 from streamsampler.core.version import __version__
 from streamsampler.core.words import count
 from streamsampler.data import npz as storage
@@ -198,7 +199,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         if not folder.exists():
             raise

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from streamsampler.core.atomic import write_whole
 from streamsampler.core.errors import DataError, StorageError
+from streamsampler.core.reading import read_regular
 from streamsampler.core.version import __version__
 from streamsampler.core.words import count
 from streamsampler.data.codec import decode, encode, read_facts
@@ -248,7 +249,7 @@ class Found:
             StorageError: The file holds something else.
             OSError: The file cannot be read.
         """
-        return cls._read(Path(path).read_bytes(), str(path))
+        return cls._read(read_regular(Path(path)), str(path))
 
     @classmethod
     def _read(cls, data: bytes, where: str) -> Self:

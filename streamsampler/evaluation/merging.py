@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from streamsampler.core.errors import StorageError, UsageError
+from streamsampler.core.reading import open_regular
 from streamsampler.core.words import count
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluate import INTERRUPTED
@@ -37,7 +38,7 @@ def kind_of(path: Path) -> Kind | None:
     """
     if path.is_dir():
         return "folder"
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         begin = file.read(4096)
     if begin.startswith(b"PK"):
         return "file of trajectories"

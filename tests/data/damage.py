@@ -88,6 +88,29 @@ def with_entry(npz: bytes, name: str, contents: bytes) -> bytes:
     return out.getvalue()
 
 
+def with_bomb(npz: bytes, name: str, begin: bytes, n_bytes: int) -> bytes:
+    """Return an `.npz` file with an entry that begins so, and is zeros from there on.
+
+    Args:
+        npz: The file.
+        name: The entry; takes the place of one of this name.
+        begin: How it begins.
+        n_bytes: How many zeros follow, a number of millions.
+    """
+    out, million = io.BytesIO(), bytes(1_000_000)
+    with zipfile.ZipFile(io.BytesIO(npz)) as before, zipfile.ZipFile(out, "w") as after:
+        for info in before.infolist():
+            if info.filename != f"{name}.npy":
+                after.writestr(info, before.read(info))
+        bomb = zipfile.ZipInfo(f"{name}.npy")
+        bomb.compress_type, bomb._compresslevel = zipfile.ZIP_DEFLATED, 1  # type: ignore[attr-defined]
+        with after.open(bomb, "w", force_zip64=True) as entry:
+            entry.write(begin)
+            for _ in range(n_bytes // len(million)):
+                entry.write(million)
+    return out.getvalue()
+
+
 def entry(npz: bytes, name: str) -> bytes:
     """Return an entry of an `.npz` file: a `.npy` file."""
     with zipfile.ZipFile(io.BytesIO(npz)) as archive:

@@ -1,4 +1,4 @@
-"""Damaged files and manifests: a `StorageError` or the right data."""
+"""Damaged files and manifests, and small ones that unpack to much: a `StorageError` or the right data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from streamsampler import LocalSampler, TrajectoryFolder, sample_to_folder
 from streamsampler.data.npz import read, save
 from streamsampler.data.shards import MANIFEST, load
 from streamsampler.errors import StorageError
-from tests.data.damage import damaged_bytes, damaged_json, entry, header_of, with_entry, with_header
+from tests.data.damage import damaged_bytes, damaged_json, entry, header_of, npy, with_bomb, with_entry, with_header
 from tests.scripted.envs import Nested
 
 SECONDS = {"short": 30.0, "long": 900.0}
+MUCH = 600_000_000
+"""Bytes that a bomb unpacks to: those of a header are let through up to 268 million."""
+
 ENTRIES = ("header", "rewards", "lengths", "indices", "terminated", "observations.image", "observations.task.0")
 
 
@@ -42,13 +45,19 @@ def prove(scale: str) -> None:
 
 
 def _damage_a_file(path: Path, data: bytes, batch: Any, chance: random.Random, counts: Counter[str]) -> None:
-    kind, name = chance.choice(["bytes", "header", "array"]), chance.choice(ENTRIES)
+    kind = chance.choices(["bytes", "header", "array", "bomb"], [33, 33, 33, 1])[0]
+    name = chance.choice(ENTRIES)
     if kind == "bytes":
         data = damaged_bytes(data, chance)
     elif kind == "header":
         data = with_header(data, damaged_json(header_of(data), chance))
-    else:
+    elif kind == "array":
         data = with_entry(data, name, damaged_bytes(entry(data, name), chance))
+    else:
+        descr, size = chance.choice([("<f8", 8), ("<i8", 8), ("|b1", 1), ("|u1", 1), ("<f4", 4)])
+        rows = chance.choice([MUCH // size, len(batch.rewards), len(batch)])
+        shape = (rows, *([MUCH // size // rows] if rows * size < MUCH else []))
+        data = with_bomb(data, name, npy(shape, descr), MUCH)
     path.write_bytes(data)
     with contextlib.suppress(StorageError):
         read(path, "lengths", "rewards")

@@ -1,0 +1,172 @@
+"""Read `.npz` files that may be damaged, or made to harm: anything wrong is a `StorageError` that names file and array.
+
+An array that takes a few kilobytes in a file may unpack to gigabytes. So its size in the archive's directory and its
+own header, of bounded length, are compared before it is unpacked; `data.claims` compares what arrays claim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from streamsampler.core.errors import StorageError
+from streamsampler.core.reading import open_regular
+from streamsampler.data.trees import Array
+
+_SUFFIX = ".npy"
+_MAGIC_BYTES = 8
+_MOST_HEADER_BYTES = 1 << 14  # of an array; NumPy's own limit is 10,000 characters
+_TEXT_BYTES, _TEXT_RATIO, _ROW_BYTES = 1 << 28, 32, 1 << 10
+
+
+class Claim(NamedTuple):
+    """What an array says of itself.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def stand_in(self) -> Array:
+        """Return an array of this shape and dtype that takes no memory; texts, which may be long, are of length 1."""
+        dtype = np.dtype(f"{self.dtype.kind}1") if self.dtype.kind in "USV" else self.dtype
+        return np.broadcast_to(np.zeros((), dtype), self.shape)
+
+
+@contextlib.contextmanager
+def opened_npz(path: Path) -> Iterator[Npz]:
+    """Open a file for reading.
+
+    Args:
+        path: The file.
+
+    Raises:
+        StorageError: It is no `.npz` file, or it is cut short.
+        OSError: It cannot be opened.
+    """
+    if path.is_dir():
+        raise StorageError(f"{path} is a folder, not a file; streamsampler.load reads all of it")
+    with open_regular(path) as file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except Exception as reason:
+            raise StorageError(
+                f"{path} is no trajectory batch: it is no .npz file, or it was cut short ({reason})"
+            ) from None
+        with archive:
+            yield Npz(path, archive)
+
+
+class Npz:
+    """The arrays of an open `.npz` file.
+
+    Args:
+        path: The file's name, for errors.
+        archive: The file.
+
+    Attributes:
+        names: The arrays' names.
+    """
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self._path, self._archive = path, archive
+        self.names = [name.removesuffix(_SUFFIX) for name in archive.namelist()]
+        self._claims: dict[str, Claim] = {}
+
+    def claim(self, name: str) -> Claim:
+        """Return what an array says of itself; only its first bytes are unpacked.
+
+        Raises:
+            StorageError: There is no array of that name, it holds pickles, or it has another size than it says.
+        """
+        if name not in self._claims:
+            try:
+                info = self._archive.getinfo(f"{name}{_SUFFIX}")
+                with self._archive.open(info) as member:
+                    claim, header_bytes = _claim_of(member)
+                _check_size(claim, info.file_size - header_bytes)
+            except Exception as reason:  # an OSError, too: of a position before the file's begin
+                self._refuse(name, reason)
+            self._claims[name] = claim
+        return self._claims[name]
+
+    def read(self, name: str) -> Array:
+        """Return an array.
+
+        Raises:
+            StorageError: There is no array of that name, or it is damaged.
+        """
+        self.claim(name)
+        try:
+            with self._archive.open(f"{name}{_SUFFIX}") as member:
+                array: Array = np.lib.format.read_array(member, allow_pickle=False)
+                member.read(1)  # compares the checksum
+        except Exception as reason:
+            self._refuse(name, reason)
+        return array
+
+    def read_text(self, name: str, n_rows: int = 0) -> bytes:
+        """Return the JSON that an array holds.
+
+        Args:
+            name: The array.
+            n_rows: How many values the JSON is of; each may take a kilobyte, however small it is packed.
+
+        Raises:
+            StorageError: As for `read`, or it is too large for what it is packed into.
+        """
+        self.check_text(name, n_rows)
+        return self.read(name).tobytes()
+
+    def check_text(self, name: str, n_rows: int) -> None:
+        """Check that the JSON of an array is not too large for what it is packed into; see `read_text`."""
+        claim, info = self.claim(name), self._archive.getinfo(f"{name}{_SUFFIX}")
+        most = max(_TEXT_BYTES, _TEXT_RATIO * info.compress_size, _ROW_BYTES * n_rows)
+        if claim.dtype != np.uint8 or len(claim.shape) != 1 or info.file_size > most:
+            text = f"a text of {claim.shape} {claim.dtype} in {info.compress_size:,} bytes"
+            self._refuse(name, ValueError(f"{text}, and may have {most:,} bytes"))
+
+    def _refuse(self, name: str, reason: Exception) -> NoReturn:
+        raise StorageError(
+            f"{self._path} cannot be read: {name} is damaged, cut short, or holds pickles "
+            f"({type(reason).__name__}: {reason})"
+        ) from None
+
+
+def _claim_of(member: Any) -> tuple[Claim, int]:
+    """Return what an array in the `.npy` format says of itself, and how many bytes that takes."""
+    magic = member.read(_MAGIC_BYTES)
+    version = np.lib.format.read_magic(io.BytesIO(magic))
+    length_form, read = {
+        (1, 0): ("<H", np.lib.format.read_array_header_1_0),
+        (2, 0): ("<I", np.lib.format.read_array_header_2_0),
+        (3, 0): ("<I", np.lib.format.read_array_header_2_0),  # whose names of fields are read as other ones
+    }[version]
+    length = member.read(struct.calcsize(length_form))
+    (n_bytes,) = struct.unpack(length_form, length)
+    if n_bytes > _MOST_HEADER_BYTES:
+        raise ValueError(f"its header has {n_bytes:,} bytes, and may have {_MOST_HEADER_BYTES:,}")
+    shape, _, dtype = read(io.BytesIO(length + member.read(n_bytes)))
+    return Claim(shape, dtype), len(magic) + len(length) + n_bytes
+
+
+def _check_size(claim: Claim, n_bytes: int) -> None:
+    """Compare an array's size with what its header says."""
+    if claim.dtype.hasobject:
+        raise ValueError("it holds pickles")
+    if min(claim.shape, default=0) < 0:
+        raise ValueError(f"its header says {claim.shape}")
+    said = math.prod(claim.shape) * claim.dtype.itemsize
+    if said != n_bytes:
+        raise ValueError(f"there is {'more' if said < n_bytes else 'less'} than its header says: {n_bytes:,} bytes")

@@ -1,0 +1,97 @@
+"""Compare what the arrays of a file claim to be with one another and with their spaces, before they are unpacked.
+
+How many trajectories there are is bounded by the seeds in the header, and how many timesteps by their lengths, which
+are unpacked first. All other arrays show their shapes and dtypes alone: those of a batch that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from streamsampler.core.errors import DataError
+from streamsampler.data.archive import Npz
+from streamsampler.data.codec import decode_space
+from streamsampler.data.spaces import validate
+from streamsampler.data.trees import leaves
+
+_ARRAYS = ("rewards", "terminated", "truncated", "lengths", "indices", "agent_versions")
+_PER_TIMESTEP = {
+    *("observations", "actions", "rewards", "env_infos", "agent_infos", "raw_observations", "raw_rewards"),
+    "env_timesteps",
+}
+_COLUMNS = {*_ARRAYS, "raw_rewards", "fragments", "agents"}
+"""What has one number in each row."""
+_SPACES = {"observations": "observation_space", "last_observations": "observation_space", "actions": "action_space"}
+
+
+def check_claims(archive: Npz, header: Mapping[str, Any], names: Collection[str]) -> None:
+    """Check what arrays of a batch's file claim.
+
+    Args:
+        archive: The file.
+        header: Its header.
+        names: The arrays that are to be read.
+
+    Raises:
+        DataError: They do not fit; says both numbers.
+        Exception: The header is damaged.
+    """
+    n_trajectories = len(header["seeds"])
+    _check_part(archive, header, names, (n_trajectories, n_trajectories))
+    for said in header.get("policies", {}).values():
+        _check_part(archive, said, names, (0, n_trajectories * len(said["agent_ids"])))
+
+
+def _check_part(archive: Npz, said: Mapping[str, Any], names: Collection[str], between: tuple[int, int]) -> None:
+    """Check the arrays of all that a header says, or of what one policy did.
+
+    Args:
+        archive: The file.
+        said: The part of the header.
+        names: As above.
+        between: How many trajectories there are at least and at most.
+    """
+    structure = {name: {"array": name} for name in _ARRAYS} | said["structure"]
+    entry = structure["lengths"]["array"]
+    claim = archive.claim(entry)
+    if len(claim.shape) != 1 or claim.dtype != np.int64 or not between[0] <= claim.shape[0] <= between[1]:
+        raise DataError(f"{entry} are {claim.dtype} {claim.shape}, of {between[0]} to {between[1]} trajectories")
+    lengths = archive.read(entry)
+    n_trajectories, n_timesteps = len(lengths), int(lengths.sum())
+    for name, its in structure.items():
+        if not any(entry in names for entry in entries_of(its)):
+            continue
+        claimed = _claimed(archive, its)
+        for path, leaf in leaves(claimed):
+            own = path.strip("[]'") if name == "agents" else name
+            n_rows = n_timesteps if own in _PER_TIMESTEP else n_trajectories
+            if leaf.shape[:1] != (n_rows,):
+                raise DataError(f"{name}{path} has the shape {leaf.shape}, and should have {n_rows} rows")
+            if name in _COLUMNS and (leaf.ndim != 1 or leaf.dtype.kind not in "biuf"):
+                raise DataError(f"{name}{path} are {leaf.dtype} {leaf.shape}, and should have one number in each row")
+        if name in _SPACES and f"raw_{name}" not in structure:
+            space = decode_space(said["spaces"][_SPACES[name]])
+            validate(space, claimed, n_timesteps if name in _PER_TIMESTEP else n_trajectories, name)
+
+
+def entries_of(structure: Mapping[str, Any]) -> list[str]:
+    """Return the names of the arrays that a structure is made of."""
+    children = [*structure.get("dict", {}).values(), *structure.get("tuple", [])]
+    own = [structure[kind] for kind in ("array", "objects") if kind in structure]
+    return own + [entry for child in children for entry in entries_of(child)]
+
+
+def _claimed(archive: Npz, structure: Mapping[str, Any]) -> Any:
+    """Return what arrays claim to be, as a tree of arrays that take no memory."""
+    if "dict" in structure:
+        return {key: _claimed(archive, child) for key, child in structure["dict"].items()}
+    if "tuple" in structure:
+        return tuple(_claimed(archive, child) for child in structure["tuple"])
+    if "array" in structure:
+        return archive.claim(structure["array"]).stand_in()
+    length = structure["length"]
+    archive.check_text(structure["objects"], length)
+    return np.broadcast_to(np.array(None, dtype=object), (length,))
