@@ -8,7 +8,9 @@ A file
 
 A file is a zip archive, with zip64 fields where sizes need them. Its members are stored or deflated, have no date,
 and are called `<entry>.npy`. Each is an array in NumPy's `.npy` format (versions 1.0 to 3.0) in C or Fortran order,
-of numbers, booleans or strings; none holds pickles. With N trajectories and T timesteps in all, the entries are:
+of numbers, booleans or strings; none holds pickles. An array's own header has at most 16,384 bytes; JSON in an array
+at most 268,435,456 bytes, or 32 times what it is packed into, or 1,024 for each value. With N trajectories and T
+timesteps in all, the entries are:
 
 | entry | dtype, shape | content |
 |---|---|---|
