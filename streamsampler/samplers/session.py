@@ -242,6 +242,16 @@ _ENDED_FRAGMENTS = (
 )
 
 
+_ANOMALY = (
+    '{}; such data are counted in stats.anomalies, and reported this once; check="error" ends the call, check=None '
+    "looks for nothing"
+)
+_OTHER_DEVICE = (
+    "torch's default device is {} in this process, and the CPU in workers, where the agent acts: pass device= where the "
+    'agent makes tensors. inference="parent" keeps the agent in this process'
+)
+
+
 class Session:
     """An engine, a record of each of its workers, and what is in force.
 
@@ -320,7 +330,6 @@ class Session:
         self._lanes: dict[int, tuple[int, ...]] = {}  # by queue, with which structure its workers run lanes
         self._ran_by_dead = 0  # timesteps
         self._has_counted = False
-        self._has_warned_of_anomaly = self._has_warned_of_device = False
         self._has_ended_fragments = False  # by whole trajectories, since the last call of fragments
         self._warned_of: set[str] = set()
 
@@ -350,13 +359,8 @@ class Session:
         here = Settings.of_this_process(), levels_here()
         if "settings" not in self.updates or self.updates.about("settings")[0] != here:
             self.updates.put("settings", self.publish(dumps(here, "the settings of this process")), here)
-        if here[0].torch_device != "cpu" and not self._has_warned_of_device and self.need("torch"):
-            self._has_warned_of_device = True
-            logger.warning(
-                "torch's default device is %s in this process, and the CPU in workers, where the agent acts: pass "
-                'device= where the agent makes tensors. inference="parent" keeps the agent in this process',
-                here[0].torch_device,
-            )
+        if here[0].torch_device != "cpu" and self.need("torch"):
+            self.warn_of([("device", _OTHER_DEVICE.format(here[0].torch_device))])
 
     def resets_of(self, plan: GatherPlan, resets: Resets | None, updates: Collection[Kind]) -> Resets | None:
         """Return what a call says of its trajectories; where it is of fragments, whether episodes go on, too.
@@ -517,15 +521,10 @@ class Session:
 
     def warn_of_anomaly(self, anomaly: FoundAnomaly) -> None:
         """Warn of the first anomaly in the data, and of no other."""
-        if not self._has_warned_of_anomaly:
-            self._has_warned_of_anomaly = True
-            logger.warning(
-                '%s; such data are counted in stats.anomalies, and reported this once; check="error" ends the call, '
-                "check=None looks for nothing", anomaly,
-            )  # fmt: skip
+        self.warn_of([("anomaly", _ANOMALY.format(anomaly))])
 
     def warn_of(self, remarks: Iterable[tuple[str, str]]) -> None:
-        """Log what workers remarked in environments, the first of each kind."""
+        """Log warnings, the first of each kind."""
         for kind, text in remarks:
             if kind not in self._warned_of:
                 self._warned_of.add(kind)
