@@ -24,11 +24,12 @@ from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.batches import Summaries, merged
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.lagging import Lag, begun
 from streamsampler.samplers.options import refuse_rows_alone
 from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates, traits_in
 from streamsampler.samplers.per_worker import Kind, Updates
-from streamsampler.samplers.session import Fingerprints, InfosOfFiles, PurityChecks, Session
+from streamsampler.samplers.session import Fingerprints, PurityChecks, Session
 from streamsampler.samplers.supervisor import failure_error, kernels_error
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.factory import WorkerSetup

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -14,70 +13,21 @@ from streamsampler.core.memory import Pool
 from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.core.serialization import Payload, dumps, loads, refers_to
 from streamsampler.core.settings import Settings
-from streamsampler.data.assembly import info_pieces
-from streamsampler.data.batch_fields import INFOS
-from streamsampler.data.info_columns import InfoColumns
-from streamsampler.data.kept_infos import KeptInfos, check_pieces, info_name
-from streamsampler.data.multi_agent import segments_of_policies
-from streamsampler.data.recorder import Rollouts
 from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.data.taken import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.protocol.messages import NEVER_AGAIN, Fingerprint, Start, agree, disagreement
 from streamsampler.protocol.plans import Fragments, GatherPlan, Layout
 from streamsampler.protocol.restarts import Policy
-from streamsampler.protocol.result import Order, Segment
+from streamsampler.protocol.result import Order
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
 from streamsampler.protocol.tickets import Throughput
 from streamsampler.samplers.fragments import FragmentLedger, order_of
+from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.per_worker import Kind, Snapshot, Updates
 from streamsampler.samplers.supervisor import Supervisor, WorkerRecord, logger
 from streamsampler.workers.logs import levels_here
 from streamsampler.workers.resets import Resets
-
-# ----------------------------------------------------------------------
-# Leave infos out of what is sampled into a file, and check the others as they come.
-
-
-class InfosOfFiles:
-    """Applies to a sampler's trajectories what is said of the infos of files, while something is said."""
-
-    def __init__(self) -> None:
-        self._kept: KeptInfos | None = None
-        self._missing: set[str] = set()  # names that no info had so far
-
-    @contextlib.contextmanager
-    def entered(self, kept: KeptInfos) -> Iterator[None]:
-        """Leave infos out, and check the others, until the context is left; warn of names that no info had."""
-        self._kept, self._missing = kept, set(kept.mentioned)
-        try:
-            yield
-            if self._missing:
-                logger.warning("there was no info %s", " or ".join(map(repr, sorted(self._missing))))
-        finally:
-            self._kept = None
-
-    def leave_out(self, rollouts: Rollouts) -> None:
-        """Take what is not kept out of a worker's rollouts."""
-        if self._kept is None or self._kept.is_all:
-            return
-        for each in (rollouts, *(it.rollouts for it in rollouts.policies)):
-            for name in INFOS:
-                columns: InfoColumns = getattr(each, name)
-                if columns.columns:
-                    self._missing.difference_update(filter(None, map(info_name, columns.columns)))
-                    setattr(each, name, self._kept.of_columns(columns))
-
-    def check(self, segments: Sequence[Segment]) -> None:
-        """Check that a file can hold the infos of trajectories.
-
-        Raises:
-            UnwritableInfoError: It cannot; names all such infos of these trajectories.
-        """
-        if self._kept is not None and segments:
-            each = [segments, *segments_of_policies(segments)]
-            check_pieces([(name, piece) for name in INFOS for part in each for piece in info_pieces(part, name)])
-
 
 # ----------------------------------------------------------------------
 # Decide when a worker checks that trajectories depend on their seeds alone. Pure.
@@ -247,8 +197,8 @@ _ANOMALY = (
     "looks for nothing"
 )
 _OTHER_DEVICE = (
-    "torch's default device is {} in this process, and the CPU in workers, where the agent acts: pass device= where the "
-    'agent makes tensors. inference="parent" keeps the agent in this process'
+    "torch's default device is {} in this process, and the CPU in workers, where the agent acts: pass device= where "
+    'the agent makes tensors. inference="parent" keeps the agent in this process'
 )
 
 

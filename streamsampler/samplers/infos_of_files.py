@@ -1,0 +1,55 @@
+"""Leave infos out of the trajectories that go into files, and check the others as they come."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from streamsampler.data.assembly import info_pieces
+from streamsampler.data.batch_fields import INFOS
+from streamsampler.data.info_columns import InfoColumns
+from streamsampler.data.kept_infos import KeptInfos, check_pieces, info_name
+from streamsampler.data.multi_agent import segments_of_policies
+from streamsampler.data.recorder import Rollouts
+from streamsampler.protocol.result import Segment
+from streamsampler.samplers.supervisor import logger
+
+
+class InfosOfFiles:
+    """Applies to a sampler's trajectories what is said of the infos of files, while something is said."""
+
+    def __init__(self) -> None:
+        self._kept: KeptInfos | None = None
+        self._missing: set[str] = set()  # names that no info had so far
+
+    @contextlib.contextmanager
+    def entered(self, kept: KeptInfos) -> Iterator[None]:
+        """Leave infos out, and check the others, until the context is left; warn of names that no info had."""
+        self._kept, self._missing = kept, set(kept.mentioned)
+        try:
+            yield
+            if self._missing:
+                logger.warning("there was no info %s", " or ".join(map(repr, sorted(self._missing))))
+        finally:
+            self._kept = None
+
+    def leave_out(self, rollouts: Rollouts) -> None:
+        """Take what is not kept out of a worker's rollouts."""
+        if self._kept is None or self._kept.is_all:
+            return
+        for each in (rollouts, *(it.rollouts for it in rollouts.policies)):
+            for name in INFOS:
+                columns: InfoColumns = getattr(each, name)
+                if columns.columns:
+                    self._missing.difference_update(filter(None, map(info_name, columns.columns)))
+                    setattr(each, name, self._kept.of_columns(columns))
+
+    def check(self, segments: Sequence[Segment]) -> None:
+        """Check that a file can hold the infos of trajectories.
+
+        Raises:
+            UnwritableInfoError: It cannot; names all such infos of these trajectories.
+        """
+        if self._kept is not None and segments:
+            each = [segments, *segments_of_policies(segments)]
+            check_pieces([(name, piece) for name in INFOS for part in each for piece in info_pieces(part, name)])
