@@ -62,6 +62,43 @@ class BatchedGaussianAgent:
 `streamsampler.agents.draws` has `Draws`. Workers check what an agent says of its rows, by changing some rows and
 comparing the others bit for bit.
 
+Masks of actions
+----------------
+
+An environment says which actions it allows in a timestep by a mask: under the key "action_mask" of its observation, or
+of its info, or by a method `action_masks()` of the environment or one of its wrappers. The first that is there counts.
+An agent gets it by declaring a keyword, `action_mask` of `get_action`, and `action_masks` of `get_actions`:
+
+```python
+import numpy as np
+from numpy.typing import NDArray
+
+
+class MaskedAgent:
+    def reset(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def get_action(self, observation: object, *, action_mask: NDArray[np.bool_]) -> tuple[int, dict[str, object]]:
+        return int(self.rng.choice(np.flatnonzero(action_mask))), {}
+```
+
+`action_mask` is one flat boolean array, the agent's to change, as Stable-Baselines3's MaskablePPO has it:
+
+| action space | values of a mask |
+|---|---|
+| Discrete(n) | n, one for each action |
+| MultiDiscrete | one for each value of each part, the parts one after the other |
+| MultiBinary | two for each bit: whether it may be 0, and whether it may be 1 |
+
+`action_masks` has a row for each observation, (n, k). All is True in a timestep without a mask; with actions of other
+spaces the keyword is None. An environment may give a mask in any shape with so many values, booleans or zeros and ones,
+a tuple with an array for each part included. What has the name and another form is ignored, with one warning.
+
+"random" draws among the allowed actions, and `SB3Agent` passes masks to policies whose `predict` takes `action_masks`.
+Where an environment has several agents, each agent's mask is in its observation or in its info. An agent without the
+keyword gets no mask, and `streamsampler.check` says so. With `inference="parent"` masks by a method are an error;
+`EnvManager` and `SerialEnvManager` give no masks to your loop but those of observations and infos.
+
 `streamsampler.adapters` makes agents of PyTorch modules and of Stable-Baselines3's models.
 
 Agents travel to the workers by value: classes and functions of your main script, a notebook or an interactive session

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from gymnasium.spaces import Space
 
+from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS
 from streamsampler.agents.random import RandomAgent
 from streamsampler.core.errors import UsageError
 
@@ -20,6 +21,7 @@ __all__ = [
     "Agent",
     "AgentLike",
     "CallableAgent",
+    "MaskedAgent",
     "adapter_line",
     "as_agent",
     "binds",
@@ -32,6 +34,7 @@ __all__ = [
     "row_keywords",
     "signature_of",
     "takes_keyword",
+    "takes_masks",
     "takes_seed",
 ]
 
@@ -82,6 +85,8 @@ class Agent(Protocol):
       `obtain_fragments` needs both to go on with an episode whose worker was lost.
     - ``begin_part()`` is called before the first action in each call of `obtain_fragments`, where episodes go on: an
       agent that records what it remembers does so there, for learners that begin a sequence there.
+    - The keywords ``action_mask`` of `get_action` and ``action_masks`` of ``get_actions``: which actions the
+      environment allows; see `streamsampler.agents`.
     - ``get_value(observation)``, of an agent whose infos have a number "value": that of the last observation, where a
       trajectory did not terminate; for `batch.last_values`. An agent with a memory is asked at the trajectory's end,
       and must not change it then; where several of its rows have a memory each, it takes the row's number as the
@@ -128,7 +133,23 @@ class AgentOfRows(Protocol):
         """Chooses the actions of several rows."""
 
 
-AgentLike: TypeAlias = Agent | AgentOfRows | Callable[[Any], Any] | Literal["random"]
+class MaskedAgent(Protocol):
+    """An agent that takes masks of actions, for type checkers; see `agents`."""
+
+    def get_action(self, observation: Any, /, *, action_mask: Any) -> tuple[Any, dict[str, Any]]:
+        """Choose an action that the mask allows."""
+        ...
+
+
+class _MaskedFunction(Protocol):
+    """A plain callable that does so."""
+
+    def __call__(self, observation: Any, /, *, action_mask: Any) -> Any: ...
+
+
+AgentLike: TypeAlias = (
+    Agent | AgentOfRows | MaskedAgent | Callable[[Any], Any] | _MaskedFunction | Literal["random"]
+)
 """What is taken for an agent; see `as_agent`."""
 
 
@@ -141,7 +162,7 @@ class CallableAgent:
         function: The callable, ``observation -> action``.
     """
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     def __repr__(self) -> str:
@@ -156,6 +177,14 @@ class CallableAgent:
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         """Call the function; there are no infos."""
         return self.function(observation), {}
+
+
+class _MaskedCallableAgent(CallableAgent):
+    """Makes an agent of a plain callable that takes the keyword `action_mask`."""
+
+    def get_action(self, observation: Any, *, action_mask: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Call the function; there are no infos."""
+        return self.function(observation, action_mask=action_mask), {}
 
 
 def as_agent(obj: Any) -> Agent:
@@ -183,7 +212,7 @@ def as_agent(obj: Any) -> Agent:
     if (line := adapter_line(obj)) is not None:
         raise UsageError(f"the agent ({type(obj).__qualname__}) has no get_action: pass {line}")
     if callable(obj):
-        return CallableAgent(obj)
+        return (_MaskedCallableAgent if _declares(obj, ACTION_MASK) else CallableAgent)(obj)
     if isinstance(obj, str):
         if obj in NAMED_AGENTS:
             return RandomAgent()
@@ -321,6 +350,24 @@ def row_keywords(get_actions: Callable[..., Any]) -> set[str]:
     """Return which keywords an agent's `get_actions` takes that are about rows; see `Agent`."""
     signature = signature_of(get_actions)
     return {name for name in _OF_ROWS if signature is not None and takes_keyword(signature, name)}
+
+
+def takes_masks(agent: Any, *, together: bool = False) -> bool:
+    """Return whether an agent declares the keyword that masks of actions come by; see `agents`.
+
+    Args:
+        agent: The agent.
+        together: Whether it is asked by `get_actions`, with `action_masks`; otherwise by `get_action`, with
+            `action_mask`.
+    """
+    method, keyword = ("get_actions", ACTION_MASKS) if together else ("get_action", ACTION_MASK)
+    function = getattr(agent, method, None)
+    return callable(function) and _declares(function, keyword)
+
+
+def _declares(function: Callable[..., Any], keyword: str) -> bool:
+    signature = signature_of(function)
+    return signature is not None and takes_keyword(signature, keyword)
 
 
 def takes_keyword(signature: inspect.Signature, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.agents.base import acts_alone, as_agent
+from streamsampler.agents.base import acts_alone, as_agent, takes_masks
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import DataError, SamplerError, UsageError
 from streamsampler.data import trees
@@ -283,6 +283,8 @@ class FilteredAgent:
         self._apply = given.apply
         self.wraps_what_acts_alone = acts_alone(self.agent)
         self._get_action: Any = getattr(self.agent, "get_action", None)
+        if takes_masks(self.agent):  # callers look at the signature
+            self.get_action = self._get_masked_action  # type: ignore[method-assign]
         box = isinstance(space, gym_spaces.Box)
         self._dtype = space.dtype if box else None
         self._shape = space.shape if box else None
@@ -324,6 +326,9 @@ class FilteredAgent:
         ):
             return self._get_action(faster(observation))  # type: ignore[no-any-return]
         return self._get_action(self._seen(observation))  # type: ignore[no-any-return]
+
+    def _get_masked_action(self, observation: Any, *, action_mask: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self._get_action(self._seen(observation), action_mask=action_mask)
 
     def _seen(self, observation: Any) -> Any:
         if self._dtype is not None:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.agents.base import mask_argument, reset_agent_function, row_keywords, takes_seed
+from streamsampler.agents.base import mask_argument, reset_agent_function, row_keywords, takes_masks, takes_seed
 from streamsampler.agents.draws import Draws
+from streamsampler.agents.masks import ACTION_MASKS
 from streamsampler.core.errors import UsageError
 from streamsampler.data.trees import map_trees
 
@@ -28,7 +29,7 @@ Answers = list[list[bytes]]
 """The bytes of each row, for each step."""
 
 
-def probe(agent: Any, example: Any, n_rows: int) -> bool:
+def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -> bool:
     """Check that each row of an agent's batches is a function of that row alone, by asking and comparing bits.
 
     For any two rows there are calls in which one keeps its observation and the other gets another one: that of its
@@ -41,6 +42,8 @@ def probe(agent: Any, example: Any, n_rows: int) -> bool:
         agent: An agent with `get_actions`.
         example: Observations, tree of (m, *O); the more they differ the better.
         n_rows: The number of rows that the agent's batches are going to have.
+        mask_size: How many values a mask of actions has, for an agent that takes masks; None where there are none. All
+            actions are allowed.
 
     Returns:
         Whether that holds for other parameters as well. If no observation changes anything, as with a last layer of
@@ -53,7 +56,8 @@ def probe(agent: Any, example: Any, n_rows: int) -> bool:
     given = map_trees(lambda leaf: _moderate(leaf[rows % len(leaf)]), example)
     zeros, ones, noise = (map_trees(others, given) for others in (np.zeros_like, np.ones_like, _noise))
     rolled = map_trees(lambda leaf: np.roll(leaf, 1, axis=0), given)
-    ask = _question(agent, given, n_rows)
+    masks = None if mask_size is None else np.ones((n_rows, mask_size), np.bool_)
+    ask = _question(agent, given, n_rows, {ACTION_MASKS: masks} if takes_masks(agent, together=True) else {})
     plain, expected = next(((each, known) for each in (given, ones, zeros) if (known := ask(each))), (None, None))
     if expected is None:
         _LOG.warning("the agent (%s) could not be probed: it raises with all observations", type(agent).__qualname__)
@@ -69,7 +73,7 @@ def probe(agent: Any, example: Any, n_rows: int) -> bool:
     return conclusive
 
 
-def _question(agent: Any, like: Any, n_rows: int) -> Callable[[Any], Answers | None]:
+def _question(agent: Any, like: Any, n_rows: int, masks: Mapping[str, Any]) -> Callable[[Any], Answers | None]:
     """Return a function that asks an agent for a batch whose trajectories all begin, and, where it remembers, the next.
 
     Its observations always lie in the same memory, whose alignment could change bits. It returns None where the agent
@@ -92,7 +96,7 @@ def _question(agent: Any, like: Any, n_rows: int) -> Callable[[Any], Answers | N
                 reset(**{mask_name: rows >= 0}, **({"seed": 0} if takes_seed(reset) else {}))
             for _ in range(1 if mask_name is None and "starts" not in names else 2):
                 map_trees(np.copyto, memory, observations)
-                answer = get_actions(memory, **{name: keywords[name] for name in names})
+                answer = get_actions(memory, **{name: keywords[name] for name in names}, **masks)
                 answers.append(_rows_of(answer, n_rows))
                 keywords["starts"] = rows < 0
         except Exception:

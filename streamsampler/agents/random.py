@@ -1,25 +1,26 @@
-"""The agent that draws its actions, whatever it sees but a mask of actions."""
+"""The agent that draws its actions, whatever it sees but masks of actions."""
 
 from __future__ import annotations
 
 import copy
+import operator
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Discrete, Space
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
 
+from streamsampler.agents.masks import ACTION_MASK, MaskFinder, sample_masked
 from streamsampler.core.errors import UsageError
-from streamsampler.data.trees import leaves
-
-_MASK = "action_mask"
+from streamsampler.data.trees import map_tree, n_rows_of
 
 
 class RandomAgent:
     """Draws its actions uniformly from a space.
 
-    A trajectory's actions depend on its seed alone: they are the same with `DefaultWorker` and `VecWorker`. Where an
-    observation is a dict with an "action_mask", as in PettingZoo's games, actions of a Discrete space are drawn among
-    those that it allows.
+    A trajectory's actions depend on its seed alone: they are the same with `DefaultWorker` and `VecWorker`. Where the
+    environment has masks of actions (see `agents`), actions are drawn among those that it allows. In a loop of your own
+    pass them, but for those in observations.
 
     Args:
         action_space: The space; None for the environment's.
@@ -66,19 +67,25 @@ class RandomAgent:
         """Go on where another copy of this agent was when `get_state` returned `state`."""
         self.action_space, self._by_row = copy.deepcopy(state)
 
-    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Draw an action, of those that the observation's mask allows if it has one.
+    def get_action(
+        self, observation: Any, *, action_mask: NDArray[np.bool_] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Draw an action.
+
+        Args:
+            observation: Its mask is used, if it has one and none is passed.
+            action_mask: (k,) bool: which actions are allowed; see `agents`.
 
         Raises:
             UsageError: There is no space yet.
         """
         space = self._space()
-        if observation.__class__ is dict and _MASK in observation and isinstance(space, Discrete):
-            return space.sample(mask=np.asarray(observation[_MASK], np.int8)), {}
-        return space.sample(), {}
+        if action_mask is None and isinstance(observation, dict):
+            action_mask = _finder(space).find(observation, None)
+        return _drawn(space, action_mask), {}
 
     def get_actions(
-        self, observations: Any, *, starts: Any = None, seeds: Any = None
+        self, observations: Any, *, starts: Any = None, seeds: Any = None, action_masks: NDArray[np.bool_] | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
         """Draw n actions, each from its trajectory's own generator.
 
@@ -86,22 +93,24 @@ class RandomAgent:
             observations: Tree of (n, *O).
             starts: (n,) bool: which rows begin a trajectory.
             seeds: (n,) ints: the seed of each row's trajectory. None draws all actions from `action_space`.
+            action_masks: (n, k) bool: which actions are allowed in each row; None for what the observations say.
 
         Returns:
             The actions, a list of n, and no infos.
 
         Raises:
-            UsageError: There is no space yet.
+            UsageError: There is no space yet, or it cannot be seen how many rows there are.
         """
         space = self._space()
-        has_masks = isinstance(observations, dict) and _MASK in observations and isinstance(space, Discrete)
-        masks = np.asarray(observations[_MASK], np.int8) if has_masks else [None] * len(next(leaves(observations))[1])
+        known = next((each for each in (seeds, starts, action_masks) if each is not None), None)
+        n = n_rows_of(observations) if known is None else len(known)
+        masks = _masks_in(space, observations, n) if action_masks is None else action_masks
         if seeds is None:
-            return [space.sample(mask=mask) for mask in masks], {}
-        self._by_row += [copy.deepcopy(space) for _ in range(len(seeds) - len(self._by_row))]
+            return [_drawn(space, mask) for mask in masks], {}
+        self._by_row += [copy.deepcopy(space) for _ in range(n - len(self._by_row))]
         for row in np.flatnonzero(starts).tolist():
             self._by_row[row].seed(int(seeds[row]))
-        return [mine.sample(mask=mask) for mine, mask in zip(self._by_row[: len(seeds)], masks, strict=True)], {}
+        return [_drawn(mine, mask) for mine, mask in zip(self._by_row[:n], masks, strict=True)], {}
 
     def _space(self) -> Space[Any]:
         if self.action_space is None:
@@ -110,3 +119,21 @@ class RandomAgent:
                 "one, RandomAgent(env.action_space)"
             )
         return self.action_space
+
+
+def _drawn(space: Space[Any], mask: NDArray[np.bool_] | None) -> Any:
+    # A mask that allows all actions changes nothing. `all` would take 1 µs.
+    return space.sample() if mask is None or b"\0" not in mask.tobytes() else sample_masked(space, mask)
+
+
+def _masks_in(space: Space[Any], observations: Any, n: int) -> list[NDArray[np.bool_] | None]:
+    """Return the masks in a batch of observations; None where there is none."""
+    if not isinstance(observations, dict) or ACTION_MASK not in observations:
+        return [None] * n
+    column, find = observations[ACTION_MASK], _finder(space).find
+    rows = (map_tree(operator.itemgetter(row), column) for row in range(n))
+    return [find({ACTION_MASK: each}, None) for each in rows]
+
+
+def _finder(space: Space[Any]) -> MaskFinder:
+    return MaskFinder(None, space, lambda _place, _text: None)

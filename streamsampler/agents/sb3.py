@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.agents.base import is_module
+from streamsampler.agents.base import is_module, signature_of, takes_keyword
+from streamsampler.agents.masks import ACTION_MASKS
 from streamsampler.agents.updates import ModuleConverter, arrays_of, is_parameters, load_arrays, on_cpu, refuse_lazy
 from streamsampler.agents.vec_normalize import (
     PREFIX,
@@ -31,7 +32,7 @@ from streamsampler.agents.vec_normalize import (
 )
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
-from streamsampler.data.trees import leaves
+from streamsampler.data.trees import n_rows_of
 
 # ----------------------------------------------------------------------
 # What Stable-Baselines3 writes of a model, looked into without running anything of it.
@@ -105,6 +106,8 @@ class SB3Agent:
     A model that was trained under a `VecNormalize` acts on normalised observations: with the statistics of
     `model.get_vec_normalize_env()`, which acting does not change. This agent takes the present ones whenever it is
     pickled or asked for its parameters. What is recorded, rewards included, is the environment's own.
+
+    A policy whose `predict` takes `action_masks`, as MaskablePPO's, gets the environment's (see `agents`).
 
     A recurrent policy gets its state back, and where trajectories start. One that draws, draws from the global
     generators, which are seeded for each trajectory.
@@ -181,6 +184,10 @@ class SB3Agent:
         self._on_torch = hasattr(self.policy, "state_dict") and hasattr(self.policy, "parameters")
         self._state: Any = None
         self._starts = True
+        signature = signature_of(self.policy.predict)
+        if signature is not None and takes_keyword(signature, ACTION_MASKS):  # callers look at the signatures
+            self.get_action = self._get_masked_action  # type: ignore[method-assign]
+            self.get_actions = self._get_masked_actions  # type: ignore[method-assign]
 
     def __getstate__(self) -> dict[str, Any]:
         policy = self.policy
@@ -228,10 +235,12 @@ class SB3Agent:
         self._state, self._starts = copy.deepcopy(state)
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Predict one action; there are no infos."""
-        action, self._state = self._predict(observation, self._state, np.array([self._starts]))
-        self._starts = False
-        return action[()] if isinstance(action, np.ndarray) and not action.shape else action, {}
+        """Predict one action; there are no infos.
+
+        Args:
+            observation: The observation. With a policy that takes masks there is the keyword `action_mask`, too.
+        """
+        return self._predict_one(observation, {})
 
     def get_actions(self, observations: Any, *, starts: NDArray[np.bool_] | None = None) -> tuple[Any, dict[str, Any]]:
         """Predict n actions at once.
@@ -239,22 +248,41 @@ class SB3Agent:
         Args:
             observations: Tree of (n, *O), always of the same n.
             starts: (n,) bool: which rows begin a trajectory. None: all of them in the first call after `reset`, none
-                later.
+                later. With a policy that takes masks there is the keyword `action_masks`, too.
 
         Returns:
             The actions, (n, *A), and no infos.
         """
-        n = len(next(leaf for _, leaf in leaves(observations)))
-        starts = np.full(n, self._starts) if starts is None else starts
-        actions, self._state = self._predict(observations, self._state, starts)
+        return self._predict_all(observations, starts, {})
+
+    def _get_masked_action(self, observation: Any, *, action_mask: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self._predict_one(observation, {ACTION_MASKS: action_mask})
+
+    def _get_masked_actions(
+        self, observations: Any, *, starts: NDArray[np.bool_] | None = None, action_masks: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        return self._predict_all(observations, starts, {ACTION_MASKS: action_masks})
+
+    def _predict_one(self, observation: Any, masks: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        action, self._state = self._predict(observation, self._state, np.array([self._starts]), masks)
+        self._starts = False
+        return action[()] if isinstance(action, np.ndarray) and not action.shape else action, {}
+
+    def _predict_all(
+        self, observations: Any, starts: NDArray[np.bool_] | None, masks: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        starts = np.full(n_rows_of(observations), self._starts) if starts is None else starts
+        actions, self._state = self._predict(observations, self._state, starts, masks)
         self._starts = False
         return actions, {}
 
-    def _predict(self, observations: Any, state: Any, starts: NDArray[np.bool_]) -> tuple[Any, Any]:
+    def _predict(
+        self, observations: Any, state: Any, starts: NDArray[np.bool_], masks: dict[str, Any]
+    ) -> tuple[Any, Any]:
         predict, statistics = self.policy.predict, self.statistics
         if statistics is not None:
             observations = statistics.normalized(observations)
-        predicted = predict(observations, state=state, episode_start=starts, deterministic=self.deterministic)
+        predicted = predict(observations, state=state, episode_start=starts, deterministic=self.deterministic, **masks)
         if not (isinstance(predicted, tuple) and len(predicted) == 2):
             raise UsageError(f"predict must return (actions, state), and it returned {predicted!r}")
         return predicted

@@ -16,7 +16,7 @@ from streamsampler.agents.heads import ActsByHead, CategoricalHead, GaussianHead
 from streamsampler.agents.updates import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.extras import missing
-from streamsampler.data.trees import leaves
+from streamsampler.data.trees import n_rows_of
 
 __all__ = ["CategoricalHead", "GaussianHead", "Head", "TorchAgent"]
 
@@ -305,7 +305,7 @@ class RecurrentTorchAgent(TorchAgent):
             starts: (n,) bool: which rows begin a trajectory. None: all of them in the first call after `reset`, none
                 later.
         """
-        recorded = self._advance(len(next(leaf for _, leaf in leaves(observations))), starts)
+        recorded = self._advance(n_rows_of(observations), starts)
         actions, infos = super().get_actions(observations, draws=draws)
         return actions, _with_state(infos, recorded)
 

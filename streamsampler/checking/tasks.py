@@ -508,7 +508,7 @@ def probe_rows(agent: Any, spaces: tuple[Any, Any], env: Any) -> Finding:
             pool = AgentPool(hint=False)
             pool.update(agent, n_rows, None)
             with quiet():
-                conclusive = pool.probe(spaces[0], n_rows) and conclusive
+                conclusive = pool.probe(spaces, n_rows) and conclusive
     except UsageError as error:
         what, _, advice = str(error).partition(". ")
         if getattr(agent, "row_independent", False) or "row_independent of the agent" in what:

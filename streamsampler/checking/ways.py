@@ -16,7 +16,7 @@ from streamsampler.checking.benchmark_report import Tally
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.progress import Snapshot
 from streamsampler.core.seeding import Stream, derived_seed
-from streamsampler.data.trees import leaves, map_tree
+from streamsampler.data.trees import map_tree, n_rows_of
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
 from streamsampler.stepping.manager import BaseEnvManager
@@ -368,7 +368,7 @@ def _chooser(agent: Any, manager: BaseEnvManager) -> Callable[[Any], Any]:
     def choose(observations: Any) -> Any:
         if together is not None:
             return _stacked(together(observations)[0])
-        n = len(next(leaves(observations))[1])
+        n = n_rows_of(observations)
         rows = (map_tree(lambda leaf, row=row: leaf[row], observations) for row in range(n))  # type: ignore[misc]
         return _stacked([acting.get_action(row)[0] for row in rows])
 

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import UsageError
+
 Array: TypeAlias = NDArray[Any]
 Tree: TypeAlias = "Array | dict[str, Tree] | tuple[Tree, ...]"
 TreeT = TypeVar("TreeT")
@@ -58,6 +60,19 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
 def bytes_of(tree: Tree) -> int:
     """Return how many bytes all leaves have together."""
     return tree.nbytes if isinstance(tree, np.ndarray) else sum(leaf.nbytes for _, leaf in leaves(tree))
+
+
+def n_rows_of(tree: Any) -> int:
+    """Return how many rows a tree has.
+
+    Raises:
+        UsageError: It has no leaves, as batches of values of an empty Dict.
+    """
+    for _, leaf in leaves(tree):
+        return len(leaf)
+    raise UsageError(
+        "how many actions to choose cannot be seen from these observations: their space has no parts with arrays"
+    )
 
 
 def take(tree: TreeT, index: slice | Array) -> TreeT:

@@ -44,6 +44,7 @@ Stable-Baselines3
 | `RolloutBuffer.get(batch_size)` | `batch.minibatches(64, seed=1, epochs=10)` |
 | `evaluate_policy(model, env, n_eval_episodes=100)` | `evaluate(model, env_id, n_trajectories=100)` |
 | `PPO.load("model.zip")` | `SB3Agent.load("model.zip")` |
+| `model.predict(obs, action_masks=get_action_masks(env))` | `SB3Agent(model)`, which gets the masks by itself |
 | `VecNormalize(env)` | `MultiprocessingSampler(agent, env_id, observation_filter=RunningNorm())` |
 | `infos[i]["terminal_observation"]` | `batch.last_observations[i]` |
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 import gymnasium
 
-from streamsampler.agents.base import Agent, as_agent, give_spaces, reset_agent_function
+from streamsampler.agents.base import Agent, as_agent, give_spaces, reset_agent_function, takes_masks
 from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.core.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, apply_env_update, as_env_update
@@ -76,6 +76,8 @@ class FaultyAgent:
         self._faults = faults
         self._seed: int | None = None
         self._step = 0
+        if takes_masks(agent):  # callers look at the signature
+            self.get_action = self._get_masked_action  # type: ignore[method-assign]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -94,9 +96,16 @@ class FaultyAgent:
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         """Choose an action, unless a fault is due."""
+        self._before_action()
+        return self._agent.get_action(observation)
+
+    def _get_masked_action(self, observation: Any, *, action_mask: Any = None) -> Any:
+        self._before_action()
+        return self._agent.get_action(observation, action_mask=action_mask)  # type: ignore[call-arg]
+
+    def _before_action(self) -> None:
         self._step += 1
         self._faults.maybe("action", self._seed, self._step)
-        return self._agent.get_action(observation)
 
     def get_state(self) -> Any:
         """Return the agent's state, and where this wrapper is in its trajectory; the agent may have none."""

@@ -27,6 +27,7 @@ board (`self.row`) for progress bars and `step_timeout`. Let exceptions of user 
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ from streamsampler.workers.resets import Resets
 
 __all__ = ["AbnormalTrajectoryError", "Outcome", "Worker", "WorkerContext"]
 
+_LOG = logging.getLogger("streamsampler")
 _ROLLOUT_PHASES = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, Phase.RECORDING}
 _ROLLOUT_PHASES |= {Phase.HOOK_START, Phase.HOOK_TIMESTEP, Phase.HOOK_END, Phase.DROP_IF}
 
@@ -200,6 +202,7 @@ class Worker(ABC):
         self.resets: Resets | None = None
         self.hook_callers: Sequence[Any] = ()
         self._finder: AnomalyFinder | None = None
+        self._warned_of: set[str] = set()
 
     @property
     def must_renew(self) -> bool:
@@ -240,6 +243,12 @@ class Worker(ABC):
         """Note what the worker is doing, for error messages, progress bars and `step_timeout`."""
         self.phase = phase
         self.row.set_phase(phase)
+
+    def warn_once(self, about: str, text: str) -> None:
+        """Log a warning, unless there was one about the same thing."""
+        if about not in self._warned_of:
+            self._warned_of.add(about)
+            _LOG.warning("%s", text)
 
     def take_in_hand(self, index: int) -> None:
         """Note which trajectory the worker has in hand, for error messages and progress bars."""

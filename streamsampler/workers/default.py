@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 
 from streamsampler.agents.base import Agent, is_agent, reset_agent_function
+from streamsampler.agents.masks import MaskFinder
 from streamsampler.agents.updates import updated_agent
 from streamsampler.core.errors import ActionError
 from streamsampler.core.seeding import Stream, derived_seed
@@ -30,6 +31,7 @@ from streamsampler.workers.finishing import record_last_value, shares, timed
 from streamsampler.workers.fragments import Course, CourseSeams, RunningEnvs
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller, Hooks, Seams, WorkerWithSeams, left_out_by
+from streamsampler.workers.masks import finder_of, masked_loop
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
 from streamsampler.workers.several.loop import ParallelLoop
@@ -73,10 +75,12 @@ class DefaultWorker(WorkerWithSeams):
         self._given: Any = None  # the agent that the worker was given
         self._agent: Agent | None = None  # what the loops ask: of several agents, those who play them
         self._reset_agent: Callable[[int], None] | None = None
+        self._masks: MaskFinder | None = None  # for an agent that takes them
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
         self._running: RunningEnvs | None = None
         self.hook_callers = () if context.hooks is None else (HookCaller(self, context.hooks),)
+        self._last_info: Any = None  # of the last trajectory
         self._broken_off = Times()  # what the trajectories took that ended with the last exception
 
     def update_agent(self, agent_update: Any) -> None:
@@ -123,14 +127,15 @@ class DefaultWorker(WorkerWithSeams):
         """Bring agent and environment together: of several agents, who plays them stands where an agent stands."""
         if self._env is None:
             return
-        several, given = self._env.unwrapped, self._given
+        several, given, self._masks = self._env.unwrapped, self._given, None
         if not isinstance(several, MultiAgentEnv):
             self._agent, self._reset_agent = given, None if given is None else reset_agent_function(given)
+            self._masks = None if given is None else finder_of(given, self._env, self.warn_once)
         elif given is not None:
             if isinstance(self._agent, Players) and self._agent.given is given:
                 self._agent.move_to(several)
             else:
-                self._agent = Players(given, several)
+                self._agent = Players(given, several, self.warn_once)
             self._reset_agent = partial(self._begin_players, self._agent)
         self._recorder = self._new_recorder(self.context.allocate)
 
@@ -186,16 +191,18 @@ class DefaultWorker(WorkerWithSeams):
 
     def run_course(self, version: int, course: Course, recorder: RolloutRecorder) -> tuple[int, Times]:
         """Run the episodes of an environment's fragment; returns what `_run` does."""
-        own = self._env, self._agent, self._reset_agent, self.resets
+        own = self._env, self._agent, self._reset_agent, self.resets, self._masks
         env = cast("AnyEnv", course)  # which knows itself with which options to reset
         self._env, self._agent, self._reset_agent, self.resets = env, course.agent, course.reset_agent, None
+        self._masks = course.masks
         try:
             seams = None if course.caller is None else CourseSeams(self, course, version, recorder)
             return self._run(
                 version, course.indices(), course.seeds(), recorder, course.lengths(), course.rounding, seams
             )
         finally:
-            self._env, self._agent, self._reset_agent, self.resets = own
+            course.info = self._last_info
+            self._env, self._agent, self._reset_agent, self.resets, self._masks = own
 
     def _outcome(
         self,
@@ -281,7 +288,7 @@ class DefaultWorker(WorkerWithSeams):
         if hooks or self.overrides_seams():
             seams = Seams(
                 self, hooks[0] if hooks else HookCaller(self, Hooks()), version, agent, env=env, recorder=recorder,
-                reset_agent=self._reset_agent,
+                reset_agent=self._reset_agent, masks=self._masks,
             )  # fmt: skip
         elif isinstance(recorder, JointRecorder) and recorder.suits_fast_loop and not rehearsing:
             return self._run_parallel(version, indices, seeds, recorder)
@@ -348,6 +355,8 @@ class DefaultWorker(WorkerWithSeams):
         if seams is not None:
             reset, get_action, step, reset_agent = seams.reset, seams.get_action, seams.step, None
             attention, in_reset = True, None
+        elif self._masks is not None:
+            reset, get_action, step = masked_loop(self._masks, reset, get_action, step)
         began = clock()
         # A trajectory: a reset, then timesteps (record the observation, act, step, record the rest) until it ends.
         # The environment ends it, or the limit does (both break); a newer version ends the whole ticket (return).
@@ -454,6 +463,7 @@ class DefaultWorker(WorkerWithSeams):
                     phase = in_action
                     record_last_value(recorder, agent, observation)
                     phase = in_recording
+                self._last_info = info
                 recorder.end(observation, bool(terminated), bool(truncated), limited=len(rewards) == limit)
         except BaseException as error:
             self.ran_timesteps += len(rewards) - n_before

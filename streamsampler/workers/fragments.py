@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from streamsampler.agents.base import reset_agent_function
 from streamsampler.agents.filters import FilterParameters
+from streamsampler.agents.masks import MaskFinder
 from streamsampler.agents.updates import updated_agent
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SerializationError
@@ -28,6 +29,7 @@ from streamsampler.workers.explain import begin_of
 from streamsampler.workers.finishing import UNKNOWN, give_memory, is_restorable, memory_of, with_filters
 from streamsampler.workers.generators import drawn_states, generator_states, put_states, set_states
 from streamsampler.workers.hooks import HookCaller, Kept, Seams, TrajectoryContext, WorkerWithSeams
+from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing, reset_one
 from streamsampler.workers.restoring import (
     AbandonedError,
@@ -65,6 +67,7 @@ class Row:
         episode: The number of the episode that goes on, or comes next.
         length: The timesteps of the episode that goes on; 0 if none does.
         observation: What it goes on from.
+        info: What came with that.
         n_episodes: How many episodes this call's timesteps are of, so far.
         first: The number of the first one of these.
         continued: Whether that one goes on from an earlier call.
@@ -79,6 +82,7 @@ class Row:
         self.kept: Kept | None = None
         self.episode = self.length = self.n_episodes = self.first = 0
         self.observation: Any = None
+        self.info: Any = None
         self.continued, self.lost = False, ""
         self._digests = Digests()
         self._fresh: tuple[Any, ...] = ()  # the states of the global generators, seeded for the episode that goes on
@@ -138,11 +142,11 @@ class Row:
         seed = self.seed
         self._fresh = set_states(seed, None)
         try:
-            observation, digests, ran = apply_actions(self.env, seed, standing, worker.row, worker.spaces, version)
+            last, digests, ran = apply_actions(self.env, seed, standing, worker.row, worker.spaces, version)
         except NotRestoredError as error:
             self.lose(str(error))
             return error.ran
-        self.observation, self._digests, self.length = observation, digests, standing.state.length
+        self.observation, self.info, self._digests, self.length = *last, digests, standing.state.length
         return ran
 
     def told(self, compared: Compared, position: int, ends: list[int], **of_state: Any) -> EnvFragment:
@@ -334,6 +338,7 @@ class Course(Row):
         step: The environment's.
         rounding: Gives actions the floats of their space.
         restorable: Whether another copy of the agent can go on in the middle of an episode.
+        masks: Finds masks of actions, for an agent that takes them.
     """
 
     def __init__(self, worker: Worker, *args: Any) -> None:
@@ -346,6 +351,7 @@ class Course(Row):
         self._in_force = InForce(worker, self._update)
         self._agent_function: Callable[[int], None] | None = None
         self._agent_is_new = self.restorable = False
+        self.masks: MaskFinder | None = None
         self._generators: Any = None
         self._remaining = 0
         self._resets = Resets()
@@ -366,6 +372,7 @@ class Course(Row):
         if not self._in_force.apply(load):
             return
         self._agent_is_new, self.restorable = True, is_restorable(self.agent)
+        self.masks = finder_of(self.agent, self.env, self._worker.warn_once)
         self._agent_function = reset_agent_function(self.agent)
         self.reset_agent = None if self._agent_function is None else self._reset_agent
 
@@ -407,7 +414,7 @@ class Course(Row):
             return begin_of(reset_one(self.env, self._resets, 0, seed))
         if self._generators is not None:
             put_states(self._generators)
-        return self.observation, {}
+        return self.observation, self.info
 
     def end_episode(self, observation: Any, length: int, terminated: bool, truncated: bool, *, limited: bool) -> bool:
         """Take in the end of an episode, or of the fragment; return whether the episode is truncated."""
@@ -484,8 +491,9 @@ class CourseSeams(Seams):
     def __init__(self, worker: WorkerWithSeams, course: Course, version: int, recorder: RolloutRecorder) -> None:
         assert course.caller is not None
         super().__init__(
-            worker, course.caller, version, course.agent, course.env, recorder, course.reset_agent, course.rounding
-        )
+            worker, course.caller, version, course.agent, course.env, recorder, course.reset_agent, course.rounding,
+            course.masks,
+        )  # fmt: skip
         self._course = course
         self._most = worker.context.max_episode_length
 
@@ -523,6 +531,10 @@ class _FragmentRecorder(RolloutRecorder):
     """
 
     course: Course
+
+    def begin(self, reset_info: dict[str, Any]) -> int:
+        """Start the part of an episode; of one that goes on, the reset's info is recorded already."""
+        return super().begin({} if self.course.length else reset_info)
 
     def end(self, last_observation: Any, terminated: bool, truncated: bool, *, limited: bool = False) -> None:
         """End the part of the episode in hand that is in this fragment."""

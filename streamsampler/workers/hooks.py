@@ -68,6 +68,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.agents.base import Agent
+from streamsampler.agents.masks import MaskFinder
 from streamsampler.core.errors import DataError, UsageError
 from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.core.serialization import Payload, dumps, loads
@@ -130,6 +131,8 @@ class TrajectoryContext:
         truncated: Whether the environment has truncated the trajectory, or `max_episode_length` has at its end.
         info: What the last step returned as info; before the first step what the reset did.
         agent_info: The agent's info of the last action.
+        takes_mask: Whether `before_step` gives the agent masks; with `VecWorker` it gives none.
+        action_mask: If so, the mask of the action that the agent is asked for.
         timestep: How many timesteps are recorded.
         metrics: Values by name, empty at the trajectory's start. They come back in `batch.episode_infos`.
         memory: Anything else by name, empty at the trajectory's start: what you keep from one timestep to the next.
@@ -152,6 +155,8 @@ class TrajectoryContext:
     truncated: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     agent_info: dict[str, Any] = field(default_factory=dict)
+    takes_mask: bool = False
+    action_mask: NDArray[np.bool_] | None = None
     timestep: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
@@ -241,7 +246,9 @@ class WorkerWithSeams(Worker):
         Returns:
             The action that is recorded and that the environment gets, and the agent's info.
         """
-        return context.agent.get_action(context.observation)
+        if not context.takes_mask:
+            return context.agent.get_action(context.observation)
+        return context.agent.get_action(context.observation, action_mask=context.action_mask)  # type: ignore[call-arg]
 
     def after_step(self, context: TrajectoryContext, result: Any) -> Any:  # noqa: ARG002 - for those who override it
         """Return what is recorded of a step; by default what the environment returned.
@@ -288,17 +295,21 @@ class Seams:
         recorder: Where the trajectories are recorded.
         reset_agent: The agent's `reset`, if it has one.
         rounding: Gives actions the floats of their space.
+        masks: Finds masks of actions, for an agent that takes them.
     """
 
     def __init__(
         self, worker: WorkerWithSeams, caller: HookCaller, version: int, agent: Any, env: Any,
         recorder: RolloutRecorder, reset_agent: Callable[[int], None] | None, rounding: Rounding = AS_GIVEN,
+        masks: MaskFinder | None = None,
     ) -> None:  # fmt: skip
         self._worker, self._caller, self._recorder = worker, caller, recorder
         self._version, self._env, self._agent = worker.agent_version(version), env, agent
         self._reset_agent, self._rounding = reset_agent, rounding
         self._context: TrajectoryContext | None = None  # of the trajectory in hand
         self._chosen: Any = None
+        self._masks = masks
+        self._info: Any = None  # the last one, of which hooks have a copy
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
         """Begin the trajectory that the worker has in hand; return the first observation, and the reset's info."""
@@ -307,6 +318,7 @@ class Seams:
         context = self._context = self._context_of(index, seed)
         worker.enter(Phase.RESET)
         context.observation, info = begin_of(worker.begin_trajectory(context))
+        self._info = info
         return context.observation, info
 
     def _context_of(self, index: int, seed: int) -> TrajectoryContext:
@@ -328,6 +340,8 @@ class Seams:
         context = self._context
         assert context is not None
         context.observation = observation  # hooks had a copy, and may have changed it
+        if self._masks is not None:
+            context.takes_mask, context.action_mask = True, self._masks(observation, self._info)
         self._chosen = self._worker.before_step(context)
         return self._chosen
 
@@ -346,7 +360,7 @@ class Seams:
         assert context is not None
         context.terminated, context.truncated = bool(terminated), bool(truncated)
         context.observation, context.reward, context.info = observation, self._recorder.float_rewards[-1], info
-        context.agent_info = agent_info
+        context.agent_info, self._info = agent_info, info
         context.timestep += 1
         self._caller.timestep(context)
 

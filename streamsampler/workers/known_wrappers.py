@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import gymnasium
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from streamsampler.agents.masks import method_of
 from streamsampler.workers.explain import name_of_env
 
 _NORMALISE_IN_THE_AGENT = (
@@ -81,17 +82,19 @@ class EnvFacts(NamedTuple):
         kind: See `kind_of`.
         finding: See `stateful_wrapper`.
         files: See `files_of`.
+        has_masks: Whether it has a method `action_masks`.
     """
 
     name: str
     kind: str
     finding: str
     files: tuple[str, ...]
+    has_masks: bool = False
 
     @classmethod
     def of(cls, env: Any) -> Self:
         """Return the facts of an environment of this process."""
-        return cls(name_of_env(env), kind_of(env), stateful_wrapper(env), files_of([env]))
+        return cls(name_of_env(env), kind_of(env), stateful_wrapper(env), files_of([env]), method_of(env) is not None)
 
 
 class EnvElsewhere(gymnasium.Env[Any, Any]):

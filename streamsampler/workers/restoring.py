@@ -300,7 +300,7 @@ def say_again(env: Any, begun: tuple[Any, Any], actions: Iterable[Any]) -> Itera
 
 def apply_actions(
     env: Any, seed: int, standing: Standing, row: WorkerRow, spaces: Any, version: int
-) -> tuple[Any, Digests, int]:
+) -> tuple[tuple[Any, Any], Digests, int]:
     """Reset an environment, and apply an episode's actions.
 
     Args:
@@ -312,7 +312,8 @@ def apply_actions(
         version: The agent version in hand: where it may not run any more, nothing is restored.
 
     Returns:
-        What the last action led to; the digests of what came before; and the number of timesteps.
+        The observation and the info that the last action led to; the digests of what came before; and the number of
+        timesteps.
 
     Raises:
         NotRestoredError: What the environment says is not what it said before; or it raised.
@@ -336,8 +337,8 @@ def apply_actions(
                         raise AbandonedError(n)
                 if n < len(applied) and not said.ended:
                     recorder.record_observation(said.observation)
-                observation = said.observation
-            recorder.end(observation, False, False)
+                last = said.observation, said.info
+            recorder.end(last[0], False, False)
             digests, compared = Digests(), compared_of(recorder.finish())
     except NotRestoredError as error:
         error.ran = len(recorder.float_rewards)
@@ -346,7 +347,7 @@ def apply_actions(
     digests.add(compared, 0, n)
     if n != state.length or digests.values(compared, 0) != state.digests:
         raise NotRestoredError("the same actions did not lead to the same observations and rewards", n)
-    return observation, digests, n
+    return last, digests, n
 
 
 # ----------------------------------------------------------------------

@@ -11,12 +11,14 @@ import zipfile
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.adapters.sb3 import SB3Agent
+from streamsampler.agents.base import takes_masks
 from streamsampler.agents.sb3 import algorithm_of
 from streamsampler.errors import UsageError
 from streamsampler.evaluation.agents import agent_facts
 from tests.scripted.envs import Steps
+from tests.scripted.masks import PLACES, make
 
 
 class Counting:
@@ -147,3 +149,24 @@ def test_other_files_are_named(tmp_path):
         algorithm_of(odd)
     with pytest.raises(FileNotFoundError):
         algorithm_of(tmp_path / "nowhere.zip")
+
+
+class Masked:
+    """Does the first of the actions that are allowed."""
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False, action_masks=None):
+        return 2 + action_masks.argmax(-1), None
+
+
+@pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_policy_whose_predict_takes_masks_gets_them(place, options):
+    agent = SB3Agent(Masked())
+    assert takes_masks(agent)
+    assert takes_masks(agent, together=True)
+    assert not takes_masks(SB3Agent(Counting()))
+    assert not takes_masks(SB3Agent(Counting()), together=True)
+    for make_sampler, n_workers in ((LocalSampler, 1), (MultiprocessingSampler, 2)):
+        with make_sampler(agent, make, env_kwargs={"place": place}, n_workers=n_workers, seed=1, **options) as sampler:
+            sampler.obtain_trajectories(9)  # which refuse what is not allowed
+            sampler.obtain_fragments(5, 3)

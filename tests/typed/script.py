@@ -57,6 +57,15 @@ class Agent:
         self.bias = values["bias"]
 
 
+class Masked:
+    def get_action(self, observation: Array, *, action_mask: NDArray[np.bool_]) -> tuple[int, dict[str, Any]]:
+        return int(action_mask.argmax()), {}
+
+
+def first_allowed(observation: Array, *, action_mask: NDArray[np.bool_]) -> int:
+    return int(action_mask.argmax())
+
+
 def first_actions(batch: TrajectoryBatch) -> Array:
     return batch.actions[batch.starts]
 
@@ -116,6 +125,7 @@ def main(folder: Path) -> None:
     for environment in ("CartPole-v1", spec, made, lambda: gymnasium.make("CartPole-v1"), NewEnvUpdate(Two)):
         LocalSampler("random", environment).close()
     LocalSampler([Agent(0.0), lambda _: 0], [Two, functools.partial(Two, 4)]).close()
+    LocalSampler([Masked(), first_allowed], "CartPole-v1").obtain_trajectories(2)
     LocalSampler(PerWorker([Agent(0.0), Agent(1.0)]), Two(), n_workers=2).close()
     with LocalSampler(Agent(0.0), Two) as old:  # garage's calls
         assert_type(old.obtain_samples(0, 5, {"bias": 1.0}, Two()), Batch)

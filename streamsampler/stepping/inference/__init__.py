@@ -47,6 +47,9 @@ warning says so, and the trajectories under way are run again from their seeds.
 `TrajectoryContext.reset`: what they need to know of an environment it says in its infos. With hooks all rows take each
 timestep together.
 
+*Masks of actions* are those of observations and infos (see `streamsampler.agents`). What an environment has by its
+method `action_masks` alone is an error, because it cannot be called from here.
+
 *Limits.* Environments draw from `self.np_random` alone: what draws from a global generator is an error, because several
 share a process. Spaces are of arrays, nested or not. There are no vector environments, and no agents or environments
 for each worker; `stats.workers[0]` is this process, and what environments time themselves with `timed` is not in it.

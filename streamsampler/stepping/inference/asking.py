@@ -16,6 +16,7 @@ from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.stepping.recorder import TimestepRecorder
 from streamsampler.workers.base import Worker
 from streamsampler.workers.explain import locate
+from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.columns import Columns
 from streamsampler.workers.vec.rows import padded, singles_of
@@ -125,6 +126,8 @@ class Asking:
         earlier: How many timesteps each trajectory had that are not recorded here.
         lengths: How many it has had since.
         left: How many each row has still to take.
+        masks: Finds masks of actions, for an agent that takes them.
+        last_infos: The infos of the steps that arrived last, by row.
     """
 
     def __init__(
@@ -150,11 +153,15 @@ class Asking:
         self.lengths = np.zeros(n_rows, np.int64)
         self.left = np.full(n_rows, _NEVER)
         self._stops = np.zeros(n_rows, np.int64)  # at which length each trajectory is over here
+        self.masks: RowMasks | None = None
+        self.last_infos: dict[int, Any] = {}
+        self._infos: dict[int, Any] = {}  # by row, what came with the observations that are to be acted on, for masks
         self._call_seconds = 0.0  # what a call of the agent takes, on the average
 
     def clear(self) -> None:
         """Forget everything."""
         self.timesteps.clear()
+        self._infos.clear()
         self.live[:] = self.ready[:] = False
         self.numbers[:] = _NOT_BEGUN
 
@@ -172,9 +179,10 @@ class Asking:
         self._stops[row] = min(self._most - earlier, self.left[row])
         return trajectory
 
-    def go_on(self, row: int, index: int, earlier: int) -> None:
-        """Go on with a trajectory that has had some timesteps, and whose environment is ready."""
+    def go_on(self, row: int, index: int, earlier: int, info: Any) -> None:
+        """Go on with a trajectory that has had some timesteps, with the info of the last; its environment is ready."""
         self.begin(row, None, 0, index, earlier).number = self.timesteps.begin({})
+        self._infos[row] = info
         self.ready[row] = True
 
     # ------------------------------------------------------------------ waiting
@@ -258,7 +266,11 @@ class Asking:
         if agent.draws is not None:
             agent.draws.only(None if everyone else ready)
         worker.phase = Phase.ACTION
-        chosen, infos = agent.choose(self._copies.copy(batch), rows.tolist(), worker, self._record_agent_info)
+        masks = None
+        if self.masks is not None:
+            infos_of_rows = {row: self._infos.pop(row, None) for row in rows.tolist()}
+            masks = self.masks.of(batch, infos_of_rows, rows.tolist(), sources.tolist())
+        chosen, infos = agent.choose(self._copies.copy(batch), rows.tolist(), worker, self._record_agent_info, masks)
         worker.phase = Phase.ACTION
         if not everyone:
             chosen = padded(self._spaces[1], chosen, sources.tolist())
@@ -306,8 +318,9 @@ class Asking:
     def raises_alone(self, agent: BatchedAgent, row: int) -> bool:
         """Return whether the agent raises when all rows have one row's observation."""
         batch = self._copies.copy(self._observations(np.full(len(self._rows), row)))
+        masks = None if self.masks is None else self.masks.repeated(row)
         try:
-            agent.choose(batch, [row], self._worker, lambda _row, _info: None)
+            agent.choose(batch, [row], self._worker, lambda _row, _info: None, masks)
         except Exception:
             return True
         finally:
@@ -329,7 +342,8 @@ class Asking:
             if self.numbers[row] >= 0:
                 stepped.append(row)
             else:
-                self.running[row].number = self.timesteps.begin(environments.take_info(row))
+                self._infos[row] = info = environments.take_info(row)
+                self.running[row].number = self.timesteps.begin(info)
                 self.ready[row] = True
         if stepped:
             self._take_steps(np.array(stepped))
@@ -351,10 +365,14 @@ class Asking:
         environments, shared = self._environments, self._environments.transport.rows
         self._owner.count(len(rows))
         self.timesteps.record_rewards(self.numbers[rows], shared.rewards[rows])
+        self.last_infos = {}
         if environments.infos:
             for row in rows.tolist():
                 if info := environments.take_info(row):
+                    self.last_infos[row] = info
                     self.timesteps.record_info(int(self.numbers[row]), info)
+        if self.masks is not None:
+            self._infos.update(self.last_infos)
         lengths = self.lengths[rows] = self.lengths[rows] + 1
         terminated, truncated = shared.terminated[rows], shared.truncated[rows]
         over = terminated | truncated | (lengths >= self._stops[rows])

@@ -132,6 +132,7 @@ class ParentGroup(GroupElsewhere):
         fresh = set_states(self._seed, self._generators)
         before = generator_states()
         asking.clear()
+        asking.masks = self._masks
         self._ended, self._running = [[] for _ in self.rows], asking.running
         asking.left[:] = n_timesteps
         for position in range(len(self.rows)):
@@ -151,7 +152,7 @@ class ParentGroup(GroupElsewhere):
         row = self.rows[position]
         row.begin_fragment()
         if row.length:
-            self._asking.go_on(position, row.index, row.length)
+            self._asking.go_on(position, row.index, row.length, row.info)
         else:
             self._begin_next(position)
 
@@ -178,7 +179,7 @@ class ParentGroup(GroupElsewhere):
         """End the part of a row's episode in this fragment, and begin the next episode if there are timesteps left."""
         part, of_env = self._asking.running[row], self.rows[row]
         of_env.length += part.length
-        of_env.observation = part.last
+        of_env.observation, of_env.info = part.last, self._asking.last_infos.get(row)
         self._end_part(row, part.last, part.terminated, part.truncated)
         if not of_env.length and self._asking.left[row]:
             self._begin_next(row)

@@ -134,6 +134,7 @@ class WaitingRunner(ParentRunner):
 
     def _begin_ticket(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
         running = super()._begin_ticket(ticket, seeds, agent)
+        self._asking.masks = self._masks
         self._asking.together = not (agent.can_wait and self._in_lanes)
         self._environments.history_of = self._asking.history_of
         return running

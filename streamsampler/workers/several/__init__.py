@@ -103,6 +103,7 @@ the policy "shared", plays all, and takes updates as one agent does. The choice 
 - `agent_update={"archer": parameters}` updates the policies that it names; the others keep what they have. A policy
   that is never named is frozen. An agent in the place of parameters replaces that policy.
 - All agents that one policy plays have the same spaces.
+- A policy that takes masks of actions gets each agent's, of its observation or its info (see `streamsampler.agents`).
 
 Batches
 -------

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from streamsampler.agents.base import Agent, acts_alone, give_spaces, mask_argument, reset_agent_function, row_keywords
 from streamsampler.agents.draws import Draws, OfRows
 from streamsampler.agents.filters import FilterParameters
+from streamsampler.agents.masks import ACTION_MASKS, Mask, MaskFinder
 from streamsampler.agents.policies import SHARED, Policies, PolicyUpdates
 from streamsampler.agents.updates import updated_agent
 from streamsampler.core.errors import ActionError, DataError, UsageError
@@ -22,6 +23,7 @@ from streamsampler.core.serialization import dumps, loads
 from streamsampler.data import trees
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.workers.finishing import value_by_row, value_of, with_filter
+from streamsampler.workers.masks import Warn, masks_reach
 from streamsampler.workers.resets import Resets
 from streamsampler.workers.vec.rows import info_of_row, singles_of
 
@@ -45,7 +47,8 @@ class Seat:
         policy: What plays it.
         get_action: That of its own copy of the policy; None where the policy is asked for several together.
         info: The policy's last info.
-        last_info: What the environment said last of it.
+        last_info: What the environment said last of it, in answer to an action.
+        early_info: What it said before the first one, until the agent is asked for that.
         recorder: Where its trajectory is recorded; None before it acts.
         record_observation: That of its recorder.
         record_action: That of its recorder.
@@ -53,7 +56,7 @@ class Seat:
     """
 
     __slots__ = (
-        *("agent_id", "get_action", "info", "keep_reward", "last_info", "number", "policy"),
+        *("agent_id", "early_info", "get_action", "info", "keep_reward", "last_info", "number", "policy"),
         *("record_action", "record_observation", "recorder"),
     )
 
@@ -62,6 +65,7 @@ class Seat:
         self.get_action: Callable[[Any], Any] | None = None
         self.info: Any = None
         self.last_info: Any = None
+        self.early_info: Any = None
         self.recorder: Any = None
 
     def record_in(self, recorder: Any) -> None:
@@ -69,6 +73,15 @@ class Seat:
         self.recorder = recorder
         self.record_observation, self.record_action = recorder.record_observation, recorder.record_action
         self.keep_reward = recorder.float_rewards.append
+
+    def mask_of(self, find: MaskFinder, observation: Any) -> Mask | None:
+        """Return the mask of its next action; see `MaskFinder`."""
+        info, self.early_info = self.last_info if self.early_info is None else self.early_info, None
+        return find(observation, info)
+
+    def masked(self, find: MaskFinder, get_action: Callable[..., Any]) -> Callable[[Any], Any]:
+        """Return a function that chooses an action on an observation, by one that takes a mask, too."""
+        return lambda observation: get_action(observation, action_mask=self.mask_of(find, observation))
 
     def value_of(self, observation: Any) -> float | None:
         """Return what its policy gives an observation where its infos have values; None where it gives none."""
@@ -87,6 +100,7 @@ class _Policy:
     Args:
         name: Its name.
         agent: The agent.
+        warn: See `MaskFinder`.
 
     Attributes:
         name: Its name.
@@ -95,8 +109,9 @@ class _Policy:
         is_new: Whether none of them has begun in the trajectory in hand.
     """
 
-    def __init__(self, name: str, agent: Agent) -> None:
-        self.name, self._agent, self.together = name, agent, False
+    def __init__(self, name: str, agent: Agent, warn: Warn) -> None:
+        self.name, self._agent, self.together, self._warn = name, agent, False, warn
+        self._takes_masks = False
         self.is_new = True
         self._env: MultiAgentEnv | None = None
         self.spaces: tuple[Space[Any], Space[Any]] | None = None
@@ -160,6 +175,7 @@ class _Policy:
                 f"and {self.spaces[1]}, {spaces[0]} and {spaces[1]}. Give each of them a policy of its own, by "
                 "policy_of="
             )
+        self._find_mask = MaskFinder(None, spaces[1], self._warn)
         self._fitting.add(agent_id)  # to compare spaces takes long
 
     def _look_at_agent(self) -> None:
@@ -181,6 +197,7 @@ class _Policy:
             and not (self._all_rows and (self._env.takes_turns or self._env.is_open))
             and mask_argument(getattr(agent, "reset", len)) is None
         )
+        self._takes_masks = masks_reach(agent, self._warn, together=self.together)
         self._draws, self._seeds = Draws(self._n_agents), np.zeros(self._n_agents, dtype=np.int64)
         self._starts = np.zeros(self._n_agents, dtype=np.bool_)
 
@@ -212,6 +229,8 @@ class _Policy:
                     f"policy {self.name!r} has get_actions alone, and is asked for one agent at a time: it remembers "
                     "something of each, or there can be but one. Give it get_action, too"
                 )
+            if self._takes_masks:
+                seat.get_action = seat.masked(self._find_mask, agent.get_action)
             if (reset := reset_agent_function(agent)) is not None:
                 reset(own)
 
@@ -246,11 +265,17 @@ class _Policy:
             rows = np.arange(self._n_agents)
             self._starts |= ~np.isin(rows, numbers)  # what is remembered of those who are not there would run on
             own = dict(zip(numbers.tolist(), seats, strict=True))
-            shown = [observations[own.get(number, seats[0]).agent_id] for number in range(self._n_agents)]
+            asked = [own.get(number, seats[0]) for number in range(self._n_agents)]
         else:
-            shown = [observations[seat.agent_id] for seat in seats]
+            asked = [*seats]
+        shown = [observations[seat.agent_id] for seat in asked]
         assert self.spaces is not None
-        chosen = self._get_actions(_stacked(self.spaces[0], shown), **self._values(rows, numbers))
+        keywords = self._values(rows, numbers)
+        if self._takes_masks:
+            masks = {seat: seat.mask_of(self._find_mask, observations[seat.agent_id]) for seat in seats}
+            has_masks = self._find_mask.size is not None
+            keywords[ACTION_MASKS] = np.stack([masks[seat] for seat in asked]) if has_masks else None  # type: ignore[misc]
+        chosen = self._get_actions(_stacked(self.spaces[0], shown), **keywords)
         if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
             raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
         found, infos = chosen
@@ -291,6 +316,7 @@ class Players:
     Args:
         given: `Policies`, or an agent, which plays all.
         env: The environment.
+        warn: See `MaskFinder`.
 
     Attributes:
         given: The same.
@@ -298,11 +324,11 @@ class Players:
         turn: See `let_act`.
     """
 
-    def __init__(self, given: Any, env: MultiAgentEnv) -> None:
+    def __init__(self, given: Any, env: MultiAgentEnv, warn: Warn) -> None:
         self.given = given
         self._is_shared = not isinstance(given, Policies)
         self._chosen = Policies({SHARED: given}) if self._is_shared else given
-        self._policies = {name: _Policy(name, agent) for name, agent in self._chosen.agents.items()}
+        self._policies = {name: _Policy(name, agent, warn) for name, agent in self._chosen.agents.items()}
         self._applied: dict[str, tuple[Any, Any]] = {}
         self._seats: dict[str, Seat] = {}
         self._groups: list[tuple[_Policy, list[Seat], NDArray[np.int64]]] = []

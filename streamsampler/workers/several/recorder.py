@@ -181,6 +181,7 @@ class JointRecorder(RolloutRecorder):
         seat.record_in(own)
         own.played.append((self.n_trajectories, seat.policy.name, seat.number))
         info = self._infos.get(agent) if agent in self._infos else self._reset_infos.get(agent)
+        seat.early_info = info or {}
         own.begin(_dict_of(info or {}, agent))
         self._about[agent] = {"reset": trees.snapshot(info)} if info else {}
 

@@ -43,6 +43,9 @@ is `DISABLED`, such an environment does not reseed itself between trajectories: 
 start trajectory `i` again, but its block does. At the end of a block environments stand silent until its longest
 trajectory has ended; where that is much of the time, a hint names a longer `block_size`.
 
+Masks of actions (see `streamsampler.agents`) are found in its observations, in its infos, and by `call("action_masks")`
+where all its environments have that method. Environments that stand silent take an action that their mask allows.
+
 An environment that ignores `reset(seed=…)`, and draws from the seed that it is made with, as EnvPool's do, is made
 again for each block: pass a function that takes a seed,
 `lambda seed=0: envpool.make("CartPole-v1", "gymnasium", num_envs=32, seed=seed)`.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
+from numpy.typing import NDArray
 
 from streamsampler.agents.base import (
     Agent,
@@ -18,10 +19,12 @@ from streamsampler.agents.base import (
     mask_argument,
     reset_agent_function,
     row_keywords,
+    takes_masks,
     takes_seed,
 )
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.independence import probe
+from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, mask_size
 from streamsampler.agents.updates import apply_agent_update, updated_agent
 from streamsampler.core.errors import UsageError
 from streamsampler.core.seeding import Stream, derived_seed, derived_seeds
@@ -49,11 +52,12 @@ class BatchedAgent(ABC):
         draws: What rows draw from: those that wait are not to (`Draws.only`).
         tells_values: Whether `value_of` may return one, as what was chosen last shows.
         agents: Those that choose: agent number `row % len(agents)` for a row.
+        takes_masks: Whether `choose` is to be called with masks.
     """
 
     agents: Sequence[Agent]
     row = -1
-    one_by_one = can_wait = tells_values = False
+    one_by_one = can_wait = tells_values = takes_masks = False
     draws: Draws | None = None
 
     def begin_block(self, seed: int) -> None:  # noqa: B027 - most agents do nothing then
@@ -117,8 +121,9 @@ class BatchedAgent(ABC):
 
     @abstractmethod
     def choose(
-        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
-    ) -> tuple[Any, dict[str, Any]]:
+        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None],
+        masks: NDArray[np.bool_] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         """Choose the actions of n rows.
 
         Args:
@@ -126,6 +131,7 @@ class BatchedAgent(ABC):
             live: The rows that are not silent. The others' observations are copies of one of theirs.
             worker: Shows the phase.
             record_info: Takes a row and its info, where there is an info for each row.
+            masks: (n, k) which actions are allowed, for those that take them; None where the space has no masks.
 
         Returns:
             The actions, a batch or a sequence of n, and their infos, in arrays of n, where they come together.
@@ -141,6 +147,7 @@ class _Together(BatchedAgent):
         self._reset = reset_agent_function(agent)
         self._n_rows = n_rows
         self._keywords = row_keywords(self._get_actions)
+        self.takes_masks = takes_masks(agent, together=True)
         self._draw_from(Draws(n_rows))
         self._seeds = [0] * n_rows
         self._starts = np.ones(n_rows, dtype=np.bool_)
@@ -184,8 +191,9 @@ class _Together(BatchedAgent):
             self._draws.begin(row, drawn, position)
 
     def choose(
-        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
-    ) -> tuple[Any, dict[str, Any]]:
+        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None],
+        masks: NDArray[np.bool_] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         del record_info  # all rows are asked for, together
         if len(live) < self._n_rows and "starts" in self._keywords:
             # What is remembered of a silent row would run on for ever: no trajectory ends in it.
@@ -193,7 +201,8 @@ class _Together(BatchedAgent):
             silent[live] = False
             self._starts |= silent
         worker.phase = _ACTION
-        chosen = self._get_actions(observations, **self._values())
+        given = {ACTION_MASKS: masks} if self.takes_masks else _NONE
+        chosen = self._get_actions(observations, **self._values(), **given)
         # A tuple and nothing else: an array of two rows unpacks just as well.
         if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
             raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
@@ -242,12 +251,13 @@ class _ByMask(_Together):
         self._reset, self._new = None, False
 
     def choose(
-        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
-    ) -> tuple[Any, dict[str, Any]]:
+        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None],
+        masks: NDArray[np.bool_] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         if self._new or self._starts.any():
             worker.phase = _AGENT_RESET
             self._reset_those_that_begin()
-        return super().choose(observations, live, worker, record_info)
+        return super().choose(observations, live, worker, record_info, masks)
 
     def _reset_those_that_begin(self) -> None:
         rows = np.flatnonzero(self._starts)
@@ -273,6 +283,7 @@ class _OneByOne(BatchedAgent):
         self._n_rows = n_rows
         self._agents = self.agents = agents
         self._get_action = [agent.get_action for agent in agents]
+        self.takes_masks = takes_masks(agents[0])
         self._reset = [reset_agent_function(agent) for agent in agents]
         # Agents that may remember something: they were reset, or never will be.
         self._begun = {number for number, reset in enumerate(self._reset) if reset is None}
@@ -301,8 +312,9 @@ class _OneByOne(BatchedAgent):
             reset(prepared[position])
 
     def choose(
-        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
-    ) -> tuple[Any, dict[str, Any]]:
+        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None],
+        masks: NDArray[np.bool_] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         words, timesteps_word, watched = worker.row.words, worker.row.timesteps_word, worker.row.attention
         shown = words[timesteps_word]
         actions: dict[int, Any] = {}
@@ -311,7 +323,8 @@ class _OneByOne(BatchedAgent):
             worker.phase = _ACTION
             if watched:
                 words[timesteps_word] = shown + len(actions)
-            chosen = self._get_action[row % len(self._get_action)](row_of(observations, row))
+            given = {ACTION_MASK: None if masks is None else masks[row]} if self.takes_masks else _NONE
+            chosen = self._get_action[row % len(self._get_action)](row_of(observations, row), **given)
             if not isinstance(chosen, tuple | list) or len(chosen) != 2:
                 raise UsageError("get_action must return (action, agent_info), with agent_info a dict")
             worker.phase = _RECORDING
@@ -353,15 +366,15 @@ class AgentPool:
         """The agent, or the first of its copies."""
         return self._agents[0]
 
-    def probe(self, observation_space: Space[Any], n_rows: int) -> bool:
+    def probe(self, spaces: tuple[Space[Any], Space[Any]], n_rows: int) -> bool:
         """Check that the rows of the agent's batches do not depend on each other; see `agents.independence.probe`."""
         if not callable(getattr(self._agents[0], "get_actions", None)):
             return True
-        space = copy.deepcopy(observation_space)
+        space = copy.deepcopy(spaces[0])
         space.seed(0)
         examples = Columns(space, n_rows, "observation")
         examples.append([space.sample() for _ in range(n_rows)])
-        return probe(self._agents[0], examples.row_batch(0), n_rows)
+        return probe(self._agents[0], examples.row_batch(0), n_rows, mask_size(spaces[1]))
 
     @property
     def empty(self) -> bool:

@@ -22,6 +22,7 @@ from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
 from streamsampler.workers.fragments import InForce, Row, Running, packed_memory, told, whose_memory
 from streamsampler.workers.generators import drawn_states, set_states
+from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.resets import FragmentOrder, Standing, reset_one
 from streamsampler.workers.restoring import AS_GIVEN, AbandonedError, NotRestoredError, no_failure, rounding_for
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
@@ -74,6 +75,10 @@ class Group(SideBySide):
             self._begin_new_agent()
 
     def _begin_new_agent(self) -> None:
+        self._masks = None
+        if self.agent.takes_masks:
+            envs = [row.env for row in self.rows]
+            self._masks = RowMasks(self._worker.warn_once, envs, self.spaces[1], self._n_rows)
         self.agent.begin_block(self._seed)
         for position, row in enumerate(self.rows):
             if row.length:
@@ -164,6 +169,7 @@ class Group(SideBySide):
         row.begin_fragment()
         if not row.length:
             row.observation, info = self._reset(position)
+            row.info = info
         self.seconds[0] += perf_counter() - began
         self._record_first(position, row.observation, info)
 
@@ -206,7 +212,7 @@ class Group(SideBySide):
                         if goes_on:
                             self._begin_next(position)
                         continue
-                row.observation = observation
+                row.observation, row.info = observation, info
                 recorder.record(position, observation)
         except BaseException:
             self._position = position
@@ -216,9 +222,12 @@ class Group(SideBySide):
     def _begin_next(self, position: int) -> None:
         """Begin another episode in a row."""
         row = self.rows[position]
-        row.observation, info = self._reset(position)
-        self._record_first(position, row.observation, info)
+        row.observation, row.info = self._reset(position)
+        self._record_first(position, row.observation, row.info)
         self._worker.phase = Phase.STEP
+
+    def _take_infos(self) -> dict[int, Any]:
+        return {position: row.info for position, row in enumerate(self.rows)}
 
     def _close(self, position: int, observation: Any, terminated: bool, truncated: bool) -> None:
         """End the part of a row's episode that is in this fragment."""

@@ -306,7 +306,7 @@ class HookedGroup(HookedRows, Group):
                 if goes_on:
                     self._begin_next(position)
             else:
-                row.observation = observation
+                row.observation, row.info = observation, info
                 self._recorder.record(position, observation)
 
     def _end_part(self, position: int, last: Any, terminated: bool, truncated: bool) -> None:

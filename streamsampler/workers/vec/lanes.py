@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.resets import reset_one
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.rows import padded, singles_of
@@ -50,6 +52,7 @@ class SideBySide:
         self._live: list[int] = []  # the rows that are not silent
         self._sources: list[int] | None = None  # where some are silent: for each row the one that it is a copy of
         self._singles: list[Any] = []  # the last actions, by row
+        self._masks: RowMasks | None = None  # for an agent that takes them
         self._rounds = False  # whether environments get actions as they are recorded, and not as they were chosen
         self.seconds = [0.0, 0.0, 0.0]
 
@@ -64,7 +67,8 @@ class SideBySide:
         worker.phase = _RECORDING
         sources = self._sources
         batch = recorder.batch(sources)
-        actions, infos = self._agent.choose(batch, self._live, worker, self._record_agent_info)
+        masks = None if self._masks is None else self._masks.of(batch, self._take_infos(), self._live, sources)
+        actions, infos = self._agent.choose(batch, self._live, worker, self._record_agent_info, masks)
         worker.phase = _ACTION
         if sources is not None:
             actions = padded(self.spaces[1], actions, sources)
@@ -76,6 +80,10 @@ class SideBySide:
         if infos:
             worker.phase = _RECORDING
             self._record_agent_infos(infos)
+
+    def _take_infos(self) -> dict[int, Any]:
+        """Return the infos that came with the rows' observations, for masks; they are not needed again."""
+        raise NotImplementedError
 
     def _record_agent_infos(self, infos: dict[str, Any]) -> None:
         self._recorder.record_agent_infos(infos)
@@ -117,6 +125,8 @@ class LaneRunner(SideBySide):
         self._in_lanes = True
         self._row = -1  # the row in hand; -1 while it is about all of them
         self._at_fault: Trajectory | None = None
+        self._record_env_info: Callable[[int, Any], None] | None = None  # the recorder's, where infos are kept as well
+        self._infos: dict[int, Any] = {}  # by row, for masks
         self.n_ran = 0
 
     @property
@@ -171,7 +181,25 @@ class LaneRunner(SideBySide):
     def _begin_ticket(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
         self.forget()
         self._agent = agent
+        if agent.takes_masks != (self._masks is not None):
+            self._find_masks(agent.takes_masks)
         return self._tickets.begin(ticket, seeds, agent)
+
+    def _find_masks(self, wanted: bool) -> None:
+        """Find masks for the agent from now on, or for none: then infos are recorded, and not looked at."""
+        recorder = self._recorder
+        self._record_env_info = self._record_env_info or recorder.record_env_info
+        recorder.record_env_info = self._record_and_keep_info if wanted else self._record_env_info
+        self._masks = RowMasks(self._worker.warn_once, self._envs, self.spaces[1], self._n_rows) if wanted else None
+
+    def _record_and_keep_info(self, number: int, info: Any) -> None:
+        assert self._record_env_info is not None
+        self._record_env_info(number, info)
+        self._infos[number % self._n_rows] = info
+
+    def _take_infos(self) -> dict[int, Any]:
+        infos, self._infos = self._infos, {}
+        return infos
 
     def ended(self) -> list[Trajectory]:
         """Return the trajectories of the ticket in hand that have ended, in its order."""
@@ -197,6 +225,7 @@ class LaneRunner(SideBySide):
         self._running = [None] * self._n_rows
         self._live, self._steps = [], []
         self._recorder.clear()
+        self._infos.clear()
         self.n_ran = 0
         return forgotten
 
@@ -244,6 +273,8 @@ class LaneRunner(SideBySide):
         except DataError as error:
             locate(error, env, 0)
             raise
+        if self._masks is not None:
+            self._infos[row] = info
         words[phase_word] = _STEP_NUMBER
 
     def _reset(self, row: int, index: int, seed: int) -> Any:
@@ -408,8 +439,9 @@ class LaneRunner(SideBySide):
         """Return whether the agent raises when all rows have one trajectory's observation."""
         assert self._agent is not None
         batch = self._recorder.repeated(trajectory.row)
+        masks = None if self._masks is None else self._masks.repeated(trajectory.row)
         try:
-            self._agent.choose(batch, [trajectory.row], self._worker, lambda _row, _info: None)
+            self._agent.choose(batch, [trajectory.row], self._worker, lambda _row, _info: None, masks)
         except Exception:
             return True
         finally:

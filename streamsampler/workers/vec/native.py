@@ -27,6 +27,7 @@ from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of, locate, name_of_env, raised_in, row_at_fault
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.masks import SlotMasks
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.native_recorder import (
     NativeRecorder,
@@ -108,6 +109,7 @@ class NativeRunner:
         self._resetting = self._slots[:0]  # slots that the environment resets in the step to come
         self._stop = 0  # the position in the ticket after the block's last one
         self._in_reset = False
+        self._masks: SlotMasks | None = None  # for an agent that takes them
         self._seconds = [0.0, 0.0, 0.0]
         self._hinted = worker.context.worker_number > 0
         self._n_silent_rows = 0  # steps of slots that had no trajectory left
@@ -192,6 +194,10 @@ class NativeRunner:
         self._in_reset = True
         observations, infos = self._begin_of(self._reset([seeds[slot % len(seeds)] for slot in range(n_slots)]))
         self._recorder.begin_block(observations, self._silent)
+        self._masks = None
+        if self._agent.takes_masks:  # the environment may be another one in each block
+            self._masks = SlotMasks(self._worker.warn_once, self._env, self.spaces[1])
+            self._masks.keep(infos, range(n_slots))
         self._in_reset = False
         self._begin(slots, infos)
         self._seconds[0] += perf_counter() - began
@@ -250,6 +256,8 @@ class NativeRunner:
         result = self._env.reset(seed=seeds if self._takes_list else None, options={**given, "reset_mask": ended})
         observations, infos = self._begin_of(result)
         self._recorder.begin_again(observations, refilled, np.flatnonzero(ended))
+        if self._masks is not None:
+            self._masks.keep(infos, np.flatnonzero(ended).tolist())
         self._in_reset = False
         if len(refilled):
             self._begin(refilled, infos)
@@ -285,6 +293,8 @@ class NativeRunner:
             recorder.record(observations, rewards, self._silent, self._live)
             if infos.__class__ is not dict:
                 check_infos("env_infos", infos)
+            if self._masks is not None:
+                self._masks.keep(infos, range(self.n_slots))
             worker.ran_timesteps = words[timesteps_word] = worker.ran_timesteps + self._n_live
             self._n_silent_rows += self._n_silent
             self._finish_step(terminated, truncated, infos)
@@ -299,7 +309,10 @@ class NativeRunner:
         worker, recorder, agent = self._worker, self._recorder, self._agent
         if self._n_live:
             live = np.flatnonzero(self._live).tolist() if agent.one_by_one else ()
-            actions, infos = agent.choose(self._shown(step), live, worker, self._record_agent_info)
+            masks = None
+            if self._masks is not None:
+                masks = self._masks.of_slots(recorder.observations.row_batch(step), self._live, self._silent)
+            actions, infos = agent.choose(self._shown(step), live, worker, self._record_agent_info, masks)
             worker.phase = _ACTION
             recorder.actions.append(actions)
             if infos:
@@ -309,7 +322,10 @@ class NativeRunner:
             # The environment will only reset, and ignores them.
             recorder.actions.append(recorder.actions.row_batch(step - 1))
         rows = recorder.actions.row_batch(step)
-        return rows.copy() if rows.__class__ is np.ndarray and not rows.dtype.hasobject else for_env(rows)
+        rows = rows.copy() if rows.__class__ is np.ndarray and not rows.dtype.hasobject else for_env(rows)
+        if self._n_silent and self._masks is not None:
+            self._masks.step_along(rows, self._silent)
+        return rows
 
     def _record_agent_info(self, slot: int, info: Any) -> None:
         self._recorder.record_agent_info(self._recorder.step * self.n_slots + slot, info)

@@ -251,14 +251,15 @@ class _Noting:
         return getattr(self._agent, name)
 
     def choose(
-        self, observations: Any, live: Sequence[int], worker: Any, record_info: Callable[[int, Any], None]
-    ) -> tuple[Any, dict[str, Any]]:
+        self, observations: Any, live: Sequence[int], worker: Any, record_info: Callable[[int, Any], None],
+        masks: NDArray[np.bool_] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         timestep, self._timestep = self._timestep, self._timestep + 1
 
         def record(row: int, info: Any) -> None:
             self._note(timestep, info, row)
             record_info(row, info)
 
-        actions, infos = self._agent.choose(observations, live, worker, record)
+        actions, infos = self._agent.choose(observations, live, worker, record, masks)
         self._note(timestep, infos)
         return actions, infos

@@ -25,6 +25,7 @@ from streamsampler.protocol.plans import Layout
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.hooks import HookCaller
+from streamsampler.workers.masks import masks_reach
 from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.restoring import are_one, close_all, refuse_copies_of
 from streamsampler.workers.vec.agents import AgentPool
@@ -124,6 +125,8 @@ class VecWorker(Worker):
         runner = self._runner
         n_slots, spaces = (1, None) if runner is None else (runner.n_slots, runner.spaces)
         self._agents.update(agent_update, n_slots, spaces)
+        agent = self._agents.first
+        masks_reach(agent, self.warn_once, together=callable(getattr(agent, "get_actions", None)))
         self._choose_lanes()
 
     def _choose_lanes(self) -> None:
@@ -137,7 +140,7 @@ class VecWorker(Worker):
         if not (self._may_run_lanes and isinstance(runner, LaneRunner)) or agents.empty or not agents.row_independent:
             return
         known = self._probed[0] is runner and self._probed[1] is agents.first
-        if not known and agents.probe(runner.spaces[0], runner.n_slots):
+        if not known and agents.probe(runner.spaces, runner.n_slots):
             self._probed = runner, agents.first
         self.runs_lanes = True
 

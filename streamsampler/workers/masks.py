@@ -1,0 +1,176 @@
+"""Give agents the masks of their environments' actions, whatever loop asks them; see `agents.masks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from streamsampler.agents.base import takes_masks
+from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, Mask, MaskFinder, first_allowed
+from streamsampler.core.errors import UsageError
+from streamsampler.workers.known_wrappers import EnvElsewhere
+from streamsampler.workers.vec.rows import info_of_row, row_of
+
+Warn = Callable[[str, str], Any]
+"""Such as `Worker.warn_once`."""
+
+_ELSEWHERE = (
+    "the environment has its masks of actions by its method action_masks(), which cannot be called from here: it is in "
+    'another process. Let it put them into its info, under "action_mask", or use inference="worker"'
+)
+_DECLARED = ("get_action", "action_mask"), ("get_actions", "action_masks")
+
+
+def masks_reach(agent: Any, warn: Warn, *, together: bool = False) -> bool:
+    """Return whether an agent takes masks by the method that it is asked by; warn if it does by the other one alone."""
+    if takes_masks(agent, together=together):
+        return True
+    if takes_masks(agent, together=not together):
+        (asked, keyword), (other, its) = _DECLARED[::-1] if together else _DECLARED
+        warn(
+            asked,
+            f"the agent ({type(agent).__qualname__}) is asked by {asked}, which takes no {keyword}, while its {other} "
+            f"takes {its}: it acts without masks of actions. Let both take them",
+        )
+    return False
+
+
+def finder_of(agent: Any, env: Any, warn: Warn) -> MaskFinder | None:
+    """Return what finds an environment's masks for an agent that is asked by `get_action`; None if it takes none."""
+    return MaskFinder(env, env.action_space, warn) if masks_reach(agent, warn) else None
+
+
+def masked_loop(
+    find: MaskFinder, reset: Callable[..., Any], get_action: Callable[..., Any], step: Callable[[Any], Any]
+) -> tuple[Any, Any, Any]:
+    """Return what a loop calls instead of an environment's and an agent's methods, so that the agent gets masks.
+
+    Args:
+        find: Finds them.
+        reset: Resets the environment.
+        get_action: The agent's.
+        step: The environment's.
+
+    Returns:
+        The three in their order; the second takes an observation alone.
+    """
+    result: Any = None  # the last one, whose last part is the info once the loop has found it to be in order
+
+    def reset_and_keep(**arguments: Any) -> Any:
+        nonlocal result
+        result = reset(**arguments)
+        return result
+
+    def step_and_keep(action: Any) -> Any:
+        nonlocal result
+        result = step(action)
+        return result
+
+    def get_masked_action(observation: Any) -> Any:
+        return get_action(observation, action_mask=find(observation, result[-1]))
+
+    return reset_and_keep, get_masked_action, step_and_keep
+
+
+class RowMasks:
+    """Finds the masks of rows, each of which has an environment of its own.
+
+    Args:
+        warn: See `MaskFinder`.
+        envs: The environments; there may be fewer than rows.
+        space: Their action space.
+        n_rows: How many rows there are.
+    """
+
+    def __init__(self, warn: Warn, envs: Sequence[Any], space: Space[Any], n_rows: int) -> None:
+        self._finders = [MaskFinder(env, space, warn) for env in envs]
+        self._by_method = any(finder.by_method for finder in self._finders)
+        self._elsewhere = any(isinstance(env, EnvElsewhere) and env.facts.has_masks for env in envs)
+        self._n_rows = n_rows
+        self._last: Mask | None = None
+
+    def of(
+        self, observations: Any, infos: Mapping[int, Any], live: Sequence[int], sources: Sequence[int] | None
+    ) -> Mask | None:
+        """Return the masks of all rows, (n, k); None where the action space has no masks.
+
+        Args:
+            observations: Those of all rows, a tree of (n, *O).
+            infos: What came with them, by row; nothing for rows without one.
+            live: The rows that are not silent.
+            sources: For each row the live one that it is a copy of, or itself; None for itself.
+
+        Raises:
+            UsageError: An environment in another process has masks by its method alone.
+        """
+        column = observations.get(ACTION_MASK) if isinstance(observations, dict) else None
+        size = self._finders[0].size
+        masks = np.ones((self._n_rows, size or 0), np.bool_)
+        looks = column is not None or self._by_method or self._elsewhere or any(infos.values())
+        for row in live if looks else ():
+            shown = None if column is None else {ACTION_MASK: row_of(column, row)}
+            mask = self._finders[row].find(shown, infos.get(row))
+            if mask is not None:
+                masks[row] = mask
+            elif self._elsewhere and size is not None:
+                raise UsageError(_ELSEWHERE)
+        self._last = None if size is None else masks if sources is None else masks[sources]
+        return self._last
+
+    def repeated(self, row: int) -> Mask | None:
+        """Return the last masks, with one row's in all rows."""
+        return None if self._last is None else self._last[[row] * self._n_rows]
+
+
+class SlotMasks(RowMasks):
+    """Finds the masks of the slots of a vector environment.
+
+    Args:
+        warn: See `MaskFinder`.
+        env: The environment.
+        space: The action space of one slot.
+    """
+
+    def __init__(self, warn: Warn, env: Any, space: Space[Any]) -> None:
+        super().__init__(warn, [None] * env.num_envs, space, env.num_envs)
+        self._call: Callable[[str], Any] | None = env.unwrapped.call if has_masks_by_call(env) else None
+        self._space = space
+        self._own: Mask | None = None  # the slots' own
+        self._infos: dict[int, dict[str, Any]] = {}
+
+    def keep(self, infos: Mapping[str, Any], slots: Iterable[int]) -> None:
+        """Keep what a reset or a step said of some slots, under Gymnasium's vector convention."""
+        found = {key: infos[key] for key in (ACTION_MASK, f"_{ACTION_MASK}") if key in infos}
+        self._infos.update((slot, info_of_row(found, slot)) for slot in slots)
+
+    def of_slots(self, observations: Any, live: NDArray[np.bool_], silent: NDArray[np.bool_]) -> Mask | None:
+        """Return the masks of all slots: those that are silent have that of the first live one, as its observation.
+
+        Args:
+            observations: Their own, a tree of (n, *O).
+            live: (n,) the slots that run a trajectory.
+            silent: (n,) the slots that are stepped along.
+        """
+        infos = self._infos
+        if self._call is not None and not (isinstance(observations, dict) and ACTION_MASK in observations):
+            infos = {slot: {ACTION_MASK: mask, **infos[slot]} for slot, mask in enumerate(self._call(ACTION_MASKS))}
+        own = self._own = self.of(observations, infos, np.flatnonzero(live | silent).tolist(), None)
+        return None if own is None else own[np.where(silent, int(live.argmax()), np.arange(len(live)))]
+
+    def step_along(self, actions: Any, silent: NDArray[np.bool_]) -> None:
+        """Let slots that are silent take an action that their own environment allows, of (n, *A) actions."""
+        if self._own is not None:
+            for slot in np.flatnonzero(silent).tolist():
+                actions[slot] = first_allowed(self._space, self._own[slot])
+
+
+def has_masks_by_call(env: Any) -> bool:
+    """Return whether a vector environment has `call`, and all its environments have a method `action_masks`."""
+    try:
+        return all(env.unwrapped.call("has_wrapper_attr", ACTION_MASKS))
+    except Exception:  # an interface of its own
+        return False
