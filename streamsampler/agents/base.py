@@ -147,9 +147,7 @@ class _MaskedFunction(Protocol):
     def __call__(self, observation: Any, /, *, action_mask: Any) -> Any: ...
 
 
-AgentLike: TypeAlias = (
-    Agent | AgentOfRows | MaskedAgent | Callable[[Any], Any] | _MaskedFunction | Literal["random"]
-)
+AgentLike: TypeAlias = Agent | AgentOfRows | MaskedAgent | Callable[[Any], Any] | _MaskedFunction | Literal["random"]
 """What is taken for an agent; see `as_agent`."""
 
 

@@ -30,6 +30,7 @@ from streamsampler.checking.tasks import (
     call_apart,
     close_after_use,
     facts_of,
+    finding_of_masks,
     probe_rows,
     run,
     run_elsewhere,
@@ -326,6 +327,8 @@ class CheckRun:
             return
         yield Finding("agent", "pass", f"it acted in {count(n, 'timestep')}" if n else "it acts")
         yield Finding("actions", "pass", "all are in the action space") if refusal is None else refusal
+        if (masks := finding_of_masks(self._agent, self._known, ran)) is not None:
+            yield masks
 
     def _fastest(self) -> None:
         """Measure workers of several kinds."""

@@ -14,7 +14,9 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from streamsampler.agents.base import acts_alone
+from streamsampler.agents.base import acts_alone, takes_masks
+from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, MaskFinder, mask_size
+from streamsampler.agents.random import RandomAgent
 from streamsampler.checking.ways import ready_agent
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.words import count
@@ -218,15 +220,17 @@ def stepped(env: Any, construction: float) -> Probed:
         construction: Seconds that making it took.
     """
     began = perf_counter()
-    observation = begin_of(env.reset(seed=0))[0]
+    observation, info = begin_of(env.reset(seed=0))
     reset = perf_counter() - began
     n_steps, n_ended, seconds, cpu = 0, 0, 0.0, 0.0
-    spinning = Spinning()
+    find, random = MaskFinder(env, env.action_space, lambda _about, _text: None), RandomAgent(env.action_space)
+    seen, spinning = observation, Spinning()
     spinning.run(_SPUN_SECONDS)
     while n_steps < _PROBED_STEPS and seconds < _PROBED_SECONDS:
-        action = env.action_space.sample()
+        mask = None if isinstance(env, VectorEnv) else find(seen, info)
+        action, _ = random.get_action(None, action_mask=mask)
         began, cpu_began = perf_counter(), process_time()
-        _, _, terminated, truncated, _ = env.step(action)
+        seen, _, terminated, truncated, info = env.step(action)
         seconds += perf_counter() - began
         cpu += process_time() - cpu_began
         n_steps += 1
@@ -234,7 +238,7 @@ def stepped(env: Any, construction: float) -> Probed:
             n_ended += 1
             if n_ended * reset > _PROBED_SECONDS:
                 break
-            begin_of(env.reset())
+            seen, info = begin_of(env.reset())
     spinning.run(_SPUN_SECONDS)
     share = cpu / seconds / spinning.share if seconds else 1.0
     length = n_steps / max(1, n_ended)
@@ -257,8 +261,13 @@ def with_agent(agent: Any, probed: Probed) -> Probed:
     return replace(probed, costs=probed.costs.with_agent(seconds, batched=batched))
 
 
-def _one_row(get_actions: Callable[[Any], Any], observation: Any) -> Any:
-    return get_actions(map_tree(lambda leaf: np.asarray(leaf)[None], observation))
+def _chooser(agent: Any, size: int | None) -> Callable[[Any], Any]:
+    """Return how an agent chooses one action, where all are allowed: by `get_actions` if it has nothing else."""
+    mask = None if size is None else np.ones(size, np.bool_)
+    if acts_alone(agent):
+        return partial(agent.get_action, **{ACTION_MASK: mask}) if takes_masks(agent) else agent.get_action
+    masks = {ACTION_MASKS: None if mask is None else mask[None]} if takes_masks(agent, together=True) else {}
+    return lambda observation: agent.get_actions(map_tree(lambda leaf: np.asarray(leaf)[None], observation), **masks)
 
 
 def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool]:
@@ -269,7 +278,7 @@ def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool]:
     with contextlib.suppress(Exception):
         acting = ready_agent(agent, *probed.spaces)
         batched = getattr(acting, "get_actions", None) is not None
-        choose = acting.get_action if acts_alone(acting) else partial(_one_row, acting.get_actions)
+        choose = _chooser(acting, mask_size(probed.spaces[1]))
         seconds = math.inf
         for _ in range(2):  # the first call may bring libraries along
             began = perf_counter()

@@ -20,7 +20,9 @@ from gymnasium.utils import env_checker
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from streamsampler.agents.base import acts_alone, as_agent, give_spaces, is_agent, is_row_independent
+from streamsampler.agents.base import acts_alone, as_agent, give_spaces, is_agent, is_row_independent, takes_masks
+from streamsampler.agents.masks import ACTION_MASK, method_of
+from streamsampler.agents.policies import Policies, with_policies
 from streamsampler.checking.report import Finding, finding_of_wrappers, not_checked
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SamplerError, UsageError, WorkerError
@@ -34,6 +36,7 @@ from streamsampler.samplers.processes import MultiprocessingSampler
 from streamsampler.workers.explain import name_of_env, summary_of, traceback_of
 from streamsampler.workers.known_wrappers import chain_of
 from streamsampler.workers.logs import quiet
+from streamsampler.workers.masks import has_masks_by_call
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.worker import VecWorker
 
@@ -218,6 +221,7 @@ class Facts:
         several: Whether it has several agents.
         time_limit: The timesteps after which it truncates; None where it does not say.
         wrappers: What was found of its wrappers.
+        has_masks: Whether it has a method `action_masks`.
     """
 
     name: str
@@ -226,6 +230,7 @@ class Facts:
     several: bool
     time_limit: int | None
     wrappers: Finding
+    has_masks: bool = False
 
 
 def facts_of(env: Any) -> Facts:
@@ -236,9 +241,10 @@ def facts_of(env: Any) -> Facts:
     stated = getattr(getattr(env.unwrapped, "spec", None), "max_episode_steps", None) if is_vector else None
     limit = min([*limits, *([stated] if isinstance(stated, int) else [])], default=None)
     several = isinstance(env, MultiAgentEnv)
+    has_masks = has_masks_by_call(env) if is_vector else not several and method_of(env) is not None
     return Facts(
         name_of_env(env), parts or (env.observation_space, env.action_space), env.num_envs if is_vector else None,
-        several, limit, finding_of_wrappers(env),
+        several, limit, finding_of_wrappers(env), has_masks,
     )  # fmt: skip
 
 
@@ -336,6 +342,36 @@ def run(agent: Any, env: EnvUpdate, facts: Facts, limits: Limits, within: int, s
         finally:
             ran.stats = sampler.stats
     return ran
+
+
+def finding_of_masks(agent: Any, facts: Facts, ran: Ran) -> Finding | None:
+    """Return whether the masks of an environment's actions reach an agent; None where nothing says that there are any.
+
+    Args:
+        agent: The agent, as samplers take it.
+        facts: What the environment says of itself.
+        ran: What was obtained with the agent.
+    """
+    batches = [each for batch in ran.batches for each in getattr(batch, "policies", {"": batch}).values()]
+    seen = any(isinstance(each.observations, dict) and ACTION_MASK in each.observations for each in batches)
+    told = any(ACTION_MASK in each.env_infos or ACTION_MASK in each.episode_infos for each in batches)
+    where = {"observations": seen, "infos": told, "action_masks()": facts.has_masks}
+    places = " and ".join(place for place, has in where.items() if has)
+    if not places:
+        return None
+    given = with_policies(agent, None)
+    agents = given.agents if isinstance(given, Policies) else {"": as_agent(given)}
+    lacking = [name for name, it in agents.items() if not (takes_masks(it) or takes_masks(it, together=True))]
+    if not lacking:
+        return Finding("masks", "pass", f"the environment's masks of actions ({places}) reach the agent")
+    who = f"the agent{' ' if any(lacking) else ''}{', '.join(lacking)}"
+    what = f"the environment has masks of actions ({places}), and {who} takes no action_mask"
+    if seen:
+        return Finding("masks", "pass", f"{what}: it sees them in its observations alone")
+    return Finding(
+        "masks", "warning", f"{what}: it may choose actions that are not allowed",
+        "Let get_action take the keyword action_mask, and get_actions action_masks: see help(streamsampler.agents)",
+    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------

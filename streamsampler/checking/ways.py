@@ -11,7 +11,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from streamsampler.agents.base import as_agent, give_spaces, reset_agent_function
+from streamsampler.agents.base import as_agent, give_spaces, reset_agent_function, takes_masks
+from streamsampler.agents.random import RandomAgent
 from streamsampler.checking.benchmark_report import Tally
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.progress import Snapshot
@@ -309,9 +310,12 @@ def _managers(problem: Problem) -> list[Way]:
 
     def way(name: str, call: str, make: Callable[[], Any], least: int, n_processes: int) -> Way:
         n = max(1, n_processes) * n_each
+        acting = as_agent(problem.agent)
+        takes = takes_masks(acting, together=callable(getattr(acting, "get_actions", None)))
         return Way(
             name, call, make, lambda manager, measured: _step(manager, problem.agent, least, n, measured),
             in_parent=True, n_processes=n_processes, n_in_turn=n_each,
+            lacking="managers give agents no masks of actions" if takes and not isinstance(acting, RandomAgent) else "",
         )  # fmt: skip
 
     here = f"SerialEnvManager({code}, n_envs={n_each})"
