@@ -1,8 +1,8 @@
 """Programs of what cuts across samplers and managers, for the digests: each is drawn from its number.
 
 Fragments of both kinds of workers; filters; tasks; parameters of environments; rows of managers; an agent in the
-sampler's process; several agents. Workers are killed at random instants: while they start, restore episodes, run, and
-send. Numbers are exact, or come from arithmetic that is the same on every machine.
+sampler's process; several agents; masks of actions. Workers are killed at random instants: while they start, restore
+episodes, run, and send. Numbers are exact, or come from arithmetic that is the same on every machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from streamsampler import (
     EnvManager,
@@ -37,10 +38,24 @@ from tests.fragments.agents import Sticky
 from tests.proofs._engines import make_sampler
 from tests.proofs._kills import disturbed
 from tests.proofs.restores import Maze, row_of
+from tests.scripted import masks
 from tests.scripted.envs import Counting, Nested
 from tests.scripted.games import DEFAULT, Chooser, Comings, Stay, Turns
 
-__all__ = ["Fleeting", "Keeping", "Measuring", "Mixed", "Rows", "add", "digest_of_trees", "seen_by", "seen_of"]
+__all__ = [
+    "FIRST_WITH_MASKS",
+    "Fleeting",
+    "Guided",
+    "GuidedRows",
+    "Keeping",
+    "Measuring",
+    "Mixed",
+    "Rows",
+    "add",
+    "digest_of_trees",
+    "seen_by",
+    "seen_of",
+]
 
 _FIELDS = (
     *("observations", "last_observations", "actions", "rewards", "terminated", "truncated", "fragments"),
@@ -222,6 +237,39 @@ def cached(kind: Any) -> Any:
             return super().action_space(agent)
 
     return Cached
+
+
+class Guided(Keeping):
+    """Makes of its action one that is allowed, and says what is."""
+
+    def get_action(self, observation: Any, *, action_mask: Any = None) -> tuple[int, dict[str, Any]]:
+        """Draw an action."""
+        numbers = observation["numbers"] if isinstance(observation, dict) else observation
+        action, info = super().get_action(numbers)
+        return guided(action, action_mask), {**info, "mask": action_mask}
+
+
+class GuidedRows(Fleeting):
+    """Does so for each row."""
+
+    def get_actions(self, observations: Any, *, draws: Any, action_masks: Any = None) -> Any:
+        """Return actions, and what they were drawn from."""
+        numbers = observations["numbers"] if isinstance(observations, dict) else observations
+        actions, infos = super().get_actions(numbers, draws=draws)
+        actions = [guided(*each) for each in zip(actions, action_masks, strict=True)]
+        return np.array(actions), {**infos, "mask": action_masks}
+
+
+class GuidedBlocks(GuidedRows):
+    """Does not say that rows are independent."""
+
+    row_independent = False
+
+
+def guided(action: int, mask: Any) -> int:
+    """Return the action of this number among those that are allowed."""
+    there = np.flatnonzero(mask)
+    return int(there[int(action) % len(there)])
 
 
 class Tasked(Counting):
@@ -471,7 +519,36 @@ def _call_several(draw: Draw, sampler: Any, updates: dict[str, Any]) -> list[Any
     return _obtained(draw, sampler, kind, updates, {"trajectories": 20, "exact": 9, "stream": 12})
 
 
+class Zero(masks.Masked):
+    """Has actions that begin at 0, also by a method."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self.action_space = spaces.Discrete(6)
+        if place == "method":
+            self.action_masks = self.mask
+
+
+def _masked(draw: Draw) -> list[Any]:
+    """Environments refuse what they do not allow."""
+    env, side_by_side = partial(Zero, draw.choice(masks.PLACES)), draw.random() < 0.6
+    agent: Any = draw.choice([Guided, GuidedRows, GuidedBlocks]) if side_by_side else Guided
+    options = _side_by_side(draw) if side_by_side else {}
+    in_fragments = draw.random() < 0.5
+    if not in_fragments and draw.random() < 0.4:
+        options["hooks"] = Measuring()
+    seen: list[Any] = []
+    with _sampler(draw, agent(draw.randrange(5)), env, **options) as sampler:
+        if in_fragments:
+            return _of_fragments(draw, sampler, [3, 5, 12])
+        for _ in range(draw.randint(1, 4)):
+            seen += _call(draw, sampler)
+    return seen
+
+
 KINDS = _fragments, _fragments_side_by_side, _filtered, _tasks, _parameters, _in_parent, _rows, _several
+FIRST_WITH_MASKS = 200
+"""From this program on they are of masks: those before are what they were."""
 
 
 def seen_by(number: int, **forced: Any) -> list[Any]:
@@ -481,4 +558,5 @@ def seen_by(number: int, **forced: Any) -> list[Any]:
         number: The program.
         forced: An engine and a start method, for all programs that can run with them.
     """
-    return KINDS[number % len(KINDS)](Draw(f"program {number}", forced))
+    kind = KINDS[number % len(KINDS)] if number < FIRST_WITH_MASKS else _masked
+    return kind(Draw(f"program {number}", forced))

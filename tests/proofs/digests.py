@@ -1,10 +1,11 @@
-"""The same seed gives the same batches as ever: 440 scenarios, against digests that were recorded earlier.
+"""The same seed gives the same batches as ever: 456 scenarios, against digests that were recorded earlier.
 
     python -m tests.proofs.digests record    # after a change that is meant to change batches, and says so
 
 A scenario is drawn from its number: environment, agent, kind of worker, engine, how many workers, and calls of every
-kind with updates between them; 40 have hooks with metrics, and some of these a `drop_if`. The last 200 are the programs
-of `_programs`: fragments, filters, tasks, parameters, rows of managers, several agents, whose workers are killed.
+kind with updates between them; 40 have hooks with metrics, and some of these a `drop_if`. The last 216 are the programs
+of `_programs`: fragments, filters, tasks, parameters, rows of managers, several agents, and masks of actions; workers
+are killed.
 `digests.json` has one digest for each, which tells every bit of every batch.
 """
 
@@ -23,7 +24,7 @@ from typing import Any
 
 from streamsampler import LocalSampler, SetTaskUpdate, TrajectoryBatch, VecWorker
 from tests.proofs._engines import kept_open, make_sampler
-from tests.proofs._programs import Measuring, add, digest_of_trees, seen_by
+from tests.proofs._programs import FIRST_WITH_MASKS, Measuring, add, digest_of_trees, seen_by
 from tests.scripted.agents import Batched, Drawing
 from tests.scripted.envs import Counting, GlobalNoise, Nested, Rough, Shapes
 from tests.scripted.vectors import Vector
@@ -31,7 +32,8 @@ from tests.scripted.vectors import Vector
 __all__ = ["N_SCENARIOS", "digest_of", "prove"]
 
 _FIRST_WITH_HOOKS, _FIRST_PROGRAM = 200, 240
-N_SCENARIOS = _FIRST_PROGRAM + 200
+_FIRST_WITH_MASKS = _FIRST_PROGRAM + FIRST_WITH_MASKS
+N_SCENARIOS = _FIRST_WITH_MASKS + 16
 _N_SHORT = 40
 _RECORDED = pathlib.Path(__file__).with_name("digests.json")
 _FIELDS = (
@@ -160,8 +162,8 @@ def prove(scale: str, **forced: Any) -> None:
     if scale != "long":
         # Each scenario starts actors of its own on Ray, which takes seconds.
         n = _N_SHORT // 4 if forced.get("engine") == "ray" else _N_SHORT
-        parts = (range(n // 2), range(_FIRST_WITH_HOOKS, _FIRST_PROGRAM), range(_FIRST_PROGRAM, N_SCENARIOS))
-        numbers = [number for part in parts for number in part[: n // 2]]
+        firsts = 0, _FIRST_WITH_HOOKS, _FIRST_PROGRAM, _FIRST_WITH_MASKS, N_SCENARIOS
+        numbers = [number for part in itertools.pairwise(firsts) for number in range(*part)[: n // 2]]
     logging.getLogger("streamsampler").setLevel(logging.CRITICAL)  # it tells of each worker that is killed
     with kept_open(forced.get("engine")):
         found = {str(number): _digest(number, **forced) for number in numbers}

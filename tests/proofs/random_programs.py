@@ -1,10 +1,10 @@
 """Random programs: whatever is called, updated, killed or stopped, each outcome is a `LocalSampler`'s, bit for bit.
 
-A program is drawn from one number: a sampler (workers, kind of worker, agents and environments for all
-or for each, what is done about failures), and what is done with it: calls of every kind, with and without updates,
-updates that are refused, streams that are left early or run into an error, copies by pickling, replays of what was
-sampled last, fragments with whole trajectories between them. Some programs have hooks with metrics, a `drop_if`, or
-filters; some are of several agents, which come and go, and in some trajectories come back. A third of them has
+A program is drawn from one number: a sampler (workers, kind of worker, agents and environments for all or for each,
+what is done about failures), and what is done with it: calls of every kind, with and without updates, updates that are
+refused, streams that are left early or run into an error, copies by pickling, replays of what was sampled last,
+fragments with whole trajectories between them. Some programs have hooks with metrics, a `drop_if`, filters, or masks of
+actions; some are of several agents, which come and go, and in some trajectories come back. A third of them has
 `staleness=1`, and learns between calls while workers run ahead. In half of them some trajectories raise: whether a call
 fails, and for which trajectory, is a function of the seed. Four long ones have up to 600 calls and 150 streams, within
 whose reach one in 80 trajectories raises, on 1, 2, 3 and 8 workers. In the others workers are killed and stopped
@@ -24,13 +24,14 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
+import numpy as np
 
 from streamsampler import LocalSampler, PerWorker, SetTaskUpdate, TrajectoryBatch, VecWorker
 from streamsampler.errors import SamplerError, SerializationError
 from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
 from tests.proofs._engines import kept_open, make_sampler
 from tests.proofs._kills import disturbed
-from tests.proofs._programs import Fleeting, Keeping, Measuring, Mixed, Rows
+from tests.proofs._programs import Fleeting, Guided, GuidedRows, Keeping, Measuring, Mixed, Rows
 from tests.scripted.agents import above_half
 from tests.scripted.failing import Brittle
 from tests.scripted.games import Chooser, Comings, Stay
@@ -53,6 +54,24 @@ class Forgetful(Keeping):
         if self.rng.random() < 0.001:
             raise ValueError("out of ideas")
         return super().get_action(observation)
+
+
+class Guarded(Brittle):
+    """Says in its infos which of its actions it allows, and does not insist."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin a trajectory."""
+        return self._with_mask(super().reset(seed=seed))
+
+    def step(self, action: int) -> Any:
+        """Make a step."""
+        return self._with_mask(super().step(action))
+
+    def _with_mask(self, result: Any) -> Any:
+        *rest, info = result
+        first = float(np.asarray(rest[0]).flat[0])
+        mask = [first < 0.6, first > 0.3, first > 0.7]
+        return *rest, info if first > 0.9 else {**info, "action_mask": mask}
 
 
 class EitherWay(Brittle):
@@ -146,13 +165,16 @@ class Author:
         if self.several:
             return partial(Returning, dice.choice([0, 0, 20, 150]), dice.randint(4, 12))
         one_in, wrong = dice.choice([0, 0, 10, 40, 150]), dice.choice(["step", "step", "reset", "shape", "lock"])
-        return partial(Brittle, dice.randint(1, 30), one_in, wrong, self.width, dice.choice([0.0, 0.0, 0.0002, 0.001]))
+        kind = dice.choice([Brittle, Brittle, Guarded])
+        return partial(kind, dice.randint(1, 30), one_in, wrong, self.width, dice.choice([0.0, 0.0, 0.0002, 0.001]))
 
     def agent(self) -> Any:
         if self.several:
             return Chooser(self.dice.randint(0, 3))
-        alone = self.dice.choice([Keeping, Keeping, Forgetful])
-        return (self.dice.choice([Mixed, Fleeting, Rows, alone]) if self.vec else alone)(self.dice.randint(0, 9))
+        alone = self.dice.choice([Keeping, Keeping, Forgetful, Guided])
+        return (self.dice.choice([Mixed, Fleeting, Rows, GuidedRows, alone]) if self.vec else alone)(
+            self.dice.randint(0, 9)
+        )
 
     def for_each(self, make: Any) -> Any:
         return self.dice.choice([PerWorker, list])([make() for _ in range(self.n_workers)])
