@@ -129,12 +129,12 @@ class Limits:
 
         def look(snapshot: Snapshot) -> None:
             nonlocal before
-            goes_on, before = snapshot.timesteps > before and not snapshot.complete, snapshot.timesteps
+            goes_on, before = snapshot.n_timesteps > before and not snapshot.complete, snapshot.n_timesteps
             if not snapshot.complete and monotonic() > self.deadline + _GRACE:
                 raise TimeIsUpError("the time limit is reached")
             if goes_on and seconds is not None and snapshot.seconds > seconds:
-                raise EnoughError(snapshot.timesteps)
-            self.watch(snapshot.timesteps)
+                raise EnoughError(snapshot.n_timesteps)
+            self.watch(snapshot.n_timesteps)
 
         return look
 

@@ -166,7 +166,7 @@ class Stopwatch:
     def __call__(self, snapshot: Snapshot) -> None:
         """Note the timesteps, and end the call when it is time."""
         self._round.watch()
-        self._round.tally.note(snapshot.timesteps, snapshot.seconds)
+        self._round.tally.note(snapshot.n_timesteps, snapshot.seconds)
         if self._round.ends(snapshot.seconds):
             raise _TimeIsUpError
         if not self._round.tally.timesteps and snapshot.seconds > self._round.patience:

@@ -101,7 +101,7 @@ _RETURN_OF = option(
 )  # fmt: skip
 
 _HOW_MUCH = options_of(
-    option("How much (exactly one of these)", "-n", "--num-trajectories", type=shared.POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "--num-trajectories", type=shared.POSITIVE, metavar="N",
         help="Exactly N trajectories."),
     SEEDS_AND_SCENARIOS,
     option("How much (exactly one of these)", "--until-halfwidth", type=shared.ABOVE_ZERO, metavar="H",
@@ -286,7 +286,7 @@ _AGENTS = options_of(
     shared.DETERMINISTIC,
 )  # fmt: skip
 _HOW_MANY_PAIRS = options_of(
-    option("How much (exactly one of these)", "-n", "--num-trajectories", type=shared.POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "--num-trajectories", type=shared.POSITIVE, metavar="N",
         help="Exactly N trajectories of each agent."),
     SEEDS_AND_SCENARIOS,
     option("How much (exactly one of these)", "--until-decided", metavar="ALPHA",

@@ -304,7 +304,7 @@ def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower,
     """Sample into a folder of shards."""
     assert request.out is not None
     options, interrupted = request.options, False
-    amount = {"num_samples" if request.unit == "timesteps" else "n_trajectories": request.total(sampler.n_workers)}
+    amount = {"n_timesteps" if request.unit == "timesteps" else "n_trajectories": request.total(sampler.n_workers)}
     try:
         with run.bar:
             sample_to_folder(

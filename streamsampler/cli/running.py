@@ -284,7 +284,7 @@ class Follower:
         """Show that the call is complete, and how long it took."""
         if self._last is not None:
             self._run.bar(
-                replace(self._last, seconds=seconds, timesteps=kept.timesteps, trajectories=kept.trajectories)
+                replace(self._last, seconds=seconds, n_timesteps=kept.timesteps, n_trajectories=kept.trajectories)
             )
 
 

@@ -34,7 +34,7 @@ def _without_infos(text: str) -> list[str]:
 
 
 _HOW_MUCH = options_of(
-    option("How much (exactly one of these)", "-n", "--num-samples", type=shared.POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "--num-samples", type=shared.POSITIVE, metavar="N",
         help="At least N timesteps, of whole trajectories: the shortest sequence of them that has so many. Numbers may "
         "be written 100000, 100_000, 1e5 or 100k."),
     option("How much (exactly one of these)", "--num-trajectories", type=shared.POSITIVE, metavar="N",

@@ -27,8 +27,8 @@ class Snapshot:
     """The progress of a call.
 
     Attributes:
-        timesteps: Timesteps so far, those of unfinished trajectories included.
-        trajectories: Finished trajectories so far.
+        n_timesteps: Timesteps so far, those of unfinished trajectories included.
+        n_trajectories: Finished trajectories so far.
         target: How many timesteps or trajectories the call collects.
         unit: "timesteps" or "trajectories": what `target` counts.
         seconds: Since the call began.
@@ -38,8 +38,8 @@ class Snapshot:
         note: What else is known so far, in words.
     """
 
-    timesteps: int
-    trajectories: int
+    n_timesteps: int
+    n_trajectories: int
     target: int
     unit: str
     seconds: float
@@ -51,12 +51,12 @@ class Snapshot:
     @property
     def reached(self) -> int:
         """How much of `target` is reached, at most `target`."""
-        return min(self.target, self.timesteps if self.unit == "timesteps" else self.trajectories)
+        return min(self.target, self.n_timesteps if self.unit == "timesteps" else self.n_trajectories)
 
     @property
     def timesteps_per_second(self) -> float:
         """The average since the call began; 0 at its very beginning."""
-        return (self.timesteps - self.earlier_timesteps) / self.seconds if self.seconds > 0 else 0.0
+        return (self.n_timesteps - self.earlier_timesteps) / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -236,12 +236,12 @@ def describe(snapshot: Snapshot) -> list[str]:
     """Return the texts next to a bar, the most important first."""
     unit = snapshot.unit if snapshot.target != 1 else _SINGULAR[snapshot.unit]
     of_all = f"{snapshot.reached:,}/{snapshot.target:,} {unit}"
-    if snapshot.timesteps == snapshot.earlier_timesteps == 0 and not snapshot.complete:
+    if snapshot.n_timesteps == snapshot.earlier_timesteps == 0 and not snapshot.complete:
         return ["  0%", of_all, "starting"]
     # Cut, not rounded: there is no 100 % before the end.
     percent = 100 if snapshot.complete else min(99, 100 * snapshot.reached // max(1, snapshot.target))
     # While a long trajectory is running only the timesteps change.
-    timesteps = [] if snapshot.unit == "timesteps" else [count(snapshot.timesteps, "timestep")]
+    timesteps = [] if snapshot.unit == "timesteps" else [count(snapshot.n_timesteps, "timestep")]
     note = [snapshot.note] if snapshot.note else []
     return [f"{percent:3}%", of_all, *note, *timesteps, _time(snapshot), f"{snapshot.timesteps_per_second:,.0f}/s"]
 

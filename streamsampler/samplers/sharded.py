@@ -26,7 +26,7 @@ def sample_to_folder(
     sampler: Sampler[ObservationsT, ActionsT],
     folder: str | os.PathLike[str],
     *,
-    num_samples: int | None = None,
+    n_timesteps: int | None = None,
     n_trajectories: int | None = None,
     shard_size: int,
     resume: bool = False,
@@ -36,7 +36,7 @@ def sample_to_folder(
 ) -> TrajectoryFolder[ObservationsT, ActionsT]:
     """Sample trajectories into a folder of files, each written when it is complete.
 
-    The folder holds what `obtain_samples(num_samples)` or `obtain_trajectories(n_trajectories)` would return. Memory
+    The folder holds what `obtain_samples(n_timesteps)` or `obtain_trajectories(n_trajectories)` would return. Memory
     holds two files' worth of it.
 
     Whatever ends the call (Ctrl-C, SIGKILL, a full disk, an error), the same call with `resume=True` continues with the
@@ -52,7 +52,7 @@ def sample_to_folder(
     Example:
         ```python
         with MultiprocessingSampler("random", "CartPole-v1", seed=1) as sampler:
-            folder = sample_to_folder(sampler, "big", num_samples=1_000_000, shard_size=100_000, resume=True)
+            folder = sample_to_folder(sampler, "big", n_timesteps=1_000_000, shard_size=100_000, resume=True)
         for shard in folder.shards:  # one TrajectoryBatch in memory at a time
             print(shard.returns.mean())
         ```
@@ -61,7 +61,7 @@ def sample_to_folder(
         sampler: The sampler: of `order="index"`, and with workers that run each trajectory by itself. This is one call
             on the sampler, as `stream` is.
         folder: The folder. It is made where there is none; its parent directory must exist.
-        num_samples: At least this number of timesteps, of whole trajectories; or:
+        n_timesteps: At least this number of timesteps, of whole trajectories; or:
         n_trajectories: Exactly this number of trajectories. Give one of the two.
         shard_size: Timesteps that each file has at least.
         resume: Whether to continue with what the folder holds. A new folder may be resumed, too.
@@ -85,7 +85,7 @@ def sample_to_folder(
     """
     if not isinstance(sampler, Sampler):
         raise UsageError(f"sample_to_folder takes a sampler first, not a {type(sampler).__qualname__}")
-    amount = _amount(num_samples, n_trajectories)
+    amount = _amount(n_timesteps, n_trajectories)
     kept = KeptInfos.of(infos)
     wanted = Manifest(
         seed=sampler.seed,
@@ -115,11 +115,11 @@ def sample_to_folder(
     return done
 
 
-def _amount(num_samples: int | None, n_trajectories: int | None) -> Target:
-    if (num_samples is None) == (n_trajectories is None):
-        raise UsageError("sample_to_folder takes either num_samples or n_trajectories")
-    if num_samples is not None:
-        return Target("timesteps", positive("num_samples", num_samples))
+def _amount(n_timesteps: int | None, n_trajectories: int | None) -> Target:
+    if (n_timesteps is None) == (n_trajectories is None):
+        raise UsageError("sample_to_folder takes either n_timesteps or n_trajectories")
+    if n_timesteps is not None:
+        return Target("timesteps", positive("n_timesteps", n_timesteps))
     return Target("trajectories", positive("n_trajectories", n_trajectories))
 
 

@@ -145,13 +145,13 @@ def test_the_time_limit(monkeypatch):
 def test_progress_counts_the_checks():
     seen = []
     checked("raises in reset", progress=seen.append)
-    assert (seen[0].unit, seen[0].trajectories, seen[-1].trajectories, seen[-1].target) == ("checks", 0, 6, 6)
+    assert (seen[0].unit, seen[0].n_trajectories, seen[-1].n_trajectories, seen[-1].target) == ("checks", 0, 6, 6)
     assert seen[-1].complete
 
 
 def interrupt(snapshot):
     # Not at one check alone: a quick one may have ended before it was shown.
-    if snapshot.trajectories >= 1 and not snapshot.complete:
+    if snapshot.n_trajectories >= 1 and not snapshot.complete:
         raise KeyboardInterrupt
 
 

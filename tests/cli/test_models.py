@@ -70,7 +70,12 @@ def test_statistics_come_along_or_are_missed(folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "line", ["sample CartPole-v1 -n 20", "evaluate CartPole-v1 -n 2", "compare CartPole-v1 -n 2 --agent random"]
+    "line",
+    [
+        "sample CartPole-v1 --num-samples 20",
+        "evaluate CartPole-v1 --num-trajectories 2",
+        "compare CartPole-v1 --num-trajectories 2 --agent random",
+    ],
 )
 def test_the_warning_that_a_model_lacks_its_statistics_is_not_hidden(folder: Path, line: str) -> None:
     """With `--quiet` it is the only line: what is printed on standard output is probably wrong."""

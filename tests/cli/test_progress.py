@@ -158,9 +158,9 @@ def test_a_callable_gets_the_first_and_the_last_snapshot() -> None:
         sampler.obtain_samples(200)
         batch = sampler.obtain_samples(100, progress=seen.append)
         sampler.obtain_samples(20_000, progress=(rarely := Rarely()))
-    assert (seen[0].timesteps, seen[0].complete) == (0, False)
-    assert (seen[-1].timesteps, seen[-1].trajectories, seen[-1].complete) == (batch.n_timesteps, len(batch), True)
-    assert [snapshot.timesteps for snapshot in seen] == sorted(snapshot.timesteps for snapshot in seen)
+    assert (seen[0].n_timesteps, seen[0].complete) == (0, False)
+    assert (seen[-1].n_timesteps, seen[-1].n_trajectories, seen[-1].complete) == (batch.n_timesteps, len(batch), True)
+    assert [snapshot.n_timesteps for snapshot in seen] == sorted(snapshot.n_timesteps for snapshot in seen)
     assert rarely.seen == [False, True]
 
 

@@ -86,20 +86,23 @@ def there(folder: Path, monkeypatch: pytest.MonkeyPatch, no_workers: None) -> It
     assert set(os.listdir(folder)) - {"__pycache__"} == before - {"__pycache__"}, "a file was written"
 
 
-SAMPLE = "sample CartPole-v1 -n 5"
+SAMPLE = "sample CartPole-v1 --num-samples 5"
 EVALUATE = "evaluate CartPole-v1"
 COMPARE = "compare CartPole-v1 --agent random --agent random"
-PART = "evaluate CartPole-v1 -n 23 --seed 3 --part"
+PART = "evaluate CartPole-v1 --num-trajectories 23 --seed 3 --part"
 REPLAY = "replay file --index 0"
 
 USAGE = [
     # How much.
     ("sample CartPole-v1", "Give one of --num-samples, --num-trajectories and --trajectories-per-worker"),
     (f"{SAMPLE} --num-trajectories 5", "--num-samples and --num-trajectories exclude each other"),
-    ("sample CartPole-v1 -n many", "'many' is not a whole number, such as 5000, 5_000, 5e3 or 5k"),
-    ("sample CartPole-v1 -n 1e400", "'1e400' is more than can be counted"),
+    ("sample CartPole-v1 --num-samples many", "'many' is not a whole number, such as 5000, 5_000, 5e3 or 5k"),
+    ("sample CartPole-v1 --num-samples 1e400", "'1e400' is more than can be counted"),
     ("sample CartPole-v1 --num-samples -5k", "-5000 is not in the range"),
-    ("sample CartPole-v1 -n 1,5k", "'1,5k' is not a whole number, such as 5000, 5_000, 5e3 or 5k; a decimal point"),
+    (
+        "sample CartPole-v1 --num-samples 1,5k",
+        "'1,5k' is not a whole number, such as 5000, 5_000, 5e3 or 5k; a decimal point",
+    ),
     (EVALUATE, "How much? Give one of --num-trajectories, --seeds, --scenarios and --until-halfwidth."),
     (f"{EVALUATE} --seeds 3,,4", "'' is neither a seed nor a range of seeds, such as 3,7,10-19"),
     (f"{EVALUATE} --seeds 9-3", "'9-3' goes down: a range of seeds is 10-19"),
@@ -125,9 +128,9 @@ USAGE = [
     (f"{SAMPLE} --import no_such_module", "there is no module 'no_such_module'"),
     (f"{SAMPLE} --import envs/my.py", "A module goes by its name, not its file's: 'envs.my'"),
     (f"{SAMPLE} --import raising", "--import raising: importing raising raised ZeroDivisionError"),
-    ("sample CartPol-v1 -n 5", "Did you mean 'CartPole-v1'"),
-    ("sample nowhere:Maze-v0 -n 5", "there is no module 'nowhere'"),
-    ("sample Qwertyuiop-v0 -n 5", "ask for 'package:Qwertyuiop-v0'. Or import it with --import."),
+    ("sample CartPol-v1 --num-samples 5", "Did you mean 'CartPole-v1'"),
+    ("sample nowhere:Maze-v0 --num-samples 5", "there is no module 'nowhere'"),
+    ("sample Qwertyuiop-v0 --num-samples 5", "ask for 'package:Qwertyuiop-v0'. Or import it with --import."),
     ("check CartPol-v1", "Did you mean 'CartPole-v1'"),
     ("bench CartPol-v1", "Did you mean 'CartPole-v1'"),
     (f"{SAMPLE} --agent randm", "Did you mean 'random'?"),
@@ -139,9 +142,12 @@ USAGE = [
     (f"{SAMPLE} --agent model", "Did you mean 'model.zip'?"),
     (f"{SAMPLE} --vec-normalize x.pkl", "--vec-normalize is for a model of Stable-Baselines3"),
     ("check CartPole-v1 --vec-normalize x.pkl", "--vec-normalize is for a model"),
-    (f"{EVALUATE} -n 3 --agent model.zip --vec-normalize x.pkl", "--vec-normalize: there is no file 'x.pkl'"),
     (
-        f"compare CartPole-v1 -n 5 {'--agent model.zip ' * 3}{'--vec-normalize none ' * 2}",
+        f"{EVALUATE} --num-trajectories 3 --agent model.zip --vec-normalize x.pkl",
+        "--vec-normalize: there is no file 'x.pkl'",
+    ),
+    (
+        f"compare CartPole-v1 --num-trajectories 5 {'--agent model.zip ' * 3}{'--vec-normalize none ' * 2}",
         "--vec-normalize is given 2 times, and 3 agents are models",
     ),
     # Into which file.
@@ -157,20 +163,26 @@ USAGE = [
     (f"{SAMPLE} --out thesis.txt --shard-size 5", "is a file, and shards need a folder"),
     (f"{SAMPLE} --without-infos", "--without-infos needs --out: give it, too"),
     (f"{SAMPLE} --out x --without-infos a,,b", "'a,,b' should be names of infos"),
-    (f"{EVALUATE} -n 5 --out found.npz", "'found.npz': .npz is not written"),
+    (f"{EVALUATE} --num-trajectories 5 --out found.npz", "'found.npz': .npz is not written"),
     ("plot file --out x.jpg", "'x.jpg': .jpg is not written. The picture goes into a .png file"),
     # What the library refuses, in the names of options.
     (f"{SAMPLE} --shard-size 5 --out x --order arrival --workers 0", "--shard-size needs a sampler with --order index"),
     (f"{SAMPLE} --shard-size 5 --out x --vec 2", "--shard-size needs workers that run each trajectory by itself"),
     (f"{EVALUATE} --until-halfwidth 5 --guarantee", "--guarantee needs --bounds LEAST LARGEST of returns"),
-    ("compare CartPole-v1 -n 5 --agent random", "a comparison needs two agents or more: give --agent for each of them"),
-    (f"{COMPARE} -n 5 --max-trajectories 9", "--max-trajectories is for --until-decided"),
-    (f"{COMPARE} -n 5 --bounds 1 0", "--bounds must be (least, largest), two finite numbers that rise"),
-    (f"{EVALUATE} -n 5 --part 1/2", "give --seed, the same for all parts"),
+    (
+        "compare CartPole-v1 --num-trajectories 5 --agent random",
+        "a comparison needs two agents or more: give --agent for each of them",
+    ),
+    (f"{COMPARE} --num-trajectories 5 --max-trajectories 9", "--max-trajectories is for --until-decided"),
+    (f"{COMPARE} --num-trajectories 5 --bounds 1 0", "--bounds must be (least, largest), two finite numbers that rise"),
+    (f"{EVALUATE} --num-trajectories 5 --part 1/2", "give --seed, the same for all parts"),
     (f"{PART} two", "'two' is not a part's number and how many there are, such as 2/7"),
     (f"{PART} 1/2 --on-failure drop", "a part cannot be sampled with --on-failure drop"),
-    (f"{EVALUATE} -n 5 --video-of best", "--video-of says what to film"),
-    (f"{EVALUATE} -n 5 --video v --video-of bets", "'bets' is neither first, best, median, worst nor an index"),
+    (f"{EVALUATE} --num-trajectories 5 --video-of best", "--video-of says what to film"),
+    (
+        f"{EVALUATE} --num-trajectories 5 --video v --video-of bets",
+        "'bets' is neither first, best, median, worst nor an index",
+    ),
     ("check CartPole-v1 --time-limit 0", "--time-limit"),
     ("bench CartPole-v1 --seconds 0", "--seconds"),
     # Which file.
@@ -194,10 +206,16 @@ USAGE = [
 ]
 FAILURES = [
     (f"{SAMPLE} --env-kwarg wheels=4", "the environment CartPole-v1 cannot be made"),
-    ("sample several:Parallel-v0 -n 5", "Parallel-v0 is an environment of PettingZoo, for several agents"),
-    ("sample several:AEC-v0 -n 5", "AEC-v0 is an environment of PettingZoo, for several agents"),
-    ("sample things_env:Things-v0 -n 9 --out x", "observation_space['thing'] holds a builtins.object: only numbers"),
-    ("sample things_env:Things-v0 -n 9 --out x --shard-size 5", "observation_space['thing'] holds a builtins.object"),
+    ("sample several:Parallel-v0 --num-samples 5", "Parallel-v0 is an environment of PettingZoo, for several agents"),
+    ("sample several:AEC-v0 --num-samples 5", "AEC-v0 is an environment of PettingZoo, for several agents"),
+    (
+        "sample things_env:Things-v0 --num-samples 9 --out x",
+        "observation_space['thing'] holds a builtins.object: only numbers",
+    ),
+    (
+        "sample things_env:Things-v0 --num-samples 9 --out x --shard-size 5",
+        "observation_space['thing'] holds a builtins.object",
+    ),
     (f"{SAMPLE} --tasks tasks.json --workers 0", "set_task"),
     ("bench scripted:Scripted-v0 --env-kwarg fail_at=1", "cannot be reset and stepped: RuntimeError: the robot"),
     ("replay cut.npz --index 0", "cut.npz"),
@@ -215,7 +233,11 @@ MISSING = [
     ("matplotlib", "plot file --out x", "drawing needs matplotlib: pip install matplotlib (in a clone"),
     ("pyarrow", "export folder --to parquet --out x", "needs pyarrow: pip install pyarrow (in a clone"),
     ("av", f"{REPLAY} --video a.mp4", "a video needs PyAV: pip install av (in a clone"),
-    ("av", f"{EVALUATE} -n 2 --workers 0 --video empty", "a video needs PyAV: pip install av (in a clone"),
+    (
+        "av",
+        f"{EVALUATE} --num-trajectories 2 --workers 0 --video empty",
+        "a video needs PyAV: pip install av (in a clone",
+    ),
 ]
 
 

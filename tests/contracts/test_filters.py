@@ -198,7 +198,7 @@ def test_what_is_no_filter(name):
 
 
 def test_a_folder_is_resumed_with_the_same_statistics_alone(tmp_path):
-    arguments: dict[str, Any] = {"num_samples": 400, "shard_size": 100, "resume": True}
+    arguments: dict[str, Any] = {"n_timesteps": 400, "shard_size": 100, "resume": True}
     with make() as sampler:
         sampler.warm_up(150)
         warm = {"observation_filter": sampler.filters.observation, "reward_filter": sampler.filters.reward}

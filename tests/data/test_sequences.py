@@ -100,7 +100,7 @@ def test_nested_spaces_and_batches(folder, tmp_path):
     assert (first["observations"].shape, first["mask"].shape) == ((8, 5, 1), (8, 5))
     assert first["rewards"].dtype == torch.float64
     with LocalSampler("random", Nested, seed=1) as sampler:
-        nested = sample_to_folder(sampler, tmp_path / "f", num_samples=60, shard_size=30)
+        nested = sample_to_folder(sampler, tmp_path / "f", n_timesteps=60, shard_size=30)
     items = list(nested.torch_dataset(4, fields=("observations", "next_observations", "actions", "step_types")))
     assert np.array_equal(items[0]["observations"]["image"][:1].numpy(), nested[0].observations["image"][:1])
     assert items[0]["next_observations"]["task"][1].shape == (4, 2)

@@ -245,7 +245,7 @@ def test_what_is_finished_survives_ctrl_c(asked):
     """In the trajectories of the second agent, or of both at once."""
 
     def interrupt(snapshot):
-        if snapshot.trajectories >= 5 and ("bounds" in asked or str(snapshot.note).startswith("one")):
+        if snapshot.n_trajectories >= 5 and ("bounds" in asked or str(snapshot.note).startswith("one")):
             raise KeyboardInterrupt
 
     interrupt.interval = 0.0  # type: ignore[attr-defined]

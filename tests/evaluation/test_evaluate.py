@@ -559,7 +559,7 @@ def test_a_sampler_in_another_order_is_refused():
 
 
 def interrupt(snapshot):
-    if snapshot.trajectories >= 12:
+    if snapshot.n_trajectories >= 12:
         raise KeyboardInterrupt
 
 
@@ -581,7 +581,7 @@ def test_progress_shows_the_interval():
     shown = []
     found = locally(until_halfwidth=0.5, progress=shown.append)
     last = shown[-1]
-    assert (last.complete, last.trajectories, last.timesteps) == (True, len(found), LENGTH * len(found))
+    assert (last.complete, last.n_trajectories, last.n_timesteps) == (True, len(found), LENGTH * len(found))
     assert last.note.startswith(f"return {found.mean:.4g} ± ")
     assert last.note.endswith(", to ± 0.5")
     assert last.target == len(found), "a precision that is reached is not 100 % of its cap"

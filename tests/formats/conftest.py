@@ -55,7 +55,7 @@ def odd_folder(tmp_path_factory):
     """A folder of several shards."""
     path = tmp_path_factory.mktemp("formats") / "odd"
     with LocalSampler(Actor(), Odd, seed=3) as sampler:
-        sample_to_folder(sampler, path, num_samples=220, shard_size=40)
+        sample_to_folder(sampler, path, n_timesteps=220, shard_size=40)
     folder = TrajectoryFolder(path)
     assert len(folder.shards) > 4
     return folder

@@ -167,7 +167,7 @@ def test_the_environment_can_be_recovered(tmp_path, monkeypatch):
     home = tmp_path / "datasets" / "cartpole" / "random-v0"
     home.mkdir(parents=True)
     with LocalSampler("random", "CartPole-v1", seed=1, env_kwargs={"sutton_barto_reward": True}) as sampler:
-        sample_to_folder(sampler, tmp_path / "folder", num_samples=100, shard_size=50)
+        sample_to_folder(sampler, tmp_path / "folder", n_timesteps=100, shard_size=50)
     export(tmp_path / "folder", home / "data", to="minari")
     dataset = minari.load_dataset("cartpole/random-v0")
     assert dataset.id == "cartpole/random-v0"
@@ -214,7 +214,7 @@ def test_memory_holds_a_shard_whatever_the_amount(tmp_path):
     peaks = []
     for name, n_timesteps in (("small", 1_000), ("large", 10_000)):
         with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
-            sample_to_folder(sampler, tmp_path / name, num_samples=n_timesteps, shard_size=500)
+            sample_to_folder(sampler, tmp_path / name, n_timesteps=n_timesteps, shard_size=500)
         command = [sys.executable, "-c", code, tmp_path / name, tmp_path / f"{name}-out"]
         peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
     assert peaks[1] < peaks[0] * 1.15, peaks

@@ -241,8 +241,8 @@ def test_progress_is_told_shard_by_shard_and_an_interrupted_export_leaves_nothin
     seen = []
 
     def see(snapshot):
-        seen.append((snapshot.timesteps, snapshot.complete))
-        if snapshot.timesteps and stops:
+        seen.append((snapshot.n_timesteps, snapshot.complete))
+        if snapshot.n_timesteps and stops:
             raise KeyboardInterrupt
 
     see.interval, stops = 0.0, True  # type: ignore[attr-defined]

@@ -123,10 +123,10 @@ def test_batches_accounts_and_progress_say_which_episodes_ended():
     seen: list[Any] = []
     with LocalSampler(always_zero, lambda: Steps(7), seed=SEED) as sampler:
         first = sampler.obtain_fragments(5, 2, progress=seen.append)
-        assert (seen[-1].trajectories, seen[-1].note) == (0, "no episode ended")
-        assert (seen[-1].target, seen[-1].unit, seen[-1].timesteps) == (10, "timesteps", 10)
+        assert (seen[-1].n_trajectories, seen[-1].note) == (0, "no episode ended")
+        assert (seen[-1].target, seen[-1].unit, seen[-1].n_timesteps) == (10, "timesteps", 10)
         second = sampler.obtain_fragments(5, 2, progress=seen.append)
-        assert (seen[-1].trajectories, seen[-1].note) == (2, "2 episodes, return 28")
+        assert (seen[-1].n_trajectories, seen[-1].note) == (2, "2 episodes, return 28")
         whole = sampler.obtain_trajectories(3, progress=seen.append)
         assert seen[-1].note == ""
         for _ in sampler.stream(n_trajectories=2):

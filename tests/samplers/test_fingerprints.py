@@ -191,7 +191,7 @@ def test_a_process_with_other_kernels_is_named(monkeypatch, caplog):
 
 # ---------------------------------------------------------------------- folders
 
-AMOUNT: dict[str, Any] = {"num_samples": 300, "shard_size": 100}
+AMOUNT: dict[str, Any] = {"n_timesteps": 300, "shard_size": 100}
 
 
 def begun(folder, bits="numpy=elsewhere"):

@@ -224,8 +224,8 @@ def test_progress_reaches_the_target_and_its_exceptions_end_the_call(make):
     seen = []
     sampler = make(Agent(), Env)
     sampler.obtain_samples(50, progress=seen.append)
-    assert seen[-1].timesteps >= 50
-    assert [snapshot.timesteps for snapshot in seen] == sorted(snapshot.timesteps for snapshot in seen)
+    assert seen[-1].n_timesteps >= 50
+    assert [snapshot.n_timesteps for snapshot in seen] == sorted(snapshot.n_timesteps for snapshot in seen)
     with pytest.raises(RuntimeError, match="no more"):
         sampler.obtain_samples(50, progress=complain)
     assert sampler.obtain_trajectories(2).n_trajectories == 2

@@ -20,7 +20,7 @@ from streamsampler.errors import ClosedError, DamagedShardError, RolloutError, S
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from tests.data.test_shards import Killing, in_child
 
-AMOUNT: dict[str, Any] = {"num_samples": 500, "shard_size": 100}
+AMOUNT: dict[str, Any] = {"n_timesteps": 500, "shard_size": 100}
 
 
 def make(kind: Any = LocalSampler, env: Any = "CartPole-v1", **options: Any) -> Any:
@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------------- what the folder holds
 
 
-@pytest.mark.parametrize("amount", [{"num_samples": 500}, {"n_trajectories": 20}])
+@pytest.mark.parametrize("amount", [{"n_timesteps": 500}, {"n_trajectories": 20}])
 def test_a_folder_holds_what_one_call_returns_and_where_it_is_from(
     tmp_path: Path, amount: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_folder_holds_what_one_call_returns_and_where_it_is_from(
         assert sampler.agent_version == 1
         assert sampler.stats.kept_timesteps == folder.n_timesteps
     with make(max_episode_length=90) as sampler:
-        obtain = sampler.obtain_samples if "num_samples" in amount else sampler.obtain_trajectories
+        obtain = sampler.obtain_samples if "n_timesteps" in amount else sampler.obtain_trajectories
         expected = obtain(*amount.values())
     assert isinstance(folder, TrajectoryFolder)
     assert folder.complete
@@ -118,11 +118,11 @@ def test_after_ctrl_c_the_same_call_completes_the_folder(whole: Path, tmp_path: 
     with make() as sampler:
         sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True, progress=seen)
     assert contents(tmp_path / "out") == contents(whole)
-    assert (seen[0].timesteps, seen[0].earlier_timesteps) == (there.n_timesteps, there.n_timesteps)
+    assert (seen[0].n_timesteps, seen[0].earlier_timesteps) == (there.n_timesteps, there.n_timesteps)
     assert len(seen) > 2
-    assert all(snapshot.trajectories >= len(there) for snapshot in seen), "those that were there count"
+    assert all(snapshot.n_trajectories >= len(there) for snapshot in seen), "those that were there count"
     assert [snapshot.complete for snapshot in seen] == [False] * (len(seen) - 1) + [True]
-    assert seen[-1].timesteps == TrajectoryFolder(whole).n_timesteps
+    assert seen[-1].n_timesteps == TrajectoryFolder(whole).n_timesteps
 
 
 @pytest.mark.parametrize("at", ["full", 1, *(pytest.param(at, marks=pytest.mark.slow) for at in (7, 14))])
@@ -245,7 +245,7 @@ class Large(gymnasium.Env[Any, Any]):
 
 def peak_of(folder: str, number: int) -> None:
     with make(MultiprocessingSampler, Large, n_workers=2) as sampler:
-        sample_to_folder(sampler, folder, num_samples=number, shard_size=5_000)
+        sample_to_folder(sampler, folder, n_timesteps=number, shard_size=5_000)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
@@ -275,8 +275,8 @@ def test_an_unfinished_folder_is_not_resumed_with_other_arguments(tmp_path: Path
         ({"worker_threads": None}, {}, "worker_threads is 1 there, and None here"),
         ({"env": "Acrobot-v1"}, {}, "environment is 'CartPole-v1' there, and 'Acrobot-v1' here"),
         ({"env": PerWorker(["CartPole-v1"] * 2)}, {}, "n_workers is None there, and 2 here"),
-        ({}, {"num_samples": 501}, "wanted is {'timesteps': 500} there, and {'timesteps': 501} here"),
-        ({}, {"num_samples": None, "n_trajectories": 5}, "and {'trajectories': 5} here"),
+        ({}, {"n_timesteps": 501}, "wanted is {'timesteps': 500} there, and {'timesteps': 501} here"),
+        ({}, {"n_timesteps": None, "n_trajectories": 5}, "and {'trajectories': 5} here"),
         ({}, {"shard_size": 101}, "shard_size is 100 there, and 101 here"),
         ({}, {"provenance": {"agent": "b"}}, "agent is None there, and 'b' here"),
         ({}, {"provenance": {"environment": "b"}}, "environment is 'CartPole-v1' there, and 'b' here"),
@@ -294,11 +294,11 @@ def test_an_unfinished_folder_is_not_resumed_with_other_arguments(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "arguments", "words"),
     [
-        ({}, {"num_samples": None}, "either num_samples or n_trajectories"),
-        ({}, {"n_trajectories": 5}, "either num_samples or n_trajectories"),
-        ({}, {"num_samples": 0}, "num_samples must be at least 1, got 0"),
-        ({}, {"num_samples": 2.5}, "num_samples must be an integer, got 2.5"),
-        ({}, {"num_samples": None, "n_trajectories": -1}, "n_trajectories must be at least 1"),
+        ({}, {"n_timesteps": None}, "either n_timesteps or n_trajectories"),
+        ({}, {"n_trajectories": 5}, "either n_timesteps or n_trajectories"),
+        ({}, {"n_timesteps": 0}, "n_timesteps must be at least 1, got 0"),
+        ({}, {"n_timesteps": 2.5}, "n_timesteps must be an integer, got 2.5"),
+        ({}, {"n_timesteps": None, "n_trajectories": -1}, "n_trajectories must be at least 1"),
         ({}, {"shard_size": 0}, "shard_size must be at least 1"),
         ({}, {"shard_size": "100"}, "shard_size must be an integer"),
         ({}, {"provenance": {"agent": object()}}, "provenance must be a dict that JSON can hold: .*object"),

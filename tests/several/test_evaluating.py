@@ -180,8 +180,9 @@ def test_evaluate_with_policies() -> None:
     assert json.loads(text)["returns"] == batch.episodes.returns["red_1"].tolist()
 
 
-SAMPLE = ("sample", f"{ZOO}:parallel_env", "-n", "10", "--workers", "0")
-ONE_AGENT = ("-n", "10", "--workers", "0", "--agent", "red=random")
+SAMPLE = ("sample", f"{ZOO}:parallel_env", "--num-samples", "10", "--workers", "0")
+NUMBER = ("--num-trajectories", "10")
+ONE_AGENT = (*NUMBER, "--workers", "0", "--agent", "red=random")
 
 
 @pytest.mark.parametrize(
@@ -196,12 +197,12 @@ ONE_AGENT = ("-n", "10", "--workers", "0", "--agent", "red=random")
         ([*SAMPLE, "--policy-of", "red_0"], "'red_0' is not of the form AGENT=POLICY"),
         ([*SAMPLE, "--policy-of", "red_0=x"], "--policy-of names the policy 'x'"),
         (["sample", "CartPole-v1", *ONE_AGENT], "environments of several agents, and this one has one"),
-        (["sample", "CartPole-v1", "--aec", "-n", "1"], "no module of PettingZoo's"),
+        (["sample", "CartPole-v1", "--aec", "--num-samples", "1"], "no module of PettingZoo's"),
         (["sample", f"{ZOO}:nothing", *ONE_AGENT], "unknown environment"),
         (["sample", "tests.several:parallel_env", *ONE_AGENT], "has no function parallel_env"),
         (["sample", "tests.nowhere:parallel_env", *ONE_AGENT], "there is no such module"),
         (["sample", "pettingzoo.butterfly.no_such_v0", *ONE_AGENT], "pettingzoo"),
-        (["compare", f"{ZOO}:env", *("--agent", "random") * 2, "-n", 2], "compare is for environments of one agent"),
+        (["compare", f"{ZOO}:env", *("--agent", "random") * 2, *NUMBER], "compare is for environments of one agent"),
     ],
 )  # fmt: skip
 def test_what_the_command_refuses(arguments: list[Any], words: str) -> None:
