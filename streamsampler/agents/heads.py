@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from streamsampler.agents.draws import Draws, OfRows
 from streamsampler.core.errors import ActionError, UsageError
+from streamsampler.core.keywords import suggesting
 
 Outputs = tuple[Any, ...]
 """Tensors on the CPU with one row for each observation; or arrays."""
@@ -77,6 +78,7 @@ class CategoricalHead(Head):
     names = ("logits",)
     row_independent = True
 
+    @suggesting()
     def __init__(self, space: Space[Any]) -> None:
         if not isinstance(space, Discrete):
             raise UsageError(f"CategoricalHead is for Discrete action spaces, and this is {space!r}")
@@ -151,6 +153,7 @@ class GaussianHead(Head):
     names = ("mean", "log_std")
     row_independent = True
 
+    @suggesting()
     def __init__(self, space: Space[Any], *, squash: bool = False) -> None:
         if not isinstance(space, Box) or space.dtype is None or space.dtype.kind != "f":
             raise UsageError(f"GaussianHead is for Box action spaces of floats, and this is {space!r}")

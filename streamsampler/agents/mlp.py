@@ -17,6 +17,7 @@ from streamsampler.agents.draws import Draws
 from streamsampler.agents.heads import ActsByHead, GaussianHead, Head, default_head
 from streamsampler.agents.updates import ModuleConverter
 from streamsampler.core.errors import ActionError, UsageError
+from streamsampler.core.keywords import suggesting
 
 Activation = Callable[[NDArray[Any]], NDArray[Any]]
 Layer = str | Activation
@@ -63,6 +64,7 @@ class MlpAgent(ActsByHead):
         UsageError: Another network, a space without a default head, or a `log_std` too few or too many.
     """
 
+    @suggesting()
     def __init__(
         self, network: Any, head: Head | Space[Any], *, log_std: Any = None, deterministic: bool = False
     ) -> None:

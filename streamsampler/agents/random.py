@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from streamsampler.agents.masks import ACTION_MASK, MaskFinder, sample_masked
 from streamsampler.core.errors import UsageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.data.trees import map_tree, n_rows_of
 
 
@@ -34,6 +35,7 @@ class RandomAgent:
 
     row_independent = True
 
+    @suggesting()
     def __init__(self, action_space: Space[Any] | None = None) -> None:
         if not (action_space is None or isinstance(action_space, Space)):
             raise UsageError(f"RandomAgent takes an action space, not {action_space!r}")

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Tuple
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError, number
+from streamsampler.core.keywords import suggesting
 from streamsampler.data.trees import same
 
 # ----------------------------------------------------------------------
@@ -346,6 +347,7 @@ class RunningNorm(RunningMoments):
         UsageError: An argument cannot work.
     """
 
+    @suggesting()
     def __init__(self, clip: float | None = 10.0, epsilon: float = _EPSILON) -> None:
         super().__init__(clip, epsilon)
 
@@ -416,6 +418,7 @@ class RunningReturnNorm(RunningMoments):
         UsageError: An argument cannot work.
     """
 
+    @suggesting()
     def __init__(self, gamma: float = 0.99, clip: float | None = 10.0, epsilon: float = _EPSILON) -> None:
         self.gamma = number("gamma", gamma)
         if not 0.0 <= self.gamma <= 1.0:

@@ -32,6 +32,7 @@ from streamsampler.agents.vec_normalize import (
 )
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
+from streamsampler.core.keywords import suggesting
 from streamsampler.data.trees import n_rows_of
 
 # ----------------------------------------------------------------------
@@ -130,6 +131,7 @@ class SB3Agent:
         OSError: The file cannot be read.
     """
 
+    @suggesting()
     def __init__(self, model: Any, *, deterministic: bool = False, vec_normalize: Any = None) -> None:
         policy = getattr(model, "policy", None)
         self.policy: Any = policy if callable(getattr(policy, "predict", None)) else model

@@ -16,6 +16,7 @@ from streamsampler.agents.heads import ActsByHead, CategoricalHead, GaussianHead
 from streamsampler.agents.updates import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.extras import missing
+from streamsampler.core.keywords import suggesting
 from streamsampler.data.trees import n_rows_of
 
 __all__ = ["CategoricalHead", "GaussianHead", "Head", "TorchAgent"]
@@ -86,6 +87,7 @@ class TorchAgent(ActsByHead):
         del args, kwargs  # for __init__
         return super().__new__(RecurrentTorchAgent if cls is TorchAgent and _remembers(module) else cls)
 
+    @suggesting()
     def __init__(
         self,
         module: torch.nn.Module,

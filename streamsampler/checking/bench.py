@@ -49,6 +49,7 @@ from streamsampler.checking.benchmark_report import BenchReport, Tally, WayMeasu
 from streamsampler.checking.costs import Probed, probe, processes_for, with_agent
 from streamsampler.checking.ways import Problem, Round, Way, env_code, ways_in_workers, ways_of
 from streamsampler.core.errors import UsageError, WorkerError, positive, positive_seconds
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.environments.updates import EnvUpdate, as_env_update, describe
 from streamsampler.evaluation.agents import agent_facts, evaluated_agent
@@ -103,6 +104,7 @@ class BenchInterruptedError(KeyboardInterrupt):
         self.found = found
 
 
+@suggesting()
 def bench(
     env: Any,
     agent: Any = None,

@@ -40,6 +40,7 @@ from streamsampler.checking.tasks import (
 )
 from streamsampler.checking.ways import env_code
 from streamsampler.core.errors import Phase, SamplerError, SerializationError, UsageError, positive, positive_seconds
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import Display, ProgressArgument, display
 from streamsampler.core.seeding import check_seed
 from streamsampler.core.words import count, duration
@@ -375,6 +376,7 @@ class CheckInterruptedError(KeyboardInterrupt):
         self.found = found
 
 
+@suggesting()
 def check(
     env: EnvLike,
     agent: EvaluatedAgent | None = None,

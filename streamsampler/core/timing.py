@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
+from streamsampler.core.keywords import suggesting
+
 Measured = tuple[tuple[str, int, float, "Measured"], ...]
 """Blocks of one level: name, how often, seconds, and the blocks within."""
 
@@ -109,6 +111,7 @@ class timed:  # noqa: N801 - reads as a verb in `with timed("physics"):`
 
     __slots__ = ("_begun", "_block", "_collector", "_name", "_outer")
 
+    @suggesting()
     def __init__(self, name: str) -> None:
         self._name = name
 

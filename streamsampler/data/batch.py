@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError, UsageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
 from streamsampler.data import batch_fields, trees
 from streamsampler.data.batch_episodes import PADDABLE, BatchEpisodes, batch_of_episodes
@@ -149,6 +150,7 @@ class StepType(IntEnum):
     TIMEOUT = 3
 
 
+@suggesting()
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TrajectoryBatch(
     BatchFragments[ObservationsT, ActionsT],

@@ -52,6 +52,7 @@ import numpy as np
 
 from streamsampler.core.errors import DataError, UsageError
 from streamsampler.core.extras import needed
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
 from streamsampler.data import npz as storage
 from streamsampler.data.batch import Index, TrajectoryBatch, brackets
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from streamsampler.data.sequences import SequenceDataset
 
 
+@suggesting()
 def load(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
     """Read a file as a `TrajectoryBatch`, or folders of shards lazily, as a `TrajectoryFolder`.
 
@@ -82,6 +84,7 @@ def load(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Traject
     return cast("TrajectoryBatch[Any, Any]", TrajectoryFolder(path, *more))
 
 
+@suggesting()
 class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
     """The trajectories of a folder that `sample_to_folder` or the command wrote, read shard by shard.
 

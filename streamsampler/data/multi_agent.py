@@ -14,6 +14,7 @@ from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
 from streamsampler.data import batch_fields
 from streamsampler.data.agent_rows import OF_AGENTS, AgentRows
@@ -30,6 +31,7 @@ _OF_POLICIES = (
 """What a batch of several agents has not: it is of what one policy did."""
 
 
+@suggesting()
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class MultiAgentBatch(TrajectoryBatch[Any, Any]):
     """E episodes of several agents, sampled in PettingZoo's environments; see `streamsampler.workers.several`.

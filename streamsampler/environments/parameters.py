@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 
 from streamsampler.core.errors import UsageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.environments.multi_agent import MultiAgentEnv
@@ -33,6 +34,7 @@ class Distribution(abc.ABC):
         """Return a value, drawn from the generator."""
 
 
+@suggesting()
 class Uniform(Distribution):
     """Draws floats between two numbers, each equally likely.
 
@@ -55,6 +57,7 @@ class Uniform(Distribution):
         return f"Uniform({_exact(self.low)}, {_exact(self.high)})"
 
 
+@suggesting()
 class LogUniform(Distribution):
     """Draws positive floats whose logarithms are equally likely: as many from 0.1 to 1 as from 1 to 10.
 
@@ -80,6 +83,7 @@ class LogUniform(Distribution):
         return f"LogUniform({_exact(self.low)}, {_exact(self.high)})"
 
 
+@suggesting()
 class Normal(Distribution):
     """Draws floats from a normal distribution.
 
@@ -104,6 +108,7 @@ class Normal(Distribution):
         return f"Normal({_exact(self.mean)}, {_exact(self.std)})"
 
 
+@suggesting()
 class Choice(Distribution):
     """Draws one of several values.
 
@@ -176,6 +181,7 @@ Parameters = dict[str, Any]
 _SHOWN = 20
 
 
+@suggesting()
 class SetParameters(EnvUpdate):
     """Sets parameters of the environment before the reset of each trajectory; draws them from the trajectory's seed.
 

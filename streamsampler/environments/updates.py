@@ -23,6 +23,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
 
 from streamsampler.core.errors import SamplerError, UsageError, keywords
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.environments.ids import JOINT_VIEW, MakesMultiAgentEnv, find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgents, as_multi_agent, is_multi_agent
@@ -187,6 +188,7 @@ class EnvUpdate(abc.ABC):
         """
 
 
+@suggesting()
 class NewEnvUpdate(EnvUpdate):
     """Closes the old environment, then makes a new one.
 
@@ -219,6 +221,7 @@ class NewEnvUpdate(EnvUpdate):
         return NewEnvUpdate(self.factory, {**self.env_kwargs, "seed": seed})
 
 
+@suggesting()
 class ExistingEnvUpdate(EnvUpdate):
     """Closes the old environment, then uses this one; in another process, a copy of it.
 
@@ -311,6 +314,7 @@ def _lent_to_main(objects: dict[str, Any]) -> Iterator[None]:
         main.update(before)
 
 
+@suggesting()
 class SetTaskUpdate(EnvUpdate):
     """Sets the task of an environment that has a method ``set_task(task)``, in itself or under its wrappers.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from streamsampler.agents.base import is_agent
 from streamsampler.core.errors import UsageError, positive
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.core.seeding import check_seed
 from streamsampler.core.words import count
@@ -29,10 +30,12 @@ from streamsampler.evaluation.evaluation import Evaluation, number
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.rules import FLOORS, PrecisionOf, check_successes, checked_bounds
 from streamsampler.protocol.plans import PartArgument
+from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.workers.factory import usable_cores
 
 
+@suggesting(ANY_SAMPLERS_OPTIONS, {"sampler"})
 def compare(
     agents: Mapping[str, Any] | Sequence[Any],
     env: Envs,

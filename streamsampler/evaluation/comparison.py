@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from streamsampler.core.errors import DataError, UsageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
 from streamsampler.evaluation.evaluation import (
     Evaluation,
@@ -354,6 +355,7 @@ class Pairs:
         }
 
 
+@suggesting()
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Comparison(Found):
     """What `streamsampler.compare` found: an evaluation of each agent, and each agent's differences to the first.

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import Space
 
 from streamsampler.core.errors import SamplerError, UsageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.core.words import count
 from streamsampler.data.statistics import FoundAnomaly
@@ -39,6 +40,7 @@ from streamsampler.evaluation.replay import VideoError, VideoOf, Videos
 from streamsampler.evaluation.rules import BettingRule, MeanRule, PrecisionOf, Rule, within
 from streamsampler.protocol.plans import Layout, PartArgument, checked_part, part_of
 from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
 from streamsampler.samplers.per_worker import Envs, items_by_worker
 from streamsampler.samplers.streaming import Stream
 from streamsampler.workers.default import DefaultWorker
@@ -299,6 +301,7 @@ class EvaluationInterruptedError(KeyboardInterrupt):
         self.found = found
 
 
+@suggesting(ANY_SAMPLERS_OPTIONS)
 def evaluate(
     agent: EvaluatedAgent | None = None,
     env: Envs | None = None,

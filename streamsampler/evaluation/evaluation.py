@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from streamsampler.core.atomic import write_whole
 from streamsampler.core.errors import DataError, StorageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.reading import read_regular
 from streamsampler.core.version import __version__
 from streamsampler.core.words import count
@@ -288,6 +289,7 @@ class Evaluated:
     success: bool | None
 
 
+@suggesting()
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Evaluation(Found):
     """What `streamsampler.evaluate` found: N trajectories in index order, and statistics of their returns.

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from streamsampler.core.errors import StorageError, UsageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.reading import open_regular
 from streamsampler.core.words import count
 from streamsampler.evaluation.comparison import Comparison
@@ -131,6 +132,7 @@ _A: Mapping[Kind, str] = {"evaluation": "an evaluation", "comparison": "a compar
 _FINGERPRINTS = "fingerprints"
 
 
+@suggesting()
 def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str]) -> Evaluation | Comparison:
     """Merge all parts of one run, and write what the run would have written without parts: the same bytes.
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 from streamsampler.agents.policies import PolicyOf
 from streamsampler.core.errors import SamplerError, UnknownEnvironmentError, UsageError, positive
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.serialization import dumps, loads
@@ -60,6 +61,7 @@ class ReplayOptions(TypedDict, total=False):
     policy_of: PolicyOf | None
 
 
+@suggesting(ReplayOptions.__annotations__)
 def replay(
     source: str | PathLike[str] | TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any],
     index: int,
@@ -105,10 +107,6 @@ def replay(
         ImportError: The library for videos is missing; says how to install it.
         OSError: The file cannot be read, or the video cannot be written.
     """
-    if unknown := sorted(options.keys() - ReplayOptions.__annotations__.keys()):
-        raise TypeError(
-            f"replay has no argument {', '.join(unknown)}; it has {', '.join(ReplayOptions.__annotations__)}"
-        )
     index = positive("index", index, least=0)
     name, batch, facts = _read(source, index)
     one = episode_of(batch, recorded_one(batch, index, version), actions=actions)

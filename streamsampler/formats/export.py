@@ -12,6 +12,7 @@ import numpy as np
 
 from streamsampler.core.atomic import write_whole
 from streamsampler.core.errors import UsageError
+from streamsampler.core.keywords import meant, suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.formats import minari, tables
@@ -52,7 +53,7 @@ def format_named(name: str, options: Mapping[str, Any]) -> Format:
             "streamsampler.formats.save_evaluations, and to_tensordict makes a TensorDict"
         )
     if wrong := sorted(options.keys() - FORMATS[name].options):
-        raise UsageError(f"the format {name!r} takes no {' and no '.join(wrong)}")
+        raise UsageError(f"the format {name!r} takes no {wrong[0]}{meant(wrong[0], sorted(FORMATS[name].options))}")
     return FORMATS[name]
 
 
@@ -97,6 +98,7 @@ def export(
 # Evaluations as Stable-Baselines3 has them.
 
 
+@suggesting()
 def save_evaluations(evaluations: Mapping[int, Evaluation], path: str | os.PathLike[str]) -> Path:
     """Write evaluations of an agent that was evaluated while it was trained, as the callback `EvalCallback` does.
 

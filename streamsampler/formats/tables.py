@@ -44,6 +44,7 @@ import numpy as np
 
 from streamsampler.core.errors import StorageError
 from streamsampler.core.extras import needed
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import Display
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.codec import encode_space
@@ -231,6 +232,7 @@ class Frames(NamedTuple):
     trajectories: pandas.DataFrame
 
 
+@suggesting()
 def to_pandas(source: Sourced) -> Frames:
     """Return trajectories as two data frames; both must fit into memory.
 
@@ -280,6 +282,7 @@ _log = logging.getLogger("streamsampler")
 _WHERE = {"env_infos": ("next", "env_infos"), "agent_infos": ("agent_infos",)}
 
 
+@suggesting()
 def to_tensordict(source: Sourced) -> TensorDict:
     """Return trajectories as one TensorDict of T timesteps, in memory; needs `pip install tensordict`.
 

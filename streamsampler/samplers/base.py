@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 from streamsampler.agents.filters import Filter, Filters
 from streamsampler.agents.policies import PolicyOf
 from streamsampler.core.errors import CheckMode, UsageError, check_mode, positive
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument
 from streamsampler.core.serialization import Payload, dumps
 from streamsampler.data.batch import TrajectoryBatch, brackets
@@ -94,6 +95,7 @@ def _arguments_in(doc: str) -> dict[str, str]:
     }
 
 
+@suggesting()
 class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, ActionsT]):
     """Collect trajectories; a subclass decides where the workers live.
 
@@ -201,6 +203,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
     """Arguments of `Policy` that only some samplers have; a subclass sets them before it calls `__init__`."""
 
     @with_factory
+    @suggesting()
     def __init__(
         self,
         agents: Agents,

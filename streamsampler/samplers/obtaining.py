@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, get_args, ov
 import numpy as np
 
 from streamsampler.core.errors import UsageError, missing_attribute, positive, refuse_two_numbers
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
@@ -114,6 +115,7 @@ def _is_integer(given: Any = None) -> bool:
     return isinstance(given, numbers.Integral) and not isinstance(given, bool)
 
 
+@suggesting()
 class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
     """The calls of all samplers that return trajectories."""
 
@@ -160,6 +162,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         count: StepCount = "env_steps",
     ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...
     @_with_itr
+    @suggesting()
     def obtain_samples(
         self,
         num_samples: int,

@@ -219,6 +219,11 @@ class RaySamplerOptions(LimitedSamplerOptions, total=False):
     runtime_env: Mapping[str, Any] | None
 
 
+ANY_SAMPLERS_OPTIONS = frozenset().union(
+    *(kind.__annotations__ for kind in (AllSamplerOptions, ProcessSamplerOptions, RaySamplerOptions))
+)
+"""The names of what one or the other sampler takes besides agents and environments."""
+
 # ----------------------------------------------------------------------
 # Check what a sampler is given for environments of several agents, where that is known before workers make them.
 

@@ -8,12 +8,14 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from streamsampler.agents.base import AgentLike
 from streamsampler.core.errors import UsageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
 from streamsampler.environments.updates import EnvLike
 
 Item = TypeVar("Item")
 
 
+@suggesting()
 class PerWorker(Generic[Item]):
     """Give each worker its own item: worker w gets item w.
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Self, Unpack
 
 from streamsampler.core.errors import keywords
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import dumps
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
@@ -84,6 +85,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     _n_groups = 1
 
     @with_factory
+    @suggesting(AllSamplerOptions.__annotations__)
     def __init__(
         self,
         agents: Agents,

@@ -49,6 +49,7 @@ from typing import Any, Self, Unpack
 
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
+from streamsampler.core.keywords import suggesting
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.protocol.restarts import Policy
@@ -92,6 +93,7 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
     _kept_in_copies = *Sampler._kept_in_copies, "_where"
 
     @with_factory
+    @suggesting(AllSamplerOptions.__annotations__)
     def __init__(
         self,
         agents: Agents,

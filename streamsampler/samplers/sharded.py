@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from streamsampler.core.errors import UnwritableInfoError, UsageError, positive
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import Display, ProgressArgument, display
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.folder import TrajectoryFolder
@@ -22,6 +23,7 @@ from streamsampler.samplers.session import sampled_elsewhere
 _log = logging.getLogger("streamsampler")
 
 
+@suggesting()
 def sample_to_folder(
     sampler: Sampler[ObservationsT, ActionsT],
     folder: str | os.PathLike[str],

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, Self
 
 from streamsampler.core.errors import DataError, SamplerError, UsageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.info_columns import are_uniform
@@ -24,6 +25,7 @@ from streamsampler.samplers.batches import Summaries, summaries_of
 from streamsampler.samplers.call import Call
 
 
+@suggesting()
 class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     """The trajectories of one agent version, in order: an iterator, each a batch of one.
 

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from streamsampler.core.errors import SamplerError, SerializationError, UsageError, positive
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.data.trees import snapshot
 from streamsampler.engines.launch.start_methods import has_processes
@@ -118,6 +119,7 @@ class AnyEnvManager(BaseEnvManager):
 # In worker processes
 
 
+@suggesting()
 class EnvManager(AnyEnvManager):
     """Steps environments in worker processes, several in each, with actions from the caller's process.
 
@@ -365,6 +367,7 @@ class _InThisProcess(Transport):
             warn_of_unclosed(env_id, summary_of(error))
 
 
+@suggesting()
 class SerialEnvManager(AnyEnvManager):
     """Steps environments one after the other in this process, with the calls of `EnvManager`.
 

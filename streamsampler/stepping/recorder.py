@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import ActionError, DataError, UsageError, positive
+from streamsampler.core.keywords import suggesting
 from streamsampler.data.assembly import Delivery, assemble
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.copying import Allocate
@@ -155,6 +156,7 @@ def _has_rows(infos: Any, n_rows: int) -> bool:
 # ----------------------------------------------------------------------
 
 
+@suggesting()
 class StepsRecorder:
     """Records the steps that a manager returns, and makes batches of whole episodes; see `EnvManager.recorder`.
 

@@ -16,6 +16,7 @@ import gymnasium
 
 from streamsampler.agents.base import Agent, as_agent, give_spaces, reset_agent_function, takes_masks
 from streamsampler.core.errors import SamplerError, UsageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.core.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, apply_env_update, as_env_update
 from streamsampler.workers.fail_points import Records
@@ -39,6 +40,7 @@ class FaultyEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         faults: What fails, and where.
     """
 
+    @suggesting()
     def __init__(self, env: gymnasium.Env[Any, Any], faults: Faults) -> None:
         super().__init__(env)
         self._faults = faults
@@ -71,6 +73,7 @@ class FaultyAgent:
         faults: What fails, and where.
     """
 
+    @suggesting()
     def __init__(self, agent: Agent, faults: Faults) -> None:
         self._agent = agent
         self._faults = faults
@@ -214,6 +217,7 @@ _IN_TRAJECTORIES: dict[str, Stream | None] = {
 """The places inside trajectories, and the stream of the seed there: an agent is reset with a seed of its own."""
 
 
+@suggesting()
 @dataclass(frozen=True)
 class Fault:
     """One thing that goes wrong.
@@ -263,6 +267,7 @@ class Fault:
         return seed if stream is None else derived_seed(seed, stream)
 
 
+@suggesting()
 class Faults:
     """Some faults, and the record of those that happened.
 

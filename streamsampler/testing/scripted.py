@@ -10,6 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from streamsampler.core.keywords import suggesting
+
 N_ACTIONS = 4
 
 Observation = NDArray[np.float32]
@@ -24,6 +26,7 @@ class ScriptedEnv(gymnasium.Env[Observation, Any]):
         seconds: What a step takes; it sleeps so long.
     """
 
+    @suggesting()
     def __init__(self, length: int | tuple[int, int] = 5, shape: tuple[int, ...] = (2,), seconds: float = 0.0) -> None:
         self.observation_space = spaces.Box(0, 1, shape, np.float32)
         self.action_space = spaces.Discrete(N_ACTIONS)
@@ -58,6 +61,7 @@ class ScriptedAgent:
         offset: The parameter, an integer; ``{"offset": 2}`` is an update.
     """
 
+    @suggesting()
     def __init__(self, offset: int = 0) -> None:
         self._offset = offset
         self._rng = np.random.default_rng()

@@ -167,6 +167,7 @@ class Worker(ABC):
         can_continue: Whether this kind of worker runs fragments, of which `resets.fragments` says what is to be run.
         continues_side_by_side: Whether a ticket of fragments has one group of environments, as many as `layout` has
             rows; otherwise it has all environments that the worker has.
+        further_args: Names in `worker_args` that are for the engine.
         runs_lanes: Whether no trajectory influences another one, although the layout's blocks say that some may: it is
             known after the first updates, and holds until agent or environment are replaced. Then tickets need not be
             whole blocks.
@@ -183,6 +184,7 @@ class Worker(ABC):
     can_continue = False
     continues_side_by_side = False
     can_take_options = False
+    further_args: frozenset[str] = frozenset()
     runs_lanes = False
     asks_for_rows = False
     shares_agent = False

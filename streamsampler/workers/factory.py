@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ParamSpec
 
 from streamsampler.core.errors import CheckMode, UsageError, keywords, positive
+from streamsampler.core.keywords import refuse_unknown, suggesting
 from streamsampler.core.seeding import check_seed
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
@@ -62,6 +63,7 @@ class WorkerFactory:
     """
 
     @_with_old_names
+    @suggesting()
     def __init__(
         self,
         *,
@@ -80,6 +82,8 @@ class WorkerFactory:
         refuse_ignored_seams(worker_class)
         self.worker_class = worker_class
         self.worker_args = keywords("worker_args", worker_args)
+        if type(self).__call__ is WorkerFactory.__call__:  # another one may take them in its own way
+            refuse_unknown(worker_class.__name__, self.worker_args, worker_class, worker_class.further_args)
         self.layout = worker_class.layout(self.worker_args)
 
     def __call__(self, context: WorkerContext) -> Worker:

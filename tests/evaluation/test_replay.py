@@ -347,7 +347,7 @@ def test_bad_arguments(tmp_path):
             sampler.replay(1, 2)
     with pytest.raises(UsageError, match="a file, a folder or a batch"):
         replay(5, 0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="no argument n_workers"):
+    with pytest.raises(TypeError, match="no argument 'n_workers'"):
         replay(tmp_path, 0, n_workers=3)  # type: ignore[call-arg]
     with pytest.raises(FileNotFoundError):
         replay(tmp_path / "none.npz", 0)

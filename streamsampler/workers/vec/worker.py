@@ -85,6 +85,7 @@ class VecWorker(Worker):
         UsageError: An argument cannot work.
     """
 
+    further_args = frozenset({"groups"})  # of inference="parent"
     can_rehearse = can_continue = continues_side_by_side = can_take_options = can_call_hooks = asks_for_rows = True
     revision = "trajectories in lanes, or in blocks of one size"
 

@@ -1,0 +1,107 @@
+"""What a call says of a keyword that it does not take: which one was meant."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+# Names of one thing: those of this package, of its command line and of other libraries. Each call has one of them.
+_SYNONYMS = [
+    {"n_timesteps", "num_samples", "n_samples", "num_timesteps", "total_timesteps", "n_steps", "num_steps"},
+    {"n_trajectories", "num_trajectories", "n_traj_per_worker", "n_episodes", "num_episodes", "n_eval_episodes"},
+    {"n_workers", "num_workers", "n_jobs", "num_env_runners"},
+    {"n_envs", "num_envs", "n_environments"},
+    {"agent", "agents", "policy", "model"},
+    {"env", "envs", "env_id", "environment", "env_fn", "env_fns"},
+    {"max_episode_length", "max_path_length", "max_episode_steps", "time_limit"},
+    {"env_kwargs", "env_config"},
+    {"progress", "progress_bar", "show_progress_bar"},
+]
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return which of the known names was probably meant, as the end of a sentence; all of them if that is unclear."""
+    names = list(known)
+    synonyms = next((group for group in _SYNONYMS if name in group), set())
+    near = [it for it in names if it in synonyms] or difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.7)
+    if near:
+        return f": did you mean {' or '.join(map(repr, near))}?"
+    return f"; it has {', '.join(names)}" if names else "; it has none"
+
+
+def refuse_unknown(name: str, given: Iterable[str], called: Callable[..., Any], also: Iterable[str] = ()) -> None:
+    """Refuse keywords that something does not take, before it is called.
+
+    Args:
+        name: What it is called in the error.
+        given: The keywords.
+        called: What would be called, with one positional argument besides.
+        also: Further keywords that are right.
+
+    Raises:
+        TypeError: There is such a keyword; names the one that was probably meant.
+    """
+    parameters = list(inspect.signature(called).parameters.values())[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters]
+    for each in given:
+        if each not in known and each not in also:
+            raise TypeError(f"{name} has no argument {each!r}{meant(each, [*known, *also])}")
+
+
+def suggesting(*more: Iterable[str]) -> Callable[[Called], Called]:
+    """Return a decorator of a public call, whose wrong keywords become a TypeError that names the right one.
+
+    A class gets it for its constructor and its public methods, those of base classes of this package included. What has
+    `**options` is left alone, unless it is said which there are.
+
+    Args:
+        more: Names that the call takes besides as `**options`.
+    """
+
+    def decorate(called: Called) -> Called:
+        if not isinstance(called, type):
+            return cast("Called", _with_suggestions(called, frozenset().union(*more)))
+        for cls in called.__mro__:
+            if cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
+                _decorate_class(cls)
+        return called
+
+    return decorate
+
+
+def _decorate_class(cls: type) -> None:
+    for name, value in list(vars(cls).items()):
+        kind = type(value) if isinstance(value, staticmethod | classmethod) else None
+        function = value.__func__ if kind else value
+        if (name == "__init__" or not name.startswith("_")) and inspect.isfunction(function):
+            checked = _with_suggestions(function, frozenset())
+            setattr(cls, name, kind(checked) if kind else checked)
+
+
+def _with_suggestions(function: Any, more: frozenset[str]) -> Any:
+    code = inspect.unwrap(function).__code__
+    takes_any = code.co_flags & inspect.CO_VARKEYWORDS
+    if hasattr(function, "takes_keywords") or (takes_any and not more):
+        return function
+    own = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+    names = frozenset(own) | more
+
+    @functools.wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        if given and not given.keys() <= names:
+            wrong = next(name for name in given if name not in names)
+            # A constructor may be inherited: it goes by the name of the class that is made.
+            name = type(args[0]).__name__ if function.__name__ == "__init__" and args else function.__name__
+            known = [name for name in own if name not in ("self", "cls")] + sorted(more)
+            raise TypeError(f"{name} has no argument {wrong!r}{meant(wrong, known)}")
+        return function(*args, **given)
+
+    checked.takes_keywords = names  # type: ignore[attr-defined]
+    return checked
