@@ -198,6 +198,8 @@ def timers_text(tree: Timer) -> str:
 
 
 _NO_SUMS = {"workers", "worker_timesteps", "timed", "recent", "infos", "first_anomaly", "metrics", "metric_kinds"}
+_MEANS = (*(f"ms/{phase}" for phase in Times._fields), "timesteps_per_second", "episode_return", "episode_length")
+"""What `Stats.means` has of each call in which an episode ended."""
 _WEIGHT = 0.1
 
 REMEMBERED = 1_000
@@ -293,8 +295,8 @@ class Stats:
     Attributes:
         kept_trajectories: Trajectories that were returned; of fragments, parts of episodes.
         kept_timesteps: Their timesteps.
-        episodes: The episodes that ended in what was returned. In `flat`, where there are any, they are "episodes",
-            "episode_return" and "episode_length".
+        episodes: The episodes that ended in what was returned. In `flat` they are "episodes", "episode_return" and
+            "episode_length".
         stale_trajectories: Finished or failed trajectories of an older agent version, discarded on arrival.
         stale_timesteps: Their timesteps.
         surplus_trajectories: Finished or failed trajectories of the call's own version that it did not need.
@@ -451,7 +453,8 @@ class Stats:
     def take_infos(self, batch: Any, how: Mapping[str, Aggregation]) -> dict[str, float]:
         """Add values that environments report in infos: `sampler.stats.take_infos(batch, {"crashes": "sum"})`.
 
-        They are in `infos`, until the next time, and in `flat` as "infos/crashes" and "recent/infos/crashes".
+        They are in `infos`, until the next time, and in `flat` as "infos/crashes" and "recent/infos/crashes": NaN until
+        the info was there for the first time.
 
         Args:
             batch: A `TrajectoryBatch`.
@@ -465,7 +468,7 @@ class Stats:
             UsageError: Another word, or an info that is no number in each timestep.
         """
         found = aggregate(batch.env_infos, how)
-        self.infos |= found
+        self.infos = dict.fromkeys(how, math.nan) | self.infos | found
         self._remember({f"infos/{name}": value for name, value in found.items()})
         return found
 
@@ -507,12 +510,16 @@ class Stats:
 
         Names are those of the attributes; "ms/step/physics" and so on are milliseconds for each timestep, of all
         workers together, by the path of the timer; "recent/…" is the exponentially weighted mean of each of these.
+        What needs nothing of the user's own is there from the first time on: NaN where there is no number yet.
         """
         numbers = {item.name: getattr(self, item.name) for item in fields(self) if item.type in ("int", "float")}
-        if self.episodes.count:
-            numbers["episodes"] = self.episodes.count
         infos = {f"infos/{name}": value for name, value in self.infos.items()}
         metrics = {f"metrics/{name}": value for name, value in self.metrics.items()}
+        means = dict.fromkeys(_MEANS, math.nan) | self.means() | infos | metrics
+        recent = dict.fromkeys(means, math.nan) | self.recent
         return (
-            numbers | self.means() | infos | metrics | {f"recent/{name}": value for name, value in self.recent.items()}
+            numbers
+            | {"episodes": self.episodes.count}
+            | means
+            | {f"recent/{name}": value for name, value in recent.items()}
         )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from streamsampler.data.statistics import DroppedTrajectory, Stats, aggregate, timers_text
+from streamsampler.data.statistics import DroppedTrajectory, EndedEpisodes, Stats, aggregate, timers_text
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Report, Ticket, Times
 
@@ -82,6 +82,25 @@ def test_calls_are_added_up_and_recent_ones_count_more():
     assert flat["timesteps_per_second"] == flat["recent/timesteps_per_second"] == 75.0
     assert flat["kept_timesteps"] == 300
     assert all(isinstance(value, (int, float)) for value in flat.values())
+
+
+def test_all_numbers_are_there_from_the_first_time_on():
+    stats = Stats.of(2)
+    before, keys = stats.flat(), stats.flat().keys()
+    stats.merge(of_call(report()))  # in which no episode ended
+    between = stats.flat()
+    ended = of_call(report())
+    ended.episodes = EndedEpisodes(2, 10, 6.0)
+    stats.merge(ended)
+    after = stats.flat()
+    timers = {f"{part}ms/step/physics{path}" for part in ("", "recent/") for path in ("", "/contacts")}
+    assert between.keys() == after.keys() == keys | timers, "and what user code times, once it is timed"
+    assert (before["episodes"], before["reports"]) == (0, 0)
+    for name in ("ms/reset", "ms/checking", "timesteps_per_second", "episode_return", "episode_length"):
+        assert np.isnan([before[name], before[f"recent/{name}"]]).all()
+        assert not np.isnan([after[name], after[f"recent/{name}"]]).any()
+    assert np.isnan([between["episode_return"], between["recent/episode_return"]]).all()
+    assert after["episode_return"] == 3.0
 
 
 def test_there_are_no_means_of_nothing():
