@@ -202,9 +202,13 @@ Each name is a folder, which imports only from those below it. `testing` has fau
 | where does a shard get its name | `streamsampler.core.atomic` |
 | which policy plays an agent | `streamsampler.workers.several.players` |
 
-A new engine is one file in `streamsampler.engines` and one line in `streamsampler.engines.registry`. A new kind of
-worker is a class, passed as `worker_class`. A new format is one file in `streamsampler.formats` and one line in
-`streamsampler.formats.export`.
+- A new *format* is one file in `streamsampler.formats`, one line in `FORMATS` of `streamsampler.formats.export`, and
+  its name in the help of the command `export`, in `streamsampler.cli.files`.
+- A new *engine* is one file in `streamsampler.engines` and, in `streamsampler.engines.registry`, its name in
+  `EngineName` and one line in `ENGINES`. `Capabilities` there says what its class is called with.
+- A new *kind of worker* is a class, which users pass as `worker_class`.
+- A new *command* is one file in `streamsampler.cli`, with a function under `command` of `streamsampler.cli.options`,
+  and its name in the list of commands in `streamsampler.cli.app`.
 
 Workers and engines of your own
 -------------------------------

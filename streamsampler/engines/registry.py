@@ -24,13 +24,18 @@ class Capabilities:
     """What an engine can do.
 
     Attributes:
-        made_by: The module and the class.
+        made_by: The module and the class, called with `(n_workers, make_worker, seed, close_timeout=…, threads=…)`: how
+            many workers, what makes one (pickled), and what `Sampler` and
+            `streamsampler.workers.threads` say of the others. With `max_worker_memory` there is `report_memory=True`,
+            unless that is in `lacks`.
         needs_linux: Whether it needs what only Linux has.
+        takes: Further arguments of the sampler that the class is called with: "start_method", or none.
         lacks: What it cannot do, by the sampler's argument that needs it, with the reason.
     """
 
     made_by: tuple[str, str]
     needs_linux: bool = False
+    takes: frozenset[str] = frozenset()
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> Callable[..., Engine]:
@@ -59,6 +64,7 @@ ENGINES: dict[EngineName, Capabilities] = {
     "processes": Capabilities(("engines.processes.engine", "ProcessEngine"), needs_linux=True),
     "queues": Capabilities(
         ("engines.queues", "QueueEngine"),
+        takes=frozenset({"start_method"}),
         lacks={"max_worker_memory": "not every system tells how much memory a process has"},
     ),
 }

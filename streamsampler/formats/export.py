@@ -27,7 +27,8 @@ class Format:
     """A format of another library.
 
     Attributes:
-        write: Writes it.
+        write: Writes it: called with a `streamsampler.formats.columns.Source`, the folder, which may not be there yet,
+            what shows the progress, and the options.
         options: The names of the arguments that only this format takes.
     """
 

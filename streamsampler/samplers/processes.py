@@ -142,9 +142,10 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         if self._inference == "parent":
             return PARENT.load()(setup, policy=self._policy, n_groups=self._n_groups)
         options: dict[str, Any] = {"report_memory": True} if self._policy.max_worker_memory is not None else {}
-        if self._engine == "queues":
+        able = ENGINES[self._engine]
+        if "start_method" in able.takes:
             options["start_method"] = self._start_method
-        return started(ENGINES[self._engine].load(), setup, self._policy, **options)
+        return started(able.load(), setup, self._policy, **options)
 
     def _policy_of_workers(self) -> Policy:
         if self._inference == "worker":

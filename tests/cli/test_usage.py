@@ -17,6 +17,7 @@ import streamsampler
 from streamsampler.cli.app import cli
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.errors import SerializationError
+from streamsampler.formats.export import FORMATS
 from tests.cli.conftest import being_at
 from tests.cli.harness import SCRIPTED, invoke, told
 
@@ -196,7 +197,7 @@ USAGE = [
     ("merge evaluation.json", "Missing option '-o' / '--out'"),
     ("merge --out x", "Missing argument 'PART...'"),
     ("merge evaluation.json --out x.npz", "Invalid value for '--out': 'x.npz': .npz is not written"),
-    ("export folder --to excel --out x", "there is no format 'excel' of trajectories, only minari, parquet"),
+    ("export folder --to excel --out x", f"there is no format 'excel' of trajectories, only {', '.join(FORMATS)}"),
     ("export folder --to parquet --out x --timesteps 5", "--timesteps is for evaluations"),
     ("export folder --to parquet --out x --dataset-id a/b-v0", "takes no --dataset-id"),
     ("export folder file.npz --to parquet --out x", "--to parquet takes one FILE or FOLDER, and not 2"),
@@ -305,4 +306,4 @@ def test_help_shows_examples_groups_and_defaults() -> None:
     for name in cli.commands:
         assert "--config FILE" in invoke(name, "--help").stdout
     formats = invoke("export", "--help").stdout
-    assert all(f"'{name}'" in formats for name in ("minari", "parquet", "sb3"))
+    assert [name for name in (*FORMATS, "sb3") if f"'{name}'" not in formats] == []

@@ -210,7 +210,7 @@ def test_what_is_there_stays(odd, tmp_path):
 def test_what_cannot_be_exported_is_an_error(odd, tmp_path):
     (tmp_path / "text.npz").write_text("words")
     cases: list[Any] = [
-        (odd, {"to": "excel"}, UsageError, "no format 'excel' of trajectories, only minari, parquet:"),
+        (odd, {"to": "excel"}, UsageError, "no format 'excel' of trajectories, only minari, parquet"),
         (odd, {"to": "parquet", "dataset_id": "a/b-v0"}, UsageError, "takes no dataset_id"),
         (odd, {"to": "sb3"}, UsageError, "evaluations are written by"),
         (5, {"to": "parquet"}, UsageError, "not from 5"),
