@@ -1,10 +1,9 @@
 """All exceptions of this package, which `streamsampler.errors` shows, and checks of arguments of several rooms."""
 
-import difflib
 import math
 import numbers
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -13,7 +12,7 @@ __all__ = [
     "NotReproducibleError", "ObservationError", "Phase", "ProtocolError", "ResourceLimitError", "RolloutError",
     "SamplerError", "SerializationError", "SpentQuota", "StorageError", "UnknownAgentError",
     "UnknownArgumentError", "UnknownEnvironmentError", "UnwritableInfoError", "UsageError", "WorkerDiedError",
-    "WorkerError", "WorkerHungError", "check_arguments", "check_mode", "keywords", "missing_attribute", "number",
+    "WorkerError", "WorkerHungError", "check_mode", "keywords", "missing_attribute", "number",
     "positive", "positive_seconds", "refuse_two_numbers",
 ]  # fmt: skip
 
@@ -339,24 +338,6 @@ def keywords(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise UsageError(f"{name} must be a dict with the arguments' names as keys, got {value!r}")
     return dict(value)
-
-
-def check_arguments(call: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Check that a call has all arguments that it was given by name.
-
-    Args:
-        call: The call's name.
-        given: The names that were given.
-        known: The names that it has.
-
-    Raises:
-        UnknownArgumentError: It lacks one; says which it may have been.
-    """
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f": did you mean {near[0]}?" if near else ""
-            raise UnknownArgumentError(f"{call} has no argument {name}{hint}")
 
 
 def positive_seconds(name: str, value: Any) -> float:

@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
+from streamsampler.core.errors import UnknownArgumentError
+
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 # Names of one thing: those of this package, of its command line and of other libraries. Each call has one of them.
@@ -44,7 +46,7 @@ def refuse_unknown(name: str, given: Iterable[str], called: Callable[..., Any], 
         also: Further keywords that are right.
 
     Raises:
-        TypeError: There is such a keyword; names the one that was probably meant.
+        UnknownArgumentError: There is such a keyword; names the one that was probably meant.
     """
     parameters = list(inspect.signature(called).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -52,11 +54,11 @@ def refuse_unknown(name: str, given: Iterable[str], called: Callable[..., Any], 
     known = [parameter.name for parameter in parameters]
     for each in given:
         if each not in known and each not in also:
-            raise TypeError(f"{name} has no argument {each!r}{meant(each, [*known, *also])}")
+            raise UnknownArgumentError(f"{name} has no argument {each!r}{meant(each, [*known, *also])}")
 
 
 def suggesting(*more: Iterable[str]) -> Callable[[Called], Called]:
-    """Return a decorator of a public call, whose wrong keywords become a TypeError that names the right one.
+    """Return a decorator of a public call: a wrong keyword becomes an `UnknownArgumentError` that names the right one.
 
     A class gets it for its constructor and its public methods, those of base classes of this package included. What has
     `**options` is left alone, unless it is said which there are.
@@ -100,7 +102,7 @@ def _with_suggestions(function: Any, more: frozenset[str]) -> Any:
             # A constructor may be inherited: it goes by the name of the class that is made.
             name = type(args[0]).__name__ if function.__name__ == "__init__" and args else function.__name__
             known = [name for name in own if name not in ("self", "cls")] + sorted(more)
-            raise TypeError(f"{name} has no argument {wrong!r}{meant(wrong, known)}")
+            raise UnknownArgumentError(f"{name} has no argument {wrong!r}{meant(wrong, known)}")
         return function(*args, **given)
 
     checked.takes_keywords = names  # type: ignore[attr-defined]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from streamsampler.agents.base import NAMED_AGENTS, as_agent, is_module
 from streamsampler.agents.policies import Policies, PolicyOf
 from streamsampler.agents.sb3 import SB3Agent
-from streamsampler.core.errors import DataError, UsageError, check_arguments
+from streamsampler.core.errors import DataError, UsageError
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.trees import leaves
@@ -67,17 +66,6 @@ def _spec_of(env: Any) -> EnvSpec | None:
 
 # ----------------------------------------------------------------------
 # Choose the sampler that arguments ask for.
-
-
-def check_options(call: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Check the names of the further arguments of a call, which are those of samplers.
-
-    Raises:
-        UnknownArgumentError: One is neither an argument of a sampler nor of the call; says which it may have been.
-    """
-    names = {*inspect.signature(call).parameters, *inspect.signature(RaySampler).parameters, "sampler"}
-    names |= set(inspect.signature(MultiprocessingSampler).parameters)
-    check_arguments(call.__name__, options, sorted(names - {"options", "agents", "envs"}))
 
 
 def make_sampler(agents: Any, envs: Any, options: Mapping[str, Any]) -> Sampler[Any, Any]:

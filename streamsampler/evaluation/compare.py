@@ -15,7 +15,7 @@ from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.core.seeding import check_seed
 from streamsampler.core.words import count
-from streamsampler.evaluation.agents import ReturnOf, Row, SuccessMeaning, agent_facts, check_options, has_predict
+from streamsampler.evaluation.agents import ReturnOf, Row, SuccessMeaning, agent_facts, has_predict
 from streamsampler.evaluation.amounts import Amount, HowMany, amount_of, at_most, refuse_amounts, refuse_useless
 from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
 from streamsampler.evaluation.evaluate import (
@@ -96,7 +96,6 @@ def compare(
             KeyboardInterrupt.)
         RolloutError: User code raised in a worker. For other errors see `streamsampler.evaluate`.
     """
-    check_options(compare, options)
     named, how_many = _named(agents), HowMany.asked(n_trajectories, num_trajectories)
     if success not in ("end", "once"):
         raise UsageError(f'success must be "end" or "once", got {success!r}')

@@ -25,7 +25,6 @@ from streamsampler.evaluation.agents import (
     Row,
     SuccessMeaning,
     agent_facts,
-    check_options,
     check_return_of,
     columns_of,
     evaluated_agent,
@@ -388,7 +387,6 @@ def evaluate(
         ImportError: The library for videos is missing; says how to install it.
         RolloutError: User code raised in a worker. For other errors see `streamsampler.Sampler.obtain_samples`.
     """
-    check_options(evaluate, options)
     if success not in ("end", "once"):
         raise UsageError(f'success must be "end" or "once", got {success!r}')
     amount = amount_of(

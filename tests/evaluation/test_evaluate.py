@@ -527,11 +527,11 @@ def test_there_must_be_an_agent_an_environment_and_an_order(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_trajectory": 5}, "has no argument n_trajectory: did you mean n_trajectories?"),
-        ({"n_trajectories": 5, "n_worker": 5}, "has no argument n_worker: did you mean n_workers?"),
-        ({"n_trajectories": 5, "start_metod": "fork"}, "has no argument start_metod: did you mean start_method?"),
-        ({"n_trajectories": 5, "ray_adress": ""}, "has no argument ray_adress: did you mean ray_address?"),
-        ({"n_trajectories": 5, "xyz": 5}, "has no argument xyz$"),
+        ({"n_trajectory": 5}, "has no argument 'n_trajectory': did you mean 'n_trajectories'?"),
+        ({"n_trajectories": 5, "n_worker": 5}, "has no argument 'n_worker': did you mean 'n_workers'?"),
+        ({"n_trajectories": 5, "start_metod": "fork"}, "has no argument 'start_metod': did you mean 'start_method'?"),
+        ({"n_trajectories": 5, "ray_adress": ""}, "has no argument 'ray_adress': did you mean 'ray_address'?"),
+        ({"n_trajectories": 5, "xyz": 5}, "has no argument 'xyz'; it has "),
     ],
 )
 def test_a_wrong_keyword_names_the_right_one_at_once(arguments, message):
