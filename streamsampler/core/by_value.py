@@ -214,7 +214,8 @@ def _set_members(cls: type[enum.Enum], state: Any) -> None:
     set_state, attributes, own = state
     set_state(cls, attributes)
     for name, of_member in own.items():
-        vars(cls.__members__[name]).update(of_member)
+        there = vars(cls.__members__[name])
+        there.update({key: value for key, value in of_member.items() if key not in there})
 
 
 def _make_class(make: Any, args: Any, library: Any, hooked: list[type]) -> Any:
