@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -33,7 +34,7 @@ def checked_bounds(bounds: Any) -> Bounds:
     Raises:
         UsageError: They are something else.
     """
-    if not isinstance(bounds, Sequence) or len(bounds) != 2 or not all(isinstance(end, int | float) for end in bounds):
+    if not isinstance(bounds, Sequence) or len(bounds) != 2 or not all(isinstance(end, Real) for end in bounds):
         raise UsageError(f"bounds must be (least, largest), two numbers, got {bounds!r}")
     low, high = map(float, bounds)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
