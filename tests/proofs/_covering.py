@@ -29,7 +29,7 @@ def covering_array(
     """Return rows, and the pairs of values that are in none of them, since no allowed row was found with them.
 
     Args:
-        factors: The values of each factor, by name; the first of them goes with all others.
+        factors: The values of each factor, by name.
         at_fault: Returns the factors for whose values together a row may not be; None where it may.
         seed: What candidates are drawn from.
     """
@@ -59,14 +59,13 @@ def _candidate(
     factors: Mapping[str, Sequence[str]], at_fault: Callable[[Row], Collection[str] | None], fixed: Row,
     dice: random.Random,
 ) -> Row | None:  # fmt: skip
-    """Return a random row with some values, of which others are set to what goes with all until it may be."""
+    """Return a random row with some values, of which others are changed until it may be."""
     row = {name: dice.choice(values) for name, values in factors.items()} | fixed
     for _ in range(_TRIES):
         if (blamed := at_fault(row)) is None:
             return row
-        free = [name for name in blamed if name not in fixed and row[name] != factors[name][0]]
-        if not free:
+        if not (free := sorted(set(blamed) - fixed.keys())):
             return None
         name = dice.choice(free)
-        row[name] = factors[name][0]
+        row[name] = dice.choice([value for value in factors[name] if value != row[name]])
     return None

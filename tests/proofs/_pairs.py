@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from streamsampler import DefaultWorker
 from tests.fragments.agents import Restorable
-from tests.scripted.games import Chooser, Comings, Turns
+from tests.scripted.games import Comings, Turns
 
 __all__ = ["AGENTS", "Counted", "Seamed", "World", "environment", "is_odd", "other_environment"]
 
@@ -53,7 +53,7 @@ class World(gymnasium.Env[Any, Any]):
 
 def is_odd(info: dict[str, Any]) -> bool:
     """Return whether a trajectory is abnormal."""
-    return bool(info.get("length") == 5 or any(each.get("t") == 5 for each in info.values() if isinstance(each, dict)))
+    return bool(info.get("length") == 5 or any(each.get("odd") for each in info.values() if isinstance(each, dict)))
 
 
 class Unannounced:
@@ -89,6 +89,11 @@ class Fallible:
         """Begin a trajectory."""
         super().begin(seed)  # type: ignore[misc]
         self.is_wrong = self.fails and self.rng.random() < 0.2  # type: ignore[attr-defined]
+        self.is_odd = self.rng.random() < 0.3  # type: ignore[attr-defined]
+
+    def info(self, agent: str) -> dict[str, Any]:
+        """Return what is said of an agent."""
+        return {**super().info(agent), **({"odd": True} if self.is_odd else {})}  # type: ignore[misc]
 
     def seen(self, agent: str) -> Any:
         """Return what an agent sees, and its task."""
@@ -117,7 +122,7 @@ class TurnsGame(Fallible, Turns):
         self.fails = fails
 
 
-_WORLDS = {"world": World, "game": Game, "open game": unannounced, "turns": TurnsGame}
+_WORLDS: dict[str, Any] = {"world": World, "game": Game, "open game": unannounced, "turns": TurnsGame}
 
 
 def environment(world: str, *, fails: bool) -> Any:
