@@ -321,12 +321,30 @@ class SetTaskUpdate(EnvUpdate):
     A worker whose environment came from an equal source keeps it, and only the task is set; any other makes one first.
     So `set_task` has to replace whatever an earlier task has set.
 
-    Attributes:
+    Args:
+        env: The environment, in any form that samplers take.
         task: What `set_task` gets.
+        wrapper_constructor: As in garage, a function of the environment and the task that returns the environment
+            wrapped. With one, each update makes a new environment, since a wrapper keeps the task that it was made
+            with. None for no wrapper.
+
+    Attributes:
+        task: The same.
+
+    Raises:
+        TypeError: The environment is none, or the wrapper's constructor cannot be called.
     """
 
-    def __init__(self, env: Any, task: Any) -> None:
+    def __init__(
+        self, env: Any, task: Any, wrapper_constructor: Callable[[AnyEnv, Any], AnyEnv] | None = None
+    ) -> None:
+        if wrapper_constructor is not None and not callable(wrapper_constructor):
+            raise TypeError(
+                "SetTaskUpdate takes a function (env, task) that wraps the environment, or None, not "
+                f"{_shown(wrapper_constructor)}"
+            )
         source = as_env_update(env)
+        self._wrapper_constructor = wrapper_constructor
         # Pickled, as it is sent: workers compare these bytes, for two copies of one lambda are not equal.
         self._source = dumps(source, "the environment").owned()
         self._name = describe(source)
@@ -339,12 +357,15 @@ class SetTaskUpdate(EnvUpdate):
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Make the environment if there is none, and set the task."""
-        if old_env is not None and _origins.pop(old_env) == self._source:
+        wrap = self._wrapper_constructor
+        if old_env is not None and _origins.pop(old_env) == self._source and wrap is None:
             env = old_env
         else:
             env = _checked(self.source(old_env), self._name)
         try:
             task_setter(env)(self.task)
+            if wrap is not None:
+                return _checked(wrap(env, self.task), f"the wrapper of {self._name}")
         except BaseException:
             # The worker never sees an environment made here, and does not close it.
             _close(env if env is not old_env else None)

@@ -172,6 +172,37 @@ def test_an_environment_of_another_source_or_update_or_whose_task_failed_is_repl
     assert Noted.notes == ["made", "closed"]
 
 
+class Scaled(gymnasium.Wrapper):
+    def __init__(self, env, task):
+        super().__init__(env)
+        self.scale = task
+
+
+def test_a_task_update_takes_garages_constructor_of_a_wrapper():
+    assert made(SetTaskUpdate(Tasked, 1, None)).task == 1
+    env = made(SetTaskUpdate(Tasked, 1, Scaled))
+    again = made(SetTaskUpdate(Tasked, 2, Scaled), env)
+    assert [(each.scale, each.unwrapped.task) for each in (env, again)] == [(1, 1), (2, 2)], "no wrapper keeps a task"
+    assert env.unwrapped.log == ["made", "closed"]
+    bare = made(SetTaskUpdate(Tasked, 3), again)
+    assert (type(bare), bare.task) == (Tasked, 3)
+    with pytest.raises(UsageError, match="the wrapper of Noted should give a gymnasium.Env, but gave None"):
+        SetTaskUpdate(Noted, 1, lambda env, task: None)(None)
+    assert Noted.notes[-2:] == ["made", "closed"]
+    with pytest.raises(TypeError, match=r"takes a function \(env, task\) that wraps the environment, or None, not a int"):
+        SetTaskUpdate(Tasked, 1, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [LocalSampler, MultiprocessingSampler])
+def test_garages_call_with_a_task_samples_the_same_in_each_sampler(make):
+    with make(lambda _: 0, Tasked, n_workers=2, seed=1) as sampler:
+        batches = [
+            sampler.obtain_samples(0, 3, None, [SetTaskUpdate(Tasked, worker, wrap) for worker in range(2)])
+            for wrap in (None, Scaled)
+        ]
+    assert [batch.n_timesteps for batch in batches] == [3, 3]
+
+
 def test_tasks_are_set_through_wrappers():
     assert made(SetTaskUpdate(lambda: gymnasium.wrappers.TimeLimit(Tasked(), 5), 1)).unwrapped.task == 1
     assert made(SetTaskUpdate(lambda: TaskWrapper(Tasked()), 1)).unwrapped.task == ("wrapped", 1)
