@@ -136,6 +136,13 @@ def test_our_calls_that_stand_next_to_those_of_other_libraries_can_be_made():
 
 @pytest.mark.slow
 @pytest.mark.extras
+def test_the_table_of_ml_agents_knows_of_several_agents():
+    page = guides()["streamsampler.examples.coming_from"]
+    table = page.partition("\nML-Agents\n---")[2].partition("```")[0]
+    assert "streamsampler.workers.several" in table
+    assert "not here" not in table
+
+
 def test_the_five_steps_print_what_the_start_page_says(tmp_path):
     steps = streamsampler.__doc__.partition("\nFive steps")[2].partition("\nGuides by task")[0]
     (program,) = re.findall(r"^```python\n(.*?)^```$", steps, re.DOTALL | re.MULTILINE)
