@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError
-from streamsampler.core.timing import Measured
+from streamsampler.core.timing import Blocks, Gauges, Measured, ScriptTimes, merge_gauges
 from streamsampler.core.words import count, duration, table
 from streamsampler.data.trees import Array
 from streamsampler.protocol.messages import Checked, Report, Times
@@ -153,9 +153,9 @@ class Timer:
         """Milliseconds for each timestep; 0 where no timestep was run."""
         return 1_000 * self.seconds / self.timesteps if self.timesteps else 0.0
 
-    def add(self, measured: Measured) -> None:
-        """Add what a worker timed to the children."""
-        for name, times, seconds, within in measured:
+    def add(self, blocks: Blocks) -> None:
+        """Add what was timed to the children."""
+        for name, times, seconds, within in blocks:
             child = self.children.setdefault(name, Timer())
             child.count += times
             child.seconds += seconds
@@ -197,7 +197,10 @@ def timers_text(tree: Timer) -> str:
 # ----------------------------------------------------------------------
 
 
-_NO_SUMS = {"workers", "worker_timesteps", "timed", "recent", "infos", "first_anomaly", "metrics", "metric_kinds"}
+_NO_SUMS = {
+    "workers", "worker_timesteps", "timed", "gauges_of_workers", "script", "recent", "infos", "first_anomaly",
+    "metrics", "metric_kinds",
+}  # fmt: skip
 _MEANS = (*(f"ms/{phase}" for phase in Times._fields), "timesteps_per_second", "episode_return", "episode_length")
 """What `Stats.means` has of each call in which an episode ended."""
 _WEIGHT = 0.1
@@ -323,7 +326,9 @@ class Stats:
         seconds: Wall time inside obtaining calls.
         workers: Where each worker's time went.
         worker_timesteps: How many timesteps each worker reported.
-        timed: What user code timed, by worker and phase; see `timers`.
+        timed: What user code timed in workers, by worker and phase; see `timers`.
+        gauges_of_workers: What gauges have shown in workers, by name; see `gauges`.
+        script: What the script measures itself, outside workers; None in the accounts of a single call.
         recent: Exponentially weighted means over calls, each call with a weight of a tenth: of the milliseconds for
             each timestep by timer, the timesteps per second, the means of episodes and the values of infos, by their
             names in `flat`. Of samplers only; streams are not in it.
@@ -359,15 +364,17 @@ class Stats:
     workers: list[Times] = field(default_factory=list)
     worker_timesteps: list[int] = field(default_factory=list)
     timed: dict[int, Timer] = field(default_factory=dict)
+    gauges_of_workers: Gauges = field(default_factory=dict)
+    script: ScriptTimes | None = None
     recent: dict[str, float] = field(default_factory=dict)
     infos: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     metric_kinds: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, n_workers: int) -> Stats:
+    def of(cls, n_workers: int, script: ScriptTimes | None = None) -> Stats:
         """Return empty accounts for `n_workers` workers."""
-        return cls(workers=[Times()] * n_workers, worker_timesteps=[0] * n_workers)
+        return cls(workers=[Times()] * n_workers, worker_timesteps=[0] * n_workers, script=script)
 
     @property
     def times(self) -> Times:
@@ -409,14 +416,19 @@ class Stats:
         self.reports += 1
         self.workers[worker] = self.workers[worker].plus(report.seconds)
         self.worker_timesteps[worker] += report.ran_timesteps
-        if report.timed:
-            self.timed.setdefault(worker, Timer()).add(report.timed)
+        self.take_measured(worker, report.timed)
         self.abandoned_trajectories += report.n_abandoned
         self.abandoned_timesteps += report.abandoned_timesteps
         self.lost_timesteps += report.lost_timesteps
         if report.metrics:
             self.metric_kinds.update(report.metrics)
         self.take_checked(report.checked)
+
+    def take_measured(self, worker: int, measured: Measured | None) -> None:
+        """Add what user code measured in a worker, if anything."""
+        if measured is not None:
+            self.timed.setdefault(worker, Timer()).add(measured.blocks)
+            merge_gauges(self.gauges_of_workers, measured.gauges)
 
     def take_checked(self, checked: Checked | None) -> None:
         """Add what a worker ran for a check, if there was one."""
@@ -441,6 +453,7 @@ class Stats:
         self.worker_timesteps = list(map(operator.add, self.worker_timesteps, call.worker_timesteps))
         for worker, timed in call.timed.items():
             self.timed.setdefault(worker, Timer()).merge(timed)
+        merge_gauges(self.gauges_of_workers, call.gauges_of_workers)
         self.metric_kinds |= call.metric_kinds
         self.metrics |= call.metrics
         self._remember(call.means() | {f"metrics/{name}": value for name, value in call.metrics.items()})
@@ -480,10 +493,11 @@ class Stats:
         """Return where the time of a worker went, as a tree: its phases, and in them what user code timed.
 
         Args:
-            worker: The worker number; None for all workers together.
+            worker: The worker number; None for all workers together, and the script.
 
         Returns:
-            A new tree. Its children are those of `Times`: reset, agent, step, sending, idle and checking.
+            A new tree. Its children are those of `Times`: reset, agent, step, sending, idle and checking; and "script",
+            where the script has timed anything since the sampler or manager was made.
         """
         times = self.times if worker is None else self.workers[worker]
         timesteps = sum(self.worker_timesteps) if worker is None else self.worker_timesteps[worker]
@@ -491,9 +505,29 @@ class Stats:
         tree = Timer(sum(times), 0, timesteps, phases)
         for number in sorted(self.timed) if worker is None else [worker]:
             tree.merge(self.timed.get(number, Timer()))
+        if worker is None and self.script is not None and (blocks := self.script.measured().blocks):
+            script = tree.children["script"] = Timer()
+            script.add(blocks)
+            script.seconds = sum(child.seconds for child in script.children.values())
+            tree.seconds += script.seconds
         for _, timer in tree.walk():
             timer.timesteps = tree.timesteps
         return tree
+
+    def gauges(self) -> Gauges:
+        """Return what gauges have shown in workers and in the script, by name; see `streamsampler.timed.gauge`.
+
+        Workers are at work together, so which of their values was the last one depends on timing. Values of
+        trajectories that were not returned are among them.
+
+        Returns:
+            New objects, with `value`, the last one, `mean`, `minimum`, `maximum` and `count`.
+        """
+        gauges: Gauges = {}
+        merge_gauges(gauges, self.gauges_of_workers)
+        if self.script is not None:
+            merge_gauges(gauges, self.script.measured().gauges)
+        return gauges
 
     def means(self) -> dict[str, float]:
         """Return milliseconds per timestep by timer, timesteps per second and means of episodes, as `flat` has them."""
@@ -509,14 +543,20 @@ class Stats:
         """Return all of it as numbers by name, as experiment trackers take them.
 
         Names are those of the attributes; "ms/step/physics" and so on are milliseconds for each timestep, of all
-        workers together, by the path of the timer; "recent/…" is the exponentially weighted mean of each of these.
-        What needs nothing of the user's own is there from the first time on: NaN where there is no number yet.
+        workers together, by the path of the timer; "recent/…" is the exponentially weighted mean of each of these,
+        without those of the script. "gauges/loss" is a gauge's last value, and "gauges/loss/mean", "…/minimum" and
+        "…/maximum" are those of all its values. What needs nothing of the user's own is there from the first time on:
+        NaN where there is no number yet.
         """
         numbers = {item.name: getattr(self, item.name) for item in fields(self) if item.type in ("int", "float")}
         infos = {f"infos/{name}": value for name, value in self.infos.items()}
         metrics = {f"metrics/{name}": value for name, value in self.metrics.items()}
-        means = dict.fromkeys(_MEANS, math.nan) | self.means() | infos | metrics
-        recent = dict.fromkeys(means, math.nan) | self.recent
+        gauges: dict[str, float] = {}
+        for name, gauge in self.gauges().items():
+            gauges[f"gauges/{name}"] = gauge.value
+            gauges |= {f"gauges/{name}/{key}": getattr(gauge, key) for key in ("mean", "minimum", "maximum")}
+        means = dict.fromkeys(_MEANS, math.nan) | self.means() | infos | metrics | gauges
+        recent = dict.fromkeys((*_MEANS, *infos, *metrics), math.nan) | self.recent
         return (
             numbers
             | {"episodes": self.episodes.count}

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamsampler.core.errors import SerializationError
 from streamsampler.core.serialization import Payload, loads
+from streamsampler.core.timing import not_measuring
 from streamsampler.engines.base import Answered, Engine, Event, Logged
 from streamsampler.protocol.messages import Answer, Exit, Message, Start
 from streamsampler.workers.base import Worker, WorkerContext
@@ -101,7 +102,7 @@ class LocalEngine(Engine):
     def wait(self, timeout: float | None) -> list[Event]:
         """Let workers take turns until a worker has answered."""
         del timeout  # a rollout in this thread cannot be interrupted
-        with preserved_generators(), self._threads.held():
+        with preserved_generators(), self._threads.held(), not_measuring():
             turns_without_event = 0
             while not self._events and turns_without_event < 2 * self.n_workers:
                 loop = self._loops[self._next]
@@ -126,7 +127,7 @@ class LocalEngine(Engine):
         """Close all environments."""
         del read_answers
         self.board.abandon_all()
-        with self._threads.held():
+        with self._threads.held(), not_measuring():
             for worker, (channel, loop) in enumerate(zip(self._channels, self._loops, strict=True)):
                 if worker in self._told_to_end:
                     continue  # an interrupt came after that

@@ -335,9 +335,7 @@ class SetTaskUpdate(EnvUpdate):
         TypeError: The environment is none, or the wrapper's constructor cannot be called.
     """
 
-    def __init__(
-        self, env: Any, task: Any, wrapper_constructor: Callable[[AnyEnv, Any], AnyEnv] | None = None
-    ) -> None:
+    def __init__(self, env: Any, task: Any, wrapper_constructor: Callable[[AnyEnv, Any], AnyEnv] | None = None) -> None:
         if wrapper_constructor is not None and not callable(wrapper_constructor):
             raise TypeError(
                 "SetTaskUpdate takes a function (env, task) that wraps the environment, or None, not "

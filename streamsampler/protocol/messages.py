@@ -297,7 +297,7 @@ class Report:
         checked: What the worker looked at in a new environment since its last answer; None for nothing.
         runs_lanes: See `Worker.runs_lanes`.
         fingerprint: How the worker's process computes; None where the worker has said so before.
-        timed: What user code timed since the worker's last report; see `timing.timed`.
+        timed: What user code measured since the worker's last report; see `timing.timed`. None for nothing.
         metrics: How each metric of the ticket's trajectories becomes one number for a batch, as pairs; see `hooks`.
     """
 
@@ -313,7 +313,7 @@ class Report:
     checked: Checked | None = None
     runs_lanes: bool = False
     fingerprint: Fingerprint | None = None
-    timed: Measured = ()
+    timed: Measured | None = None
     metrics: tuple[tuple[str, str], ...] = ()
 
     @property

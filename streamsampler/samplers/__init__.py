@@ -281,19 +281,23 @@ Where the time goes
 
 `batch.stats` is about a call, `sampler.stats` about all calls (see `streamsampler.data.statistics.Stats`).
 `stats.timers()` is a tree: resets, actions and timesteps, and in them what environments and agents time with
-`streamsampler.timed`; `stats.timers(0)` is that of worker 0, and `--timers` prints it. Where nothing is timed this
-costs nothing; an entry of `timed` takes well under a microsecond.
+`streamsampler.timed`; `stats.timers(0)` is that of worker 0, and `--timers` prints it. What the script times itself is
+under "script" there, in `sampler.stats`. Where nothing is timed this costs nothing; an entry of `timed` takes well under
+a microsecond.
 
 ```python
+@streamsampler.timed("decide")
 def lean(observation: Any) -> int:
-    with streamsampler.timed("decide"):
-        return int(observation[2] > 0)
+    return int(observation[2] > 0)
 
 
 with MultiprocessingSampler(lean, "CartPole-v1") as sampler:
-    sampler.obtain_samples(10_000)
+    batch = sampler.obtain_samples(10_000)
+    with streamsampler.timed("learn"):
+        streamsampler.timed.gauge("loss", 1 / batch.returns.mean())  # in workers, too
     numbers = sampler.stats.flat()  # by name, as experiment trackers take them
-    print(numbers["ms/agent/decide"], "milliseconds for each timestep")
+    print(numbers["ms/agent/decide"], numbers["ms/script/learn"], "milliseconds for each timestep")
+    print(sampler.stats.gauges()["loss"].maximum, numbers["gauges/loss"])
 ```
 
 `sampler.stats.take_infos(batch, {"crashes": "sum", "level": "last"})` adds what environments report in their infos.

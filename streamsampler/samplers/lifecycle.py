@@ -15,6 +15,7 @@ from streamsampler.agents.filters import Filters
 from streamsampler.core.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError, positive
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.serialization import Payload
+from streamsampler.core.timing import ScriptTimes
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Event, Logged
@@ -65,7 +66,7 @@ class SamplerLife(ABC):
         self._returned: list[Summaries] = []  # which `_filters` have not
         self.seed = self._setup.seed
         self.n_workers = self._setup.n_workers
-        self.stats = Stats.of(self.n_workers)
+        self.stats = Stats.of(self.n_workers, script=ScriptTimes())
         self._lock = threading.RLock()
         self._checks = PurityChecks(self._setup.check)
         self._fingerprints = Fingerprints(self._setup.fingerprint)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import ProtocolError, UsageError
-from streamsampler.core.timing import Collector, Measured, collecting
-from streamsampler.data.statistics import Aggregation, Stats, Timer
+from streamsampler.core.timing import Collector, Measured, ScriptTimes, collecting
+from streamsampler.data.statistics import Aggregation, Stats
 from streamsampler.protocol.messages import Times
 
 # ----------------------------------------------------------------------
@@ -39,13 +39,13 @@ class WorkerReport(NamedTuple):
         worker: The worker number.
         times: Where its time went.
         timesteps: How many timesteps its environments ran.
-        timed: What they timed, by phase.
+        timed: What they measured, by phase; None for nothing.
     """
 
     worker: int
     times: Times
     timesteps: int
-    timed: Measured
+    timed: Measured | None
 
 
 class EnvTimes:
@@ -76,10 +76,6 @@ class EnvTimes:
     def collecting(self) -> AbstractContextManager[None]:
         """Collect what environments time."""
         return collecting(self._collector)
-
-    def not_collecting(self) -> AbstractContextManager[None]:
-        """Collect nothing in a block, which is in one of `collecting`."""
-        return collecting(Collector(self.phase, 0, _TIMED_AS))
 
     @contextlib.contextmanager
     def resetting(self) -> Iterator[None]:
@@ -136,7 +132,7 @@ class ManagerStats(Stats):
     @classmethod
     def for_workers(cls, n_workers: int) -> ManagerStats:
         """Return empty accounts."""
-        return cls(workers=[Times()] * n_workers, worker_timesteps=[0] * n_workers)
+        return cls(workers=[Times()] * n_workers, worker_timesteps=[0] * n_workers, script=ScriptTimes())
 
     def tick(self, *, running: bool) -> None:
         """Add the time since the last call, and begin to count, or stop."""
@@ -150,8 +146,7 @@ class ManagerStats(Stats):
         self.reports += 1
         self.workers[report.worker] = self.workers[report.worker].plus(report.times)
         self.worker_timesteps[report.worker] += report.timesteps
-        if report.timed:
-            self.timed.setdefault(report.worker, Timer()).add(report.timed)
+        self.take_measured(report.worker, report.timed)
 
     def take_results(self, timesteps: NDArray[np.int64], ended: NDArray[np.bool_], failed: NDArray[np.bool_]) -> None:
         """Add results that are handed out.

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from streamsampler.core.errors import SamplerError, SerializationError, UsageError, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.core.timing import not_measuring
 from streamsampler.data.trees import snapshot
 from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
@@ -270,7 +271,8 @@ class _InThisProcess(Transport):
         self._at_work: set[int] = set()
 
     def start(self) -> None:
-        self.spaces = EnvSpaces(self._stepper.make())
+        with not_measuring():
+            self.spaces = EnvSpaces(self._stepper.make())
         self.rows = self._stepper.rows = Rows(self.spaces, np.zeros)
 
     def step(self, env_ids: Sequence[int]) -> None:

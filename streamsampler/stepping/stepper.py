@@ -16,6 +16,7 @@ from gymnasium.vector import VectorEnv
 from streamsampler.core.errors import ProtocolError, UsageError
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.serialization import Payload, loads
+from streamsampler.core.timing import not_measuring
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.data.trees import snapshot
@@ -145,7 +146,7 @@ class Stepper:
                 if request.timestep == BEFORE:
                     why_not = self._repeated(env_id, request) or why_not
             if order.seed is not None:
-                with self.times.not_collecting():
+                with not_measuring():
                     self._replay(order, why_not)
         except (Exception, SystemExit) as error:
             if order.seed is not None:

@@ -13,10 +13,12 @@ from tests.contracts.conftest import on, slow
 
 class Timed(gymnasium.Wrapper):
     def __init__(self):
-        super().__init__(gymnasium.make("CartPole-v1"))
+        with streamsampler.timed("made"):  # outside of all phases
+            super().__init__(gymnasium.make("CartPole-v1"))
 
     def reset(self, *, seed=None, options=None):
         with streamsampler.timed("load"):
+            streamsampler.timed.gauge("seed", 0 if seed is None else seed % 7)
             return self.env.reset(seed=seed, options=options)
 
     def step(self, action):
@@ -73,3 +75,32 @@ def test_side_by_side_and_in_numbers_for_a_tracker(make_local):
     sampler = make_local("random", "CartPole-v1", seed=1)
     sampler.obtain_trajectories(5)
     assert counts(sampler.stats.timers()) == {}
+
+
+@on("local", "processes", *slow("queues fork"))
+def test_what_the_script_times_is_in_its_samplers_accounts_and_in_no_workers(make_sampler):
+    with streamsampler.timed("learn"):
+        pass
+    sampler = make_sampler(Agent(), Timed, n_workers=2, seed=1)
+    for value in range(3):
+        with streamsampler.timed("iteration"):
+            batch = sampler.obtain_samples(50)
+            with streamsampler.timed("learn"):
+                streamsampler.timed.gauge("loss", value)
+    stats = sampler.stats
+    tree = stats.timers()
+    assert counts(tree.children["script"]) == {"iteration": 3, "iteration/learn": 3}
+    assert tree.seconds == pytest.approx(sum(child.seconds for child in tree.children.values()))
+    assert [list(other.children) for other in (stats.timers(0), batch.stats.timers())] == [
+        ["reset", "agent", "step", "sending", "idle", "checking"]
+    ] * 2
+    flat = stats.flat()
+    assert flat["ms/script/iteration"] >= flat["ms/script/iteration/learn"] > 0
+    assert {name: flat[f"gauges/{name}"] for name in ("loss", "loss/mean", "loss/minimum", "loss/maximum")} == {
+        "loss": 2.0, "loss/mean": 1.0, "loss/minimum": 0.0, "loss/maximum": 2.0,
+    }  # fmt: skip
+    seeds = stats.gauges()["seed"]
+    assert seeds.count == counts(tree)["reset/load"]
+    assert 0 <= seeds.minimum <= seeds.mean <= seeds.maximum <= 6
+    assert set(batch.stats.gauges()) == {"seed"}
+    sampler.close()

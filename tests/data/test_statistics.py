@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from streamsampler.core.timing import Measured
 from streamsampler.data.statistics import DroppedTrajectory, EndedEpisodes, Stats, aggregate, timers_text
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Report, Ticket, Times
@@ -39,7 +40,7 @@ STEP = ("step", 0, 0.0, (("physics", 10, 0.5, (("contacts", 20, 0.2, ()),)),))
 
 def report(seconds=1.0, n_timesteps=100):
     times = Times(reset=seconds / 4, step=seconds, idle=seconds / 2)
-    return Report(Ticket(1, range(1)), n_timesteps=n_timesteps, seconds=times, timed=(STEP,))
+    return Report(Ticket(1, range(1)), n_timesteps=n_timesteps, seconds=times, timed=Measured((STEP,), {}))
 
 
 def of_call(*reports):

@@ -189,7 +189,9 @@ def test_a_task_update_takes_garages_constructor_of_a_wrapper():
     with pytest.raises(UsageError, match="the wrapper of Noted should give a gymnasium.Env, but gave None"):
         SetTaskUpdate(Noted, 1, lambda env, task: None)(None)
     assert Noted.notes[-2:] == ["made", "closed"]
-    with pytest.raises(TypeError, match=r"takes a function \(env, task\) that wraps the environment, or None, not a int"):
+    with pytest.raises(
+        TypeError, match=r"takes a function \(env, task\) that wraps the environment, or None, not a int"
+    ):
         SetTaskUpdate(Tasked, 1, 3)  # type: ignore[arg-type]
 
 

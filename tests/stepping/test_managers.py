@@ -246,6 +246,8 @@ def test_log_records_arrive_with_the_results(new_manager, caplog):
 def test_accounts(new_manager):
     manager = new_manager(functools.partial(Talking, info_at=2), n_envs=3, seed=0)
     manager.reset()
+    with timed("learn"):
+        timed.gauge("loss", 0.5)
     ones = np.array([1, 1, 1])
     steps = [manager.step(ones) for _ in range(5)][1]  # three timesteps, a reset, and a timestep
     manager.send(ones)
@@ -269,6 +271,8 @@ def test_accounts(new_manager):
     assert 0 < physics.self_seconds < physics.seconds <= step.seconds
     assert 0 < reset.children["setting up"].seconds <= reset.seconds
     assert tree.timesteps == 15
+    assert tree.children["script"].children["learn"].count == 1
+    assert manager.stats.flat()["gauges/loss"] == 0.5
 
 
 # ---------------------------------------------------------------------- environments, and their ends
