@@ -295,8 +295,8 @@ class timed:  # noqa: N801 - reads as a verb in `with timed("physics"):`
 
             return call
         raise UsageError(
-            f"timed({name!r}) cannot time {function.__qualname__}, which is {what}. Write `with timed({name!r}):` around "
-            "what is to be timed in it"
+            f"timed({name!r}) cannot time {function.__qualname__}, which is {what}. Write `with timed({name!r}):` "
+            "around what is to be timed in it"
         )
 
     @staticmethod

@@ -22,8 +22,9 @@ from streamsampler.protocol.messages import Checked, Report, Times
 # Make one number of what environments report in infos: a mean, a sum, or the last value.
 
 
-Aggregation = Literal["mean", "sum", "last"]
-_HOW = ("mean", "sum", "last")
+Aggregation = Literal["mean", "sum", "last", "histogram"]
+_HOW_METRICS = ("mean", "sum", "last")
+_HOW = (*_HOW_METRICS, "histogram")
 
 
 def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dict[str, float]:
@@ -32,7 +33,7 @@ def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dic
     Args:
         infos: Infos of a batch, with their masks.
         how: Names of infos, and what is made of their values: "mean" and "sum" of the timesteps in which it was there,
-            or "last" for its value in the last of them, in index order.
+            or "last" for its value in the last of them, in index order; the mean, too, for "histogram".
 
     Raises:
         UsageError: Another word, or an info that is no number in each timestep.
@@ -67,8 +68,8 @@ def check_aggregation(how: Any) -> None:
     if not isinstance(how, Mapping):
         raise UsageError(f"the hooks' aggregation must be a dict of words by name, got {how!r}")
     for name, word in how.items():
-        if word not in _HOW:
-            raise UsageError(f"a metric can be aggregated by {', '.join(_HOW)}; for {name!r} it is {word!r}")
+        if word not in _HOW_METRICS:
+            raise UsageError(f"a metric can be aggregated by {', '.join(_HOW_METRICS)}; for {name!r} it is {word!r}")
 
 
 def metrics_of(infos: Mapping[str, Array], how: Mapping[str, Any]) -> dict[str, float]:
@@ -198,8 +199,8 @@ def timers_text(tree: Timer) -> str:
 
 
 _NO_SUMS = {
-    "workers", "worker_timesteps", "timed", "gauges_of_workers", "script", "recent", "infos", "first_anomaly",
-    "metrics", "metric_kinds",
+    "workers", "worker_timesteps", "timed", "gauges_of_workers", "script", "recent", "infos", "histograms",
+    "first_anomaly", "metrics", "metric_kinds",
 }  # fmt: skip
 _MEANS = (*(f"ms/{phase}" for phase in Times._fields), "timesteps_per_second", "episode_return", "episode_length")
 """What `Stats.means` has of each call in which an episode ended."""
@@ -333,6 +334,8 @@ class Stats:
             each timestep by timer, the timesteps per second, the means of episodes and the values of infos, by their
             names in `flat`. Of samplers only; streams are not in it.
         infos: What `take_infos` made of the infos of the last batch, by name.
+        histograms: The values themselves, (n,), of those infos that `take_infos` was asked a "histogram" of, as
+            experiment trackers take them. They are not in `flat`, which has numbers alone: there is their mean.
         metrics: What was made of the metrics that hooks gave the trajectories of the last batch, or all those that a
             stream has handed out so far, by name; of metrics that are one number in each trajectory. In `flat` they are
             "metrics/…".
@@ -368,6 +371,7 @@ class Stats:
     script: ScriptTimes | None = None
     recent: dict[str, float] = field(default_factory=dict)
     infos: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, Array] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     metric_kinds: dict[str, str] = field(default_factory=dict)
 
@@ -467,12 +471,13 @@ class Stats:
         """Add values that environments report in infos: `sampler.stats.take_infos(batch, {"crashes": "sum"})`.
 
         They are in `infos`, until the next time, and in `flat` as "infos/crashes" and "recent/infos/crashes": NaN until
-        the info was there for the first time.
+        the info was there for the first time. With "histogram" the values themselves are in `histograms`, and their
+        mean is in the others.
 
         Args:
             batch: A `TrajectoryBatch`.
             how: Names of infos of `env.step`, and what is made of their values: "mean" and "sum" of the timesteps in
-                which it was there, or "last" for its value in the last of them, in index order.
+                which it was there, "last" for its value in the last of them, in index order, or "histogram".
 
         Returns:
             A number for each name that was there.
@@ -480,8 +485,12 @@ class Stats:
         Raises:
             UsageError: Another word, or an info that is no number in each timestep.
         """
-        found = aggregate(batch.env_infos, how)
+        infos = batch.env_infos
+        found = aggregate(infos, how)
         self.infos = dict.fromkeys(how, math.nan) | self.infos | found
+        for name in found:
+            if how[name] == "histogram" and (values := _numbers(infos, name)) is not None:
+                self.histograms[name] = values.copy()  # the batch may be large
         self._remember({f"infos/{name}": value for name, value in found.items()})
         return found
 

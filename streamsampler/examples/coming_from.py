@@ -18,7 +18,7 @@ Its calls run as they are; what has another name here says so in an error.
 | `WorkerFactory(max_path_length=100)` | `WorkerFactory(max_episode_length=100)`; the old name works, with a warning |
 | `sampler.obtain_samples(itr, num_samples, agent_update)` | the same; or without `itr`, which has no effect |
 | `sampler.obtain_exact_episodes(5, policy)` | `sampler.obtain_exact_trajectories(5, policy)` |
-| `SetTaskUpdate(EnvType, task, wrapper)` | the same; `wrapper` is a function of both that wraps the environment, or None |
+| `SetTaskUpdate(EnvType, task, wrapper)` | the same; `wrapper(env, task)` wraps the environment, or is None |
 | `batch.padded_rewards` | `batch.padded("rewards")` with `batch.mask` |
 | `batch.terminals` | `batch.terminated` |
 | `batch.to_trajectory_list()` | `batch.to_list()`; or `for trajectory in batch`, each a batch of one |
@@ -161,8 +161,8 @@ ML-Agents
 | `channel.set_float_parameter("mass", 2.0)` | `sampler.obtain_samples(500, env_update=SetParameters({"mass": 2.0}))` |
 | | or `manager.set_parameters({"mass": 2.0})` |
 | a sampler of parameters in the YAML file | `SetParameters({"mass": Uniform(1, 2)})` of `streamsampler.environments` |
-| several `behavior_name`s, `agent_id` | `agents={"behavior": agent}` of samplers: see `streamsampler.workers.several`; |
-| | managers step environments of one agent |
+| several `behavior_name`s, `agent_id` | `agents={"behavior": agent}` of samplers, not of managers: |
+| | see `streamsampler.workers.several` |
 | group rewards | the rewards that the environment gives each agent |
 
 ```python

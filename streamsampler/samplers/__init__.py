@@ -282,8 +282,8 @@ Where the time goes
 `batch.stats` is about a call, `sampler.stats` about all calls (see `streamsampler.data.statistics.Stats`).
 `stats.timers()` is a tree: resets, actions and timesteps, and in them what environments and agents time with
 `streamsampler.timed`; `stats.timers(0)` is that of worker 0, and `--timers` prints it. What the script times itself is
-under "script" there, in `sampler.stats`. Where nothing is timed this costs nothing; an entry of `timed` takes well under
-a microsecond.
+under "script" there, in `sampler.stats`. Where nothing is timed this costs nothing; an entry of `timed` takes about a
+microsecond.
 
 ```python
 @streamsampler.timed("decide")
@@ -300,7 +300,8 @@ with MultiprocessingSampler(lean, "CartPole-v1") as sampler:
     print(sampler.stats.gauges()["loss"].maximum, numbers["gauges/loss"])
 ```
 
-`sampler.stats.take_infos(batch, {"crashes": "sum", "level": "last"})` adds what environments report in their infos.
+`sampler.stats.take_infos(batch, {"crashes": "sum", "level": "last"})` adds what environments report in their infos, and
+`manager.stats.take_infos(steps, …)` does; of a "histogram" all values are in `stats.histograms`.
 
 Log records
 -----------

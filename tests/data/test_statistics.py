@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from streamsampler.core.timing import Measured
-from streamsampler.data.statistics import DroppedTrajectory, EndedEpisodes, Stats, aggregate, timers_text
+from streamsampler.data.statistics import (
+    DroppedTrajectory,
+    EndedEpisodes,
+    Stats,
+    aggregate,
+    check_aggregation,
+    timers_text,
+)
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Report, Ticket, Times
 
@@ -132,12 +139,25 @@ def test_infos_are_aggregated_where_they_were_there():
     for how, expected in (
         ({"always": "mean", "rare": "mean", "flag": "sum"}, {"always": 3.0, "rare": 5.0, "flag": 2.0}),
         ({"always": "last", "rare": "last", "never": "mean", "unheard of": "sum"}, {"always": 6.0, "rare": 5.0}),
+        ({"always": "histogram", "rare": "histogram"}, {"always": 3.0, "rare": 5.0}),
     ):
         assert aggregate(infos, how) == expected  # type: ignore[arg-type]
     for wrong, words in (
         ({"vector": "mean"}, "the info 'vector' cannot be aggregated"),
         ({"words": "mean"}, "the info 'words' cannot be aggregated"),
-        ({"always": "median"}, "aggregated by mean, sum, last; for 'always' it is 'median'"),
+        ({"always": "median"}, "aggregated by mean, sum, last, histogram; for 'always' it is 'median'"),
     ):
         with pytest.raises(UsageError, match=words):
             aggregate(infos, wrong)  # type: ignore[arg-type]
+
+
+def test_a_histogram_of_an_info_keeps_its_values_and_hooks_have_none():
+    class Batch:
+        env_infos = {"speed": np.array([1.0, 0.0, 3.0]), "_speed": np.array([True, False, True])}  # noqa: RUF012
+
+    stats = Stats.of(1)
+    assert stats.take_infos(Batch(), {"speed": "histogram", "unheard of": "histogram"}) == {"speed": 2.0}
+    assert {name: values.tolist() for name, values in stats.histograms.items()} == {"speed": [1.0, 3.0]}
+    assert stats.flat()["infos/speed"] == 2.0
+    with pytest.raises(UsageError, match="a metric can be aggregated by mean, sum, last; for 'crashes'"):
+        check_aggregation({"crashes": "histogram"})

@@ -262,6 +262,8 @@ def test_accounts(new_manager):
     assert stats.seconds > 0
     assert stats.take_infos(steps, {"note": "sum", "missing": "mean"}) == {"note": 6.0}
     assert (stats.flat()["infos/note"], stats.flat()["kept_timesteps"]) == (6.0, 13)
+    assert stats.take_infos(steps, {"note": "histogram"}) == {"note": 2.0}
+    assert stats.histograms["note"].tolist() == [2.0, 2.0, 2.0]
     manager.close()
     tree = manager.stats.timers()
     step, reset = tree.children["step"], tree.children["reset"]
