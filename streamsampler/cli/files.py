@@ -36,6 +36,16 @@ from streamsampler.cli.options import (
     help="The folder to write, new or empty; with --to sb3 the file, which is replaced.",
 )  # fmt: skip
 @option(
+    "What", "--without", multiple=True, metavar="PATH",
+    help="Leave out a leaf of observations, actions or infos, such as observations.mission. May be repeated.",
+)  # fmt: skip
+@option("What", "--policy", metavar="NAME", help="Of several agents, the policy whose trajectories are written.")
+@option(
+    "What", "--import", "imports", multiple=True, metavar="MODULE",
+    help="Import a module first, which registers the environment, so that Minari's dataset has its spec; from the "
+    "current directory if it is not installed. May be repeated.",
+)  # fmt: skip
+@option(
     "Minari", "--dataset-id", metavar="ID", show_default="one made of FOLDER or of the environment",
     help="Minari's name for the dataset, such as cartpole/random-v0.",
 )  # fmt: skip
@@ -50,8 +60,9 @@ from streamsampler.cli.options import (
 @options_of(PRINTED)
 @click.pass_context
 def export(
-    ctx: click.Context, /, sources: tuple[str, ...], name: str, out: str, as_json: bool, quiet: bool, **options: Any
-) -> None:
+    ctx: click.Context, /, sources: tuple[str, ...], name: str, out: str, as_json: bool, quiet: bool,
+    imports: tuple[str, ...], **options: Any,
+) -> None:  # fmt: skip
     """Write trajectories, or evaluations, in the format of another library.
 
     FILE or FOLDER is what `streamsampler sample --out` wrote, or a file that a batch's `save` did. Of a folder one
@@ -60,6 +71,8 @@ def export(
     Examples:
       streamsampler export big --to minari --out cartpole --dataset-id cartpole/random-v0
       streamsampler export cartpole.npz --to parquet --out tables
+      streamsampler export minigrid.npz --to minari --out minigrid --without observations.mission
+      streamsampler export tag.npz --policy runner --to parquet --out tables
       streamsampler export early.json late.json --to sb3 --timesteps 10000 --timesteps 20000 --out evaluations.npz
 
     Exit codes:
@@ -69,7 +82,7 @@ def export(
     from streamsampler.cli.running import running
     from streamsampler.core.words import table
 
-    with running(ctx, "exporting", quiet=quiet) as run:
+    with running(ctx, "exporting", quiet=quiet, imports=imports) as run:
         run.if_interrupted = "nothing was written"
         if name == "sb3":
             facts = _export_evaluations(paths, Path(out), options)
@@ -82,18 +95,20 @@ def export(
 
 def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[str, Any], bar: Any) -> dict[str, Any]:
     """Write trajectories, and return what was written."""
+    from streamsampler.data.leaves import Leaves
     from streamsampler.formats.columns import open_source
     from streamsampler.formats.export import export as exported
     from streamsampler.formats.export import format_named
 
     if options["timesteps"]:
         raise click.UsageError("--timesteps is for evaluations: give --to sb3, too.")
+    leaves, policy = Leaves(without=options.pop("without")), options.pop("policy")
     metadata = by_key(options["metadata"], "key=text", "--metadata")
     given = {key: value for key, value in {**options, "metadata": metadata}.items() if value}
     format_named(name, given)
     if len(paths) > 1:
         raise click.UsageError(f"--to {name} takes one FILE or FOLDER, and not {len(paths)}.")
-    source = open_source(paths[0])
+    source = open_source(paths[0], leaves, policy)
     exported(source, out, to=name, progress=bar, **given)
     return {"format": name, "trajectories": source.n_trajectories, "timesteps": source.n_timesteps, "out": str(out)}
 
@@ -105,6 +120,8 @@ def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -
 
     if options["dataset_id"] or options["metadata"]:
         raise click.UsageError("--dataset-id and --metadata are for trajectories: give --to minari.")
+    if options["without"] or options["policy"]:
+        raise click.UsageError("--without and --policy are for trajectories: give --to minari or --to parquet.")
     timesteps = options["timesteps"] or ((0,) if len(paths) == 1 else ())
     if len(timesteps) != len(paths) or len(set(timesteps)) != len(timesteps):
         raise click.UsageError(

@@ -57,6 +57,7 @@ from streamsampler.core.words import count
 from streamsampler.data import npz as storage
 from streamsampler.data.batch import Index, TrajectoryBatch, brackets
 from streamsampler.data.batch_fields import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT
+from streamsampler.data.codec import damage_raised, decode_space
 from streamsampler.data.shards import ShardFiles, read_manifest
 from streamsampler.data.shards import load as load_file
 
@@ -213,6 +214,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         shuffle: bool = False,
         seed: int = 0,
         fields: Sequence[str] = ("observations", "actions", "rewards", "terminated", "truncated"),
+        without: Sequence[str] = (),
     ) -> SequenceDataset:
         """Return an `IterableDataset` of PyTorch with sequences of timesteps, for a `DataLoader`.
 
@@ -238,8 +240,10 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
                 order is the same for the same seed, epoch (`dataset.set_epoch`) and number of loader workers.
             seed: Of the shuffle.
             fields: What each sequence holds: some of observations, next_observations, actions, rewards, terminated,
-                truncated, step_types, env_infos and agent_infos. The infos of sequences may have different keys; they
-                need a `collate_fn` of your own then.
+                truncated, step_types, env_infos and agent_infos, or of their leaves by path, such as
+                `"observations.image"` (see `streamsampler.data.leaves`). The infos of sequences may have different
+                keys; they need a `collate_fn` of your own then.
+            without: Which leaves of these are left out, such as text: `["observations.mission"]`.
 
         Returns:
             A dataset of dicts: the fields, tensors (S, ...) nested as their spaces; `terminated` and `truncated` are
@@ -253,9 +257,18 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         needed("torch", "torch_dataset", "torch")
         from streamsampler.data.sequences import SequenceDataset
 
-        if self.shards and "policies" in storage.read(self.files[0])[1]:
+        header = storage.read(self.files[0])[1] if self.shards else {}
+        if "policies" in header:
             raise UsageError(f"{self.files[0]} has episodes of several agents: load() it, and use what one policy did")
-        return SequenceDataset(self.files, self.shards, sequence_length, shuffle=shuffle, seed=seed, fields=fields)
+        spaces = None
+        if self.shards:
+            with damage_raised(self.files[0]):
+                known = header["spaces"]
+                spaces = decode_space(known["observation_space"]), decode_space(known["action_space"])
+        return SequenceDataset(
+            self.files, self.shards, sequence_length, shuffle=shuffle, seed=seed, fields=fields, without=without,
+            spaces=spaces,
+        )  # fmt: skip
 
     def _check_some(self) -> None:
         if not self.shards:

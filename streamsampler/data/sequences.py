@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from streamsampler.data import npz as storage
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.infos import take_infos
+from streamsampler.data.leaves import Leaves
+from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array
 
 FIELDS = (
@@ -51,19 +52,38 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         shuffle: bool,
         seed: int,
         fields: Sequence[str],
+        without: Sequence[str] = (),
+        spaces: tuple[AnySpace, AnySpace] | None = None,
     ) -> None:
         super().__init__()
         if sequence_length is not None:
             positive("sequence_length", sequence_length)
-        if unknown := sorted(set(fields) - set(FIELDS)):
+        self._leaves = leaves = Leaves(fields)
+        self._fields = leaves.roots
+        if unknown := sorted(set(self._fields) - set(FIELDS)):
             raise UsageError(f"sequences hold no {' and no '.join(unknown)}, only {', '.join(FIELDS)}")
+        self._leaves = Leaves(fields, without)
+        self._check_leaves(spaces)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise UsageError(f"seed should be an integer of at least 0, and is {seed!r}")
         self.sequence_length = sequence_length
         self._files, self._shards = files, shards
-        self._shuffle, self._seed, self._fields = shuffle, int(seed), tuple(fields)
+        self._shuffle, self._seed = shuffle, int(seed)
         # Shared, so that loader workers that outlive an epoch see the next one.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def _check_leaves(self, spaces: tuple[AnySpace, AnySpace] | None) -> None:
+        """Check that there is what is named, where anything is known of the spaces."""
+        if self._leaves.roots != self._fields:
+            others = ", ".join(name for name in self._leaves.roots if name not in self._fields)
+            raise UsageError(f"without names {others}, and fields does not: sequences hold none of it")
+        if spaces is not None:
+            of = dict(zip(("observations", "next_observations", "actions"), (spaces[0], *spaces), strict=True))
+            plain = [name for name in FIELDS if name not in of and name not in _INFOS]
+            self._leaves.check(
+                {name: space for name, space in of.items() if name in self._fields},
+                {name: None if name in _INFOS else [()] for name in self._fields if name in _INFOS or name in plain},
+            )
 
     @property
     def n_sequences(self) -> int:
@@ -114,7 +134,8 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
                 found[name][stop - first - 1] = at_end and getattr(shard, name)[trajectory]
             else:
                 tree = _rows_of(shard, name, trajectory, rows, at_end=bool(at_end))
-                found[name] = trees.map_tree(partial(_padded, length=length, name=name), tree)
+                kept = self._leaves.infos(name, tree) if name in _INFOS else self._leaves.tree(name, tree)
+                found[name] = _padded_tree(kept, length, (name,))
         found["mask"] = np.arange(length) < stop - first
         found["index"] = np.array(shard.indices[trajectory])
         found["timestep"] = np.array(first)
@@ -131,14 +152,24 @@ def _rows_of(shard: TrajectoryBatch[Any, Any], name: str, trajectory: int, rows:
     return trees.take(getattr(shard, name), rows)
 
 
-def _padded(rows: Array, length: int, name: str) -> Array:
+def _padded_tree(tree: Any, length: int, path: tuple[str, ...]) -> Any:
+    if isinstance(tree, dict):
+        return {key: _padded_tree(child, length, (*path, str(key))) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_padded_tree(child, length, (*path, str(position))) for position, child in enumerate(tree))
+    return _padded(tree, length, path)
+
+
+def _padded(rows: Array, length: int, path: tuple[str, ...]) -> Array:
     """Return rows in memory of their own, with zeros after them.
 
     Raises:
         DataError: They are no numbers that PyTorch has.
     """
     if rows.dtype.kind not in "biufc" or rows.dtype.itemsize > 16:
-        raise DataError(f"{name} hold values of {rows.dtype}, which no tensor holds: leave {name} out of fields")
+        name = ".".join(path)
+        way = f"leave it out by without=({name!r},)" if len(path) > 1 else f"leave {name} out of fields"
+        raise DataError(f"{name} holds values of {rows.dtype}, which no tensor holds: {way}")
     padded = np.zeros((length, *rows.shape[1:]), rows.dtype.newbyteorder("="))
     padded[: len(rows)] = rows
     return padded

@@ -28,6 +28,12 @@ streamsampler export early.json late.json --to sb3 --timesteps 10000 --timesteps
 | TensorDict | `tensordict` | `streamsampler.formats.tables` |
 | evaluations of Stable-Baselines3 | none | `streamsampler.formats.export` |
 
+What a library cannot hold is left out by its path, such as the text of an observation:
+`without=["observations.mission"]` in each of these functions, `--without observations.mission` on the command line.
+`fields=["observations.image"]` keeps no other leaf of observations. Paths begin with observations, actions, env_infos,
+agent_infos or episode_infos; see `streamsampler.data.leaves`. Of several agents, `policy="name"` and `--policy NAME`
+say whose trajectories are exported.
+
 An export reads one shard of a folder at a time, so that memory holds one or two of them, whatever the amount.
 `to_tensordict` and `to_pandas` return all of it, in memory.
 

@@ -34,6 +34,7 @@ from streamsampler.data.codec import encode
 from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.data.info_columns import KeyPath
 from streamsampler.data.infos import Infos, columns_of
+from streamsampler.data.leaves import Leaves
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.shards import load_with_header
 from streamsampler.data.spaces import AnySpace, row_spec
@@ -273,6 +274,7 @@ class Source:
         sizes: Trajectories and timesteps of each shard.
         facts: What is known of their origin: seed, provenance and version of the package.
         files: The files of the shards, if there are any.
+        leaves: Which leaves are exported.
 
     Attributes:
         n_trajectories: How many trajectories there are.
@@ -281,6 +283,9 @@ class Source:
         action_space: The environment's.
         facts: See above.
         provenance: The part of the facts that says which environment and agent they are of.
+
+    Raises:
+        UsageError: The episodes are of several agents, or there are no such leaves.
     """
 
     def __init__(
@@ -289,8 +294,10 @@ class Source:
         sizes: Sequence[tuple[int, int]],
         facts: Mapping[str, Any],
         files: Sequence[Path] = (),
+        leaves: Leaves | None = None,
     ) -> None:
         self._shards, self._sizes, self._files = shards, sizes, files
+        self._leaves = Leaves()
         self.n_trajectories = sum(trajectories for trajectories, _ in sizes)
         self.n_timesteps = sum(timesteps for _, timesteps in sizes)
         self.facts = facts
@@ -298,15 +305,41 @@ class Source:
         first = shards[0]
         if isinstance(first, MultiAgentBatch):
             raise UsageError(
-                "these are episodes of several agents: export what one policy did, batch['name'], with "
-                f"batch = streamsampler.load(…); there are {', '.join(map(repr, first.policies))}"
+                "these are episodes of several agents: export what one policy did, by policy=NAME, or --policy NAME on "
+                f"the command line; there are {', '.join(map(repr, first.policies))}"
             )
         self.observation_space, self.action_space = first.observation_space, first.action_space
+        if leaves:
+            self._select(leaves)
+
+    def _select(self, leaves: Leaves) -> None:
+        """Export these leaves alone."""
+        named = [name for name in INFOS if name in leaves.roots]
+        found = self.survey()[0] if named else {}
+        spaces = {"observations": self.observation_space, "actions": self.action_space}
+        leaves.check(spaces, {name: [*found.get(name, ())] for name in INFOS})
+        self._leaves = leaves
+        self.observation_space = leaves.space("observations", self.observation_space)
+        self.action_space = leaves.space("actions", self.action_space)
+
+    def _selected(self, batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
+        """Return a shard with the leaves that are exported."""
+        if not (leaves := self._leaves):
+            return batch
+        return replace(
+            batch,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            observations=leaves.tree("observations", batch.observations),
+            last_observations=leaves.tree("observations", batch.last_observations),
+            actions=leaves.tree("actions", batch.actions),
+            **{name: leaves.infos(name, getattr(batch, name)) for name in INFOS},
+        )
 
     def leaf_spaces(self) -> Iterator[tuple[KeyPath, AnySpace]]:
         """Yield the path and the space of each leaf of observations and actions."""
-        for name in ("observation_space", "action_space"):
-            for path, space, _ in space_columns(getattr(self, name), None, (name,)):
+        for name, of in (("observations", self.observation_space), ("actions", self.action_space)):
+            for path, space, _ in space_columns(of, None, (name,)):
                 yield path, space
 
     def shards(self, shown: Display | None = None) -> Iterator[tuple[int, TrajectoryBatch[Any, Any]]]:
@@ -320,7 +353,7 @@ class Source:
         """
         timesteps = trajectories = 0
         for number, (n_trajectories, n_timesteps) in enumerate(self._sizes):
-            yield trajectories, self._shards[number].unfiltered()  # whose data are of the spaces
+            yield trajectories, self._selected(self._shards[number].unfiltered())  # whose data are of the spaces
             timesteps += n_timesteps
             trajectories += n_trajectories
             if shown is not None:
@@ -350,24 +383,50 @@ class Source:
         return {name: survey.columns() for name, survey in surveys.items()}, seeds_fit
 
     def _infos_and_seeds(self, number: int) -> tuple[dict[str, Any], Sequence[int]]:
-        if not self._files:
-            return {name: getattr(self._shards[number], name) for name in INFOS}, self._shards[number].seeds
-        infos, header = storage.read_trees(self._files[number], *INFOS)
-        return infos, header["seeds"]
+        if self._files:
+            infos, header = storage.read_trees(self._files[number], *INFOS)
+            seeds = header["seeds"]
+        else:
+            shard = self._shards[number]
+            infos, seeds = {name: getattr(shard, name) for name in INFOS}, shard.seeds
+        return {name: self._leaves.infos(name, infos[name]) for name in INFOS}, seeds
+
+
+class _OfPolicy(Sequence[TrajectoryBatch[Any, Any]]):
+    """What a policy did in each shard of several agents in which it played.
+
+    Args:
+        shards: All shards.
+        played: Of those in which it played, the number, and how many episodes there are in the shards before.
+        policy: Its name.
+    """
+
+    def __init__(self, shards: Sequence[Any], played: Sequence[tuple[int, int]], policy: str) -> None:
+        self._shards, self._played, self._policy = shards, played, policy
+
+    def __len__(self) -> int:
+        return len(self._played)
+
+    def __getitem__(self, index: Any) -> Any:
+        number, first = self._played[index]
+        batch = self._shards[number][self._policy]
+        return replace(batch, agents=batch.agents._replace(episodes=batch.agents.episodes + first))
 
 
 Sourced = TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any] | Source | str | os.PathLike[str]
 """What trajectories can be exported from."""
 
 
-def open_source(source: Sourced) -> Source:
+def open_source(source: Sourced, leaves: Leaves | None = None, policy: str | None = None) -> Source:
     """Open what is to be exported.
 
     Args:
         source: A batch, a folder, the path of a file or of a folder, or what this function returned.
+        leaves: Which leaves are exported; None for all.
+        policy: Of several agents, the policy whose trajectories are exported; None where there is one agent.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: It is something else; or there is no such policy, or no such leaf.
         DataError: There are no trajectories.
         StorageError: The file or the folder is damaged, or is none.
         FileNotFoundError: There is no such file or folder.
@@ -379,7 +438,7 @@ def open_source(source: Sourced) -> Source:
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
         source = TrajectoryFolder(source)
     if isinstance(source, TrajectoryFolder):
-        return _of_folder(source)
+        return _of_folder(source, leaves, policy)
     facts: Mapping[str, Any] = {"seed": None, "provenance": {}, "package_version": __version__}
     if isinstance(source, TrajectoryBatch):
         facts = {**facts, "seed": source.seed}
@@ -388,14 +447,36 @@ def open_source(source: Sourced) -> Source:
         facts = {name: header.get(name) for name in facts}
     if not len(source):
         raise DataError("there are no trajectories to export")
-    return Source([source], [(source.n_trajectories, source.n_timesteps)], facts)
+    return _source([source], [(source.n_trajectories, source.n_timesteps)], facts, (), leaves, policy)
 
 
-def _of_folder(folder: TrajectoryFolder[Any, Any]) -> Source:
+def _source(
+    shards: Sequence[TrajectoryBatch[Any, Any]], sizes: Sequence[tuple[int, int]], facts: Mapping[str, Any],
+    files: Sequence[Path], leaves: Leaves | None, policy: str | None,
+) -> Source:  # fmt: skip
+    """Return what is exported of shards: all of it, or what one policy did."""
+    if policy is None:
+        return Source(shards, sizes, facts, files, leaves)
+    played: dict[tuple[int, int], tuple[int, int]] = {}
+    names = set[str]()
+    n_episodes = 0
+    for number, shard in enumerate(shards):
+        if not isinstance(shard, MultiAgentBatch):
+            raise UsageError(f"there is one agent, and no policy {policy!r}: leave policy out")
+        names |= shard.policies.keys()
+        if (batch := shard.policies.get(policy)) is not None:
+            played[number, n_episodes] = batch.n_trajectories, batch.n_timesteps
+        n_episodes += len(shard)
+    if not played:
+        raise UsageError(f"policy {policy!r} played no agent; those that did: {', '.join(map(repr, sorted(names)))}")
+    return Source(_OfPolicy(shards, [*played], policy), [*played.values()], facts, leaves=leaves)
+
+
+def _of_folder(folder: TrajectoryFolder[Any, Any], leaves: Leaves | None, policy: str | None) -> Source:
     if not folder.shards:
         raise DataError("there are no trajectories to export: the folder holds none yet")
     if not folder.complete:
         _log.warning("%r: what is exported is what is there now", folder)
     package_version = folder.package_version
     facts = {"seed": folder.seed, "provenance": dict(folder.provenance), "package_version": package_version}
-    return Source(folder.shards, folder.shard_sizes, facts, folder.files)
+    return _source(folder.shards, folder.shard_sizes, facts, folder.files, leaves, policy)

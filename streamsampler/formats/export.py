@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from streamsampler.core.atomic import write_whole
 from streamsampler.core.errors import UsageError
 from streamsampler.core.keywords import meant, suggesting
 from streamsampler.core.progress import ProgressArgument, display
+from streamsampler.data.leaves import Leaves
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.formats import minari, tables
 from streamsampler.formats.columns import Sourced, check_out, open_source
@@ -62,7 +63,15 @@ def format_named(name: str, options: Mapping[str, Any]) -> Format:
 
 
 def export(
-    source: Sourced, out: str | os.PathLike[str], *, to: str, progress: ProgressArgument = False, **options: Any
+    source: Sourced,
+    out: str | os.PathLike[str],
+    *,
+    to: str,
+    fields: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+    policy: str | None = None,
+    progress: ProgressArgument = False,
+    **options: Any,
 ) -> Path:
     """Export trajectories to the format of another library, with one shard in memory at a time.
 
@@ -72,6 +81,10 @@ def export(
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
         out: The folder to write, new or empty; its parent directory must exist.
         to: "minari" or "parquet"; see `streamsampler.formats`.
+        fields: Which leaves of observations, actions and infos are exported, by their paths: `"observations.image"`,
+            `"env_infos.lap"`; see `streamsampler.data.leaves`. Of what is not named at all, all is. None for all.
+        without: Which leaves are left out.
+        policy: Of several agents, the policy whose trajectories are exported.
         progress: As `obtain_samples` of samplers takes it.
         **options: What only one format takes; see `streamsampler.formats.minari.write`.
 
@@ -88,7 +101,7 @@ def export(
     kind = format_named(to, options)
     target = Path(out)
     check_out(target)
-    opened = open_source(source)
+    opened = open_source(source, Leaves(fields, without), policy)
     with display(progress, opened.n_timesteps, "timesteps", doing="exporting") as shown:
         kind.write(opened, target, shown, **options)
         shown.update(lambda: (opened.n_timesteps, opened.n_trajectories), complete=True)

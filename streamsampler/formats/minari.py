@@ -17,7 +17,7 @@ Where a key was missing in some of an episode's rows, `_key` is its mask, and th
 Infos that are no numbers of one shape and no text are JSON, as `streamsampler.data.npz` describes it. A `/` in a
 key nests, as in HDF5. Episode metadata have `seed`, `trajectory_index` and `agent_version`; the dataset's have
 `streamsampler`: the sampler's seed, the provenance and the version. `env_spec` is there where the environment's id is
-registered when the export is made.
+registered when the export is made; `--import MODULE` of the command imports what registers it.
 
 Before a shard is written its space is reserved, because HDF5 ends the process where the disk is full.
 """
@@ -41,6 +41,7 @@ from streamsampler.core.progress import Display
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
+from streamsampler.data.leaves import way_out
 from streamsampler.formats.columns import Column, ColumnRows, Source, allocate, info_rows, new_folder
 
 # ----------------------------------------------------------------------
@@ -64,7 +65,9 @@ class Episodes:
     def __init__(self, source: Source) -> None:
         for path, space in source.leaf_spaces():
             if not isinstance(space, _HELD):
-                raise StorageError(f"Minari cannot hold {'.'.join(path)}, a space of the kind {type(space).__name__}")
+                raise StorageError(
+                    f"Minari cannot hold {'.'.join(path)}, a space of the kind {type(space).__name__}{way_out(path)}"
+                )
             _check_name(path, path)
         infos, _ = source.survey()
         self._env_columns, self._agent_columns = infos["all_env_infos"], infos["agent_infos"]

@@ -35,7 +35,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +49,7 @@ from streamsampler.core.progress import Display
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.codec import encode_space
 from streamsampler.data.info_columns import KeyPath
+from streamsampler.data.leaves import Leaves, way_out
 from streamsampler.formats.columns import (
     Column,
     ColumnRows,
@@ -233,7 +234,9 @@ class Frames(NamedTuple):
 
 
 @suggesting()
-def to_pandas(source: Sourced) -> Frames:
+def to_pandas(
+    source: Sourced, *, fields: Sequence[str] | None = None, without: Sequence[str] = (), policy: str | None = None
+) -> Frames:
     """Return trajectories as two data frames; both must fit into memory.
 
     Columns of numbers keep their dtype; where infos are missing they are columns that pandas masks (`Int64`, `Float64`,
@@ -241,6 +244,9 @@ def to_pandas(source: Sourced) -> Frames:
 
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
+        fields: See `streamsampler.formats.export`.
+        without: See there.
+        policy: See there.
 
     Returns:
         `(timesteps, trajectories)`.
@@ -252,7 +258,7 @@ def to_pandas(source: Sourced) -> Frames:
     """
     pd = needed("pandas", "to_pandas", "pandas")
     frames: tuple[list[Any], list[Any]] = [], []
-    for shard in tables(open_source(source)):
+    for shard in tables(open_source(source, Leaves(fields, without), policy)):
         for columns, parts in zip(shard, frames, strict=True):
             parts.append(pd.DataFrame({name: _series(pd, rows) for name, rows in columns.items()}))
     return Frames(*(pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0] for parts in frames))
@@ -283,7 +289,9 @@ _WHERE = {"env_infos": ("next", "env_infos"), "agent_infos": ("agent_infos",)}
 
 
 @suggesting()
-def to_tensordict(source: Sourced) -> TensorDict:
+def to_tensordict(
+    source: Sourced, *, fields: Sequence[str] | None = None, without: Sequence[str] = (), policy: str | None = None
+) -> TensorDict:
     """Return trajectories as one TensorDict of T timesteps, in memory; needs `pip install tensordict`.
 
     Where it is possible the tensors share the memory of a batch, so that what is written into them is written into it.
@@ -305,13 +313,16 @@ def to_tensordict(source: Sourced) -> TensorDict:
 
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
+        fields: See `streamsampler.formats.export`.
+        without: See there.
+        policy: See there.
 
     Raises:
         ImportError: tensordict is not there; says how to install it.
         DataError: There are no trajectories.
         StorageError: The file or the folder is damaged, or a space has values that are no numbers.
     """
-    parts = list(_parts(open_source(source)))
+    parts = list(_parts(open_source(source, Leaves(fields, without), policy)))
     return parts[0] if len(parts) == 1 else import_module("torch").cat(parts)
 
 
@@ -320,7 +331,9 @@ def _parts(source: Source) -> Iterator[Any]:
     torch, tensordict = (needed(name, "the format TensorDict", "tensordict") for name in ("torch", "tensordict"))
     for path, space in source.leaf_spaces():
         if leaf_column(space).kind != "numbers":
-            raise StorageError(f"a TensorDict holds numbers, and {'.'.join(path)} is a {type(space).__name__} space")
+            raise StorageError(
+                f"a TensorDict holds numbers, and {'.'.join(path)} is a {type(space).__name__} space{way_out(path)}"
+            )
     infos, _ = source.survey()
     numbers = {name: _tensor_numbers(infos[name], name) for name in _WHERE}
     for first, batch in source.shards():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given
@@ -189,6 +191,29 @@ def test_trajectories_are_exported(to: str, made: Path, tmp_path: Path, monkeypa
     assert int(told["timesteps"].replace(",", "")) == streamsampler.load(made / "folder").n_timesteps
     again = invoke("export", made / "folder", "--to", to, "--out", tmp_path / "out")
     assert (again.exit_code, "holds something already" in again.stderr) == (2, True)
+
+
+@pytest.mark.extras
+def test_an_export_imports_what_registers_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.chdir(tmp_path)
+    name = f"registers_{tmp_path.name.replace('-', '_')}"
+    Path(f"{name}.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Exported-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)\n"
+    )
+    given = ("--num-trajectories", 2, "--workers", 0, "--quiet", "--out", "a.npz", "--import", name)
+    assert invoke("sample", "Exported-v0", *given).exit_code == 0
+    monkeypatch.delitem(gymnasium.registry, "Exported-v0")
+    monkeypatch.delitem(sys.modules, name)
+    specs = []
+    for out, imports in (("without", ()), ("with", ("--import", name))):
+        result = invoke("export", "a.npz", "--to", "minari", "--out", out, *imports)
+        assert result.exit_code == 0, result.stderr
+        specs.append(minari.MinariDataset(tmp_path / out).spec.env_spec)
+    assert specs[0] is None
+    assert specs[1].id == "Exported-v0"
+    monkeypatch.delitem(gymnasium.registry, "Exported-v0")
 
 
 # ---------------------------------------------------------------------- replay

@@ -203,6 +203,10 @@ USAGE = [
     ("export folder file.npz --to parquet --out x", "--to parquet takes one FILE or FOLDER, and not 2"),
     ("export folder --to minari --out x --metadata author", "'author' is not of the form key=text"),
     ("export evaluation.json evaluation.json --to sb3 --out x", "Give --timesteps once for each FILE"),
+    ("export evaluation.json --to sb3 --out x --policy red", "--without and --policy are for trajectories"),
+    ("export file.npz --to parquet --out x --policy red", "there is one agent, and no policy 'red'"),
+    ("export file.npz --to parquet --out x --without observations.x", "no 'observations.x': observations is one array"),
+    ("export file.npz --to parquet --out x --import no_such_module", "no_such_module"),
     ("export evaluation.json --to sb3 --out x --dataset-id a/b-v0", "--dataset-id and --metadata are for trajectories"),
 ]
 FAILURES = [

@@ -140,7 +140,7 @@ def test_more_can_be_appended_by_minari_itself_and_the_space_that_is_reserved_is
 def test_what_minari_cannot_hold_is_an_error(odd, tmp_path):
     with LocalSampler("random", lambda: Echo(spaces.Sequence(spaces.Discrete(3))), seed=1) as it:
         batch = it.obtain_trajectories(2)
-    with pytest.raises(StorageError, match=r"Minari cannot hold observation_space, a space of the kind Sequence"):
+    with pytest.raises(StorageError, match=r"Minari cannot hold observations, a space of the kind Sequence$"):
         export(batch, tmp_path / "out", to="minari")
     rows = np.zeros(odd.n_timesteps)
     for infos, words in (

@@ -14,6 +14,7 @@ from streamsampler import MultiAgentBatch, SetParameters, TrajectoryBatch, load,
 from streamsampler.cli.app import cli
 from streamsampler.errors import DataError, StorageError, UnwritableInfoError, UsageError
 from streamsampler.filters import RunningNorm
+from streamsampler.formats import to_pandas
 from streamsampler.formats.columns import open_source
 from streamsampler.formats.tables import tables
 from tests.data.damage import forget_shards
@@ -184,9 +185,37 @@ def test_tables_say_whose_a_row_is_and_are_of_one_policy(tmp_path: Path) -> None
     assert trajectories["episode"].rows.tolist() == blue.episode_numbers.tolist()
     assert timesteps["env_timestep"].rows.tolist() == blue.env_timesteps.tolist()
     for source in (batch, path):
-        with pytest.raises(UsageError, match=r"export what one policy did, batch\['name'\]"):
+        with pytest.raises(
+            UsageError, match=r"one policy did, by policy=NAME, or --policy NAME .* there are 'blue', 'red'"
+        ):
             open_source(source)
     assert command("export", path, "--to", "parquet", "--out", tmp_path / "tables").exit_code != 0
+
+
+@pytest.mark.extras
+def test_what_one_policy_did_is_exported_from_batches_files_and_folders(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+
+    def blue_in_some(agent: str, index: int) -> str:
+        return "blue" if index >= 9 and "blue" in agent else "red"
+
+    with LocalSampler(POLICIES, Turns, seed=1, policy_of=blue_in_some) as sampler:
+        folder = sample_to_folder(sampler, tmp_path / "x", n_trajectories=12, shard_size=40)
+    batch: Any = folder.to_batch()
+    assert "blue" not in folder.shards[0].policies  # type: ignore[attr-defined]
+    path = batch.save(tmp_path / "it.npz")
+    whole = to_pandas(batch["blue"])
+    for source in (batch, path, folder, tmp_path / "x"):
+        assert all(map(pandas.DataFrame.equals, to_pandas(source, policy="blue"), whole))
+    result = command("export", tmp_path / "x", "--to", "parquet", "--policy", "blue", "--out", tmp_path / "tables")
+    assert result.exit_code == 0, result.stderr
+    rows = pandas.read_parquet(tmp_path / "tables" / "trajectories.parquet")
+    assert rows["index"].tolist() == batch["blue"].indices.tolist()
+    with pytest.raises(UsageError, match="policy 'green' played no agent; those that did: 'blue', 'red'"):
+        to_pandas(folder, policy="green")
+    with pytest.raises(UsageError, match="there is one agent, and no policy 'red': leave policy out"):
+        to_pandas(batch["blue"], policy="red")
 
 
 # --- Run again

@@ -112,8 +112,8 @@ Batches
 `TrajectoryBatch` has: estimates, minibatches, padded views, export. `batch.episodes` has the lengths in steps of the
 environment, the `returns` of each agent, who `took_part`, and the `reset_infos` and `last_infos` of each agent. The
 batch itself is one of episodes: `len(batch)`, `batch[i]`, `concatenate`, `save`, folders and `load` are about these.
-Other formats are for what one policy did: `export(batch["archer"], …)`. `streamsampler.replay` compares what each agent
-saw, did and gained; `streamsampler.check` runs PettingZoo's own tests of an environment, too.
+Other formats are for what one policy did: `export(batch, …, policy="archer")`. `streamsampler.replay` compares what
+each agent saw, did and gained; `streamsampler.check` runs PettingZoo's own tests of an environment, too.
 
 Amounts are of steps of the environment, or with `count="agent_steps"` of those of all agents together.
 
