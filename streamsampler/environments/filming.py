@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from streamsampler.core.atomic import sync_directory, temporary_beside
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
+from streamsampler.environments.ids import MakesMultiAgentEnv
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.updates import (
     AnyEnv,
@@ -149,7 +150,7 @@ def _rendering(update: EnvUpdate) -> AnyEnv:
     """
     name = describe(update)
     try:
-        env = apply_any_env_update(_with_mode(update), None)
+        env = apply_any_env_update(_with_mode(update), None, several=True)
     except UsageError:
         raise
     except Exception as error:
@@ -185,10 +186,11 @@ def _with_mode(update: EnvUpdate) -> EnvUpdate:
         case SpecEnvUpdate(spec=spec):
             return SpecEnvUpdate(spec, {"render_mode": _MODE})
         case NewEnvUpdate(factory=factory, env_kwargs=kwargs):
-            if "render_mode" in kwargs or lacks(factory, kwargs, "render_mode"):
+            takes_all = isinstance(factory, MakesMultiAgentEnv)  # PettingZoo's functions have **kwargs alone
+            if takes_all or "render_mode" in kwargs or lacks(factory, kwargs, "render_mode"):
                 return NewEnvUpdate(factory, {**kwargs, "render_mode": _MODE})
         case SetTaskUpdate():
-            return SetTaskUpdate(_with_mode(update.source), update.task)
+            return SetTaskUpdate(_with_mode(update.source), update.task, update.wrapper_constructor)
         case SetParameters():
             return SetParameters(update.parameters, _with_mode(update.source), info_key=update.info_key)
     return update

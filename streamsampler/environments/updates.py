@@ -330,6 +330,7 @@ class SetTaskUpdate(EnvUpdate):
 
     Attributes:
         task: The same.
+        wrapper_constructor: The same.
 
     Raises:
         TypeError: The environment is none, or the wrapper's constructor cannot be called.
@@ -342,7 +343,7 @@ class SetTaskUpdate(EnvUpdate):
                 f"{_shown(wrapper_constructor)}"
             )
         source = as_env_update(env)
-        self._wrapper_constructor = wrapper_constructor
+        self.wrapper_constructor = wrapper_constructor
         # Pickled, as it is sent: workers compare these bytes, for two copies of one lambda are not equal.
         self._source = dumps(source, "the environment").owned()
         self._name = describe(source)
@@ -355,7 +356,7 @@ class SetTaskUpdate(EnvUpdate):
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Make the environment if there is none, and set the task."""
-        wrap = self._wrapper_constructor
+        wrap = self.wrapper_constructor
         if old_env is not None and _origins.pop(old_env) == self._source and wrap is None:
             env = old_env
         else:
@@ -437,7 +438,7 @@ def apply_any_env_update(
     _close(env)
     raise UsageError(
         f"{describe(update)} is an environment of several agents, which samplers run with DefaultWorker, and with "
-        f'neither VecWorker nor inference="parent"; managers of environments and videos do not, either. For those, '
+        f'neither VecWorker nor inference="parent"; managers of environments do not, either. For those, '
         f"{JOINT_VIEW}"
     )
 

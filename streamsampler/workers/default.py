@@ -290,7 +290,10 @@ class DefaultWorker(WorkerWithSeams):
                 self, hooks[0] if hooks else HookCaller(self, Hooks()), version, agent, env=env, recorder=recorder,
                 reset_agent=self._reset_agent, masks=self._masks,
             )  # fmt: skip
-        elif isinstance(recorder, JointRecorder) and recorder.suits_fast_loop and not rehearsing:
+        elif (
+            isinstance(recorder, JointRecorder) and recorder.suits_fast_loop and not rehearsing
+            and env.step == recorder.env.step  # no wrapper, such as one that films, comes in between
+        ):  # fmt: skip
             return self._run_parallel(version, indices, seeds, recorder)
         return self._run(version, indices, seeds, recorder, seams=seams)
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler import MultiAgentBatch, SetParameters, TrajectoryBatch, load, replay, sample_to_folder
+from streamsampler import MultiAgentBatch, SetParameters, TrajectoryBatch, evaluate, load, replay, sample_to_folder
 from streamsampler.cli.app import cli
 from streamsampler.errors import DataError, StorageError, UnwritableInfoError, UsageError
 from streamsampler.filters import RunningNorm
@@ -216,6 +216,88 @@ def test_what_one_policy_did_is_exported_from_batches_files_and_folders(tmp_path
         to_pandas(folder, policy="green")
     with pytest.raises(UsageError, match="there is one agent, and no policy 'red': leave policy out"):
         to_pandas(batch["blue"], policy="red")
+
+
+# --- Films
+
+
+class Shown:
+    """Paints which step it is, and of which seed."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    def begin(self, seed: Any) -> None:
+        super().begin(seed)  # type: ignore[misc]
+        self.seed = seed
+
+    def render(self) -> Any:
+        picture = np.zeros((16, 16, 3), np.uint8)
+        picture[0, :2, 0] = self.t, self.seed % 256  # type: ignore[attr-defined]
+        return picture
+
+
+class ShownComings(Shown, Comings):
+    pass
+
+
+class ShownTurns(Shown, Turns):
+    pass
+
+
+@pytest.mark.parametrize("game", [ShownComings, ShownTurns])
+def test_episodes_of_several_agents_are_filmed_step_by_step(
+    game: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[int, int]] = []
+
+    class Kept:
+        def __init__(self, path: Any) -> None:
+            taken.clear()
+
+        def add(self, picture: Any, _: float) -> None:
+            taken.append(tuple(picture[0, :2, 0].tolist()))
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr("streamsampler.samplers.replays.VideoFile", Kept)
+    monkeypatch.setattr("streamsampler.environments.filming._library", lambda: None)
+    with LocalSampler(POLICIES, game, seed=1) as sampler:
+        batch = sampler.obtain_trajectories(3)
+        again = sampler.replay(1, 2, recorded=batch, video=tmp_path / "x.mp4")
+    assert again.same
+    ts = [t for t, _ in taken]
+    assert {seed for _, seed in taken} == {batch.episodes.seeds[2] % 256}
+    assert ts[0] == 0
+    assert ts == sorted(ts)
+    assert len(ts) == batch.episodes.lengths[2] + 1
+    evaluate(POLICIES, game, num_trajectories=2, seed=1, n_workers=0, return_of="red_0", video=tmp_path, video_of=1)
+    assert len(taken) > 1
+    path = batch.save(tmp_path / "it.npz")
+    assert replay(path, 0, agent=POLICIES, env=game, video=tmp_path / "y.mp4").same
+    assert len(taken) == batch.episodes.lengths[0] + 1
+    with LocalSampler(POLICIES, {ShownComings: Comings, ShownTurns: Turns}[game], seed=1) as sampler:
+        sampler.obtain_trajectories(1)
+        with pytest.raises(UsageError, match="cannot be filmed: its render_mode is None"):
+            sampler.replay(1, 0, video=tmp_path / "z.mp4")
+
+
+@pytest.mark.extras
+@pytest.mark.filterwarnings("ignore")
+def test_an_environment_of_pettingzoo_is_filmed(tmp_path: Path) -> None:
+    av, name = pytest.importorskip("av"), "pettingzoo.butterfly.cooperative_pong_v6"
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame")
+    with LocalSampler({"both": "random"}, name, policy_of=lambda *_: "both", seed=1, max_episode_length=5) as sampler:
+        sampler.obtain_trajectories(1)
+        sampler.replay(1, 0, video=tmp_path / "x.mp4")
+    with av.open(str(tmp_path / "x.mp4")) as film:
+        assert sum(1 for _ in film.decode(video=0)) == 6
 
 
 # --- Run again
