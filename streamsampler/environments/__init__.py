@@ -35,9 +35,22 @@ with MultiprocessingSampler("random", make_env, n_workers=2) as sampler:
     sampler.obtain_trajectories(10)
 ```
 
+`PerEnv([…])` has one environment for each of those that a `streamsampler.VecWorker` runs side by side, such as eight
+tasks that one agent learns together: trajectory i runs in environment i % n_envs.
+
+```python
+from streamsampler import VecWorker
+from streamsampler.environments import PerEnv
+
+envs = PerEnv([lambda length=length: gymnasium.make("Pendulum-v1", g=length) for length in (8.0, 9.0, 10.0)])
+with MultiprocessingSampler("random", envs, worker_class=VecWorker, worker_args={"n_envs": 3}) as sampler:
+    sampler.obtain_trajectories(6)
+```
+
 An environment is closed with its worker; `streamsampler.samplers` says what becomes of processes that it started.
 """
 
 from streamsampler.environments.parameters import Choice, Distribution, LogUniform, Normal, Uniform
+from streamsampler.environments.per_env import PerEnv
 
-__all__ = ["Choice", "Distribution", "LogUniform", "Normal", "Uniform"]
+__all__ = ["Choice", "Distribution", "LogUniform", "Normal", "PerEnv", "Uniform"]

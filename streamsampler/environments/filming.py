@@ -109,6 +109,11 @@ class FilmedEnvUpdate(EnvUpdate):
     def __init__(self, source: Callable[[], EnvUpdate], film: Film) -> None:
         self._source = source
         self._film = film
+        self.n_slots = source().n_slots
+
+    def of_slot(self, slot: int) -> EnvUpdate:
+        """Return the update of one of a worker's environments."""
+        return FilmedEnvUpdate(lambda: self._source().of_slot(slot), self._film)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Close the old environment, then make the new one."""
@@ -126,6 +131,7 @@ def check_renders(update: EnvUpdate) -> None:
     Raises:
         UsageError: It cannot be filmed; says why, and what to do.
     """
+    update = update.of_slot(0)
     name = describe(update)
     taken: list[Picture] = []
     env = _FilmedEnv(_rendering(update), Film(0, lambda picture, _: taken.append(picture)))

@@ -226,6 +226,7 @@ class SetParameters(EnvUpdate):
             if isinstance(source, SetParameters):
                 raise UsageError("SetParameters takes an environment, not SetParameters: put all parameters into one")
             self._take(dumps(source, "the environment"), describe(source))
+            self.n_slots = source.n_slots
 
     def _take(self, source: Payload, name: str) -> None:
         self._source = source.owned()
@@ -262,7 +263,14 @@ class SetParameters(EnvUpdate):
         if isinstance(before := bound.source, SetParameters):
             assert before._source is not None
             bound._source = before._source
+        bound.n_slots = before.n_slots
         return bound
+
+    def of_slot(self, slot: int) -> EnvUpdate:
+        """Return the update of one of a worker's environments."""
+        if self.n_slots is None:
+            return self
+        return self.on(dumps(self.source.of_slot(slot), "the environment"), self.environment_name)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Make the environment unless the old one is as good, and let its resets set the parameters.

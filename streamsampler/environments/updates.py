@@ -174,7 +174,16 @@ class EnvUpdate(abc.ABC):
     **The result must depend on the update alone, not on the updates before it.** The old environment is handed over to
     be closed, or to be reused where that makes no difference. A worker that is started later, in place of one that
     died, gets the latest update only, with None for the old environment, and has to end up the same.
+
+    Attributes:
+        n_slots: How many environments of a worker get different ones by `of_slot`; None where all get the same.
     """
+
+    n_slots: int | None = None
+
+    def of_slot(self, slot: int) -> EnvUpdate:  # noqa: ARG002 - for those whose environments differ
+        """Return the update of one of the environments that a worker runs side by side, by its number."""
+        return self
 
     @abc.abstractmethod
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
@@ -343,6 +352,7 @@ class SetTaskUpdate(EnvUpdate):
                 f"{_shown(wrapper_constructor)}"
             )
         source = as_env_update(env)
+        self.n_slots = source.n_slots
         self.wrapper_constructor = wrapper_constructor
         # Pickled, as it is sent: workers compare these bytes, for two copies of one lambda are not equal.
         self._source = dumps(source, "the environment").owned()
@@ -353,6 +363,12 @@ class SetTaskUpdate(EnvUpdate):
     def source(self) -> EnvUpdate:
         """A new copy of the update that makes the environment."""
         return cast("EnvUpdate", loads(self._source))
+
+    def of_slot(self, slot: int) -> EnvUpdate:
+        """Return the update of one of a worker's environments."""
+        if self.n_slots is None:
+            return self
+        return SetTaskUpdate(self.source.of_slot(slot), self.task, self.wrapper_constructor)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Make the environment if there is none, and set the task."""
@@ -479,7 +495,7 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
         return NewEnvUpdate(env, env_kwargs)
     hint = ""
     if isinstance(env, list | tuple):
-        hint = "; one for each worker goes into PerWorker([…]), without lists in it: VecWorker makes its own copies"
+        hint = "; one for each worker goes into PerWorker([…]), one for each row of a VecWorker into PerEnv([…])"
     raise TypeError(f"an environment is {_WHAT_AN_ENVIRONMENT_IS}; this is {_shown(env)}{hint}")
 
 

@@ -127,7 +127,8 @@ def _action_space(env: Any, env_kwargs: Any) -> Space[Any]:
     if is_multi_agent(env):
         return as_multi_agent(env).action_space  # type: ignore[no-any-return]
     is_there = isinstance(getattr(env, "action_space", None), Space)
-    made = env if is_there else apply_any_env_update(as_env_update(env, env_kwargs=env_kwargs), None, several=True)
+    update = None if is_there else as_env_update(env, env_kwargs=env_kwargs).of_slot(0)
+    made = env if update is None else apply_any_env_update(update, None, several=True)
     try:
         space: Space[Any] = getattr(made, "single_action_space", None) or made.action_space
         return space

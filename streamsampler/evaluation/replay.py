@@ -242,7 +242,7 @@ def _environment(name: str, facts: Mapping[str, Any], env: Any, kwargs: Mapping[
 def _checked_id(name: str, said: Any) -> str:
     """Return the id of an environment that was recorded, which is registered."""
     if not isinstance(said, str):
-        what = f"had one environment for each worker, {said!r:.80}" if said else "does not say which environment"
+        what = f"had several environments, {said!r:.80}" if said else "does not say which environment"
         raise UsageError(f"{name} {what}: pass env=")
     module, _, own = said.rpartition(":")
     with contextlib.suppress(UnknownEnvironmentError):

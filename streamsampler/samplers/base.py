@@ -27,7 +27,7 @@ from streamsampler.protocol.result import Order
 from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.obtaining import ObtainingSampler
 from streamsampler.samplers.options import SamplerOptions, check_policies, policies_of, refuse_rows_alone
-from streamsampler.samplers.payloads import pickled_environments, put, put_agents
+from streamsampler.samplers.payloads import check_side_by_side, pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import Agents, Envs, Updates, items_by_worker
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
@@ -109,7 +109,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             `EnvUpdate`, or a list or `PerWorker` with one for each worker. With one for each worker, index i of a batch
             belongs to worker `i % n_workers`, and results depend on the number of workers. A callable, or an id's entry
             point, with a parameter `worker_number` is given the worker's number, 0 to n_workers-1, for ports, file
-            names and devices; a trajectory must not depend on it.
+            names and devices; a trajectory must not depend on it. For one environment for each of those that a
+            `VecWorker` runs side by side, see `streamsampler.environments.PerEnv`.
         env_kwargs: Keyword arguments for making the environment, where `envs` is an id, an `EnvSpec` or a callable; for
             an `EnvSpec`, in addition to its own. With one environment for each worker each of them gets these. They do
             not apply to an `env_update`.
@@ -274,7 +275,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         put_agents(updates, agents, self._setup.n_workers, held=self._holds_agent)
         refuse_rows_alone(updates.about("agent"), worker_class)
         as_env = partial(as_env_update, env_kwargs=env_kwargs)
-        put(updates, "env", pickled_environments(envs, self._setup.n_workers, "envs", "the environment", as_env))
+        environments = pickled_environments(envs, self._setup.n_workers, "envs", "the environment", as_env)
+        check_side_by_side(environments, "envs", factory)
+        put(updates, "env", environments)
         dumps(filters, "the filters")
         lag = Lag() if check_staleness(staleness, order, filters) else None
         self._begin_life(updates, 0, filters, lag)

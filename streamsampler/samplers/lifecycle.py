@@ -28,7 +28,13 @@ from streamsampler.samplers.call import Call
 from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.lagging import Lag, begun
 from streamsampler.samplers.options import refuse_rows_alone
-from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates, traits_in
+from streamsampler.samplers.payloads import (
+    check_side_by_side,
+    makes_environment,
+    on_environments,
+    pickled_updates,
+    traits_in,
+)
 from streamsampler.samplers.per_worker import Kind, Updates
 from streamsampler.samplers.session import Fingerprints, PurityChecks, Session
 from streamsampler.samplers.supervisor import failure_error, kernels_error
@@ -304,6 +310,8 @@ class SamplerLife(ABC):
         updates = pickled_updates(agent_update, env_update, session.updates, held=self._holds_agent)
         if "agent" in updates:
             refuse_rows_alone(traits_in(updates["agent"]), worker_class)
+        if "env" in updates:
+            check_side_by_side(updates["env"], "env_update", self._setup.factory)
         if makes_environment(env_update):
             self._checks.renew()
         return updates

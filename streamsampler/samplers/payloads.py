@@ -22,6 +22,7 @@ from streamsampler.core.serialization import HeldPayload, Payload, dumps
 from streamsampler.core.version import __version__
 from streamsampler.engines.base import Engine
 from streamsampler.environments.parameters import SetParameters
+from streamsampler.environments.per_env import PerEnv
 from streamsampler.environments.updates import (
     EnvUpdate,
     ExistingEnvUpdate,
@@ -36,7 +37,7 @@ from streamsampler.protocol.result import Order
 from streamsampler.samplers.per_worker import Kind, PerWorker, Updates, check_length, items_by_worker
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.factory import WorkerSetup
+from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 
 # ----------------------------------------------------------------------
 # Say which versions of Python and of libraries trajectories were made with.
@@ -76,6 +77,8 @@ def packages_of(update: EnvUpdate) -> tuple[str, ...]:
             return _packages(env.unwrapped)
         case SetTaskUpdate() | SetParameters():
             return packages_of(update.source)
+        case PerEnv(items=items):
+            return tuple(dict.fromkeys(name for item in items for name in packages_of(item)))
     return _packages(type(update))
 
 
@@ -108,18 +111,23 @@ class EnvironmentFacts(NamedTuple):
         kwargs: The arguments that it is made with, besides those that it is registered with.
         packages: The packages that it comes from.
         parameters: The parameters that are set before each trajectory, as they are shown; None for none.
+        of_slots: Of several environments of one worker, the facts of each.
     """
 
     name: str
     kwargs: dict[str, Any]
     packages: tuple[str, ...]
     parameters: dict[str, Any] | None = None
+    of_slots: tuple[EnvironmentFacts, ...] = ()
 
     @classmethod
     def of(cls, update: EnvUpdate) -> EnvironmentFacts:
         """Return the facts of an environment update."""
         parameters = None
         packages = packages_of(update)
+        if update.n_slots is not None:
+            each = tuple(cls.of(update.of_slot(slot)) for slot in range(update.n_slots))
+            return cls(describe(update), {}, packages, of_slots=each)
         if isinstance(update, SetParameters):
             parameters, update = storable(update.parameters), update.source
         return cls(describe(update), storable(_kwargs_of(update)), packages, parameters)
@@ -146,10 +154,13 @@ def provenance_of(
 ) -> dict[str, Any]:  # fmt: skip
     """Return what decides about the trajectories of an agent version besides the seed; see `Sampler.provenance`."""
     environments: list[EnvironmentFacts] = []
-    for facts in updates.about("env"):
-        if facts not in environments:
-            environments.append(facts)
-    names = list(dict.fromkeys(facts.name for facts in environments))
+    for whole in updates.about("env"):
+        for facts in whole.of_slots or (whole,):
+            if facts not in environments or whole.of_slots:
+                environments.append(facts)
+    names = [facts.name for facts in environments]
+    if len(set(names)) == 1 or not any(whole.of_slots for whole in updates.about("env")):
+        names = list(dict.fromkeys(names))
     kwargs = [facts.kwargs for facts in environments]
     parameters = [facts.parameters for facts in environments]
     factory = setup.factory
@@ -402,14 +413,46 @@ def pickled_environments(
         UsageError: There are more or fewer items than workers.
         SerializationError: An item cannot be pickled.
     """
+
+    def of_worker(item: Any) -> EnvUpdate:
+        return PerEnv([check(env) for env in item]) if isinstance(item, list) else check(item)
+
     each = items_by_worker(given)
     if each is None:
         return _pickled_environment(check(given), what)
-    check_length(name, each, n_workers)
+    check_length(name, each, n_workers, "; several for one VecWorker go into PerEnv([…]) of streamsampler.environments")
     return [
-        None if item is None and none_is_none else _pickled_environment(check(item), f"{what} of worker {worker}")
+        None if item is None and none_is_none else _pickled_environment(of_worker(item), f"{what} of worker {worker}")
         for worker, item in enumerate(each)
     ]
+
+
+def check_side_by_side(environments: Any, name: str, factory: WorkerFactory) -> None:
+    """Check that workers run as many environments side by side as one of them is given.
+
+    Args:
+        environments: What was pickled: a payload, or a list with one for each worker.
+        name: The argument's name.
+        factory: Says which workers there are.
+
+    Raises:
+        UsageError: They run another number, or one kind of environment only.
+    """
+    for payload in environments if isinstance(environments, list) else [environments]:
+        n = 0 if payload is None else len(payload.about.of_slots)
+        if not n:
+            continue
+        rows, kind = factory.layout.rows, factory.worker_class
+        if not kind.can_differ_side_by_side:
+            raise UsageError(
+                f"{name} has {n} environments for one worker, and {kind.__name__} runs one kind: use "
+                f'worker_class=VecWorker, worker_args={{"n_envs": {n}}}'
+            )
+        if rows != n:
+            raise UsageError(
+                f"{name} has {n} environments for one worker, which runs {rows} side by side: pass "
+                f'worker_args={{"n_envs": {n}}}, or as many environments as that'
+            )
 
 
 def _pickled_environment(update: EnvUpdate, what: str) -> Payload:

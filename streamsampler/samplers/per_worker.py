@@ -72,19 +72,20 @@ def items_by_worker(given: Any) -> list[Any] | None:
     return list(given) if isinstance(given, list | PerWorker) else None
 
 
-def check_length(name: str, items: list[Any], n_workers: int) -> None:
+def check_length(name: str, items: list[Any], n_workers: int, hint: str = "") -> None:
     """Check that there is an item for each worker.
 
     Args:
         name: The argument's name.
         items: Its items.
         n_workers: How many workers there are.
+        hint: What else may have been meant.
 
     Raises:
         UsageError: There are more or fewer; says both numbers.
     """
     if len(items) != n_workers:
-        raise UsageError(f"{name} has {count(len(items), 'item')}, but there are {count(n_workers, 'worker')}")
+        raise UsageError(f"{name} has {count(len(items), 'item')}, but there are {count(n_workers, 'worker')}{hint}")
 
 
 # ----------------------------------------------------------------------

@@ -173,6 +173,7 @@ class Worker(ABC):
             whole blocks.
         asks_for_rows: Whether agents are asked by `get_actions` where they have it, so that they need nothing else.
         shares_agent: Whether its agent is the user's own, which has its parameters, and may have learnt since.
+        can_differ_side_by_side: Whether this kind of worker takes a `PerEnv`: other environments for its rows.
         revision: What this kind of worker does otherwise than it once did, where that makes other trajectories of the
             same seeds: a folder of shards says so, and one that was begun before is not resumed.
     """
@@ -188,6 +189,7 @@ class Worker(ABC):
     runs_lanes = False
     asks_for_rows = False
     shares_agent = False
+    can_differ_side_by_side = False
     revision = ""
 
     def __init__(self, context: WorkerContext) -> None:

@@ -206,6 +206,10 @@ class _MortalEnvUpdate(EnvUpdate):
 
     def __init__(self, update: EnvUpdate, point: _Point) -> None:
         self._update, self._point = update, point
+        self.n_slots = update.n_slots
+
+    def of_slot(self, slot: int) -> EnvUpdate:
+        return _MortalEnvUpdate(self._update.of_slot(slot), self._point)
 
     def __call__(self, old_env: gymnasium.Env[Any, Any] | None) -> gymnasium.Env[Any, Any]:
         env = self._update(old_env.env if isinstance(old_env, _MortalEnv) else old_env)

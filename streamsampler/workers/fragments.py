@@ -259,17 +259,17 @@ class Running:
         worker.enter(Phase.ENV_CONSTRUCTION)
         if self._envs:
             set_states(TrajectorySeeds(worker.context.seed, 0)[0], None)  # as for the worker's own
-            made = [self._made() for _ in range(n)]
+            made = [self._made(slot) for slot in range(n)]
             return list(zip(made, self._callers_for(made), strict=False))
         own = cast("list[AnyEnv]", [*worker.environments()])[:n]
         for env in own:
             self._claim(env)
         return list(zip(own, worker.hook_callers or repeat(None), strict=False))
 
-    def _made(self) -> AnyEnv:
+    def _made(self, slot: int) -> AnyEnv:
         worker = self._worker
         with for_worker(worker.context.worker_number):
-            env = apply_env_update(worker.load(worker.in_force["env"]), None)
+            env = apply_env_update(worker.load(worker.in_force["env"]).of_slot(slot), None)
         self._claim(env)
         return env
 

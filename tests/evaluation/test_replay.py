@@ -301,7 +301,7 @@ def test_kernels_and_versions_are_named_where_they_differ(tmp_path):
         ({"environment": "CartPole-v1", "agent": "mine:it"}, {}, "it was 'mine:it'"),
         ({"environment": "make_env"}, {"agent": "random"}, "was 'make_env', which is no registered id: pass env="),
         ({"environment": "antigravity:A-v0"}, {"agent": "random"}, "does not decide which module is imported"),
-        ({"environment": ["a", "b"]}, {"agent": "random"}, "one environment for each worker"),
+        ({"environment": ["a", "b"]}, {"agent": "random"}, "had several environments"),
         ({"worker_class": "mine:Worker"}, {"agent": "random", "env": "CartPole-v1"}, "pass worker_class="),
         ({}, {"agent": "random", "env": "CartPole-v1", "n_trajectories": 1}, "there is no trajectory 1"),
     ],

@@ -22,7 +22,7 @@ from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.resets import reset_one
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.rows import padded, singles_of
-from streamsampler.workers.vec.steps import RunningTicket, RunningTickets, StepRecorder, Trajectory
+from streamsampler.workers.vec.steps import RunningTicket, RunningTickets, StepRecorder, Trajectory, positions_by_row
 
 _NO_LIMIT = 2**62
 # An enum's member costs 100 ns to look up on Python 3.11.
@@ -108,12 +108,13 @@ class LaneRunner(SideBySide):
     Args:
         envs: The environments.
         worker: Shows phase and trajectory.
+        fixed_rows: Whether trajectory i runs in row i mod n in blocks, too: the environments differ.
 
     Attributes:
         n_ran: Timesteps that were run and are in no answer yet.
     """
 
-    def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker) -> None:
+    def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker, *, fixed_rows: bool = False) -> None:
         # Through wrappers it takes a microsecond to look the spaces up.
         super().__init__(worker, (envs[0].observation_space, envs[0].action_space), len(envs))
         self._envs = envs
@@ -123,6 +124,7 @@ class LaneRunner(SideBySide):
         self._step_of: list[Any] = []  # the step methods of all environments
         self._steps: list[Any] = []  # those of the rows that are not silent
         self._in_lanes = True
+        self._fixed_rows = fixed_rows
         self._row = -1  # the row in hand; -1 while it is about all of them
         self._at_fault: Trajectory | None = None
         self._record_env_info: Callable[[int, Any], None] | None = None  # the recorder's, where infos are kept as well
@@ -169,7 +171,10 @@ class LaneRunner(SideBySide):
         running = self._begin_ticket(ticket, seeds, agent)
         for first in range(0, len(seeds), ticket.block):
             stop = min(first + ticket.block, len(seeds))
-            running.waiting = [iter(range(first, stop))] * self._n_rows
+            if self._fixed_rows:
+                running.waiting = positions_by_row(ticket.indices, range(first, stop), self._n_rows)
+            else:
+                running.waiting = [iter(range(first, stop))] * self._n_rows
             worker.trajectory, worker.phase = ticket.indices[first], _AGENT_RESET
             worker.row.begin_trajectory(ticket.indices[first])
             seed_generators(seeds[first])

@@ -331,6 +331,18 @@ class RunningTicket:
         return sorted((each for each in self.begun if each.left_out is not None), key=_position_of)
 
 
+def positions_by_row(indices: range, positions: range, n_rows: int) -> list[Iterator[int]]:
+    """Return for each row the positions of the trajectories that run in it: trajectory i runs in row i mod n_rows.
+
+    Args:
+        indices: The indices of a ticket. Where a queue has every k-th index, these go to all rows, too.
+        positions: Consecutive positions in the ticket.
+        n_rows: How many rows there are.
+    """
+    first = indices[positions.start] // indices.step
+    return [iter(positions[(row - first) % n_rows :: n_rows]) for row in range(n_rows)]
+
+
 class RunningTickets:
     """The ticket that a worker has in hand, and those ahead of which it runs trajectories already.
 
@@ -405,10 +417,7 @@ class RunningTickets:
 
     def _append(self, ticket: Ticket, seeds: list[int]) -> RunningTicket:
         assert self._agent is not None
-        indices, n_rows = ticket.indices, self._n_rows
-        # Where a queue has every k-th index, these go to all rows, too.
-        first = indices[0] // indices.step
-        waiting = [iter(range((row - first) % n_rows, len(seeds), n_rows)) for row in range(n_rows)]
-        running = RunningTicket(ticket, seeds, self._agent.prepare(seeds), list(waiting))
+        waiting = positions_by_row(ticket.indices, range(len(seeds)), self._n_rows)
+        running = RunningTicket(ticket, seeds, self._agent.prepare(seeds), waiting)
         self._tickets.append(running)
         return running

@@ -87,6 +87,7 @@ class VecWorker(Worker):
 
     further_args = frozenset({"groups"})  # of inference="parent"
     can_rehearse = can_continue = continues_side_by_side = can_take_options = can_call_hooks = asks_for_rows = True
+    can_differ_side_by_side = True
     revision = "trajectories in lanes, or in blocks of one size"
 
     def __init__(self, context: WorkerContext, *, n_envs: int | None = None, block_size: int | None = None) -> None:
@@ -158,7 +159,7 @@ class VecWorker(Worker):
         before = {id(env): env for env in old}
         try:
             self._envs = self._updated(env_update, old)
-            self._runner = self._make_runner(self._envs)
+            self._runner = self._make_runner(self._envs, differ=env_update.n_slots is not None)
             for env, caller in zip(self._envs, self.hook_callers, strict=False):
                 if id(env) not in before:
                     caller.created(env)
@@ -175,24 +176,28 @@ class VecWorker(Worker):
     def _updated(self, update: EnvUpdate, old: list[AnyEnv | AnyVectorEnv]) -> list[AnyEnv | AnyVectorEnv]:
         """Apply an update in each slot. What it has used up of `old` is taken out."""
         pickled = dumps(update, "the environment") if isinstance(update, ExistingEnvUpdate) else None
-        envs = self._envs
-        envs.append(apply_any_env_update(update, old.pop(0) if old else None))
-        if isinstance(envs[0], VectorEnv):
+        envs, n_envs = self._envs, self._n_envs or _N_ENVS
+        if update.n_slots not in (None, n_envs):
+            raise UsageError(f"there are {update.n_slots} environments for a worker, and n_envs is {n_envs}")
+        envs.append(apply_any_env_update(update.of_slot(0), old.pop(0) if old else None))
+        if isinstance(envs[0], VectorEnv) and update.n_slots is None:
             while old:
                 old.pop(0).close()
             envs[0] = using_seeds(envs[0], update)
             return envs
-        for _ in range(1, self._n_envs or _N_ENVS):
-            mine = update if pickled is None else loads(pickled)
+        for slot in range(1, n_envs):
+            mine = update.of_slot(slot) if pickled is None else loads(pickled)
             env = apply_any_env_update(mine, old.pop(0) if old else None)
             if any(are_one(env, other) for other in envs):
                 # Each slot gets a copy of the update, and with it an environment of its own, if the update has it.
-                env = apply_any_env_update(loads(dumps(update, "the environment")), None)
-                refuse_copies_of(env, envs, update)
+                env = apply_any_env_update(loads(dumps(mine, "the environment")), None)
+                refuse_copies_of(env, envs, mine)
             envs.append(env)
+        if any(isinstance(env, VectorEnv) for env in envs):
+            raise UsageError(f"one of several environments of a worker is vectorised: {_SINGLE}")
         return envs
 
-    def _make_runner(self, envs: list[AnyEnv | AnyVectorEnv]) -> LaneRunner | NativeRunner:
+    def _make_runner(self, envs: list[AnyEnv | AnyVectorEnv], *, differ: bool) -> LaneRunner | NativeRunner:
         first = envs[0]
         if isinstance(first, VectorEnv):
             if self._n_envs is not None and self._n_envs != first.num_envs:
@@ -214,9 +219,9 @@ class VecWorker(Worker):
                     f"another has {another[0]} and {another[1]}"
                 )
         if self.context.hooks is None:
-            return LaneRunner(single, self)
+            return LaneRunner(single, self, fixed_rows=differ)
         self._make_callers(len(single))
-        return HookedRunner(single, self, callers=self.hook_callers)
+        return HookedRunner(single, self, fixed_rows=differ, callers=self.hook_callers)
 
     def _make_callers(self, n: int) -> None:
         if not self.hook_callers:

@@ -1,0 +1,56 @@
+"""Give each of the environments that a worker runs side by side its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamsampler.core.errors import UsageError
+from streamsampler.environments.updates import AnyEnv, EnvUpdate, as_env_update, describe
+
+
+class PerEnv(EnvUpdate):
+    """Gives each of the `n_envs` environments that a `VecWorker` runs side by side its own.
+
+    Trajectory i runs in environment i % n_envs, whatever the number of workers: each worker has all of them. For
+    example::
+
+        envs = PerEnv(["Maze-v0", "Maze-v1", lambda: Maze(size=9)])
+        sampler = MultiprocessingSampler(agent, envs, worker_class=VecWorker, worker_args={"n_envs": 3})
+
+    A list within a list or a `PerWorker`, one for each worker, means the same for that worker; then the indices of the
+    trajectories that belong to a worker are counted: its k-th one runs in its environment k % n_envs.
+
+    Environment e of fragments is environment e % n_envs. All of them must have the same spaces.
+
+    Args:
+        envs: The environments, in any form that samplers take.
+        env_kwargs: Keyword arguments for making each of them.
+
+    Attributes:
+        items: An update for each environment.
+
+    Raises:
+        UsageError: It is no list, is empty, or has lists within.
+        TypeError: An item is no environment.
+    """
+
+    def __init__(self, envs: Sequence[Any], env_kwargs: Mapping[str, Any] | None = None) -> None:
+        if not isinstance(envs, list | tuple) or not envs:
+            raise UsageError(f"PerEnv takes a list with one environment for each, at least one, not {envs!r:.80}")
+        self.items = tuple(as_env_update(env, env_kwargs=env_kwargs) for env in envs)
+        if any(item.n_slots is not None for item in self.items):
+            raise UsageError("PerEnv takes single environments, not a PerEnv among them")
+        self.n_slots = len(self.items)
+        self.environment_name = ", ".join(dict.fromkeys(map(describe, self.items)))
+
+    def of_slot(self, slot: int) -> EnvUpdate:
+        """Return the update of an environment by its number."""
+        return self.items[slot]
+
+    def __call__(self, old_env: AnyEnv | None) -> AnyEnv:  # noqa: ARG002 - it makes none
+        """Refuse to be one environment."""
+        raise UsageError(
+            f"these are {self.n_slots} environments for one worker, and this takes a single one: samplers take them "
+            f'with worker_class=VecWorker, worker_args={{"n_envs": {self.n_slots}}}, and managers take the list itself'
+        )
