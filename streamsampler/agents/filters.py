@@ -6,7 +6,7 @@ import functools
 import pickle
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
@@ -17,7 +17,7 @@ from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import DataError, SamplerError, UsageError
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.batch_fields import RawRows
+from streamsampler.data.batch_fields import RawRows, replaced
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.recorder import Rollouts
 
@@ -174,7 +174,8 @@ class Filters:
             DataError: A filter returns another number of rows.
         """
         if isinstance(batch, MultiAgentBatch):
-            return replace(batch, policies={name: self.of(name).applied(it) for name, it in batch.policies.items()})
+            policies = {name: self.of(name).applied(it) for name, it in batch.policies.items()}
+            return cast("MultiAgentBatch", replaced(batch, policies=policies))
         if not self:
             return batch
         raw = RawRows(batch.observations, batch.last_observations, batch.rewards)

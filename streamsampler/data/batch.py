@@ -250,7 +250,7 @@ class TrajectoryBatch(
         if type(other) is not type(self):
             return NotImplemented
         names = [item.name for item in dataclasses.fields(self) if item.compare]
-        return all(trees.same(getattr(self, name), getattr(other, name)) for name in names)
+        return all(trees.same(batch_fields.value_of(self, name), batch_fields.value_of(other, name)) for name in names)
 
     # --- Derived
 
@@ -391,7 +391,7 @@ class TrajectoryBatch(
         )
         return {
             **{name: getattr(self, name) for name in ("observation_space", "action_space", "seed", "fingerprints")},
-            **{name: trees.take(getattr(self, name), index_of[name]) for name in batch_fields.ARRAYS},
+            **{name: trees.take(batch_fields.value_of(self, name), index_of[name]) for name in batch_fields.ARRAYS},
             **{name: take_infos(getattr(self, name), index_of[name]) for name in batch_fields.INFOS},
             "seeds": self.seeds[rows] if isinstance(rows, slice) else tuple(self.seeds[i] for i in rows.tolist()),
             "fragments": {name: values[rows] for name, values in self.fragments.items()},
@@ -422,7 +422,7 @@ class TrajectoryBatch(
         """Return batches, of which this is the first, as one; see `batch_fields.joined_fields`."""
         if {type(part) for part in parts} != {type(self)}:
             raise DataError("batches of one agent and of several agents cannot be joined")
-        return dataclasses.replace(self, **batch_fields.joined_fields(parts))
+        return batch_fields.replaced(self, **batch_fields.joined_fields(parts))
 
     # --- Files
 

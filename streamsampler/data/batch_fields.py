@@ -72,8 +72,8 @@ class RawRows(NamedTuple):
         """Return the raw data of batches together; None where none of them was filtered."""
         if all(it.raw is None for it in batches):
             return None
-        names = ("raw_observations", "raw_last_observations", "raw_rewards")
-        observations, last, rewards = (trees.concatenate([getattr(it, name) for it in batches]) for name in names)
+        names = ("observations", "last_observations", "rewards")
+        observations, last, rewards = (trees.concatenate([raw_value_of(it, name) for it in batches]) for name in names)
         return cls(observations, last, cast("NDArray[np.float64]", rewards))
 
 
@@ -110,18 +110,35 @@ class BatchFields(Generic[ObservationsT, ActionsT]):
         return np.cumsum(self.lengths) - self.lengths
 
 
+def value_of(batch: Any, name: str) -> Any:
+    """Return a field of a batch, also one that a batch of several agents refuses to its users; or another attribute."""
+    fields = vars(batch)
+    return fields[name] if name in fields else getattr(batch, name)
+
+
+def raw_value_of(batch: Any, name: str) -> Any:
+    """Return what the environment said: observations, last_observations or rewards."""
+    return value_of(batch, name) if batch.raw is None else getattr(batch.raw, name)
+
+
+def replaced(batch: Any, **changes: Any) -> Any:
+    """Return a batch with other values of some fields, as `dataclasses.replace` does where all can be read."""
+    fields = {item.name: value_of(batch, item.name) for item in dataclasses.fields(batch)}
+    return type(batch)(**{**fields, **changes})
+
+
 class RawData(BatchFields[ObservationsT, ActionsT]):
     """The part of a `TrajectoryBatch` that tells raw data from filtered ones; without filters they are the same."""
 
     @property
     def raw_observations(self) -> Any:
         """Tree of (T, *O): what the environment showed; the agent saw `observations`."""
-        return self.observations if self.raw is None else self.raw.observations
+        return raw_value_of(self, "observations")
 
     @property
     def raw_last_observations(self) -> Any:
         """Tree of (N, *O): what the environment showed last."""
-        return self.last_observations if self.raw is None else self.raw.last_observations
+        return raw_value_of(self, "last_observations")
 
     @property
     def raw_rewards(self) -> NDArray[np.float64]:
@@ -146,7 +163,7 @@ class RawData(BatchFields[ObservationsT, ActionsT]):
         """Return the batch as it would be without filters: itself where there were none."""
         if self.raw is None:
             return self
-        return dataclasses.replace(self, **self.raw._asdict(), raw=None)
+        return cast("Self", replaced(self, **self.raw._asdict(), raw=None))
 
 
 class BatchAgents(BatchFields[ObservationsT, ActionsT]):
@@ -219,13 +236,13 @@ def check_batch(batch: Any) -> None:
     if not ended.all():
         position = int(ended.argmin())
         raise DataError(f"trajectory {position} of {n_trajectories} is neither terminated nor truncated")
-    validate(batch.observation_space, batch.raw_observations, n_timesteps, "observations")
-    validate(batch.observation_space, batch.raw_last_observations, n_trajectories, "last_observations")
+    validate(batch.observation_space, raw_value_of(batch, "observations"), n_timesteps, "observations")
+    validate(batch.observation_space, raw_value_of(batch, "last_observations"), n_trajectories, "last_observations")
     if batch.agents is not None:
         batch.agents.check(n_trajectories, n_timesteps)
     if batch.raw is not None:
         _check_filtered(batch, n_timesteps, n_trajectories)
-    validate(batch.action_space, batch.actions, n_timesteps, "actions")
+    validate(batch.action_space, value_of(batch, "actions"), n_timesteps, "actions")
     for name in INFOS:
         validate_infos(getattr(batch, name), n_timesteps if name in PER_TIMESTEP else n_trajectories, name)
 
@@ -234,7 +251,7 @@ def _check_filtered(batch: Any, n_timesteps: int, n_trajectories: int) -> None:
     """Check that filtered and raw data have the same rows; a filter may make other dtypes and shapes of them."""
     _check_array("raw_rewards", batch.raw_rewards, (n_timesteps,), np.float64)
     for name, n_rows in (("observations", n_timesteps), ("last_observations", n_trajectories)):
-        for path, leaf in trees.leaves(getattr(batch, name)):
+        for path, leaf in trees.leaves(value_of(batch, name)):
             if len(leaf) != n_rows:
                 raise DataError(f"{name}{path} has {len(leaf)} rows, and should have {n_rows}")
 
@@ -246,7 +263,7 @@ def joined_fields(batches: Sequence[Any]) -> dict[str, Any]:
         DataError: Spaces differ, or infos do not go together.
     """
     check_same_spaces(batches)
-    fields: dict[str, Any] = {name: trees.concatenate([getattr(it, name) for it in batches]) for name in ARRAYS}
+    fields: dict[str, Any] = {name: trees.concatenate([value_of(it, name) for it in batches]) for name in ARRAYS}
     for name in INFOS:
         size = "n_timesteps" if name in PER_TIMESTEP else "n_trajectories"
         fields[name] = concatenate_infos([(getattr(it, name), getattr(it, size)) for it in batches], name)

@@ -11,6 +11,7 @@ import numpy as np
 from streamsampler.core.words import count
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.batch_fields import value_of
 from streamsampler.data.multi_agent import MultiAgentBatch
 
 _SHOWN = 8
@@ -96,8 +97,9 @@ def first_difference(
         if ends[0] != ends[1]:
             found.append(Difference(shorter - 1, "end", "", *ends))
     if n == n_now or goes_on:
-        following = trees.take(replayed.observations, slice(n, n + 1)) if goes_on else replayed.last_observations
-        found += _first_in(recorded.last_observations, following, "observation", 1, n)
+        observations, last = (value_of(replayed, name) for name in ("observations", "last_observations"))
+        following = trees.take(observations, slice(n, n + 1)) if goes_on else last
+        found += _first_in(value_of(recorded, "last_observations"), following, "observation", 1, n)
     # What differs in its kind differs from its first timestep on.
     return min(found, key=lambda it: (it.timestep, _IN_ORDER.index(it.what)), default=None)
 
@@ -131,7 +133,7 @@ def _when(found: Difference, steps: list[int]) -> int:
 def _in_timesteps(recorded: TrajectoryBatch[Any, Any], replayed: TrajectoryBatch[Any, Any]) -> Iterator[Difference]:
     n = min(len(recorded.rewards), len(replayed.rewards))
     for what in ("observation", "action", "reward"):
-        yield from _first_in(getattr(recorded, f"{what}s"), getattr(replayed, f"{what}s"), what, n)
+        yield from _first_in(value_of(recorded, f"{what}s"), value_of(replayed, f"{what}s"), what, n)
 
 
 def _first_in(one: Any, other: Any, what: str, n: int, base: int = 0) -> Iterator[Difference]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from streamsampler.core.errors import StorageError, UnwritableInfoError, UsageError
 from streamsampler.data.agent_rows import OF_AGENTS
-from streamsampler.data.batch_fields import INFOS, PER_TIMESTEP
+from streamsampler.data.batch_fields import INFOS, PER_TIMESTEP, replaced
 from streamsampler.data.codec import encode
 from streamsampler.data.info_columns import InfoColumns, KeyPath, name_of
 from streamsampler.data.infos import Infos, columns_of, is_mask
@@ -85,11 +84,11 @@ class KeptInfos:
         kept = self._of_one(batch)
         if not several:
             return kept
-        return dataclasses.replace(kept, policies={name: self._of_one(each) for name, each in several.items()})
+        return replaced(kept, policies={name: self._of_one(each) for name, each in several.items()})
 
     def _of_one(self, batch: Any) -> Any:
         kept: dict[str, Any] = {name: self._of_infos(getattr(batch, name)) for name in INFOS}
-        return dataclasses.replace(batch, **kept)
+        return replaced(batch, **kept)
 
     def _of_infos(self, infos: Infos) -> Infos:
         kept = {key: value for key, value in infos.items() if self.keeps(key[1:] if is_mask(key, infos) else key)}

@@ -27,8 +27,12 @@ from streamsampler.protocol.result import Segment
 _OF_POLICIES = (
     *("values", "last_values", "advantages", "td_lambda", "vtrace", "minibatches", "padded", "mask"),
     *("next_observations", "to_torch", "to_list", "time_steps", "as_grid"),
+    *("raw_observations", "raw_last_observations"),
 )
 """What a batch of several agents has not: it is of what one policy did."""
+
+_FIELDS_OF_POLICIES = "observations", "last_observations", "actions"
+"""What it has for the sake of files alone: trees without leaves."""
 
 
 @suggesting()
@@ -41,7 +45,7 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
 
     The batch itself is one of episodes, too: `len(batch)`, `batch[i]`, slices, iteration, `lengths`, `seeds`,
     `indices`, `concatenate` and `save` are about these. Its timesteps are steps of the environment, and its rewards are
-    those of all agents, summed up; it has neither observations nor actions.
+    those of all agents, summed up; it has neither observations nor actions, and says where these are.
 
     Attributes:
         policies: The batches of policies, by name: only of those that played.
@@ -87,7 +91,7 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name not in _OF_POLICIES:
+            if name not in _OF_POLICIES and name not in _FIELDS_OF_POLICIES:
                 return super().__getattr__(name)
             names = ", ".join(f"batch[{policy!r}].{name}" for policy in self.policies)
             raise AttributeError(f"a batch of several agents has no {name} of its own: {names}")
@@ -121,7 +125,20 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
             name: dataclasses.replace(batches[0], **batch_fields.joined_fields(batches))
             for name, batches in sorted(policies.items())
         }
-        return dataclasses.replace(joint, policies=joined)
+        return batch_fields.replaced(joint, policies=joined)
+
+
+class _RefusedField:
+    """A field that only `batch_fields.value_of` reads: it holds nothing of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, batch: MultiAgentBatch | None, owner: type[MultiAgentBatch]) -> NoReturn:
+        raise AttributeError(self._name)  # after which Python asks `__getattr__`, which says where it is
+
+    def __set__(self, batch: MultiAgentBatch, value: Any) -> None:
+        vars(batch)[self._name] = value
 
 
 def _refused(name: str) -> property:
@@ -133,6 +150,8 @@ def _refused(name: str) -> property:
 
 for _name in _OF_POLICIES:
     setattr(MultiAgentBatch, _name, _refused(_name))
+for _name in _FIELDS_OF_POLICIES:
+    setattr(MultiAgentBatch, _name, _RefusedField(_name))
 
 
 def _of_episodes(batch: TrajectoryBatch[Any, Any], numbers: Array) -> TrajectoryBatch[Any, Any]:

@@ -136,7 +136,7 @@ from streamsampler.core.errors import StorageError
 from streamsampler.core.version import __version__
 from streamsampler.data.agent_rows import ARRAYS_OF_AGENTS, AgentRows
 from streamsampler.data.archive import opened_npz
-from streamsampler.data.batch_fields import RawRows
+from streamsampler.data.batch_fields import RawRows, value_of
 from streamsampler.data.claims import check_claims, entries_of
 from streamsampler.data.codec import damage_raised, decode, decode_space, encode, encode_space, read_facts
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos, policies_of, unwritable_infos
@@ -215,7 +215,7 @@ def _entries(batch: Any, provenance: Mapping[str, Any] | None) -> dict[str, Arra
         "seeds": list(batch.seeds),
         "provenance": dict(provenance or {}),
         "spaces": {name: encode_space(getattr(batch, name), name) for name in _SPACES},
-        "structure": {name: _store(getattr(batch, name), name, name, entries) for name in _trees_of(batch)},
+        "structure": {name: _store(value_of(batch, name), name, name, entries) for name in _trees_of(batch)},
     }
     if batch.agents is not None:  # of what one policy did
         header |= _known(batch.agents)

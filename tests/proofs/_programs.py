@@ -30,6 +30,7 @@ from streamsampler import (
     SetParameters,
     VecWorker,
 )
+from streamsampler.data.batch_fields import value_of
 from streamsampler.environments import Choice, Uniform
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from tests.contracts.scenarios import Lanes as Rows
@@ -116,7 +117,7 @@ def digest_of_trees(trees: Any) -> str:
 
 def seen_of(batch: Any) -> dict[str, Any]:
     """Return all that a user can see of a batch, but for its accounts."""
-    seen = {name: getattr(batch, name) for name in _FIELDS}
+    seen = {name: value_of(batch, name) for name in _FIELDS}
     if batch.raw is not None:
         seen |= {name: getattr(batch, name) for name in _RAW}
     if batch.agents is not None:

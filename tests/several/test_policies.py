@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import re
 from collections import Counter
@@ -13,7 +14,7 @@ from gymnasium import spaces
 
 import streamsampler
 import streamsampler.workers.several
-from streamsampler import MultiAgentBatch, RandomAgent
+from streamsampler import MultiAgentBatch, RandomAgent, TrajectoryBatch
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.filters import RunningNorm, RunningReturnNorm
@@ -377,3 +378,18 @@ def test_the_joint_view_of_the_guide_is_an_environment_of_one_agent() -> None:
     assert list(batch.observations) == list(batch.actions) == ["it_0", "runner_0", "runner_1"]
     assert batch.lengths.tolist() == [50, 50, 50] or batch.terminated.any()
     assert set(batch.rewards.tolist()) == {0.0}  # who is caught loses what who catches wins
+
+
+@pytest.mark.parametrize(
+    "name", ["observations", "last_observations", "actions", "raw_observations", "next_observations"]
+)
+def test_what_only_a_policy_has_is_an_error_that_says_where_it_is(name: str) -> None:
+    batch = sampled()
+    words = rf"a batch of several agents has no {name} of its own: batch\['blue'\].{name}, batch\['red'\].{name}"
+    with pytest.raises(AttributeError, match=words):
+        getattr(batch, name)
+    assert not hasattr(batch, name)
+    assert len(getattr(batch["red"], name)) > 0
+    for copied in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), TrajectoryBatch.concatenate(batch.split())):
+        assert copied == batch
+        assert not hasattr(copied, name)
