@@ -175,10 +175,10 @@ class ScriptTimes:
 
 def _since(now: Blocks, before: Blocks) -> Blocks:
     """Return what blocks have measured since then; nothing of those that were not entered."""
-    known = {name: rest for name, *rest in before}
+    known = {block[0]: block for block in before}
     found = []
     for name, count, seconds, within in now:
-        n, time, inner = known.get(name, (0, 0.0, ()))
+        _, n, time, inner = known.get(name, (name, 0, 0.0, ()))
         inside = _since(within, inner)
         if count > n or inside:
             found.append((name, count - n, seconds - time, inside))
@@ -310,10 +310,11 @@ class timed:  # noqa: N801 - reads as a verb in `with timed("physics"):`
         Raises:
             UsageError: The name is no string, or the value no number.
         """
+        given: Any = value
         try:
-            number = float(value)
+            number = None if isinstance(given, str) else float(given)
         except (TypeError, ValueError):
             number = None
-        if name.__class__ is not str or number is None or isinstance(value, str):
+        if name.__class__ is not str or number is None:
             raise UsageError(f"timed.gauge takes a name and a number, not {name!r:.80} and {value!r:.80}")
         _local.collector.show(name, Gauge(number, number, number, number))

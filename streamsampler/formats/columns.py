@@ -29,7 +29,7 @@ from streamsampler.core.progress import Display
 from streamsampler.core.version import __version__
 from streamsampler.data import npz as storage
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.batch_fields import INFOS
+from streamsampler.data.batch_fields import INFOS, replaced
 from streamsampler.data.codec import encode
 from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.data.info_columns import KeyPath
@@ -326,7 +326,7 @@ class Source:
         """Return a shard with the leaves that are exported."""
         if not (leaves := self._leaves):
             return batch
-        return replace(
+        kept: TrajectoryBatch[Any, Any] = replaced(
             batch,
             observation_space=self.observation_space,
             action_space=self.action_space,
@@ -335,6 +335,7 @@ class Source:
             actions=leaves.tree("actions", batch.actions),
             **{name: leaves.infos(name, getattr(batch, name)) for name in INFOS},
         )
+        return kept
 
     def leaf_spaces(self) -> Iterator[tuple[KeyPath, AnySpace]]:
         """Yield the path and the space of each leaf of observations and actions."""

@@ -187,7 +187,7 @@ def test_a_task_update_takes_garages_constructor_of_a_wrapper():
     bare = made(SetTaskUpdate(Tasked, 3), again)
     assert (type(bare), bare.task) == (Tasked, 3)
     with pytest.raises(UsageError, match=r"the wrapper of Noted should give a gymnasium.Env, but gave None"):
-        SetTaskUpdate(Noted, 1, lambda env, task: None)(None)
+        SetTaskUpdate(Noted, 1, lambda env, task: None)(None)  # type: ignore[arg-type, return-value]
     assert Noted.notes[-2:] == ["made", "closed"]
     with pytest.raises(
         TypeError, match=r"takes a function \(env, task\) that wraps the environment, or None, not a int"

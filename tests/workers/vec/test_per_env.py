@@ -206,9 +206,10 @@ def test_what_no_list_of_environments_is_refused():
         with pytest.raises(UsageError, match=words):
             PerEnv(given)
     vector = functools.partial(gymnasium.make_vec, "CartPole-v1", num_envs=2)
-    for given in ([vector, vector, vector], ["CartPole-v1", vector, "CartPole-v1"]):
+    vectors: Any = [vector, vector, vector], ["CartPole-v1", vector, "CartPole-v1"]
+    for several in vectors:
         with (
-            LocalSampler("random", PerEnv(given), n_workers=1, **VEC) as sampler,
+            LocalSampler("random", PerEnv(several), n_workers=1, **VEC) as sampler,
             pytest.raises(RolloutError, match="one of several environments of a worker is vectorised"),
         ):
             sampler.obtain_trajectories(1)
