@@ -39,10 +39,14 @@ with MultiprocessingSampler("random", make_env, n_workers=2) as sampler:
 tasks that one agent learns together: trajectory i runs in environment i % n_envs.
 
 ```python
-from streamsampler import VecWorker
+from functools import partial
+
+import gymnasium
+
+from streamsampler import MultiprocessingSampler, VecWorker
 from streamsampler.environments import PerEnv
 
-envs = PerEnv([lambda length=length: gymnasium.make("Pendulum-v1", g=length) for length in (8.0, 9.0, 10.0)])
+envs = PerEnv([partial(gymnasium.make, "Pendulum-v1", g=g) for g in (8.0, 9.0, 10.0)])
 with MultiprocessingSampler("random", envs, worker_class=VecWorker, worker_args={"n_envs": 3}) as sampler:
     sampler.obtain_trajectories(6)
 ```
