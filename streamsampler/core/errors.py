@@ -135,17 +135,23 @@ class SpentQuota(NamedTuple):
 
     Attributes:
         losses: How many losses there were.
-        within: In what time, such as " within 60 s"; empty where no time is given.
+        within: In what time, such as " within 60 s"; empty where no time is given. Of equal losses, what was lost, such
+            as " of trajectory 7".
         argument: The sampler's argument that sets the quota.
-        limit: Its value.
+        limit: Its value; None where there were too many equal losses for a sampler without this quota.
     """
 
     losses: int
     within: str
     argument: str
-    limit: int
+    limit: int | None
 
     def __str__(self) -> str:
+        if self.limit is None:
+            return (
+                f"that is {self.losses} equal losses{self.within}, which {self.argument}=None does not retry forever; "
+                "a number is obeyed as given"
+            )
         plural = "es" if self.losses > 1 else ""
         return f"that is {self.losses} loss{plural}{self.within}, and {self.argument} is {self.limit}"
 
@@ -180,6 +186,8 @@ class Phase(StrEnum):
     HOOK_LOST = "calling the hook on_trajectory_lost"
     DROP_IF = "calling drop_if"
     CALL = "calling a method of the environment"
+    STARTING = "starting"
+    """The worker was lost before it had done anything."""
 
 
 class WorkerError(SamplerError):

@@ -4,12 +4,14 @@ Every decision follows from the arguments, times included. So a test needs neith
 
 *Losses.* A worker that died or hung, or that raised what `Policy.restart_on` names, is a loss. Other workers run its
 tickets again, from the same seeds, so that nothing shows in the batch. `Losses` counts them against two quotas; over
-either, the call ends with one error that lists them all, and the counting begins from 0.
+either, the call ends with one error that lists them all, and the counting begins from 0. Where a quota is None, equal
+losses end the call instead: what fails the same way three times is a function of the seed, and would fail forever.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections import deque
 from collections.abc import Hashable, Mapping
@@ -119,6 +121,10 @@ _RESTARTS, _LIFETIME_RESTARTS, _WORKERS = 10, 100, 8
 
 _REMEMBERED = 100
 
+_EQUAL, _EQUAL_BY_CHANCE = 2, 9
+"""How many equal losses end no call where a quota is None: what was killed from outside may have met the same killer
+again."""
+
 LEAST_CONSTRUCTION_SECONDS = 60.0
 
 
@@ -127,11 +133,11 @@ class Policy:
     """What is done about losses.
 
     Attributes:
-        max_restarts: Losses that end no call within any `restart_window` seconds; None for any number, and "auto" for
-            10 with up to eight workers, in proportion with more.
+        max_restarts: Losses that end no call within any `restart_window` seconds; None for any number of losses that
+            are not equal (see `Likeness`), and "auto" for 10 with up to eight workers, in proportion with more.
         restart_window: Seconds; None for the sampler's whole life.
-        max_lifetime_restarts: Losses that end no call in the sampler's whole life; None for any number, and "auto"
-            for 100 with up to eight workers, in proportion with more.
+        max_lifetime_restarts: Losses that end no call in the sampler's whole life; None as above, and "auto" for 100
+            with up to eight workers, in proportion with more.
         restart_on: Types of exceptions of user code that count as losses, as deaths and hangs do.
         on_failure: Whether an exception that `restart_on` does not name is raised, or its trajectory dropped.
         step_timeout: Seconds that a reset, an action or a timestep may take; None for any.
@@ -197,6 +203,28 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
+class Likeness:
+    """What equal losses have in common.
+
+    Attributes:
+        subject: What failed: "trajectory 7", "environment 3", or what `unready` returns.
+        cause: How: the class of an exception and the line that raised it, or the cause of a death.
+        by_chance: Whether something outside may have caused it, such as a signal.
+        of_call: Whether the subject exists in one call only.
+    """
+
+    subject: str
+    cause: Hashable
+    by_chance: bool = False
+    of_call: bool = False
+
+
+def unready(worker: int) -> str:
+    """Return the subject of losses of a worker that was lost before it could work."""
+    return f"worker {worker} before it became ready"
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """One loss.
 
@@ -211,6 +239,7 @@ class Incident:
         stack: The Python stacks of a hung worker, as far as they are known.
         hung: Whether the worker was killed because it made no progress.
         hopeless: Whether a new worker would do the same, so that none is started.
+        likeness: What it has in common with equal ones; None where another one like it would be chance.
     """
 
     worker: int
@@ -223,6 +252,7 @@ class Incident:
     stack: str = ""
     hung: bool = False
     hopeless: bool = False
+    likeness: Likeness | None = None
 
     def __str__(self) -> str:
         where = "" if self.trajectory is None else f" in trajectory {self.trajectory}"
@@ -248,6 +278,21 @@ class Losses:
     incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _recent: deque[float] = field(default_factory=deque)
     _n: int = 0
+    _equal: dict[Likeness, int] = field(default_factory=dict)
+
+    def begin_call(self) -> None:
+        """Forget the equal losses of what existed in the last call only."""
+        self._equal = {likeness: n for likeness, n in self._equal.items() if not likeness.of_call}
+
+    @property
+    def has_equal(self) -> bool:
+        """Whether there are losses to forget."""
+        return bool(self._equal)
+
+    def forget(self, subject: str) -> None:
+        """Forget the equal losses of what has succeeded since."""
+        if self._equal:
+            self._equal = {likeness: n for likeness, n in self._equal.items() if likeness.subject != subject}
 
     def count(self, incident: Incident) -> SpentQuota | None:
         """Count a loss.
@@ -265,11 +310,23 @@ class Losses:
             self._recent.append(now)
             while self._recent[0] <= now - window:
                 self._recent.popleft()
-        spent = None if incident.hopeless else self._spent()
+        repeated = None if incident.likeness is None else self._repeated(incident.likeness)
+        spent = None if incident.hopeless else self._spent() or repeated
         if spent is not None or incident.hopeless:
             self._recent.clear()
+            self._equal.clear()
             self._n = 0
         return spent
+
+    def _repeated(self, likeness: Likeness) -> SpentQuota | None:
+        """Count an equal loss; return what is spent where it is one too many."""
+        n = self._equal[likeness] = self._equal.get(likeness, 0) + 1
+        quotas = {"max_restarts": self.policy.max_restarts, "max_lifetime_restarts": self.policy.max_lifetime_restarts}
+        unlimited = [name for name, quota in quotas.items() if quota is None]
+        given = [quota for quota in quotas.values() if isinstance(quota, int)]
+        if not unlimited or n <= max([_EQUAL_BY_CHANCE if likeness.by_chance else _EQUAL, *given]):
+            return None
+        return SpentQuota(n, f" of {likeness.subject}", unlimited[0], None)
 
     def _spent(self) -> SpentQuota | None:
         window = self.policy.restart_window
@@ -292,6 +349,29 @@ class Losses:
         history = tuple(self.incidents)
         self.incidents.clear()
         return history
+
+
+def cause_of_exception(kind: str, traceback: str) -> tuple[str, str]:
+    """Return what equal exceptions have in common: the name of the class, and the line that raised.
+
+    Args:
+        kind: The name of its class.
+        traceback: Its traceback, as text; without frames only the class counts.
+    """
+    frames = _FRAME.findall(traceback)
+    return kind, frames[-1] if frames else ""
+
+
+_FRAME = re.compile(r'^ *File "(.*", line \d+)', re.MULTILINE)
+
+_FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS"}
+
+
+def was_killed(exitcode: int | None) -> bool:
+    """Whether a process may have been ended from outside: by a signal that is no fault of its own, or nobody knows."""
+    if exitcode is None:
+        return True
+    return exitcode < 0 and -exitcode not in [getattr(signal, name, None) for name in _FAULTS]
 
 
 def cause_of_death(exitcode: int | None) -> str:

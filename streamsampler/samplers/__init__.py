@@ -249,14 +249,18 @@ laptop that sleeps. An endless trajectory makes progress, so it is no hang; `max
 | `max_worker_memory` | bytes of private memory above which a worker is replaced between tickets | no limit |
 | `close_timeout` | seconds that all workers together may take to close their environments | 5 |
 
-`None` removes a limit. With more than 8 workers the defaults of the first two grow in proportion. One failure more than
-the quota ends the call with a `streamsampler.WorkerDiedError`, a `streamsampler.WorkerHungError` or a
+`None` removes a limit, but does not retry for ever what fails the same way each time: three equal losses are an error
+then. These are losses of one trajectory by the same exception (its class, and the line that raised) or cause of death,
+or of a worker that never became ready. What a signal from outside may have killed, such as SIGKILL, is tried ten times.
+A number is obeyed as given. With more than 8 workers the defaults of the first two grow in proportion. One failure more
+than the quota ends the call with a `streamsampler.WorkerDiedError`, a `streamsampler.WorkerHungError` or a
 `streamsampler.RolloutError` that lists all of them with times; `error.incidents` has them as objects. The counts then
 start from zero again, and the sampler stays usable. A failure counts when all trajectories before its own have arrived;
 if the batch does not need that trajectory, the failure does not count.
 
 A process that SIGKILL cannot end, for instance one stuck in a file system, is given up after 5 seconds. A fork server
-that does not answer within two minutes is replaced.
+that does not answer within two minutes is replaced. What is lost with it, or with a watchdog, while it starts counts as
+one loss of a worker.
 
 A slow worker does not hold up the batch: it gets smaller tickets and none near the end, and an idle worker re-runs its
 remaining tickets. The first result is used; the other is counted as surplus.

@@ -129,11 +129,12 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             trajectory out, notes it in the accounts with its error, and completes the batch with the next indices.
             Where failures depend on the state, what is left is biased.
         max_restarts: How many dead or hung workers are replaced within any `restart_window` seconds; None for any
-            number, and "auto" for 10 with up to eight workers, in proportion with more. Such a loss does not change
+            number that are not equal: three times the same exception in one trajectory is an error then; "auto" for
+            10 with up to eight workers, in proportion with more. Such a loss does not change
             the batch: the trajectories are run again. One loss more ends the call with an error that lists them all. A
             loss in a trajectory that the batch does not need does not count.
         restart_window: Seconds; None for the sampler's whole life.
-        max_lifetime_restarts: How many workers are replaced in the sampler's whole life; None for any number, and
+        max_lifetime_restarts: How many workers are replaced in the sampler's whole life; None as above, and
             "auto" for 100 with up to eight workers, in proportion with more.
         restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
         check: What is done about environments and agents whose trajectories depend on more than their seeds, so that

@@ -6,7 +6,7 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -23,8 +23,20 @@ from streamsampler.core.errors import (
     WorkerHungError,
 )
 from streamsampler.engines.base import Died, Engine
-from streamsampler.protocol.messages import Answer, Exit, Failure, Phase
-from streamsampler.protocol.restarts import Incident, LengthWatch, Losses, Policy, Stillness, Watch, cause_of_death
+from streamsampler.protocol.messages import Answer, Exit, Failure, Phase, Report
+from streamsampler.protocol.restarts import (
+    Incident,
+    LengthWatch,
+    Likeness,
+    Losses,
+    Policy,
+    Stillness,
+    Watch,
+    cause_of_death,
+    cause_of_exception,
+    unready,
+    was_killed,
+)
 from streamsampler.protocol.result import LeftOut
 from streamsampler.protocol.states import Happened, SamplerSide, SamplerState
 from streamsampler.samplers.per_worker import Kind
@@ -213,6 +225,7 @@ class WorkerRecord:
         has_answered: Whether its memory was looked at after an answer.
         stillness: For how long its row of the status board has not changed.
         hang: Why it was killed, if it made no progress.
+        is_ready: Whether it has run a ticket.
         is_checking: Whether it was told to check its environment, and has not answered the ticket after that.
         files: Where wrappers of its environments write files.
     """
@@ -225,6 +238,7 @@ class WorkerRecord:
     has_answered: bool = False
     stillness: Stillness = field(default_factory=Stillness)
     hang: Hang | None = None
+    is_ready: bool = False
     is_checking: bool = False
     files: tuple[str, ...] = ()
 
@@ -242,6 +256,7 @@ class WorkerRecord:
         is_current = self.side.record_answer(answer)
         self.payloads_in_use = ()
         self.reported_timesteps += answer.ran_timesteps
+        self.is_ready = self.is_ready or (isinstance(answer, Report) and not answer.given_up)
         return is_current
 
 
@@ -293,6 +308,7 @@ class Supervisor:
             side_by_side: How many trajectories a worker runs at a time.
         """
         self._version = version
+        self.losses.begin_call()
         self._lengths.begin(n_timesteps, side_by_side, self._clock())
 
     # ------------------------------------------------------------------ deadlines
@@ -415,17 +431,20 @@ class Supervisor:
             seen: What the worker was last seen doing.
             version: The agent version that the worker had begun; None if it had not begun the current one.
         """
-        hang = record.hang
+        hang, worker = record.hang, event.worker
         if hang is None and record.side.state in _LEAVING:
+            if record.is_ready:
+                self.losses.forget(unready(worker))
             return None
         what = event.why or cause_of_death(event.exitcode)
         if hang is not None:
             seen = hang.seen
             what = f"made no progress for {hang.seconds:.3g} s"
-        return Incident(
-            event.worker,
+        is_starting = version is None and not record.is_ready and hang is None
+        incident = Incident(
+            worker,
             what,
-            seen.phase,
+            Phase.STARTING if is_starting else seen.phase,
             None if version is None else seen.trajectory,
             version,
             self._clock() - self._made,
@@ -434,15 +453,38 @@ class Supervisor:
             hung=hang is not None,
             hopeless=event.hopeless and version is not None,  # in this call's work, and not in that of an earlier one
         )
+        return replace(incident, likeness=self._likeness_of(incident, record))
+
+    def _likeness_of(self, incident: Incident, record: WorkerRecord) -> Likeness | None:
+        """Return what a death or a hang has in common with equal ones."""
+        phase, killed = incident.phase, not incident.hung and was_killed(incident.exitcode)
+        cause = phase, incident.stack if incident.hung else incident.what
+        if incident.trajectory is None and not (record.is_ready and incident.version is None):
+            # In a certain place, only what stands there is likely to be met again and again.
+            by_chance = killed and phase is Phase.STARTING
+            return Likeness(unready(incident.worker), cause, by_chance=by_chance)
+        self.losses.forget(unready(incident.worker))
+        if incident.trajectory is None:
+            return None
+        return Likeness(f"trajectory {incident.trajectory}", cause, by_chance=killed, of_call=True)
 
     def setback_of(self, record: WorkerRecord, failure: Failure, exception: object) -> Setback:
         """Return what an exception of user code is: a loss if `restart_on` names it; then the worker is replaced."""
         worker = record.worker
         if not self.policy.restarts_on(failure.kinds):
             return Setback(worker, failure, exception)
-        version = None if failure.ticket is None else failure.ticket.version
-        seconds = self._clock() - self._made
-        incident = Incident(worker, f"raised {failure.summary}", failure.phase, failure.trajectory, version, seconds)
+        version, seconds = None, self._clock() - self._made
+        subject, of_call, cause = unready(worker), False, cause_of_exception(failure.kinds[0], failure.traceback)
+        if failure.ticket is not None:
+            version, indices = failure.ticket.version, failure.ticket.indices
+            if failure.phase not in UPDATE_PHASES:
+                self.losses.forget(subject)
+                known = failure.trajectory is not None
+                subject = f"trajectory {failure.trajectory}" if known else f"trajectories {indices[0]} to {indices[-1]}"
+                of_call = True
+        likeness = Likeness(subject, (failure.phase, *cause), of_call=of_call)
+        what = f"raised {failure.summary}"
+        incident = Incident(worker, what, failure.phase, failure.trajectory, version, seconds, likeness=likeness)
         record.side.mark_for_replacement()
         return Setback(worker, failure, exception, incident)
 

@@ -3,13 +3,14 @@
 A program is drawn from one number: a sampler (workers, kind of worker, agents and environments for all or for each,
 what is done about failures), and what is done with it: calls of every kind, with and without updates, updates that are
 refused, streams that are left early or run into an error, copies by pickling, replays of what was sampled last,
-fragments with whole trajectories between them. Some programs have hooks with metrics, a `drop_if`, filters, or masks of
-actions; some are of several agents, which come and go, and in some trajectories come back. A third of them has
-`staleness=1`, and learns between calls while workers run ahead. In half of them some trajectories raise: whether a call
-fails, and for which trajectory, is a function of the seed. Four long ones have up to 600 calls and 150 streams, within
-whose reach one in 80 trajectories raises, on 1, 2, 3 and 8 workers. In the others workers are killed and stopped
-meanwhile, at random instants. The same is done with a `LocalSampler`, whose workers nobody disturbs, and every batch,
-every metric, all statistics of filters and every error are compared. No program is left out.
+fragments with whole trajectories between them. In some, exceptions are tried again, also without quotas, where only
+equal losses end it. Some programs have hooks with metrics, a `drop_if`, filters, or masks of actions; some are of
+several agents, which come and go, and in some trajectories come back. A third of them has `staleness=1`, and learns
+between calls while workers run ahead. In half of them some trajectories raise: whether a call fails, and for which
+trajectory, is a function of the seed. Four long ones have up to 600 calls and 150 streams, within whose reach one in 80
+trajectories raises, on 1, 2, 3 and 8 workers. In the others workers are killed and stopped meanwhile, at random
+instants. The same is done with a `LocalSampler`, whose workers nobody disturbs, and every batch, every metric, all
+statistics of filters and every error are compared. No program is left out.
 """
 
 from __future__ import annotations
@@ -195,8 +196,9 @@ class Author:
             options |= {"max_restarts": None, "max_lifetime_restarts": None}
             ways = [signal.SIGKILL] * dice.randint(1, 8) + [signal.SIGSTOP] * dice.choice([0, 0, 0, 1])
             dice.shuffle(ways)
+            options |= {"restart_on": OSError} if dice.random() < 0.5 else {}  # functions of the seed, as often as not
         elif dice.random() < 0.5:
-            options |= {"restart_on": OSError, "max_restarts": dice.randint(0, 3), "restart_window": None}
+            options |= {"restart_on": OSError, "max_restarts": dice.choice([0, 1, 2, 3, None]), "restart_window": None}
         self.add_extras(options)
         options["agents"] = self.for_each(self.agent) if dice.random() < 0.2 else self.agent()
         options["envs"] = self.for_each(self.env) if dice.random() < 0.2 else self.env()

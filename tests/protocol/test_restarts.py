@@ -2,6 +2,8 @@
 
 import math
 import re
+import signal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,19 @@ from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Incident, LengthWatch, Losses, Policy, Stillness, Watch, cause_of_death
+from streamsampler.protocol.restarts import (
+    Incident,
+    LengthWatch,
+    Likeness,
+    Losses,
+    Policy,
+    Stillness,
+    Watch,
+    cause_of_death,
+    cause_of_exception,
+    unready,
+    was_killed,
+)
 
 
 def death(seconds=0.0, worker=0, **more):
@@ -98,6 +112,88 @@ def test_an_error_spends_the_quota_and_the_history():
     assert [(incident.seconds, incident.worker) for incident in losses.history()] == [(0.0, 0), (1.0, 2)]
     assert losses.history() == ()
     assert losses.count(death(2.0)) is None
+
+
+def equal(line=7, subject="trajectory 7", **more):
+    return death(likeness=Likeness(subject, ("ValueError", line), **more))
+
+
+NONE: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+
+
+@pytest.mark.parametrize(
+    ("quotas", "most", "said"),
+    [
+        (NONE, 2, "that is 3 equal losses of trajectory 7, which max_restarts=None does not retry forever; a number"),
+        ({"max_restarts": None}, 2, "3 equal losses of trajectory 7, which max_restarts=None"),
+        ({"max_lifetime_restarts": None}, 2, "3 equal losses of trajectory 7, which max_lifetime_restarts=None"),
+        # A number is obeyed as given, and what it does not bound ends as well.
+        ({"max_restarts": None, "max_lifetime_restarts": 6}, 6, "that is 7 losses in all, and max_lifetime_restarts"),
+        ({"max_restarts": 5, "max_lifetime_restarts": None}, 5, "that is 6 losses within 60 s, and max_restarts is 5"),
+        (
+            {"max_restarts": 5, "restart_window": 0.5, "max_lifetime_restarts": None}, 5,
+            "that is 6 equal losses of trajectory 7, which max_lifetime_restarts=None",
+        ),
+        ({"max_restarts": 0, "max_lifetime_restarts": None}, 0, "that is 1 loss within 60 s, and max_restarts is 0"),
+        ({"max_restarts": 20}, 20, "that is 21 losses within 60 s, and max_restarts is 20"),
+        ({}, 10, "that is 11 losses within 60 s, and max_restarts is 10"),
+    ],
+)  # fmt: skip
+def test_three_equal_losses_are_an_error_where_a_quota_is_none_and_a_number_is_obeyed(quotas, most, said):
+    losses = Losses(Policy(**quotas))
+    incidents = [death(float(at), likeness=equal().likeness) for at in range(most + 1)]
+    *before, last = map(losses.count, incidents)
+    assert before == [None] * most
+    assert said in str(last)
+    assert (last.limit is None) == ("equal" in said)
+    assert len(losses.history()) == most + 1
+
+
+def test_losses_that_differ_in_anything_are_not_equal():
+    losses = Losses(Policy(**NONE))
+    found = [equal(line, subject) for line in range(10) for subject in ("trajectory 7", "trajectory 8") for _ in "ab"]
+    assert [losses.count(it) for it in found] == [None] * 40
+    assert losses.count(equal(0)) is not None
+
+
+def test_what_succeeds_and_what_a_call_ends_with_is_forgotten():
+    losses = Losses(Policy(**NONE))
+    for _ in range(5):
+        assert [losses.count(equal(subject="environment 1")) for _ in "ab"] == [None, None]
+        losses.forget("environment 1")
+        assert [losses.count(equal(of_call=True)) for _ in "ab"] == [None, None]
+        losses.begin_call()
+    assert [losses.count(equal(subject=unready(2))) for _ in "ab"] == [None, None]
+    losses.begin_call()
+    losses.forget(unready(1))
+    verdict = losses.count(equal(subject=unready(2)))
+    assert "that is 3 equal losses of worker 2 before it became ready" in str(verdict)
+    assert [losses.count(equal(subject=unready(2))) for _ in "ab"] == [None, None], "after an error all begins again"
+
+
+def test_what_something_outside_may_have_killed_is_tried_more_often():
+    losses = Losses(Policy(**NONE))
+    verdicts = [losses.count(equal(by_chance=True)) for _ in range(10)]
+    assert verdicts[:-1] == [None] * 9
+    assert str(verdicts[-1]).startswith("that is 10 equal losses")
+    outside, own = (None, -signal.SIGKILL, -signal.SIGTERM), (0, 3, 255, -signal.SIGSEGV, -signal.SIGABRT)
+    assert [was_killed(code) for code in (*outside, *own)] == [True] * 3 + [False] * 5
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "a.py", line 3, in step
+    {}
+  File "b.py", line 9, in connect
+    raise ValueError({})
+ValueError: {}"""
+
+
+def test_equal_exceptions_have_one_class_and_one_line_whatever_they_say():
+    found = {cause_of_exception("ValueError", TRACEBACK.format(*"123" if n else "456")) for n in range(2)}
+    assert found == {("ValueError", 'b.py", line 9')}
+    assert cause_of_exception("OSError", TRACEBACK) not in found
+    assert cause_of_exception("ValueError", TRACEBACK.replace("9", "8")) not in found
+    assert cause_of_exception("ValueError", "ValueError: 1") == ("ValueError", "")
 
 
 def test_an_incident_in_words():

@@ -123,12 +123,12 @@ def test_a_worker_is_too_large_until_it_is_being_replaced():
     assert [*found, course.supervisor.is_too_large(course.record)] == [False, True, False]
 
 
-# The first of these is of the dead alone, the other one of environments that no sampler runs.
+# The first two of these are of the dead alone, the other one of environments that no sampler runs.
 def test_what_is_done_once_a_ticket_is_no_step():
     """A large ticket takes long to pack and to pickle, in code that cannot tell how far it is."""
     hooks = {Phase.HOOK_START, Phase.HOOK_TIMESTEP, Phase.HOOK_END, Phase.HOOK_LOST, Phase.DROP_IF}
     within_trajectories = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, *hooks}
-    for phase in set(Phase) - {Phase.UNSEEN, Phase.CALL}:
+    for phase in set(Phase) - {Phase.UNSEEN, Phase.STARTING, Phase.CALL}:
         course = Course(step_timeout=1.0, construction_timeout=8.0)
         course.engine.progress.return_value = Progress(1, 7, 2, phase)
         assert course.until_killed()
