@@ -30,9 +30,10 @@ row of `Steps` has the action and the observation that led to it.
 (`self.np_random`) alone: several share a process. A function that makes environments may have the parameters
 `env_number` and `worker_number`, for ports and files of its own; it must make a new environment each time.
 
-*Batches.* `recorder = manager.recorder()` makes batches of whole episodes: `recorder.add(steps, agent_infos)` after
-each `recv` or `step`, then `recorder.take(100)`. They are a sampler's for the same seeds and actions: the episodes with
-the lowest indices, e + k * n_envs, so that short ones and quick environments are no more often in them.
+*Batches.* `recorder = manager.recorder()` makes batches of whole episodes: `recorder.add(steps, agent_infos)` of what
+each `reset`, `recv` and `step` returns, then `recorder.take(100)`. They are a sampler's for the same seeds and actions:
+the episodes with the lowest indices, e + k * n_envs, so that short ones and quick environments are no more often in
+them.
 
 *Values.* What environments return and what they are sent is held to their spaces as in samplers: a number that would
 become another one, a wrong shape, a reward or an end that is none is a `DataError` that says both. An action outside
@@ -52,8 +53,11 @@ timesteps at which it was done. With `on_failure="reset"` such episodes end with
 that names the environments, and the others go on.
 
 *Quotas.* Workers that die or hang, and environments that raise, count against `max_restarts` within `restart_window`
-seconds; what failed is tried again after `restart_wait` seconds, while the others go on. A worker hangs that shows no
-progress for `step_timeout` seconds of the caller's waiting (`reset_timeout` in a reset, `construction_timeout` from its
-start until its environments are made); its stacks are in the error. Log records of environments reach the loggers of
-this process. `close` gives all environments `close_timeout` seconds.
+seconds, and against `max_lifetime_restarts` in all; what failed is tried again after `restart_wait` seconds, while the
+others go on. A reset that fails is tried again until a quota is spent: in a new object, or with `renew=False` in the
+same one. Where a quota is None, three equal failures of one environment (the class of the exception, and the line) are
+an error, as in samplers. Workers that are lost while they start, with the processes that start them too, count alike. A
+worker hangs that shows no progress for `step_timeout` seconds of the caller's waiting (`reset_timeout` in a reset,
+`construction_timeout` from its start until its environments are made); its stacks are in the error. Log records of
+environments reach the loggers of this process. `close` gives all environments `close_timeout` seconds.
 """

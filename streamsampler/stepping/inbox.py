@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from streamsampler.core.errors import WorkerDiedError, WorkerError, WorkerHungError
+from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.histories import BEFORE, TOO_MANY, PastRequest, RestoreOrder, digest_of_result
 from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
@@ -23,7 +25,9 @@ _LOG = logging.getLogger("streamsampler")
 
 
 _RESTORE_ATTEMPTS, _ATTEMPTS_AFTER_DEATHS = 1, 9
-"""How often an environment is tried again that fails in the same request; whoever kills workers may do it again."""
+"""How often an environment is tried again that fails in the same step; whoever kills workers may do it again."""
+
+_PHASES_OF_RESETS = ("reset", Phase.RESET, Phase.ENV_CONSTRUCTION)
 
 
 class Recovery:
@@ -79,11 +83,16 @@ class Recovery:
     # ------------------------------------------------------------------ failures
 
     def forgive(self, env_ids: Sequence[int]) -> None:
-        """Forget earlier failures of environments whose requests were carried out."""
+        """Forget how often the open requests of environments have failed."""
         if self._attempts:
             for env_id in env_ids:
                 self._attempts.pop((env_id, True), None)
                 self._attempts.pop((env_id, False), None)
+
+    def record_success(self, env_ids: Sequence[int]) -> None:
+        """Forget all failures of environments whose requests were carried out."""
+        self.forgive(env_ids)
+        self._transport.setbacks.record_success(env_ids)
 
     def take_broken(self, event: Broken, outdated: bool) -> BaseException | None:
         """Record a failure; return the error to raise, if it is to be raised.
@@ -99,20 +108,24 @@ class Recovery:
         is_hopeless = self._is_hopeless(event)
         if outdated:
             return event.error if self._options.on_failure == "raise" or event.is_final else None
-        is_final = event.is_final or (is_hopeless and self._is_resetting(event.culprit))
-        return event.error if self._bring_back(event, is_final, is_hopeless) else None
+        return event.error if self._bring_back(event, event.is_final, is_hopeless) else None
 
-    def take_interrupted(self, events: Sequence[Broken]) -> None:
-        """Bring environments back that are lost because a call was interrupted; no failure is counted for that."""
+    def take_interrupted(self, events: Sequence[Broken], to_reset: Collection[int]) -> None:
+        """Bring environments back that are lost because a call was interrupted; no failure is counted for that.
+
+        Args:
+            events: Which are lost.
+            to_reset: Environments that their caller resets: their open steps are not taken again.
+        """
         if self._options.autoreset != "same_step":
             ended = [env_id for env_id in sorted(self._ledger.waiting) if self._episodes.has_failed(env_id)]
             self._ledger.answer(ended)
         self._later.clear()  # what waited is lost as well, and is brought back by what follows
         for event in events:
             self._accounts.restarts += event.is_new
-            self._bring_back(event, is_final=False, is_hopeless=False)
+            self._bring_back(event, is_final=False, is_hopeless=False, to_reset=to_reset)
 
-    def _bring_back(self, event: Broken, is_final: bool, is_hopeless: bool) -> bool:
+    def _bring_back(self, event: Broken, is_final: bool, is_hopeless: bool, to_reset: Collection[int] = ()) -> bool:
         """Do with environments that failed what is to be done; return whether the error is to be raised."""
         lost = [env_id for env_id in event.env_ids if env_id in self._ledger.waiting]
         # What waited is brought back by this; carried out as well, it would be done twice.
@@ -128,7 +141,7 @@ class Recovery:
             if is_hopeless and event.culprit is not None and self._goes_on(event.culprit):
                 self.forgive([event.culprit])
                 self._ledger.fail([event.culprit])
-            self._restore(event, [env_id for env_id in lost if env_id in self._ledger.waiting])
+            self._restore(event, [env_id for env_id in lost if env_id in self._ledger.waiting], to_reset)
             return is_hopeless
         self._reset(event, lost)
         return False
@@ -140,8 +153,11 @@ class Recovery:
         return self._ledger.states[env_id] is EnvState.RESETTING or self._episodes.has_failed(env_id)
 
     def _is_hopeless(self, event: Broken) -> bool:
-        """Count the failure of the environment that ran; return whether it fails whenever it is asked for the same."""
-        if event.culprit is None:
+        """Count the failure of the environment that ran; return whether it fails whenever it is asked for the same.
+
+        A reset is tried again as often as the quotas allow: nothing of an episode is lost by it.
+        """
+        if event.culprit is None or getattr(event.error, "phase", None) in _PHASES_OF_RESETS:
             return False
         died = isinstance(event.error, WorkerDiedError)
         key = event.culprit, died
@@ -152,11 +168,19 @@ class Recovery:
 
     def _reset(self, event: Broken, lost: list[int]) -> None:
         self._make_anew(event)
-        states = self._ledger.states
-        again = [env_id for env_id in lost if states[env_id] is EnvState.RESETTING]
-        if again:
-            self._try_again(event, _Again(event.env_ids, resets=again))
-        self.end_lost([env_id for env_id in lost if states[env_id] is EnvState.STEPPING])
+        ended, orders = list[int](), list[RestoreOrder | None]()
+        resets, steps = list[int](), list[int]()
+        for env_id in lost:
+            is_step = self._ledger.states[env_id] is EnvState.STEPPING and not self._episodes.has_failed(env_id)
+            if is_step and self._episodes.goes_on(env_id):
+                ended.append(env_id)
+                continue
+            (steps if is_step else resets).append(env_id)  # a step that begins an episode is a reset
+            if not event.is_new and self._options.renew:
+                orders.append(self._order_anew(env_id, remake=True))
+        if resets or steps:
+            self._try_again(event, _Again(event.env_ids, [it for it in orders if it is not None], resets, steps))
+        self.end_lost(ended)
         self._episodes.lose([env_id for env_id in event.env_ids if env_id not in lost])
 
     def end_lost(self, env_ids: list[int]) -> None:
@@ -170,17 +194,20 @@ class Recovery:
 
     # ------------------------------------------------------------------ episodes that go on
 
-    def _restore(self, event: Broken, lost: list[int]) -> None:
+    def _restore(self, event: Broken, lost: list[int], to_reset: Collection[int]) -> None:
         """Restore environments, and request their open steps again."""
+        remake, is_same = not event.is_new and self._options.renew, not event.is_new and not self._options.renew
         orders, ended = [], []
         resets: list[int] = []
         steps: list[int] = []
         for env_id in event.env_ids:
-            why_not, remake = "", not event.is_new
-            if not self._goes_on(env_id):
-                order = self._order_anew(env_id, remake=remake)
+            why_not = ""
+            if env_id in to_reset or not self._goes_on(env_id):
+                order = None if is_same else self._order_anew(env_id, remake=remake)
             else:
                 order, why_not = self._order(env_id, remake=remake)
+                if order is not None and is_same:
+                    order = replace(order, requests=[it for it in order.requests if it.timestep != BEFORE])
             if order is not None:
                 orders.append(order)
             if why_not:
@@ -317,7 +344,7 @@ class Inbox:
             if isinstance(event, Done):
                 self._episodes.keep_infos(event.infos)
                 self._ledger.answer(event.env_ids)
-                self._recovery.forgive(event.env_ids)
+                self._recovery.record_success(event.env_ids)
             elif isinstance(event, Broken):
                 error = self._take_broken(event, place < lost_at.get(event.env_ids[0], -1))
                 first = _first_of(first, error)  # not before: each failure is recorded
@@ -337,16 +364,23 @@ class Inbox:
         error = self._recovery.take_broken(event, outdated)
         return None if is_discarded else error
 
-    def mend(self) -> None:
+    def mend(self, to_reset: Collection[int] = ()) -> None:
         """Let transport and accounts agree again, where a call was interrupted in the middle.
 
         What was being handed out has failed, as the caller did not get it; other environments come back as after a
         failure.
+
+        Args:
+            to_reset: Environments that their caller resets now: a step that was interrupted is not taken again.
         """
         self._ledger.mend()
         self._ledger.fail(self._in_hand)
         self._in_hand = []
-        self._recovery.take_interrupted(self._transport.interrupted(self._ledger.waiting))
+        lost = self._transport.interrupted(self._ledger.waiting)
+        to_reset = {*to_reset, *self._due}.difference(self._ledger.arrived)
+        # Their results are there, as far as the reset is concerned, which discards them.
+        self._ledger.answer(sorted(self._ledger.waiting.intersection(to_reset)))
+        self._recovery.take_interrupted(lost, to_reset)
         self._reset_due()
         self._transport.in_hand = False
 

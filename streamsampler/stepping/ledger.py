@@ -270,7 +270,7 @@ def next_state(state: EnvState, event: EnvEvent) -> EnvState:
 
 _OPEN = (EnvState.RESETTING, EnvState.STEPPING)
 _WHAT_TO_DO = {
-    EnvState.VOID: "call reset() first",
+    EnvState.VOID: "call reset() first, which begins its episode",
     EnvState.RESETTING: "call recv() for the result of its reset first",
     EnvState.STEPPING: "its last action has no result yet: call recv() first",
     EnvState.NEEDS_RESET: "its episode has ended: call reset(env_ids=[{}])",

@@ -240,12 +240,14 @@ class BaseEnvManager(abc.ABC):
         transport.in_hand = False
 
     def _request_resets(self, env_ids: Any, seed: Any, options: Any, every_episode: bool) -> list[int]:
-        transport = self._launched()
+        transport = self._there()
         chosen = self._chosen(env_ids)
         copied = copied_options(options)
         if every_episode and seed is None:
             raise UsageError("every_episode=True begins each episode with the same seed: give one, reset(seed=…)")
         seeds = {} if seed is None else self._episodes.seeds.restart(chosen, seed, every_episode=every_episode)
+        if transport.in_hand:  # an earlier call was interrupted
+            self._inbox.mend(chosen)
         transport.send_settings()
         transport.in_hand = True
         self._inbox.reset({env_id: (seeds.get(env_id), copied) for env_id in chosen})

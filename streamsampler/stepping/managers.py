@@ -179,7 +179,9 @@ class EnvManager(AnyEnvManager):
         on_failure: OnEnvFailure = "restore",
         max_restarts: Quota = Policy.max_restarts,
         restart_window: float | None = Policy.restart_window,
+        max_lifetime_restarts: Quota = Policy.max_lifetime_restarts,
         restart_wait: float = 0.0,
+        renew: bool = True,
         own_generators: bool = False,
         restore_limit: int = RESTORE_LIMIT,
         verify: Verify = "last",
@@ -199,15 +201,16 @@ class EnvManager(AnyEnvManager):
             n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,
             recv_timeout=recv_timeout, on_failure=on_failure, abnormal=abnormal,
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
-            own_generators=own_generators,
+            own_generators=own_generators, renew=renew,
         )  # fmt: skip
         self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
         if self.n_workers > n_envs:
             raise UsageError(f"n_workers is {n_workers}, but there are only {n_envs} environments")
         self._threads = check_threads(worker_threads)
         self._policy = options.policy(
-            max_restarts=max_restarts, restart_window=restart_window, close_timeout=close_timeout
-        )
+            max_restarts=max_restarts, restart_window=restart_window, max_lifetime_restarts=max_lifetime_restarts,
+            close_timeout=close_timeout,
+        )  # fmt: skip
         self._limits = step_timeout, reset_timeout, construction_timeout
         watch_of(*self._limits)  # raises where one of them cannot work
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed, self.n_workers)
@@ -260,7 +263,7 @@ class _InThisProcess(Transport):
     def __init__(
         self, updates: Updates, fresh: _Fresh, autoreset: Autoreset, policy: Policy, *, own_generators: bool
     ) -> None:
-        self._setbacks = Setbacks(policy, [list(updates)])
+        self.setbacks = Setbacks(policy, [list(updates)])
         board = StatusBoard(memoryview(bytearray(board_bytes(1))))
         self._stepper = Stepper(updates, 0, board.row(0), autoreset, own_generators=own_generators, is_shared=True)
         self._stepper.on_draws = self._note_draws
@@ -279,14 +282,14 @@ class _InThisProcess(Transport):
         with self._working(env_ids):
             for env_id in env_ids:
                 if env_id not in self._stepper.not_restored:
-                    self._run(env_id, "step", self._stepper.step)
+                    self._run(env_id, self._stepper.step)
 
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
         with self._working(env_ids):
             for env_id in env_ids:
                 if env_id in options:
                     self._stepper.set_options(env_id, options[env_id])
-                self._run(env_id, "reset", self._stepper.reset)
+                self._run(env_id, self._stepper.reset)
 
     @contextlib.contextmanager
     def _working(self, env_ids: Sequence[int]) -> Iterator[None]:
@@ -310,7 +313,7 @@ class _InThisProcess(Transport):
     def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
         return {env_id: self._stepper.forget_options(env_id) for env_id in env_ids}
 
-    def _run(self, env_id: int, phase: str, carry_out: Callable[[int], dict[str, Any]]) -> None:
+    def _run(self, env_id: int, carry_out: Callable[[int], dict[str, Any]]) -> None:
         times, began = self._stepper.times, perf_counter()
         try:
             with times.collecting():
@@ -318,7 +321,8 @@ class _InThisProcess(Transport):
             copied = {key: snapshot(value) for key, value in info.items()}  # the environment may use its arrays again
         except (Exception, SystemExit) as error:
             self._stepper.end_episodes([env_id])
-            raised = self._setbacks.raised(env_id, 0, phase, summary_of(error), error, error)
+            phase = self._stepper.phase_at_failure
+            raised = self.setbacks.raised(env_id, 0, phase, summary_of(error), error, error)
             self._events.append(Broken.alone(env_id, raised))
             return
         finally:
@@ -333,7 +337,12 @@ class _InThisProcess(Transport):
     def restore(self, orders: Sequence[RestoreOrder]) -> None:
         self._stepper.generators.look_away()
         for order in orders:
-            why_not = self._stepper.restore(order)
+            try:
+                why_not = self._stepper.restore(order)
+            except (Exception, SystemExit) as error:
+                raised = self.setbacks.raised(order.env_id, 0, "reset", summary_of(error), error, error)
+                self._events.append(Broken.alone(order.env_id, raised))
+                continue
             n_timesteps = None if order.rewards is None else len(order.rewards)
             self._events.append(Restored(order.env_id, n_timesteps, why_not))
 
@@ -357,7 +366,7 @@ class _InThisProcess(Transport):
                 try:
                     values.append(self._stepper.request(env_id, kind, name, argument))
                 except SystemExit as error:  # which would end the caller's program
-                    raise self._setbacks.raised(env_id, 0, name, summary_of(error), error, error) from error
+                    raise self.setbacks.raised(env_id, 0, name, summary_of(error), error, error) from error
                 tried[env_id] = False
         return values
 
@@ -395,8 +404,13 @@ class SerialEnvManager(AnyEnvManager):
             with a warning. If it raises again, that is an error, as with "raise". "reset": its episode ends, marked in
             `Steps.failed`. "raise": the error is raised, and the environment is to be reset.
         max_restarts: How often environments may raise within `restart_window` seconds before that is an error with
-            "restore" and "reset", too; see `MultiprocessingSampler`.
+            "restore" and "reset", too; see `MultiprocessingSampler`. A reset that fails is tried again so often. With
+            None, three equal failures of one environment are an error.
         restart_window: Seconds; None for the manager's whole life.
+        max_lifetime_restarts: The same for the manager's whole life.
+        renew: Whether an environment that raised is made anew before it is tried again. Otherwise the same object is
+            reset again, as suits one that takes long to make; with on_failure="reset" only what raised in a reset is
+            made anew.
         own_generators: Whether each environment has states of its own of the global generators (`random`,
             `numpy.random`, torch's), so that data are the same for any number of workers also where environments draw
             from them. Otherwise only those have them that are found to draw, from then on, with a warning.
@@ -427,7 +441,9 @@ class SerialEnvManager(AnyEnvManager):
         on_failure: OnEnvFailure = "restore",
         max_restarts: Quota = Policy.max_restarts,
         restart_window: float | None = Policy.restart_window,
+        max_lifetime_restarts: Quota = Policy.max_lifetime_restarts,
         restart_wait: float = 0.0,
+        renew: bool = True,
         own_generators: bool = False,
         restore_limit: int = RESTORE_LIMIT,
         verify: Verify = "last",
@@ -440,9 +456,11 @@ class SerialEnvManager(AnyEnvManager):
             n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,
             recv_timeout=recv_timeout, on_failure=on_failure, abnormal=abnormal,
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
-            own_generators=own_generators,
+            own_generators=own_generators, renew=renew,
         )  # fmt: skip
-        self._policy = options.policy(max_restarts=max_restarts, restart_window=restart_window)
+        self._policy = options.policy(
+            max_restarts=max_restarts, restart_window=restart_window, max_lifetime_restarts=max_lifetime_restarts
+        )
         self._fresh: _Fresh | None = None
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed)
 

@@ -58,6 +58,7 @@ class ManagerOptions:
     copy: bool = True
     restart_wait: float = 0.0
     own_generators: bool = False
+    renew: bool = True
 
     def __post_init__(self) -> None:
         positive("n_envs", self.n_envs)
@@ -70,7 +71,8 @@ class ManagerOptions:
         if self.recv_timeout is not None:
             positive_seconds("recv_timeout", self.recv_timeout)
         self._check_failures()
-        for name, value in (("copy", self.copy), ("own_generators", self.own_generators)):
+        switches = {"copy": self.copy, "own_generators": self.own_generators, "renew": self.renew}
+        for name, value in switches.items():
             if not isinstance(value, bool):
                 raise UsageError(f"{name} must be True or False, got {value!r}")
         if not callable(self.abnormal):
@@ -88,7 +90,7 @@ class ManagerOptions:
     def policy(self, **fields: Any) -> Policy:
         """Return the quotas: where failures end no call, exceptions count as deaths and hangs do."""
         counted = () if self.on_failure == "raise" else (BaseException,)
-        return Policy(max_lifetime_restarts=None, restart_on=counted, **fields)
+        return Policy(restart_on=counted, **fields)
 
     def histories(self, rows: Rows, parameters: ParameterSets) -> Histories | None:
         """Return what keeps the episodes, so that environments can be restored; None where they are not."""

@@ -15,6 +15,7 @@ ends the processes is what does it for samplers.
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 import os
@@ -31,6 +32,7 @@ from streamsampler.core.errors import (
     RolloutError,
     SerializationError,
     WorkerError,
+    WorkerHungError,
 )
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.settings import Settings
@@ -69,6 +71,8 @@ from streamsampler.workers.logs import Levels, handle_records, levels_here
 NewStepper = Callable[[Any, int, WorkerRow], Stepper]
 """Makes what runs the environments of a process, from their updates, the worker number and the worker's row."""
 
+_LOG = logging.getLogger("streamsampler")
+
 _REPORT_SECONDS = 1.0
 """How long workers may take that have nothing to do, to say where their time went."""
 
@@ -88,8 +92,6 @@ class ProcessTransport(Transport):
         threads: How many threads libraries compute on in a worker.
         restart_wait: Seconds until a worker is started again.
 
-    Attributes:
-        setbacks: Counts failures and losses against the quotas.
     """
 
     _pool: EnvPool
@@ -121,10 +123,13 @@ class ProcessTransport(Transport):
         self._pool = EnvPool(self._setup(self._updates), len(self._envs_of), self._threads, self._close_timeout)
         self._close = weakref.finalize(self, _end, self._pool)
         self._settings = Settings.of_this_process(), levels_here()
-        self._await(lambda: all(link.spaces is not None or link.ended for link in self._pool))
-        broken = [event for event in self._pending if isinstance(event, Broken)]
-        for event in sorted(broken, key=lambda it: not it.is_final):  # first one that spends a quota
-            raise event.error
+        while True:
+            self._await(lambda: all(link.spaces is not None or link.error is not None for link in self._pool))
+            broken = [event for event in self._pending if isinstance(event, Broken)]
+            if not broken:
+                break
+            self._pending = [event for event in self._pending if not isinstance(event, Broken)]
+            self._start_lost(broken)
         self.spaces = EnvSpaces([pair for link in self._pool for pair in loads(link.spaces)])
         size, fd = bytes_needed(self.spaces), self._pool.files.rows_fd
         os.ftruncate(fd, size)
@@ -132,6 +137,25 @@ class ProcessTransport(Transport):
         self.rows = Rows(self.spaces, buffer_rows(mmap.mmap(fd, size)))
         for link in self._pool:
             self._begin(link)
+
+    def _start_lost(self, broken: Sequence[Broken]) -> None:
+        """Start workers again that were lost while they started.
+
+        Args:
+            broken: What was lost.
+
+        Raises:
+            WorkerError: An environment cannot be made, or takes too long; or a quota is spent.
+        """
+        for event in broken:
+            if event.is_final or isinstance(event.error, WorkerHungError):
+                raise event.error
+        for event in broken:
+            assert isinstance(event.error, WorkerError)
+            _LOG.warning("%s; a new one takes its place", event.error.what)
+        self._await(lambda: False, self._restart_wait)
+        for event in broken:
+            self._pool.restart(event.worker_number)
 
     def _setup(self, updates: Mapping[int, Any]) -> tuple[ProcessSetup, Levels]:
         """Return what workers are given at their start."""
@@ -382,6 +406,7 @@ class ProcessTransport(Transport):
         match message:
             case ("spaces", spaces):
                 link.is_making, link.spaces = False, spaces
+                self.setbacks.became_ready(link.number)
             case ("values" | "raised", *_):
                 link.asked, link.answer = [], message
             case ("report", report):
@@ -405,6 +430,7 @@ class ProcessTransport(Transport):
                 return self._end(link, self._raised(link.number, env_id, phase, *about), is_final=True)
             case ("failed", env_id, phase, *about):
                 link.waiting.discard(env_id)
+                link.restoring.discard(env_id)
                 return [Broken.alone(env_id, self._raised(link.number, env_id, phase, *about))]
             case ("restored", env_id, n_timesteps, why_not):
                 link.restoring.discard(env_id)

@@ -136,7 +136,10 @@ class Stepper:
         self.envs[env_id] = self._made(env_id, self.fresh(env_id), others)
 
     def restore(self, order: RestoreOrder) -> str:
-        """Make an environment what it was; return why it is not what it was, empty if it is."""
+        """Make an environment what it was; return why it is not what it was, empty if it is.
+
+        What its reset raises is raised: that is tried again, as any reset.
+        """
         env_id, why_not = order.env_id, ""
         self._is_over[env_id] = True
         try:
@@ -151,6 +154,8 @@ class Stepper:
         except (Exception, SystemExit) as error:
             if order.seed is not None:
                 self.not_restored.add(env_id)
+                if self._row.words[self._row.phase_word] == RESETTING and not isinstance(error, NotRestoredError):
+                    raise
             return str(error) if isinstance(error, NotRestoredError) else f"it raised {summary_of(error)}"
         self.not_restored.discard(env_id)
         return why_not
@@ -314,6 +319,11 @@ class Stepper:
         words[row.trajectory_word] = env_id + 1
         words[row.phase_word] = phase
         self._n_stepped = words[row.timesteps_word] = self._n_stepped + 1
+
+    @property
+    def phase_at_failure(self) -> str:
+        """What the environment that raised was doing: a step that begins an episode is a reset."""
+        return "reset" if self._row.words[self._row.phase_word] in (RESETTING, MAKING) else "step"
 
     def rest(self) -> None:
         """Show that no environment runs."""

@@ -8,18 +8,27 @@ import os
 import pickle
 import struct
 import time
+import traceback
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from streamsampler.core.by_value import dumps_by_value
-from streamsampler.core.errors import ActionError, RolloutError, SpentQuota, WorkerError
+from streamsampler.core.errors import ActionError, RemoteTraceback, RolloutError, SpentQuota, WorkerError
 from streamsampler.core.serialization import dumps
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Incident, Losses, Policy
+from streamsampler.protocol.restarts import (
+    Incident,
+    Likeness,
+    Losses,
+    Policy,
+    cause_of_exception,
+    unready,
+    was_killed,
+)
 from streamsampler.samplers.supervisor import Hang, loss_error
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.ledger import WorkerReport
@@ -206,6 +215,7 @@ class Transport(abc.ABC):
     Attributes:
         rows: The rows of all environments, after `start`.
         spaces: The spaces of each environment, after `start`.
+        setbacks: Counts failures and losses against the quotas.
         in_hand: Whether a call is at something that must not be left half done: what was read is not recorded yet, or
             what is recorded is not sent. It stays True where an unexpected exception, such as Ctrl-C, ends the
             call there: then `interrupted` is to be called before anything else.
@@ -214,6 +224,7 @@ class Transport(abc.ABC):
 
     rows: Rows
     spaces: EnvSpaces
+    setbacks: Setbacks
     in_hand: bool = False
     tried: Mapping[int, bool] = MappingProxyType({})
 
@@ -340,9 +351,10 @@ class Setbacks:
         quota: SpentQuota | None = None
         incidents: tuple[Incident, ...] = ()
         if self._policy.restart_on and not isinstance(original, ActionError):
-            quota, incidents = self._count(
-                Incident(worker, f"raised in environment {env_id}", _phase(phase), *self._when)
-            )
+            text = cause.text if isinstance(cause, RemoteTraceback) else "".join(traceback.format_exception(cause))
+            likeness = Likeness(_name(env_id), (phase, *cause_of_exception(summary.partition(":")[0], text)))
+            incident = Incident(worker, f"raised in environment {env_id}", _phase(phase), *self._when)
+            quota, incidents = self._count(replace(incident, likeness=likeness))
         error = RolloutError(
             what, worker_number=worker, phase=phase, trajectory=None, original=original, quota=quota,
             incidents=incidents,
@@ -352,12 +364,34 @@ class Setbacks:
 
     def died(self, worker: int, exitcode: int | None, what: str, phase: Phase, env_id: int | None) -> WorkerError:
         """Return the error of a worker that died: what happened, and what it was doing with which environment."""
-        return self._lost(Incident(worker, what, phase, *self._when, exitcode=exitcode), env_id)
+        likeness = self._likeness(worker, phase, what, env_id, by_chance=was_killed(exitcode))
+        return self._lost(Incident(worker, what, phase, *self._when, exitcode=exitcode, likeness=likeness), env_id)
 
     def hung(self, worker: int, hang: Hang, phase: Phase, env_id: int | None) -> WorkerError:
         """Return the error of a worker that hung, with its Python stacks."""
         what = f"made no progress for {hang.seconds:.3g} s, and was killed,"
-        return self._lost(Incident(worker, what, phase, *self._when, stack=hang.stack, hung=True), env_id)
+        likeness = self._likeness(worker, phase, hang.stack, env_id)
+        return self._lost(
+            Incident(worker, what, phase, *self._when, stack=hang.stack, hung=True, likeness=likeness), env_id
+        )
+
+    def record_success(self, env_ids: Sequence[int]) -> None:
+        """Forget the equal failures of environments that did what they were asked."""
+        if self._losses.has_equal:
+            for env_id in env_ids:
+                self._losses.forget(_name(env_id))
+
+    def became_ready(self, worker: int) -> None:
+        """Forget the equal losses of a worker that has made its environments now."""
+        self._losses.forget(unready(worker))
+
+    @staticmethod
+    def _likeness(
+        worker: int, phase: Phase, cause: str, env_id: int | None, *, by_chance: bool = False
+    ) -> Likeness | None:
+        if phase is Phase.ENV_CONSTRUCTION:
+            return Likeness(unready(worker), cause, by_chance)
+        return None if env_id is None else Likeness(_name(env_id), (phase, cause), by_chance)
 
     @property
     def _when(self) -> tuple[None, None, float]:
@@ -371,6 +405,10 @@ class Setbacks:
         which = "" if env_id is None else f" {env_id}"
         envs = ", ".join(map(str, self._envs_of[incident.worker]))
         return loss_error(incident, *self._count(incident), f"{incident}{which}; in it are environments {envs}")
+
+
+def _name(env_id: int) -> str:
+    return f"environment {env_id}"
 
 
 def _phase(word: str) -> Phase:

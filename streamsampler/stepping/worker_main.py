@@ -193,7 +193,11 @@ class EnvWorker:
     def _restore(self, orders: Payload) -> None:
         order: RestoreOrder
         for order in loads(orders):
-            why_not = self._stepper.restore(order)
+            try:
+                why_not = self._stepper.restore(order)
+            except BaseException as error:  # see above
+                self._write(pickle_frame(("failed", order.env_id, "reset", *_about(error))))
+                continue
             n_timesteps = None if order.rewards is None else len(order.rewards)
             self._write(pickle_frame(("restored", order.env_id, n_timesteps, why_not)))
         self._stepper.rest()
@@ -210,6 +214,7 @@ class EnvWorker:
             if info:
                 self._infos[env_id] = phase, pickled(info)
         except BaseException as error:  # see above
+            phase = self._stepper.phase_at_failure
             self._stepper.end_episodes([env_id])
             self._send_done()
             self._write(pickle_frame(("failed", env_id, phase, *_about(error))))

@@ -130,7 +130,8 @@ def test_one_that_fails_whenever_it_is_tried_is_an_error_and_fails_alone(kind, o
             manager.send(np.array([1]), [0])
         steps = manager.recv()
         assert (steps.env_ids.tolist(), steps.failed.tolist(), steps.rewards.tolist()) == ([1], [False], [1])
-        assert manager.failures == (1 if on_failure == "raise" else 2)
+        # A reset is tried as often as max_restarts says, a step once more.
+        assert manager.failures == (1 if on_failure == "raise" else 11 if "in reset" in match else 2)
         manager.reset([0], options={})
         steps = manager.step(ONES)
         assert (steps.timesteps.tolist(), steps.episodes[1]) == ([1, 2], 0)
@@ -187,12 +188,89 @@ class NeverReset(Counting):
         raise OSError("no display")
 
 
+# By the quotas that are given: how often it is tried, and what the error says of them.
+TRIES: list[tuple[dict[str, Any], int, str]] = [
+    ({"max_restarts": None}, 3, "that is 3 equal losses of environment 1, which max_restarts=None"),
+    ({"max_lifetime_restarts": None}, 3, "that is 3 equal losses of environment 1, which max_lifetime_restarts=None"),
+    ({"max_restarts": 5, "max_lifetime_restarts": None}, 6, "that is 6 losses within 60 s, and max_restarts is 5"),
+    ({"max_restarts": None, "max_lifetime_restarts": 4}, 5, "that is 5 losses in all, and max_lifetime_restarts is 4"),
+    ({}, 11, "that is 11 losses within 60 s, and max_restarts is 10"),
+    ({"max_restarts": 0}, 1, "that is 1 loss within 60 s, and max_restarts is 0"),
+]
+
+
+@pytest.mark.parametrize("renew", [True, False])
 @pytest.mark.parametrize("on_failure", ["restore", "reset"])
-def test_a_reset_that_always_fails_is_an_error(on_failure):
-    manager = SerialEnvManager([Counting, NeverReset], n_envs=2, seed=0, on_failure=on_failure, max_restarts=None)
-    with pytest.raises(RolloutError, match=r"environment 1 raised in reset.*no display"):
+@pytest.mark.parametrize(("quotas", "n", "said"), TRIES)
+def test_a_reset_that_always_fails_is_tried_as_often_as_the_quotas_say(quotas, n, said, on_failure, renew):
+    options = {"n_envs": 2, "seed": 0, "on_failure": on_failure, "renew": renew, **quotas}
+    manager = SerialEnvManager([Counting, NeverReset], **options)
+    with pytest.raises(RolloutError, match=f"(?s)environment 1 raised in reset.*no display; {said}"):
         manager.reset()
-    assert manager.failures == 2
+    assert manager.failures == n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("quotas", "n", "said"), TRIES)
+def test_a_reset_that_always_ends_its_worker_is_tried_as_often_as_the_quotas_say(quotas, n, said):
+    with EnvManager([Counting, ExitsInReset], n_envs=2, n_workers=2, seed=0, **quotas) as manager:
+        with pytest.raises(WorkerDiedError, match=f"(?s)exit code 3 while resetting.* environment 1; .*{said}"):
+            manager.reset()
+        assert manager.failures == n
+        assert manager.recv().env_ids.tolist() == [0]
+
+
+class ExitsInReset(Counting):
+    def reset(self, *, seed=None, options=None):
+        os._exit(3)
+
+
+class FailsSometimes(Counting):
+    """Raises in its resets until there were so many in all; says which object it is, of how many."""
+
+    n_made = n_reset = 0
+    fails: ClassVar[tuple[int, ...]] = ()
+
+    def __init__(self):
+        super().__init__(2)
+        type(self).n_made += 1
+
+    def reset(self, *, seed=None, options=None):
+        type(self).n_reset += 1
+        if self.n_reset in self.fails:
+            raise OSError("no display")
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("autoreset", MODES)
+@pytest.mark.parametrize("on_failure", ["restore", "reset"])
+@pytest.mark.parametrize("renew", [True, False])
+def test_a_reset_is_tried_again_in_a_new_object_or_in_the_same_one(renew, on_failure, autoreset, monkeypatch):
+    """Also that of an episode that begins by itself; the data are those of a manager without failures."""
+
+    def data(fails):
+        monkeypatch.setattr(FailsSometimes, "n_made", 0)
+        monkeypatch.setattr(FailsSometimes, "n_reset", 0)
+        monkeypatch.setattr(FailsSometimes, "fails", fails)
+        options = {"n_envs": 1, "seed": 0, "on_failure": on_failure, "renew": renew, "autoreset": autoreset}
+        with SerialEnvManager(FailsSometimes, **options) as manager:
+            steps = [manager.reset()]
+            for _ in range(5):
+                again = steps[-1].ended[0] and autoreset == "disabled"
+                steps.append(manager.reset() if again else manager.step(np.array([1])))
+            seen = [(it.observations.tolist(), it.rewards.tolist(), it.failed.tolist()) for it in steps]
+            return seen, manager.failures, FailsSometimes.n_made
+
+    expected, _, _ = data(())
+    assert data((1, 2, 3)) == (expected, 3, 4 if renew else 1)
+    found, n_failures, n_made = data((2, 3, 4, 5))
+    if autoreset == "same_step" and on_failure == "reset":
+        # The first of them is in the step that ends an episode, which is marked as failed.
+        assert [failed for *_, failed in found].count([True]) == 1
+        assert n_failures == 4
+        return
+    assert (found, n_failures) == (expected, 4)
+    assert n_made == (5 if renew else 1)
 
 
 @pytest.mark.parametrize("on_failure", ["restore", "raise"])
@@ -324,6 +402,43 @@ def interrupted_at(line, call):
     finally:
         sys.settrace(before)
     return left < 0  # where something has caught it
+
+
+class StoppedOnce(Counting):
+    """Raises KeyboardInterrupt in a step, once; counts the steps of all objects."""
+
+    n_steps = 0
+    at = 0
+
+    def step(self, action):
+        type(self).n_steps += 1
+        if self.n_steps == self.at:
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+@pytest.mark.parametrize("autoreset", MODES)
+@pytest.mark.parametrize("on_failure", ["restore", "reset", "raise"])
+@pytest.mark.parametrize("is_asked_before", [False, True])
+def test_a_step_that_was_interrupted_is_not_taken_again_by_reset(monkeypatch, on_failure, autoreset, is_asked_before):
+    """It may be one that never ends. Also where the reset was asked for before the interrupt."""
+    monkeypatch.setattr(StoppedOnce, "n_steps", 0)
+    monkeypatch.setattr(StoppedOnce, "at", 3)
+    with SerialEnvManager(StoppedOnce, n_envs=2, seed=0, on_failure=on_failure, autoreset=autoreset) as manager:
+        manager.reset()
+        manager.step(ONES)
+        with pytest.raises(KeyboardInterrupt):
+            manager.step(ONES)
+        if is_asked_before:
+            manager.async_reset()
+            steps = manager.recv_from()
+        else:
+            steps = manager.reset()
+        assert StoppedOnce.n_steps == 3
+        assert (steps.timesteps.tolist(), steps.episodes.tolist()) == ([0, 0], [1, 1])
+        stats = manager.stats
+        assert (stats.abandoned_trajectories, stats.failed_trajectories, manager.failures) == (2, 0, 0)
+        assert manager.step(ONES).timesteps.tolist() == [1, 1]
 
 
 def check_mixes_nothing_up(manager):

@@ -456,6 +456,7 @@ class Environments:
         episode.n_carried_out += 1
         if episode.n_carried_out > episode.n_known:
             episode.n_known += 1
+            self._processes.record_success(env_id)
             episode.slot = int(self.transport.rows.slots[env_id])
             if info:
                 self.infos[env_id] = info

@@ -20,7 +20,7 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.links import EnvLink
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import KINDS
-from streamsampler.stepping.transport import Setbacks, UnansweredError, pickle_frame, request_frame
+from streamsampler.stepping.transport import Broken, Setbacks, UnansweredError, pickle_frame, request_frame
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvFacts
 
@@ -73,6 +73,11 @@ class RolloutTransport(ProcessTransport):
         # The sampler would take an interrupt of the environment's process for one of its own.
         is_known = original is not None and not is_interrupt(original)
         return original if is_known else EnvironmentRaisedError(summary)
+
+    def _start_lost(self, broken: Sequence[Broken]) -> None:
+        """Leave it to `EnvProcesses`, whose caller accounts for losses."""
+        for event in sorted(broken, key=lambda it: not it.is_final):
+            raise event.error
 
     def sleep(self, seconds: float) -> None:
         """Sleep until something can be collected, for at most so many seconds: also for less than a poll can."""
@@ -219,6 +224,11 @@ class EnvProcesses:
         spaces = transport.request(range(self._n_envs), "update", "update", list(updates.values()))
         rows = transport.rows
         return all(pair == (rows.observation_space, rows.action_space) for pair in spaces)
+
+    def record_success(self, env_id: int) -> None:
+        """Forget the equal failures of an environment that did what it was not asked before."""
+        if self._setbacks is not None:
+            self._setbacks.record_success([env_id])
 
     def close_environments(self) -> None:
         """Close the environments, and let the processes wait for others.
