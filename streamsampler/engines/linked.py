@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from streamsampler.core.serialization import Contents, Place, loads_report
-from streamsampler.engines.base import Answered, Engine, Event, Logged, unreadable
+from streamsampler.engines.base import Answered, Died, Engine, Event, Logged, unreadable
 from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.protocol.messages import BY_NAME, NEVER_AGAIN, Answer, Exit, Message, Phase, Start
 from streamsampler.workers.board import StatusBoard
@@ -46,11 +46,13 @@ class Link(ABC):
     Attributes:
         number: The worker number.
         ended: Whether the worker is dead, or counts as dead: it is sent nothing, and nothing of it is taken in.
+        lost: Why it never ran, as the end of a sentence: what was to start it is lost. Empty where it ran.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.ended = False
+        self.lost = ""
 
     @property
     @abstractmethod
@@ -174,6 +176,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         self._links: list[LinkT] = []
         self._opened = contextlib.ExitStack()  # what all workers share
         self._killed: dict[int, float] = {}  # workers, and the time at which their ends are no longer waited for
+        self._unstarted: list[Died] = []  # the deaths of workers that never ran, until they are reported
         self._restarting = self._closing = self._closed = self._stopped = False
 
     # ------------------------------------------------------------------ to be written
@@ -211,14 +214,26 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         """Sleep until a worker says something, dies or is given up."""
         return self._with_given_up(self._events(self._within(timeout)))
 
+    def _note_start(self, link: LinkT) -> LinkT:
+        """Report the death of a worker that never ran; return its link."""
+        if link.lost:
+            link.ended = True
+            self._unstarted.append(Died(link.number, None, link.lost))
+        return link
+
     def _within(self, timeout: float | None) -> float | None:
         """Return for how many seconds to sleep at most: until the end of a killed worker is no longer waited for."""
+        if self._unstarted:
+            return 0.0
         if not self._killed:
             return timeout
         return min([math.inf if timeout is None else timeout, *self._seconds_left().values()])
 
     def _with_given_up(self, events: list[Any]) -> list[Any]:
-        """Add the deaths of killed workers whose ends are no longer waited for."""
+        """Add the deaths of workers that never ran, and of killed ones whose ends are no longer waited for."""
+        if self._unstarted:
+            events += self._unstarted
+            self._unstarted = []
         if self._killed:
             for worker, left in self._seconds_left().items():
                 if left <= 0:
@@ -237,7 +252,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         self._restarting = True
         try:
             # First the new worker: if it cannot be started, nothing has changed, and `restart` can be repeated.
-            new, old = self._started(worker), self._links[worker]
+            new, old = self._note_start(self._started(worker)), self._links[worker]
             self._links[worker] = new
             if self._stopped:
                 new.kill()  # another thread has killed all workers, and may not have seen this one
@@ -260,8 +275,8 @@ class LinkedWorkers(ABC, Generic[LinkT]):
             self._killed.setdefault(worker, time.monotonic() + END_SECONDS)
 
     def pids(self) -> list[int]:
-        """Return the workers' process ids."""
-        return [link.pid for link in self._links]
+        """Return the workers' process ids, of those that run or ran."""
+        return [link.pid for link in self._links if link.pid]
 
     # ------------------------------------------------------------------ ending
 

@@ -42,6 +42,7 @@ from streamsampler.core.settings import hash_seed, working_directory
 from streamsampler.engines.base import Died, Event
 from streamsampler.engines.launch.child import END_SECONDS, interrupts_blocked, make_room
 from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.engines.launch.watched import WatchedMain
 from streamsampler.engines.linked import GRACE_SECONDS, EngineLink, LinkedEngine, shown_stacks
 from streamsampler.engines.queue_worker import WorkerEnds, main
 from streamsampler.engines.worker_side import ProcessSetup
@@ -58,6 +59,9 @@ from streamsampler.workers.board import StatusBoard, board_bytes
 
 
 _STACKS_SECONDS = 1.0
+
+_UNREPORTED = 255
+"""What `multiprocessing` says where a fork server, which reports the exit codes of its children, is gone."""
 
 _MOST_COMMANDS = CAPACITY + 3  # tickets, two Stop and an Exit; see `protocol.states`
 _MOST_ANSWERS = CAPACITY + 2  # to tickets, a failure to close the environment, and the last log records
@@ -86,6 +90,7 @@ class QueueLink(EngineLink):
     def __init__(self, context: BaseContext, number: int, setup: ProcessSetup, board: Any) -> None:
         super().__init__(number)
         self._gone = self._closed = False
+        self._has_server = context.get_start_method() == "forkserver"
         self._reader: threading.Thread | None = None
         self._commands, self._answers = context.Queue(_MOST_COMMANDS), context.Queue(_MOST_ANSWERS)
         self._commands.cancel_join_thread()  # what no worker reads must not keep this process from its end
@@ -96,15 +101,20 @@ class QueueLink(EngineLink):
         theirs = WorkerEnds(self._commands, self._answers, alive, stacks)
         make: Callable[..., BaseProcess] = context.Process  # type: ignore[attr-defined]
         arguments = number, theirs, setup, board
+        target = WatchedMain(main.__module__, main.__name__, alive)
         how = {"forked": context.get_start_method() != "spawn"}
-        self.process = make(target=main, args=arguments, kwargs=how, name=f"streamsampler worker {number}")
+        self.process = make(target=target, args=arguments, kwargs=how, name=f"streamsampler worker {number}")
         _links.add(self)  # now: a forked worker closes these ends
         try:
-            if context.get_start_method() == "forkserver":
+            if self._has_server:
                 _let_server_clean_up()
             with interrupts_blocked(), _main_module_left_out():
                 self.process.start()
                 multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
+        except (EOFError, ConnectionError):
+            # If the process does run, it ends with these ends.
+            self.lost, self._gone = "was lost, because it, or the fork server of multiprocessing, ended,", True
+            self._close_ends()
         except BaseException:
             self._close_ends()
             raise
@@ -170,6 +180,14 @@ class QueueLink(EngineLink):
                 with contextlib.suppress(OSError):
                     os.killpg(self.pid, signal.SIGKILL)
         return self._gone
+
+    def end(self) -> tuple[int | None, str]:
+        """Return the exit code of a worker that has ended; or None, and what is known instead."""
+        exitcode = self.process.exitcode
+        if self._has_server and exitcode == _UNREPORTED:
+            # Without its server the worker ends with the ends of its queues.
+            return None, f"ended with exit code {exitcode}, or lost the fork server of multiprocessing,"
+        return exitcode, ""
 
     def kill(self, *, gently: bool = False) -> None:
         """Kill the worker; gently, if the system knows the difference, by SIGTERM."""
@@ -312,7 +330,8 @@ class QueueEngine(LinkedEngine[QueueLink]):
             for number in range(n_workers):  # all, and then threads: a process with threads is not safe to fork
                 self._links.append(self._new_link(number))
             for link in self._links:
-                link.read(self._post)
+                if not self._note_start(link).lost:
+                    link.read(self._post)
 
     def _close_shared(self) -> None:
         super()._close_shared()
@@ -324,6 +343,8 @@ class QueueEngine(LinkedEngine[QueueLink]):
 
     def _started(self, number: int) -> QueueLink:
         link = self._new_link(number)
+        if link.lost:
+            return link
         try:
             link.read(self._post)
         except BaseException:
@@ -369,4 +390,5 @@ class QueueEngine(LinkedEngine[QueueLink]):
         if not link.ends_within(0 if given_up else GRACE_SECONDS):
             link.kill()
             link.ends_within(0 if given_up else END_SECONDS)
-        return [Died(link.number, link.process.exitcode, why)]
+        exitcode, unknown = link.end()
+        return [Died(link.number, exitcode, why or unknown)]

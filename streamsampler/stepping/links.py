@@ -193,6 +193,8 @@ class EnvPool(ProcessPool[EnvLink]):
 
     def nap(self, seconds: float) -> None:
         """Sleep until a worker says something or ends, for at most so many seconds: also for less than `sleep` can."""
+        if self._unstarted:
+            return
         fds = [key.fd for key in self._selector.get_map().values()]
         if max(fds, default=0) < _SELECTABLE:
             select.select(fds, [], [], seconds)

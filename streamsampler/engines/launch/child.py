@@ -207,6 +207,11 @@ def own_group(pid: int = 0) -> None:
         os.setpgid(pid, pid)
 
 
+def can_kill_at_end() -> bool:
+    """Whether `kill_at_end_of` does anything on this system."""
+    return hasattr(fcntl, "F_SETSIG")
+
+
 def kill_at_end_of(fd: int, pid: int) -> None:
     """Let the kernel kill process `pid` when the last writing end of a pipe closes, whatever the process is doing then.
 
@@ -219,7 +224,7 @@ def kill_at_end_of(fd: int, pid: int) -> None:
         fd: The pipe's reading end, of which a copy stays open in any process.
         pid: The process.
     """
-    if not hasattr(fcntl, "F_SETSIG"):
+    if not can_kill_at_end():
         return
     fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)

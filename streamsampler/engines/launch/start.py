@@ -78,19 +78,25 @@ class WorkerChild:
         self._exitcode: int | None = None
         self._waited = self._given_up = self._closed = False
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the server that starts it is known to be lost."""
+        return self._starter is not None and self._starter.lost
+
     def await_start(self) -> None:
         """Wait until the process runs.
 
         Raises:
             OSError: It could not be started.
-            WatchdogLostError: It is not known whether the worker was started.
+            WatchdogLostError: It is not known whether the worker was started. The next attempt has another server, and
+                needs new descriptors: a worker may have those of this attempt.
         """
         starter, self._starter = self._starter, None  # a server ends when nothing holds it any more
         lost = self._read_pid(0.0 if starter is not None and starter.lost else _ANSWER_SECONDS)
         if lost is not None:
             if starter is not None:
                 starter.forget()
-            raise WatchdogLostError(f"the fork server, or a watchdog, was lost: {lost}")
+            raise WatchdogLostError(f"the fork server or its watchdog {lost}")
 
     def _read_pid(self, timeout: float) -> str | None:
         """Wait for the process id; return why it did not come, if it did not."""
@@ -99,7 +105,7 @@ class WorkerChild:
         answered = readable_within(self._fd, timeout)
         data = os.read(self._fd, STATUS.size) if answered else b""
         if len(data) < STATUS.size:
-            return "it ended" if answered else f"it did not answer within {timeout:g} s"
+            return "ended" if answered else f"did not answer within {timeout:g} s"
         (pid,) = STATUS.unpack(data)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
@@ -212,8 +218,6 @@ def launch(main: Main, number: int, fds: Sequence[int], threads: int | None = No
 
     Raises:
         OSError: There are no processes or descriptors left.
-        WatchdogLostError: It is not known whether the worker was started; `await_start` raises this, too. The next
-            attempt has another server, and needs new descriptors: a worker may have those of this attempt.
     """
     reap_strays()
     with _servers_lock:
@@ -272,14 +276,13 @@ class _Server:
             try:
                 with self._lock, socket.socket(fileno=os.dup(self._fds[0])) as connection:
                     socket.send_fds(connection, [STATUS.pack(number)], [*fds, status_write])
+            except ConnectionError:
+                self.forget()  # nothing has the writing end any more, which `await_start` notices
             finally:
                 os.close(status_write)
             return WorkerChild(status_read, starter=self)
-        except BaseException as error:
+        except BaseException:
             close_fd(status_read)
-            if isinstance(error, ConnectionError):
-                self.forget()
-                raise WatchdogLostError(f"the fork server was lost: {error}") from error
             raise
 
     def forget(self) -> None:

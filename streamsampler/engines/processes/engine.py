@@ -203,7 +203,7 @@ class PipeLink(Link):
         answers_fd: Where answers are read; never blocking.
 
     Raises:
-        OSError: There are no processes or descriptors left; see `launch` for `WatchdogLostError`, too.
+        OSError: There are no processes or descriptors left.
     """
 
     def __init__(self, start: WorkerStart, number: int, fds: Sequence[int] = ()) -> None:
@@ -232,9 +232,26 @@ class PipeLink(Link):
     def flush(self) -> None:
         """Send what the pipe had no room for, which is nothing where the protocol bounds the messages under way."""
 
-    def await_start(self) -> None:
-        """Wait until the worker runs, and register it at the selector; see `WorkerChild.await_start` for errors."""
-        self.child.await_start()
+    def runs(self) -> bool:
+        """Wait until the worker runs, and register it at the selector; see `WorkerChild.await_start` for errors.
+
+        Returns:
+            False if what was to start it was lost, and that is known from another worker. If it was not, `lost` says
+            so, and the link is closed.
+        """
+        was_lost = self.child.is_given_up
+        try:
+            self.child.await_start()
+        except WatchdogLostError as error:
+            if was_lost:
+                return False
+            self.lost = f"was lost, because {error},"
+            self.close(0)
+            return True
+        self._register()
+        return True
+
+    def _register(self) -> None:
         self._start.selector.register(self.answers_fd, selectors.EVENT_READ, (self, SAYS))
         for fd in self.child.filenos():
             self._start.selector.register(fd, selectors.EVENT_READ, (self, ENDED))
@@ -377,30 +394,23 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
             for number in range(self.n_workers + _AT_ONCE):
                 first = number - _AT_ONCE
                 if first >= 0:
-                    self._links[first] = self._running(self._links[first])
+                    self._links[first] = self._note_start(self._running(self._links[first]))
                 if number < self.n_workers:
-                    self._links.append(self._asked_for(number))
+                    self._links.append(self._new_link(number))
 
     def _started(self, number: int) -> PipeLinkT:
-        return self._running(self._asked_for(number))
-
-    def _asked_for(self, number: int) -> PipeLinkT:
-        """Begin to start a worker; return its link, which `_running` completes."""
-        try:
-            return self._new_link(number)
-        except WatchdogLostError:
-            return self._new_link(number)  # with another server
+        return self._running(self._new_link(number))
 
     def _running(self, link: PipeLinkT) -> PipeLinkT:
-        """Wait until a worker runs; return its link, or that of a second attempt."""
+        """Wait until a worker runs, or is known never to run; return its link.
+
+        One loss of a server is the loss of one worker: the others that it was to start are started by the next server.
+        """
         try:
-            try:
-                link.await_start()
-            except WatchdogLostError:
-                # A second attempt, with new pipes. If the first server did start a worker, it ends with the old pipes.
+            while not link.runs():
+                # A new link, with new pipes. If the server did start a worker, it ends with the old pipes.
                 link.close(0)
                 link = self._new_link(link.number)
-                link.await_start()
         except BaseException:
             link.close(END_SECONDS)
             raise
