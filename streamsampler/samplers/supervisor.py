@@ -457,12 +457,12 @@ class Supervisor:
 
     def _likeness_of(self, incident: Incident, record: WorkerRecord) -> Likeness | None:
         """Return what a death or a hang has in common with equal ones."""
-        phase, killed = incident.phase, not incident.hung and was_killed(incident.exitcode)
+        phase, killed = incident.phase, was_killed(incident.exitcode)
+        if incident.hung:
+            killed = 'File "' not in incident.stack  # nothing tells where it stood still: it may have been stopped
         cause = phase, incident.stack if incident.hung else incident.what
         if incident.trajectory is None and not (record.is_ready and incident.version is None):
-            # In a certain place, only what stands there is likely to be met again and again.
-            by_chance = killed and phase is Phase.STARTING
-            return Likeness(unready(incident.worker), cause, by_chance=by_chance)
+            return Likeness(unready(incident.worker), cause, by_chance=killed)
         self.losses.forget(unready(incident.worker))
         if incident.trajectory is None:
             return None

@@ -370,7 +370,7 @@ class Setbacks:
     def hung(self, worker: int, hang: Hang, phase: Phase, env_id: int | None) -> WorkerError:
         """Return the error of a worker that hung, with its Python stacks."""
         what = f"made no progress for {hang.seconds:.3g} s, and was killed,"
-        likeness = self._likeness(worker, phase, hang.stack, env_id)
+        likeness = self._likeness(worker, phase, hang.stack, env_id, by_chance='File "' not in hang.stack)
         return self._lost(
             Incident(worker, what, phase, *self._when, stack=hang.stack, hung=True, likeness=likeness), env_id
         )

@@ -115,8 +115,8 @@ def test_fork_servers_that_are_lost_under_a_manager_follow_the_quotas(servers):
 
 
 def test_a_managers_worker_that_dies_while_it_starts_is_started_again(tmp_path):
-    quotas: dict[str, Any]
-    for number, (times, quotas) in enumerate([(2, {}), (1, {"max_restarts": 0})]):
+    cases: list[tuple[int, dict[str, Any]]] = [(2, {}), (1, {"max_restarts": 0})]
+    for number, (times, quotas) in enumerate(cases):
         folder = tmp_path / str(number)
         folder.mkdir()
         env = Faults(folder, Fault("kill", "construct", times=times)).env(Counting)

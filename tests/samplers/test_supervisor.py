@@ -6,9 +6,9 @@ import pytest
 
 from streamsampler.engines.base import Died
 from streamsampler.protocol.messages import Phase, Report
-from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.restarts import Policy, unready
 from streamsampler.protocol.states import Happened, SamplerSide, SamplerState
-from streamsampler.samplers.supervisor import Supervisor, WorkerRecord
+from streamsampler.samplers.supervisor import Hang, Supervisor, WorkerRecord
 from streamsampler.workers.board import Progress
 
 
@@ -78,6 +78,27 @@ def test_a_worker_is_killed_for_a_hang_once_and_its_successor_is_watched():
     assert (incident.hung, incident.stack) == (True, "a stack")
     course.start()
     assert course.until_killed()
+
+
+def test_what_may_have_been_killed_or_stopped_from_outside_is_a_loss_by_chance():
+    """Workers that start are killed, too, by whatever kills workers."""
+    cases = [
+        (Died(0, -9), None, True),
+        (Died(0, None, "lost its watchdog"), None, True),
+        (Died(0, 3), None, False),
+        (Died(0, -11), None, False),
+        (Died(0, -9), "(it did not answer)", True),
+        (Died(0, -9), 'File "a", line 1', False),
+    ]
+    places = [(Progress(1, 7, 2, Phase.STEP), "trajectory 2"), (Progress(0, 0, None, Phase.WAITING), unready(0))]
+    for died, stack, by_chance in cases:
+        for seen, subject in places:
+            course = Course(step_timeout=1.0)
+            course.record.hang = None if stack is None else Hang(seen, 1.0, stack)
+            incident = course.supervisor.loss_of(died, course.record, seen, seen.version or None)
+            assert incident is not None
+            assert incident.likeness is not None
+            assert (incident.likeness.subject, incident.likeness.by_chance) == (subject, by_chance)
 
 
 def test_a_worker_that_dies_before_it_retires_is_a_loss_and_one_that_dies_then_is_none():
