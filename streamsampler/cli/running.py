@@ -325,6 +325,7 @@ def translated(ctx: click.Context) -> Iterator[None]:
 
 _OTHER_NAMES = {
     "n_trajectories": "--num-trajectories",
+    "n_timesteps": "--num-samples",
     "n_workers": "--workers",
     "worker_args": "--vec",
     "VecWorker": "--vec",

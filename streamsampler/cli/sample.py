@@ -64,7 +64,8 @@ _OUTPUT = options_of(
         "two of them, whatever the amount."),
     option("Output", "--resume", is_flag=True,
         help="Continue the folder --out after whatever ended the run that wrote it. Complete shards stay; the finished "
-        "folder is the same as without the interruption."),
+        "folder is the same as without the interruption. With a larger amount also a finished folder "
+        "goes on."),
     option("Output", "--without-infos", is_flag=False, flag_value="*", type=_without_infos,
         metavar="[NAME,...]", help="Leave infos out of the file or the folder: objects in them cannot be written: "
         "all infos, or those of some names, such as --without-infos handle,pose. It stands after ENV_ID."),

@@ -31,7 +31,8 @@ are in `streamsampler.formats`.
 
 Whatever ends the run (Ctrl-C, a full disk, an error, SIGKILL), the same call with `resume=True` or command with
 `--resume` continues with the first missing shard, on any number of workers. The finished folder is the same, byte for
-byte, as that of an uninterrupted run. Where a shard is damaged, missing or of another run, resuming is an error that
+byte, as that of an uninterrupted run. With a larger amount a folder, a finished one too, is extended, to what one run
+with that amount writes. Where a shard is damaged, missing or of another run, resuming is an error that
 says which.
 
 `manifest.json` in the folder holds what decides about the data (environment, seed, amounts, version; of the command

@@ -453,7 +453,7 @@ class ShardWriter:
         return manifest
 
     def begin(self, manifest: Manifest) -> None:
-        """Begin a folder, or continue one that is to hold the same.
+        """Begin a folder, or continue one that is to hold the same, or less: then it is extended.
 
         Raises:
             UsageError: The folder is to hold something else; names the differences.
@@ -467,10 +467,31 @@ class ShardWriter:
         differences = [
             f"{name} is {there.get(name)!r} there, and {here.get(name)!r} here"
             for name in dict.fromkeys([*there, *here])
-            if there.get(name) != here.get(name)
+            if there.get(name) != here.get(name) and name != "wanted"
         ]
         if differences:
             raise UsageError(f"{str(self._path)!r} was begun with other arguments: {'; '.join(differences)}")
+        if there["wanted"] != here["wanted"]:
+            self._extend(manifest.target)
+
+    def _extend(self, target: Target) -> None:
+        """Let the folder hold more than it was begun for.
+
+        Where the last shard ends early, because no more was asked for, it is written again.
+        """
+        before = self.begun.target
+        if target.unit != before.unit or target.number < before.number:
+            nouns = {"timesteps": "timestep", "trajectories": "trajectory"}
+            then, now = (count(each.number, nouns[each.unit]) for each in (before, target))
+            raise UsageError(
+                f"{str(self._path)!r} was begun for {then}, and not for {now}: resume it with n_{before.unit} of "
+                f"{before.number} or more, or name another folder"
+            )
+        shards = self.shards
+        is_short = bool(shards) and shards[-1].timesteps < self.begun.shard_size
+        if is_short and target.missing(self.n_trajectories, self.n_timesteps):
+            shards = shards[:-1]
+        self._list(wanted={target.unit: target.number}, shards=shards, complete=False)
 
     @property
     def shards(self) -> tuple[Shard, ...]:

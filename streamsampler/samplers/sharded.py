@@ -66,7 +66,8 @@ def sample_to_folder(
         n_timesteps: At least this number of timesteps, of whole trajectories; or:
         n_trajectories: Exactly this number of trajectories. Give one of the two.
         shard_size: Timesteps that each file has at least.
-        resume: Whether to continue with what the folder holds. A new folder may be resumed, too.
+        resume: Whether to continue with what the folder holds. A new folder may be resumed, too, and a finished one
+            with a larger amount: then it becomes, byte for byte, what one call with that amount writes.
         provenance: What else identifies the data, by name: anything that JSON can hold. Each file has it, next to the
             sampler's arguments.
         infos: True for all infos, False for none, or the names of the outermost keys that are written, whichever of

@@ -260,6 +260,66 @@ def test_memory_does_not_grow_with_what_is_sampled(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 30, f"{peaks} MB"
 
 
+# ---------------------------------------------------------------------- extended
+
+
+def extended(folder: Path, amounts: list[dict[str, int]], **options: Any) -> list[TrajectoryFolder[Any, Any]]:
+    """Ask for one amount after the other, each in a sampler of its own; return what came of each."""
+    found = []
+    for amount in amounts:
+        with make(**options) as sampler:
+            found.append(sample_to_folder(sampler, folder, **amount, shard_size=100, resume=True))
+    return found
+
+
+@pytest.mark.parametrize("unit", ["n_timesteps", "n_trajectories"])
+@pytest.mark.parametrize("options", [{}, {"observation_filter": RunningNorm()}])
+def test_a_finished_folder_is_extended_to_what_one_call_would_have_written(
+    tmp_path: Path, unit: str, options: Any
+) -> None:
+    steps = (1, 7, 96, 230, 231, 512) if unit == "n_timesteps" else (1, 3, 5, 6, 20)
+    (expected,) = extended(tmp_path / "one", [{unit: steps[-1]}], **options)
+    assert len(expected.shards) > 3
+    found = extended(tmp_path / "more", [{unit: number} for number in steps], **options)
+    for folder, number in zip(found, steps, strict=True):
+        assert folder.complete
+        (alone,) = extended(tmp_path / f"{number}", [{unit: number}], **options)
+    assert contents(tmp_path / "more") == contents(tmp_path / "one") == contents(alone.path)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_extension_that_is_interrupted_goes_on(tmp_path: Path, at: int) -> None:
+    out = tmp_path / "out"
+    extended(out, [{"n_timesteps": 230}])  # whose last shard is short
+    with make() as sampler:
+        interrupted(sampler, out, at, resume=True)
+    with make() as sampler, pytest.raises(UsageError, match="was begun for 500 timesteps, and not for 230"):
+        sample_to_folder(sampler, out, n_timesteps=230, shard_size=100, resume=True)
+    extended(out, [{"n_timesteps": 500}])
+    extended(tmp_path / "one", [{"n_timesteps": 500}])
+    assert contents(out) == contents(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (
+            {"n_timesteps": 499},
+            "begun for 500 timesteps, and not for 499 timesteps: resume it with n_timesteps of 500 or more",
+        ),
+        (
+            {"n_trajectories": 1},
+            "begun for 500 timesteps, and not for 1 trajectory: resume it with n_timesteps of 500 or more",
+        ),
+    ],
+)
+def test_a_folder_is_not_resumed_with_less_or_by_another_count(whole: Path, amount: dict[str, int], words: str) -> None:
+    before = contents(whole)
+    with make() as sampler, pytest.raises(UsageError, match=words):
+        sample_to_folder(sampler, whole, **amount, shard_size=100, resume=True)
+    assert contents(whole) == before
+
+
 # ---------------------------------------------------------------------- wrong arguments
 
 
@@ -275,8 +335,6 @@ def test_an_unfinished_folder_is_not_resumed_with_other_arguments(tmp_path: Path
         ({"worker_threads": None}, {}, "worker_threads is 1 there, and None here"),
         ({"env": "Acrobot-v1"}, {}, "environment is 'CartPole-v1' there, and 'Acrobot-v1' here"),
         ({"env": PerWorker(["CartPole-v1"] * 2)}, {}, "n_workers is None there, and 2 here"),
-        ({}, {"n_timesteps": 501}, "wanted is {'timesteps': 500} there, and {'timesteps': 501} here"),
-        ({}, {"n_timesteps": None, "n_trajectories": 5}, "and {'trajectories': 5} here"),
         ({}, {"shard_size": 101}, "shard_size is 100 there, and 101 here"),
         ({}, {"provenance": {"agent": "b"}}, "agent is None there, and 'b' here"),
         ({}, {"provenance": {"environment": "b"}}, "environment is 'CartPole-v1' there, and 'b' here"),
