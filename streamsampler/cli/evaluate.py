@@ -225,7 +225,7 @@ def print_found(
     from streamsampler.evaluation.evaluate import EvaluationInterruptedError
     from streamsampler.evaluation.replay import VideoError
 
-    out = options["out"] and checked_file(options["out"], ".json", "What is found goes into a .json file")
+    out = options["out"] and checked_file(options["out"], ".json", where="What is found goes into a .json file")
     begun, problem = perf_counter(), None
     with running(ctx, "evaluating", quiet=quiet, imports=imports) as run:
         try:

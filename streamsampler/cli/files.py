@@ -207,7 +207,7 @@ def merge(ctx: click.Context, /, parts: tuple[str, ...], out: str, as_json: bool
     from streamsampler.core.words import count
     from streamsampler.evaluation.merging import merge as merged_parts
 
-    target = Path(checked_file(out, ".json", "What is merged goes into a .json file, as the parts are"))
+    target = Path(checked_file(out, ".json", where="What is merged goes into a .json file, as the parts are"))
     with running(ctx, "merging", quiet=quiet) as run:
         run.if_interrupted = "the parts are not merged"
         merged = merged_parts(paths, target)
@@ -227,7 +227,7 @@ _MOST_NAMES = 3
 @click.argument("paths", cls=SeveralArgument, nargs=-1, required=True, metavar="FILE|FOLDER...")
 @option(
     "Output", "-o", "--out", metavar="FILE", show_default="next to the first file, with the names of all",
-    help="The picture, a .png file.",
+    help="The picture: a .png, .svg or .pdf file.",
 )  # fmt: skip
 @option("Output", "--dark", is_flag=True, help="Draw for a dark page.")
 @QUIET
@@ -243,7 +243,7 @@ def plot(ctx: click.Context, /, paths: tuple[str, ...], out: str | None, dark: b
       streamsampler plot cartpole.npz
       streamsampler plot big --out big-on-dark.png --dark
       streamsampler plot both.json
-      streamsampler plot old.json new.json --out both.png
+      streamsampler plot old.json new.json --out both.svg
 
     Exit codes:
       0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
@@ -256,9 +256,9 @@ def plot(ctx: click.Context, /, paths: tuple[str, ...], out: str | None, dark: b
         out = str(first.with_name(f"{name}{'-dark' if dark else ''}.png"))
     from streamsampler.cli.naming import checked_file
     from streamsampler.cli.running import running
-    from streamsampler.evaluation.charts import draw
+    from streamsampler.evaluation.charts import PICTURES, draw
 
-    picture = checked_file(out, ".png", "The picture goes into a .png file")
+    picture = checked_file(out, *PICTURES, where="The picture goes into a .png, .svg or .pdf file")
     with running(ctx, "drawing", quiet=quiet) as run:
         draw(found, picture, dark=dark)
     run.finish(f"written to: {picture}", kept=picture)

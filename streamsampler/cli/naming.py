@@ -458,18 +458,20 @@ _FORMATS = frozenset((
 """Endings of files of known formats: a user who asks for one that is not written would get something else."""
 
 
-def checked_file(value: str, suffix: str, where: str) -> Path:
+def checked_file(value: str, suffix: str, *others: str, where: str) -> Path:
     """Return a file that can be written; one without the suffix gets it.
 
     Args:
         value: The file's name.
         suffix: Its suffix.
+        others: Other suffixes that it may have.
         where: What is written, and where, for errors.
 
     Raises:
         click.BadParameter: It cannot be written, or has the suffix of another format.
     """
     given = Path(value)
+    suffix = next((each for each in others if given.name.endswith(each)), suffix)
     if given.is_dir() or not given.name:
         if (given / MANIFEST).exists():
             raise _bad_out(f"{value!r} is a folder of shards: --shard-size and --resume go on with it")

@@ -109,7 +109,7 @@ def sample(
 
     out = options.pop("out")
     if out is not None and options["shard_size"] is None:
-        out = checked_file(out, ".npz", _WHERE)
+        out = checked_file(out, ".npz", where=_WHERE)
     elif out is not None:
         out = checked_folder(out, ".npz", _WHERE, resume=options["resume"])
     env_id = take_policies(options, env_id)

@@ -202,6 +202,9 @@ _DPI = 200  # sharp at 800 pixels on any screen
 _MOST_POINTS = 5_000
 _N_RANGES = 100
 _FEWEST_BINS, _MOST_BINS = 8, 50
+PICTURES = {".png": ("Software",), ".svg": ("Date",), ".pdf": ("CreationDate",)}
+"""The formats of pictures, by suffix, with what is not written into them: the same data give the same bytes."""
+
 _MOST_NAMES = 3  # in a title
 _LARGEST = 1e100  # what can be drawn: matplotlib squares differences
 _LARGEST_WHOLE = 2**52  # above it all floats are whole numbers
@@ -218,7 +221,7 @@ _PAGES = {False: ("#ffffff", "#1f2328", "#d8dce1"), True: ("#15181d", "#dfe3e8",
 def draw(
     path: str | PathLike[str] | Sequence[str | PathLike[str]], out: str | PathLike[str], *, dark: bool = False
 ) -> Path:
-    """Draw what a file or a folder holds, or several together, and write it as PNG, 1,600 pixels wide.
+    """Draw what a file or a folder holds, or several together, and write it as SVG, PDF, or PNG 1,600 pixels wide.
 
     Returns and lengths, by index and how they are distributed; for a comparison of all agents, and then for each agent
     but the first the returns of both, pair by pair, with their differences. Of several files all agents are in one
@@ -226,7 +229,7 @@ def draw(
 
     Args:
         path: A file of trajectories, a folder of shards, or the JSON of an evaluation or a comparison; or several.
-        out: The file to write, whole or not at all.
+        out: The file to write, whole or not at all: `.png`, `.svg` or `.pdf`.
         dark: For a dark page.
 
     Returns:
@@ -234,6 +237,7 @@ def draw(
 
     Raises:
         ImportError: matplotlib is missing; says how to install it.
+        UsageError: `out` is no such file.
         StorageError: The file holds something else, or is damaged.
         OSError: A file cannot be read or written.
     """
@@ -241,7 +245,10 @@ def draw(
     from matplotlib.figure import Figure
 
     paths = [path] if isinstance(path, str | PathLike) else path
-    source, out = read_sources(list(map(Path, paths))), Path(out)
+    out = Path(out)
+    if out.suffix not in PICTURES:
+        raise UsageError(f"a picture is a file of {', '.join(PICTURES)}, got {str(out)!r}")
+    source = read_sources(list(map(Path, paths)))
     pairs = () if source.comparison is None else source.comparison.pairs
     with matplotlib.rc_context(_style(dark)):
         heights = [_HEIGHT + _HEIGHT_OF_AGENT * max(0, len(source.series) - 2), *(_HEIGHT_OF_PAIRS for _ in pairs)]
@@ -252,7 +259,7 @@ def draw(
         for subfigure, pair in zip(others, pairs, strict=True):
             _draw_pairs(subfigure, pair, _COLOURS[dark])
         picture = BytesIO()
-        figure.savefig(picture, format="png", metadata={"Software": None})
+        figure.savefig(picture, format=out.suffix[1:], metadata=dict.fromkeys(PICTURES[out.suffix]))
     write_whole(out, lambda file: file.write(picture.getvalue()))
     return out
 
@@ -272,6 +279,7 @@ def _style(dark: bool) -> dict[Any, Any]:
         "legend.fontsize": 9,
         "legend.labelcolor": ink,
         "text.parse_math": False,  # names may have dollars
+        "svg.hashsalt": "streamsampler",  # the same bytes each time
     }
 
 

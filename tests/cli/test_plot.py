@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from streamsampler import evaluate
 from streamsampler.data.codec import encode
+from streamsampler.errors import UsageError
 from streamsampler.evaluation import charts
 from streamsampler.evaluation.charts import read_source, read_sources
 from tests.cli.harness import Terminal, invoke
@@ -164,3 +165,24 @@ def test_strange_numbers_and_names_are_drawn(here: Path, returns: list[float], l
     result = invoke("plot", "made.json")
     assert (result.exit_code, result.stderr) == (0, ""), result.stderr
     drawn(here / "made.png")
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize(("suffix", "first", "last"), [(".svg", b"<?xml", b"</svg>"), (".pdf", b"%PDF-", b"%%EOF")])
+def test_pictures_are_written_as_vectors_too(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, first: bytes, last: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        said = invoke("plot", str(made / "comparison.json"), "--out", f"{name}{suffix}").stdout
+        assert said == f"written to: {name}{suffix}\n"
+    one, two = ((tmp_path / f"{name}{suffix}").read_bytes() for name in ("one", "two"))
+    assert one == two, "neither a date nor random names"
+    assert one.startswith(first)
+    assert one.rstrip().endswith(last)
+
+
+def test_a_picture_of_another_format_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(UsageError, match=r"a picture is a file of \.png, \.svg, \.pdf, got"):
+        charts.draw(tmp_path / "nothing", tmp_path / "picture.gif")

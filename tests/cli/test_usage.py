@@ -165,7 +165,7 @@ USAGE = [
     (f"{SAMPLE} --without-infos", "--without-infos needs --out: give it, too"),
     (f"{SAMPLE} --out x --without-infos a,,b", "'a,,b' should be names of infos"),
     (f"{EVALUATE} --num-trajectories 5 --out found.npz", "'found.npz': .npz is not written"),
-    ("plot file --out x.jpg", "'x.jpg': .jpg is not written. The picture goes into a .png file"),
+    ("plot file --out x.jpg", "'x.jpg': .jpg is not written. The picture goes into a .png, .svg or .pdf"),
     # What the library refuses, in the names of options.
     (f"{SAMPLE} --shard-size 5 --out x --order arrival --workers 0", "--shard-size needs a sampler with --order index"),
     (f"{SAMPLE} --shard-size 5 --out x --vec 2", "--shard-size needs workers that run each trajectory by itself"),
