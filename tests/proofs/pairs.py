@@ -184,7 +184,7 @@ def make(row: Row, place: Place) -> Any:
     }  # fmt: skip
     agents = PerWorker([agent] * place.n_workers) if row["given"] == "agents" else agent
     envs = PerWorker([env] * place.n_workers) if row["given"] == "envs" else env
-    of_processes = {
+    of_processes: dict[str, Any] = {
         **({"inference": "parent"} if row["inference"] == "parent" else {}),
         **({"max_worker_memory": 1 << 33} if row["memory"] == "limited" else {}),
     }
@@ -194,7 +194,7 @@ def make(row: Row, place: Place) -> Any:
             options["worker_class"] = VecWorker
     if place.engine == "local":
         return LocalSampler(agents, envs, **options)
-    engine = {} if row["inference"] == "parent" else {"engine": place.engine}
+    engine: dict[str, Any] = {} if row["inference"] == "parent" else {"engine": place.engine}
     return MultiprocessingSampler(agents, envs, **options, **engine, **of_processes)
 
 
@@ -321,8 +321,8 @@ class Run:
         return self._batch_seen(folder.to_batch())
 
     def _evaluate(self, sampler: Any, arguments: Any) -> Any:
-        amount = {"seeds": arguments["seeds"]} if "seeds" in arguments else {"num_trajectories": 6}
-        several = {"return_of": "all"} if self._row["world"] in _GAMES else {}
+        amount: dict[str, Any] = {"seeds": arguments["seeds"]} if "seeds" in arguments else {"num_trajectories": 6}
+        several: dict[str, Any] = {"return_of": "all"} if self._row["world"] in _GAMES else {}
         agent, env = arguments.get("agent_update"), arguments.get("env_update")
         agent = None if self._row["update"] == "parameters" else agent  # it takes agents alone
         found = evaluate(agent, env, sampler=sampler, **amount, **several)
@@ -379,7 +379,7 @@ def check_refusal(refusal: Refusal, tally: Counter[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             ends = {place: Run(row, place, Path(folder)).run()[-1] for place in at}
         for place, end in ends.items():
-            where, name, words = end[0], *(end[1:] if len(end) == 3 else ("nothing", ""))
+            where, name, words = end if len(end) == 3 else (end[0], "nothing", "")
             assert (where, refusal.words in str(words)) == (refusal.where, True), f"{changed(row)} at {place}: {end}"
             assert name == ("RolloutError of UsageError" if where == "worker" else "UsageError"), (
                 f"{changed(row)}: {end}"
