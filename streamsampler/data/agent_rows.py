@@ -146,7 +146,8 @@ def _of_policy(name: str, trajectories: list[_Trajectory], allocate: Allocate) -
     known: tuple[str, ...] = ()
     if first.spaces is not None:
         known = tuple(sorted({it.played.agent for it in ordered}))
-        numbers = np.array([known.index(it.played.agent) for it in ordered], np.int64)
+        number_of = {agent: number for number, agent in enumerate(known)}
+        numbers = np.array([number_of[it.played.agent] for it in ordered], np.int64)
     if len(ordered) == len(first.of) and all(it.played is first for it in ordered):  # all that one agent did
         return PolicyRollouts(name, first.rollouts, numbers, episodes, first.env_timesteps, known, first.spaces)
     spans = [_span(it) for it in ordered]
