@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from gymnasium import registry
 from gymnasium.spaces import Space
 
 from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS
 from streamsampler.agents.random import RandomAgent
 from streamsampler.core.errors import UsageError
+from streamsampler.core.words import AGENT_FIRST
 
 __all__ = [
     "NAMED_AGENTS",
@@ -211,14 +213,23 @@ def as_agent(obj: Any) -> Agent:
         raise UsageError(f"the agent ({type(obj).__qualname__}) has no get_action: pass {line}")
     if callable(obj):
         return (_MaskedCallableAgent if _declares(obj, ACTION_MASK) else CallableAgent)(obj)
+    if isinstance(obj, str) and obj in NAMED_AGENTS:
+        return RandomAgent()
+    raise UsageError(_what_it_is(obj))
+
+
+def _what_it_is(obj: Any) -> str:
+    """Say of what is no agent that it is none, and perhaps what it is."""
     if isinstance(obj, str):
-        if obj in NAMED_AGENTS:
-            return RandomAgent()
-        raise UsageError(f"no agent has the name {obj!r}: the one that has a name is 'random'")
+        if obj in registry:
+            return f"{obj!r} is an environment: {AGENT_FIRST}"
+        return f"no agent has the name {obj!r}: the one that has a name is 'random'"
+    if callable(getattr(obj, "step", None)) and callable(getattr(obj, "reset", None)):
+        return f"this {type(obj).__qualname__} is an environment: {AGENT_FIRST}"
     hint = (
         "; one for each worker goes into PerWorker([…]), without lists in it" if isinstance(obj, tuple | list) else ""
     )
-    raise UsageError(f"an agent is {WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither{hint}")
+    return f"an agent is {WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither{hint}"
 
 
 def adapter_line(obj: Any) -> str | None:

@@ -131,6 +131,8 @@ def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdat
         # Gymnasium's own errors say what to do; where they were raised says nothing more.
         details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)
         message = f"the environment {env_id} cannot be made and closed: {type(error).__name__}: {error}"
+        if isinstance(error, AttributeError) and error.name in ("close", "render", "metadata"):
+            message += f". Give its class {error.name}, or a base class that has it: pettingzoo.ParallelEnv or AECEnv"
         raise failure(message, details) from None
 
 

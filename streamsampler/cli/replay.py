@@ -65,9 +65,10 @@ def replay(
     Exit codes:
       0 the same as recorded, 1 a difference or a failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
-    source = shared.existing(path, ".npz")
+    source = shared.existing(path, ".npz", ".json")
     from streamsampler.cli import naming
     from streamsampler.cli.running import running
+    from streamsampler.evaluation.replay import refuse_evaluation
     from streamsampler.evaluation.replay import replay as replayed
     from streamsampler.workers.vec.worker import VecWorker
 
@@ -78,6 +79,7 @@ def replay(
     if options["vec"] is not None:
         how |= {"worker_class": VecWorker, "worker_args": {"n_envs": options["vec"]}}
     with running(ctx, "replaying", quiet=quiet, imports=imports) as run:
+        refuse_evaluation(source, options["index"])
         if options["env"] is not None:
             naming.env_update_of(options["env"], options["env_kwargs"])  # which imports its module
         found = replayed(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+AGENT_FIRST = "samplers and evaluations take the agent first, then the environment; check, bench and managers do not"
+"""What is said where agent and environment were swapped."""
+
 
 def count(amount: float, noun: str) -> str:
     """Return an amount of something, in the singular or the plural."""

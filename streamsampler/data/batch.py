@@ -103,6 +103,11 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
         if name not in _GRIDS:
             raise UsageError(f"there is no grid of {name!r}, only of {', '.join(_GRIDS)}")
         numbers = self.env_numbers
+        if len(numbers) and (numbers < 0).all():
+            raise DataError(
+                f"a grid is made of fragments, and this batch has {count(len(numbers), 'whole trajectory')}, of "
+                f"different lengths: take it from obtain_fragments, or pad it: batch.padded({name!r})"
+            )
         n_envs = int(numbers.max(initial=-1)) + 1
         timesteps = np.bincount(numbers[numbers >= 0], self.lengths[numbers >= 0], n_envs).astype(np.int64)
         if not n_envs or (np.diff(numbers) < 0).any() or (numbers < 0).any() or (timesteps != timesteps[0]).any():

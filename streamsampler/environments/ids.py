@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import sys
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env
 
 from streamsampler.core.errors import UnknownEnvironmentError
 from streamsampler.core.extras import install_hint
+from streamsampler.core.words import AGENT_FIRST
 
 _PACKAGES = (
     ("ale_py", "ale-py", ("ALE/",)),
@@ -46,6 +48,12 @@ def find_spec(env_id: str) -> EnvSpec:
     latest = _latest_version(name)
     spec = gymnasium.registry.get(name, latest)
     if spec is None:
+        if colon and callable(getattr(sys.modules.get(module), name, None)):
+            raise UnknownEnvironmentError(
+                f"unknown environment {env_id!r}: {name} of the module {module} is not registered. Register it with "
+                f"gymnasium.register; or, of several agents, name a function {PARALLEL} or {AEC} in it that makes one: "
+                f"'{module}:{PARALLEL}'"
+            )
         raise UnknownEnvironmentError(_unknown(name))
     if latest is not None and (latest.version or 0) > (spec.version or 0):
         gymnasium.logger.deprecation(f"The environment {name} is out of date. The latest version is {latest.id}.")
@@ -77,6 +85,8 @@ def _latest_version(name: str) -> EnvSpec | None:
 
 
 def _unknown(name: str) -> str:
+    if name == "random":
+        return f"'random' is an agent, and no environment: {AGENT_FIRST}"
     for module, package, beginnings in _PACKAGES:
         if name.startswith(beginnings):
             return (

@@ -25,6 +25,7 @@ from gymnasium.vector import VectorEnv
 from streamsampler.core.errors import SamplerError, UsageError, keywords
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.core.words import AGENT_FIRST
 from streamsampler.environments.ids import JOINT_VIEW, MakesMultiAgentEnv, find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgents, as_multi_agent, is_multi_agent
 
@@ -493,10 +494,15 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
         raise TypeError(f"the environment is the class {env.__qualname__} itself: pass an instance of it")
     if callable(env):
         return NewEnvUpdate(env, env_kwargs)
-    hint = ""
+    raise TypeError(f"an environment is {_WHAT_AN_ENVIRONMENT_IS}; this is {_shown(env)}{_hint(env)}")
+
+
+def _hint(env: Any) -> str:
+    if callable(getattr(env, "get_action", None)) or callable(getattr(env, "predict", None)):
+        return f", an agent: {AGENT_FIRST}"
     if isinstance(env, list | tuple):
-        hint = "; one for each worker goes into PerWorker([…]), one for each row of a VecWorker into PerEnv([…])"
-    raise TypeError(f"an environment is {_WHAT_AN_ENVIRONMENT_IS}; this is {_shown(env)}{hint}")
+        return "; one for each worker goes into PerWorker([…]), one for each row of a VecWorker into PerEnv([…])"
+    return ""
 
 
 def _of_id(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:

@@ -137,6 +137,11 @@ def evaluated_agent(
             name: evaluated_agent(each, deterministic, vec_normalize, partial(_space_of, action_space, chosen, name))
             for name, each in agent.items()
         }
+    if hasattr(agent, "KIND") or (isinstance(agent, str | PathLike) and fspath(agent).endswith(".json")):
+        raise UsageError(
+            f"{agent if isinstance(agent, str | PathLike) else 'this'} is a saved evaluation, and not an agent: give "
+            "the agent that was evaluated, which runs again. 'streamsampler plot' draws several in one picture"
+        )
     if isinstance(agent, PathLike) or (isinstance(agent, str) and agent.endswith(".zip")):
         return SB3Agent.load(fspath(agent), deterministic=deterministic is not False, vec_normalize=vec_normalize)
     if has_predict(agent):

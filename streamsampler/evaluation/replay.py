@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 from streamsampler.agents.policies import PolicyOf
-from streamsampler.core.errors import SamplerError, UnknownEnvironmentError, UsageError, positive
+from streamsampler.agents.random import RandomAgent
+from streamsampler.core.errors import SamplerError, StorageError, UnknownEnvironmentError, UsageError, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.core.seeding import TrajectorySeeds
@@ -27,6 +28,8 @@ from streamsampler.environments.filming import check_renders, check_video
 from streamsampler.environments.ids import find_spec
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.evaluation.agents import Row, evaluated_agent
+from streamsampler.evaluation.comparison import Comparison
+from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.protocol.plans import Streamed
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.payloads import name_of_worker
@@ -141,6 +144,7 @@ def _read(source: Any, index: int) -> tuple[str, TrajectoryBatch[Any, Any], dict
         return "the batch", source, {}
     if isinstance(source, TrajectoryFolder):
         source = source.path
+    refuse_evaluation(source, index)
     if not isinstance(source, str | PathLike):
         raise UsageError(f"replay takes a file, a folder or a batch first, not a {type(source).__qualname__}")
     path = Path(source)
@@ -157,6 +161,47 @@ def _read(source: Any, index: int) -> tuple[str, TrajectoryBatch[Any, Any], dict
             return str(path), folder.shards[number], {**manifest.provenance, "fingerprints": manifest.fingerprints}
     there = f"there are trajectories 0 to {last}" if last >= 0 else "there are none yet"
     raise UsageError(f"there is no trajectory {index}: {there}")
+
+
+def refuse_evaluation(source: Any, index: int) -> None:
+    """Refuse an evaluation or a comparison, which has no timesteps.
+
+    Raises:
+        UsageError: It is one; has the command that samples the trajectory.
+    """
+    found = source
+    if isinstance(source, str | PathLike) and Path(source).suffix == ".json" and Path(source).is_file():
+        try:
+            found = Evaluation.load(source)
+        except StorageError:
+            found = Comparison.load(source)
+    if isinstance(found, Comparison):
+        names = ", ".join(found.names)
+        raise UsageError(f"this is a comparison of {names}, without timesteps: sample one agent's trajectories instead")
+    if not isinstance(found, Evaluation):
+        return
+    position = found.indices.tolist().index(index) if index in found.indices else None
+    if position is None:
+        raise UsageError(
+            f"the evaluation has no trajectory {index}; there are {found.indices[0]} to {found.indices[-1]}"
+        )
+    seed = found.seeds[position]
+    text = "an evaluation has returns, and no timesteps to compare with. "
+    if found.seed is None:
+        raise UsageError(
+            f"{text}Write the trajectory, and replay that: sampler.obtain_trajectories(seeds=[{seed}]).save('it.npz')"
+        )
+    limit = found.settings.get("max_episode_length")
+    options = [
+        *(() if found.agent.get("name") in ("random", RandomAgent.__name__) else ("--agent NAME",)),
+        *(("--deterministic",) if found.agent.get("deterministic") else ()),
+        *(() if limit is None else (f"--max-episode-length {limit}",)),
+        f"--num-trajectories {index + 1} --seed {found.seed} --out it.npz",
+    ]
+    raise UsageError(
+        f"{text}Write them with 'streamsampler sample {found.environment} {' '.join(options)}', and replay one with "
+        f"'streamsampler replay it.npz --index {index}'"
+    )
 
 
 def _kind_of_worker(

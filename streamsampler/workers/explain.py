@@ -11,6 +11,7 @@ from typing import Any
 
 from gymnasium import Space
 from gymnasium.envs import registration
+from gymnasium.spaces import Discrete
 
 from streamsampler.core.errors import ActionError, DataError, RemoteTraceback, UsageError
 from streamsampler.data.recorder import RolloutRecorder
@@ -112,12 +113,21 @@ def step_error(error: BaseException, action: Any, space: Space[Any], function: A
         wrong = next((agent for agent, its in action.items() if not space.contains({agent: its})), None)
         if wrong is None:
             return None
-        return ActionError(f"the action {action[wrong]!r} of agent {wrong!r} is outside {space.spaces.get(wrong)}")
+        return _wrong_action(f"the action {action[wrong]!r} of agent {wrong!r}", action[wrong], space.spaces.get(wrong))
     try:
         inside = space.contains(action)
     except Exception:
         inside = False
-    return None if inside else ActionError(f"the agent's action {action!r} is outside {space}")
+    return None if inside else _wrong_action(f"the agent's action {action!r}", action, space)
+
+
+def _wrong_action(what: str, action: Any, space: Space[Any] | None) -> ActionError:
+    """Return the error of an action that is not in its space: of another kind, such as a tensor, or outside."""
+    if type(action).__module__.partition(".")[0] not in ("torch", "jax", "jaxlib", "tensorflow"):
+        return ActionError(f"{what} is outside {space}")
+    advice = "int(action)" if isinstance(space, Discrete) else "a NumPy array, as np.asarray(action) makes one"
+    kind = type(action).__name__
+    return ActionError(f"{what} is a {kind}, which is not in {space} whatever its value: return {advice}")
 
 
 def explain_rollout(

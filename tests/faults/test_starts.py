@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from streamsampler import EnvManager, MultiprocessingSampler
+from streamsampler.core.settings import hash_seed
 from streamsampler.engines.launch import start
 from streamsampler.engines.processes import engine
 from streamsampler.errors import WorkerDiedError
@@ -48,9 +49,10 @@ class Servers:
     def launch(self, main, number, fds, threads):
         if self.left <= 0:
             return self._launch(main, number, fds, threads)
-        server = start._servers.get((threads, main))
+        key = threads, main, hash_seed()
+        server = start._servers.get(key)
         if server is None or not server.alive():
-            server = start._servers[threads, main] = start._Server(main, threads)
+            server = start._servers[key] = start._Server(main, threads)
         server._process.send_signal(signal.SIGSTOP)
         child = self._launch(main, number, fds, threads)
         self._n += 1

@@ -263,7 +263,7 @@ def test_memory_does_not_grow_with_what_is_sampled(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- extended
 
 
-def extended(folder: Path, amounts: list[dict[str, int]], **options: Any) -> list[TrajectoryFolder[Any, Any]]:
+def extended(folder: Path, amounts: list[dict[str, Any]], **options: Any) -> list[TrajectoryFolder[Any, Any]]:
     """Ask for one amount after the other, each in a sampler of its own; return what came of each."""
     found = []
     for amount in amounts:
@@ -313,7 +313,7 @@ def test_an_extension_that_is_interrupted_goes_on(tmp_path: Path, at: int) -> No
         ),
     ],
 )
-def test_a_folder_is_not_resumed_with_less_or_by_another_count(whole: Path, amount: dict[str, int], words: str) -> None:
+def test_a_folder_is_not_resumed_with_less_or_by_another_count(whole: Path, amount: dict[str, Any], words: str) -> None:
     before = contents(whole)
     with make() as sampler, pytest.raises(UsageError, match=words):
         sample_to_folder(sampler, whole, **amount, shard_size=100, resume=True)
