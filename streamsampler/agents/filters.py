@@ -189,7 +189,7 @@ def _of_each(given: Filter | None, data: Any, lengths: NDArray[np.int64]) -> Col
         return [None] * len(lengths)
     faster = getattr(given, "summarise_each", None)
     if faster is not None and (found := faster(data, lengths)) is not None:
-        return found  # type: ignore[no-any-return]
+        return found
     ends = np.cumsum(lengths).tolist()
     return [
         given.summarise(trees.take(data, slice(start, stop))) for start, stop in zip([0, *ends], ends, strict=False)
@@ -283,7 +283,7 @@ class FilteredAgent:
         self._space = space
         self._apply = given.apply
         self.wraps_what_acts_alone = acts_alone(self.agent)
-        self._get_action: Any = getattr(self.agent, "get_action", None)
+        self._get_action: Callable[..., tuple[Any, dict[str, Any]]] = getattr(self.agent, "get_action", None)
         if takes_masks(self.agent):  # callers look at the signature
             self.get_action = self._get_masked_action  # type: ignore[method-assign]
         box = isinstance(space, gym_spaces.Box)
@@ -325,8 +325,8 @@ class FilteredAgent:
             and observation.dtype is self._dtype
             and observation.shape == self._shape
         ):
-            return self._get_action(faster(observation))  # type: ignore[no-any-return]
-        return self._get_action(self._seen(observation))  # type: ignore[no-any-return]
+            return self._get_action(faster(observation))
+        return self._get_action(self._seen(observation))
 
     def _get_masked_action(self, observation: Any, *, action_mask: Any = None) -> tuple[Any, dict[str, Any]]:
         return self._get_action(self._seen(observation), action_mask=action_mask)
