@@ -1,7 +1,7 @@
 """Agents made of other libraries' policies: PyTorch modules and Stable-Baselines3 models.
 
-Import the module of the library that you use: `streamsampler.agents.torch`, `streamsampler.agents.mlp`,
-`streamsampler.agents.sb3`.
+Import the module of the library that you use: `streamsampler.adapters.torch`, `streamsampler.adapters.mlp`,
+`streamsampler.adapters.sb3`.
 
 PyTorch
 -------
@@ -29,7 +29,7 @@ with MultiprocessingSampler(agent, "CartPole-v1") as sampler:
 - Where there are GPUs that workers do not use, set an empty `CUDA_VISIBLE_DEVICES`: otherwise torch takes 0.2 ms of
   each trajectory to note its seed for a GPU.
 
-`streamsampler.agents.mlp.MlpAgent(policy, env.action_space)` runs a small `nn.Sequential` of Linear, Tanh, ReLU and
+`streamsampler.adapters.mlp.MlpAgent(policy, env.action_space)` runs a small `nn.Sequential` of Linear, Tanh, ReLU and
 Sigmoid in NumPy, several times as fast. Its workers do not import torch.
 
 Stable-Baselines3

@@ -1,4 +1,4 @@
-"""Small networks, computed with NumPy: see `streamsampler.agents.mlp`."""
+"""Small networks, computed with NumPy."""
 
 from streamsampler.agents.mlp import MlpAgent
 

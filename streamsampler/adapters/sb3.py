@@ -1,4 +1,4 @@
-"""Agents made of Stable-Baselines3's models: see `streamsampler.agents.sb3`."""
+"""Agents made of Stable-Baselines3's models."""
 
 from streamsampler.agents.sb3 import SB3Agent
 

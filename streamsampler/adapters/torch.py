@@ -1,6 +1,6 @@
-"""Agents made of PyTorch's modules: see `streamsampler.agents.torch`."""
+"""Agents made of PyTorch's modules."""
 
 from streamsampler.agents.heads import CategoricalHead, GaussianHead
-from streamsampler.agents.torch import TorchAgent
+from streamsampler.agents.torch import RecurrentTorchAgent, TorchAgent
 
-__all__ = ["CategoricalHead", "GaussianHead", "TorchAgent"]
+__all__ = ["CategoricalHead", "GaussianHead", "RecurrentTorchAgent", "TorchAgent"]

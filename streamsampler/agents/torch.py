@@ -111,7 +111,7 @@ class TorchAgent(ActsByHead):
         if _remembers(module) and not isinstance(self, RecurrentTorchAgent):
             raise UsageError(
                 f"{type(self).__name__} keeps no state, and the module has initial_state: derive it from "
-                "streamsampler.agents.torch.RecurrentTorchAgent"
+                "streamsampler.adapters.torch.RecurrentTorchAgent"
             )
         self._state_every = None if state_every is None else positive("state_every", state_every)
         self._is_copy = False

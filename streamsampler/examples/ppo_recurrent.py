@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.wrappers import TransformObservation
 
 from streamsampler import MultiprocessingSampler, TrajectoryBatch, VecWorker
-from streamsampler.agents.torch import TorchAgent
+from streamsampler.adapters.torch import TorchAgent
 from streamsampler.examples import line_of, made
 from streamsampler.examples.pytorch import nn, torch
 from streamsampler.filters import RunningNorm, RunningReturnNorm

@@ -101,3 +101,21 @@ def test_references_lead_somewhere():
     gone = ["streamsampler.lost_x", "streamsampler.Sampler.lost_x", "protocol.LostX", "engines.base.LostX", "lost_x.y"]
     gone += ["Sampler.on_timestep", "core.seeding.TrajectoryBatch"]
     assert [reference for reference in gone if leads_somewhere(reference)] == []
+
+
+def test_adapters_are_imported_from_one_path_in_all_texts():
+    text = re.compile(r"streamsampler\.agents\.(torch|mlp|sb3)\b")
+    pages = [
+        *sorted(PACKAGE.rglob("*.py")),
+        PACKAGE.parent / "README.md",
+        *sorted(PACKAGE.parent.glob("benchmarks/*.md")),
+    ]
+    wrong = [
+        f"{path}: {line.strip()}"
+        for path in pages
+        for line in path.read_text().splitlines()
+        if text.search(line) and not re.match(r"\s*from streamsampler\.|.*sys\.modules", line)
+    ]
+    assert wrong == [], "users import from streamsampler.adapters"
+    examples = [path for path in FILES if path.parent.name == "examples" if text.search(path.read_text())]
+    assert examples == []
