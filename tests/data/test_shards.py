@@ -207,7 +207,8 @@ def test_going_on_with_something_else_is_refused(tmp_path):
     cases: list[Any] = [
         ({"seed": 8}, "seed is 7 there, and 8 here"),
         ({"shard_size": 5}, "shard_size is 6 there, and 5 here"),
-        ({"wanted": {"trajectories": 13}}, "wanted is {'trajectories': 9} there, and {'trajectories': 13} here"),
+        ({"wanted": {"trajectories": 8}}, "was begun for 9 trajectories, and not for 8 trajectories: resume it with"),
+        ({"wanted": {"timesteps": 99}}, "was begun for 9 trajectories, and not for 99 timesteps: resume it with"),
         ({"provenance": {"environment": "X", "agent": "a"}}, "agent is None there, and 'a' here"),
         ({"package_version": "0.0"}, "package_version is "),
     ]
