@@ -146,7 +146,7 @@ class Filters:
             ):
                 for episode, summary in zip(episodes.tolist(), summaries, strict=True):
                     of_each[episode].setdefault(policy, []).append(summary)
-        return found
+        return found  # type: ignore[no-any-return]
 
     def _summaries(self, lengths: Any, observations: Any, rewards: Any) -> tuple[Collection[Any], Collection[Any]]:
         """Return a summary of each trajectory's observations, and one of its rewards; None where there is no filter."""
@@ -189,7 +189,7 @@ def _of_each(given: Filter | None, data: Any, lengths: NDArray[np.int64]) -> Col
         return [None] * len(lengths)
     faster = getattr(given, "summarise_each", None)
     if faster is not None and (found := faster(data, lengths)) is not None:
-        return found
+        return found  # type: ignore[no-any-return]
     ends = np.cumsum(lengths).tolist()
     return [
         given.summarise(trees.take(data, slice(start, stop))) for start, stop in zip([0, *ends], ends, strict=False)
@@ -283,7 +283,8 @@ class FilteredAgent:
         self._space = space
         self._apply = given.apply
         self.wraps_what_acts_alone = acts_alone(self.agent)
-        self._get_action: Callable[..., tuple[Any, dict[str, Any]]] = getattr(self.agent, "get_action", None)
+        get_action: Any = getattr(self.agent, "get_action", None)
+        self._get_action: Callable[..., tuple[Any, dict[str, Any]]] = get_action
         if takes_masks(self.agent):  # callers look at the signature
             self.get_action = self._get_masked_action  # type: ignore[method-assign]
         box = isinstance(space, gym_spaces.Box)
