@@ -146,7 +146,7 @@ class Filters:
             ):
                 for episode, summary in zip(episodes.tolist(), summaries, strict=True):
                     of_each[episode].setdefault(policy, []).append(summary)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _summaries(self, lengths: Any, observations: Any, rewards: Any) -> tuple[Collection[Any], Collection[Any]]:
         """Return a summary of each trajectory's observations, and one of its rewards; None where there is no filter."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamsampler.core.errors import UsageError
+from streamsampler.core.keywords import suggesting
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, as_env_update, describe
 
 
@@ -35,6 +36,7 @@ class PerEnv(EnvUpdate):
         TypeError: An item is no environment.
     """
 
+    @suggesting()
     def __init__(self, envs: Sequence[Any], env_kwargs: Mapping[str, Any] | None = None) -> None:
         if not isinstance(envs, list | tuple) or not envs:
             raise UsageError(f"PerEnv takes a list with one environment for each, at least one, not {envs!r:.80}")

@@ -73,6 +73,7 @@ class ModelWorker(Worker):
             anomalies=(),
             fragments=(),
             policies={},
+            remarks=(),
             env_infos=NO_INFOS,
             agent_infos=NO_INFOS,
             episode_infos=NO_INFOS,

@@ -204,11 +204,12 @@ def test_lists_of_lists_name_per_worker(lists: Any) -> None:
     per_worker = r"PerWorker\(\[…\]\)"
     with pytest.raises(UsageError, match=per_worker):
         MADE(lists(Policy()), "CartPole-v1", n_workers=2)
-    with pytest.raises(TypeError, match=per_worker):
+    one_kind = "environments for one worker, and DefaultWorker runs one kind: use worker_class=VecWorker"
+    with pytest.raises(UsageError, match=one_kind):
         MADE(Policy(), lists("CartPole-v1"), n_workers=2)
     with MADE(Policy(), "CartPole-v1", n_workers=2) as sampler:
         for update in (Policy(), np.zeros(4), 3.0):
             with pytest.raises(UsageError, match=per_worker):
                 sampler.obtain_samples(0, 40, lists(update))
-        with pytest.raises(TypeError, match=per_worker):
+        with pytest.raises(UsageError, match=one_kind):
             sampler.obtain_samples(0, 40, None, lists(make_env()))
