@@ -161,7 +161,9 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(it, marks=pytest.mark.extras) if it == "plot" else it for it in COMMANDS]
+)
 def test_commands_refuse_what_is_no_regular_file(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("a.npz")

@@ -134,8 +134,6 @@ def test_our_calls_that_stand_next_to_those_of_other_libraries_can_be_made():
     assert n_called > 25
 
 
-@pytest.mark.slow
-@pytest.mark.extras
 def test_the_table_of_ml_agents_knows_of_several_agents():
     page = guides()["streamsampler.examples.coming_from"]
     table = page.partition("\nML-Agents\n---")[2].partition("```")[0]
@@ -143,6 +141,8 @@ def test_the_table_of_ml_agents_knows_of_several_agents():
     assert "not here" not in table
 
 
+@pytest.mark.slow
+@pytest.mark.extras
 def test_the_five_steps_print_what_the_start_page_says(tmp_path):
     steps = streamsampler.__doc__.partition("\nFive steps")[2].partition("\nGuides by task")[0]
     (program,) = re.findall(r"^```python\n(.*?)^```$", steps, re.DOTALL | re.MULTILINE)
