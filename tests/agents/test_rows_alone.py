@@ -66,6 +66,7 @@ def made(kind: Any, agent: Any, **options: Any) -> list[Any]:
         return calls(sampler)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"hooks": Counting()}, {"observation_filter": RunningNorm()}])
 def test_its_batches_are_those_of_one_that_has_both(more: Any) -> None:
     expected = made(LocalSampler, Rowwise((0.1, 0.5, 3.0, 2.0)), **FOUR, **more)
@@ -75,6 +76,7 @@ def test_its_batches_are_those_of_one_that_has_both(more: Any) -> None:
     assert made(MultiprocessingSampler, Rows(), n_workers=2, **parent, **more) == expected
 
 
+@pytest.mark.slow
 def test_it_is_pickled_replayed_evaluated_and_given_for_each_worker(tmp_path: Path) -> None:
     with LocalSampler(Rows(), "CartPole-v1", **FOUR) as sampler:
         batch = sampler.obtain_trajectories(5)

@@ -58,6 +58,7 @@ def test_an_agent_that_takes_masks_is_found_to_do_so(place):
     assert (finding.verdict, "reach the agent" in finding.what) == ("pass", True)
 
 
+@pytest.mark.slow
 def test_an_agent_that_takes_no_masks_is_warned_of(monkeypatch):
     monkeypatch.setattr(CheckRun, "_fastest", lambda self: None)  # which takes long
     finding = check(Lenient, Plain(), time_limit=600.0, step_timeout=120.0)["masks"]

@@ -78,6 +78,7 @@ def test_an_episode_that_goes_on_has_the_mask_of_its_last_timestep(place, way):
             assert_masks(sampler.obtain_fragments(n_timesteps, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_a_restored_episode_has_the_mask_of_its_last_timestep(place, way):
     agent, options = way

@@ -256,6 +256,7 @@ def test_actors_of_a_cluster_hash_as_other_workers_do(make_sampler):
     assert set(found.tolist()) == set(hashes()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, *START_METHODS])
 def test_a_hash_seed_of_the_script_is_that_of_its_workers(options):
     of_workers, own, _ = hashes(n_workers=2, options=options, PYTHONHASHSEED="7")
@@ -269,6 +270,7 @@ def test_forked_workers_hash_as_the_script_does():
     assert of_workers == [own]
 
 
+@pytest.mark.slow
 def test_a_script_that_ignores_variables_has_workers_that_hash_alike():
     assert hashes("-E")[0] == hashes()[0]
 

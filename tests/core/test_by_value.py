@@ -53,6 +53,7 @@ def test_what_cannot_travel_is_an_error_that_names_it(travelled, name):
     assert re.search(f"^the agent .* cannot be pickled.*{REFUSED[name][1]}", str(travelled[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "processes", "forkserver", "spawn", "fork"])
 def test_environments_and_agents_of_the_main_script_use_all_styles(kind):
     found = json.loads(run("-m", "tests.core.styles", "sample", kind))

@@ -110,6 +110,7 @@ class Hanging(Steps):
         atexit.register(threading.Event().wait)
 
 
+@pytest.mark.slow
 def test_an_exit_handler_that_hangs_keeps_no_worker_alive_and_is_logged(way, caplog):
     one = way(Hanging, close_timeout=0.2)
     use(one)
@@ -173,6 +174,7 @@ ENDS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["none", "interrupt"])
 @pytest.mark.parametrize("way", ["processes", "manager", "spawn"])
 def test_exit_handlers_run_where_nothing_closes_a_sampler_and_after_ctrl_c(way, end, tmp_path):

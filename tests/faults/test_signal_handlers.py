@@ -116,6 +116,7 @@ WAITED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "options"), WAITED)
 def test_while_workers_are_waited_for(where, options):
     with PARALLEL(partial(Signals, where, os.getpid()), check=None, close_timeout=0.5, **options) as sampler:

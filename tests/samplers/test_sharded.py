@@ -272,6 +272,7 @@ def extended(folder: Path, amounts: list[dict[str, Any]], **options: Any) -> lis
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["n_timesteps", "n_trajectories"])
 @pytest.mark.parametrize("options", [{}, {"observation_filter": RunningNorm()}])
 def test_a_finished_folder_is_extended_to_what_one_call_would_have_written(

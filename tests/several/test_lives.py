@@ -134,6 +134,7 @@ def test_an_agent_that_is_listed_again_after_its_end_is_an_error_that_names_it_a
     assert error.value.trajectory == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "queues"])
 @pytest.mark.parametrize("game", [Returning, ReturningTurns])
 def test_workers_say_of_agents_that_come_back_what_one_process_says(game: Any, engine: Any) -> None:
@@ -301,6 +302,7 @@ def test_a_batch_of_unannounced_agents_does_not_depend_on_workers_and_engines() 
         assert sampler.obtain_samples(30, count="agent_steps").n_agent_steps >= 30
 
 
+@pytest.mark.slow
 def test_unannounced_agents_in_slices_files_folders_and_replays(tmp_path: Path) -> None:
     batch = crowd()
     assert batch[2:5]["b"].agents.known == tuple(sorted(set(batch[2:5]["b"].agent_ids)))
@@ -324,6 +326,7 @@ def test_unannounced_agents_in_slices_files_folders_and_replays(tmp_path: Path) 
     assert "of agent 'b_" in str(other.difference)
 
 
+@pytest.mark.slow
 def test_unannounced_agents_are_evaluated_by_policy_and_all_together() -> None:
     found = evaluate(CROWD["agents"], Crowd, num_trajectories=5, seed=3, policy_of=kind_of, return_of="a")
     assert len(found.returns) == 5
@@ -466,6 +469,7 @@ def test_common_infos_are_kept_without_a_warning_where_agents_are_unannounced_to
     assert_same_play(*batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", [Scored, ScoredTurns])
 def test_infos_of_no_agent_in_files_folders_replays_and_other_engines(tmp_path: Path, game: Any) -> None:
     options: dict[str, Any] = {"seed": 1, "check": None}

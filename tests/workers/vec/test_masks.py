@@ -33,6 +33,7 @@ def test_slots_act_with_their_masks_and_silent_ones_as_is_allowed(mode, place, a
         assert sampler.obtain_trajectories(20) == batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", ["nested multi", "nested binary"])
 @pytest.mark.parametrize("mode", MODES)
 def test_random_actions_of_several_parts_are_allowed(mode, space):
