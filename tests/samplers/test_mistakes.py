@@ -36,6 +36,8 @@ def test_an_action_of_another_kind_is_not_said_to_be_outside() -> None:
     with LocalSampler(lambda _: torch.tensor(1), "CartPole-v1") as sampler, pytest.raises(RolloutError) as caught:
         sampler.obtain_samples(3)
     assert "tensor(1) is a Tensor, which is not in Discrete(2) whatever its value: return int" in str(caught.value)
+    one = str(step_error(RuntimeError(), torch.ones(1), gymnasium.spaces.Discrete(2), len))
+    assert "is a Tensor of shape (1,), which is not in Discrete(2)" in one
     box = gymnasium.spaces.Box(-1, 1, (2,))
     assert "return a NumPy array" in str(step_error(RuntimeError(), torch.zeros(2), box, len))
     assert "is outside Box" in str(step_error(RuntimeError(), np.full(2, 9.0), box, len))
