@@ -92,7 +92,7 @@ class MaskedAgent:
 
 `action_masks` has a row for each observation, (n, k). All is True in a timestep without a mask; with actions of other
 spaces the keyword is None. An environment may give a mask in any shape with so many values, booleans or zeros and ones,
-a tuple with an array for each part included. What has the name and another form is ignored, with one warning.
+a tuple with an array for each part included. A value under that name in another form is ignored, with one warning.
 
 "random" draws among the allowed actions, and `SB3Agent` passes masks to policies whose `predict` takes `action_masks`.
 Where an environment has several agents, each agent's mask is in its observation or in its info. An agent without the

@@ -219,7 +219,7 @@ def as_agent(obj: Any) -> Agent:
 
 
 def _what_it_is(obj: Any) -> str:
-    """Say of what is no agent that it is none, and perhaps what it is."""
+    """Return the message that refuses an object as an agent, and says if it is an environment."""
     if isinstance(obj, str):
         if obj in registry:
             return f"{obj!r} is an environment: {AGENT_FIRST}"
@@ -262,7 +262,7 @@ def is_agent(obj: Any) -> bool:
 
 
 def acts_alone(agent: Any) -> bool:
-    """Return whether an agent chooses a single action: not where it, or what it wraps, has `get_actions` alone."""
+    """Return whether an agent chooses single actions; an agent, or a wrapped one, with only `get_actions` does not."""
     return callable(getattr(agent, "get_action", None)) and getattr(agent, "wraps_what_acts_alone", True)
 
 

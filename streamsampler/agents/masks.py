@@ -49,7 +49,7 @@ def mask_size(space: Space[Any]) -> int | None:
 
 
 def flat_mask(size: int | None, given: Any) -> Mask | None:
-    """Return a mask in any form as a flat array of its own; None for what is no such mask.
+    """Copy a mask of any form into a flat array; return None where the value does not have a mask's form.
 
     Args:
         size: See `mask_size`.

@@ -151,7 +151,7 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProcessSettings:
     """The settings of a process.
 
     Attributes:
@@ -182,7 +182,7 @@ class Settings:
         """The name of torch's default device."""
         return str(self.values.get(TORCH_DEVICE, _CPU))
 
-    def without_values(self) -> Settings:
+    def without_values(self) -> ProcessSettings:
         """Return the environment variables and folders alone, which can be pickled without cloudpickle."""
         return replace(self, values={})
 
@@ -196,7 +196,7 @@ class Settings:
             if setting.name in self.values and before.get(setting.name) != self.values[setting.name]:
                 _apply(setting, self.values[setting.name])
 
-    def apply_folders(self, before: Settings | None) -> None:
+    def apply_folders(self, before: ProcessSettings | None) -> None:
         """Give this process, a worker, the environment variables and folders that differ from those before.
 
         Args:
@@ -256,9 +256,9 @@ class SettingsInForce:
 
     def __init__(self, *, portable: bool = False) -> None:
         self._portable = portable
-        self._given: Settings | None = None
+        self._given: ProcessSettings | None = None
 
-    def apply_folders(self, settings: Settings) -> None:
+    def apply_folders(self, settings: ProcessSettings) -> None:
         """Give this process the environment variables and folders, before anything is loaded that needs them."""
         if not self._portable:
             settings.apply_folders(self._given)
@@ -266,7 +266,7 @@ class SettingsInForce:
                 settings.without_values() if self._given is None else replace(settings, values=self._given.values)
             )
 
-    def apply(self, settings: Settings) -> None:
+    def apply(self, settings: ProcessSettings) -> None:
         """Give this process what has changed in the settings since the last time."""
         self.apply_folders(settings)
         settings.apply_values({} if self._given is None else self._given.values)

@@ -20,7 +20,7 @@ import numpy as np
 import ray
 
 from streamsampler.core.serialization import Contents, Payload, dumps, loads
-from streamsampler.core.settings import Settings, SettingsInForce
+from streamsampler.core.settings import ProcessSettings, SettingsInForce
 from streamsampler.core.version import __version__
 from streamsampler.engines.worker_side import MemoryReporter, WorkerChannel
 from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Start
@@ -106,7 +106,7 @@ class RaySetup:
     ) -> Self:
         """Return the setup of workers that are to find what this process finds; the arguments are as in the class."""
         variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-        settings = dumps(Settings.of_this_process(), "the settings of this process").owned()
+        settings = dumps(ProcessSettings.of_this_process(), "the settings of this process").owned()
         return cls(make_worker.owned(), seed, threads, list(sys.path), settings, variables, report_memory)
 
     def apply(self) -> tuple[ThreadLimit, SettingsInForce]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from streamsampler.core.serialization import Contents, Payload, dumps, dumps_report, loads
-from streamsampler.core.settings import Settings, SettingsInForce, hash_seed
+from streamsampler.core.settings import ProcessSettings, SettingsInForce, hash_seed
 from streamsampler.engines.launch.child import lower_limit, original_limit
 from streamsampler.protocol.messages import BY_NAME, Answer, Message, Start
 from streamsampler.workers.base import Worker, WorkerContext
@@ -127,7 +127,7 @@ class ProcessSetup:
     make_worker: Payload
     seed: int
     threads: int | None
-    folders: Settings
+    folders: ProcessSettings
     settings: Payload
     hash_seed: str
     title: str
@@ -148,7 +148,7 @@ class ProcessSetup:
             import setproctitle
 
             title = setproctitle.getproctitle()
-        here = Settings.of_this_process()
+        here = ProcessSettings.of_this_process()
         settings = dumps(here, "the settings of this process").owned()
         return cls(
             make_worker.owned(), seed, threads=threads, folders=here.without_values(), settings=settings,

@@ -193,7 +193,7 @@ class Start:
         agent: A new agent, as the engine carries payloads; None keeps the agent.
         parameters: New parameters for it; None keeps them.
         env: A new environment; None keeps the environment.
-        settings: The settings of the sampler's process and the levels of its loggers (`core.settings.Settings`,
+        settings: The settings of the sampler's process and the levels of its loggers (`core.settings.ProcessSettings`,
             `workers.logs.Levels`), as the engine carries payloads; None if neither has changed.
         check: Whether to check, before the first ticket, that trajectories depend on their seeds alone.
         resets: What the call says of its trajectories (`workers.resets.Resets`), as the engine carries payloads.

@@ -446,7 +446,8 @@ def check_side_by_side(environments: Any, name: str, factory: WorkerFactory) -> 
         if not kind.can_differ_side_by_side:
             raise UsageError(
                 f"{name} has {n} environments for one worker, and {kind.__name__} runs one kind: use "
-                f'worker_class=VecWorker, worker_args={{"n_envs": {n}}}'
+                f'worker_class=VecWorker, worker_args={{"n_envs": {n}}}, or PerWorker([…]) with one environment for '
+                "each worker"
             )
         if rows != n:
             raise UsageError(

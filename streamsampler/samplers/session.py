@@ -12,7 +12,7 @@ from streamsampler.core.errors import CheckMode
 from streamsampler.core.memory import Pool
 from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.core.serialization import Payload, dumps, loads, refers_to
-from streamsampler.core.settings import Settings
+from streamsampler.core.settings import ProcessSettings
 from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.data.taken import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
@@ -306,7 +306,7 @@ class Session:
         """
         if not self.engine.has_own_settings:
             return
-        here = Settings.of_this_process(), levels_here()
+        here = ProcessSettings.of_this_process(), levels_here()
         if "settings" not in self.updates or self.updates.about("settings")[0] != here:
             self.updates.put("settings", self.publish(dumps(here, "the settings of this process")), here)
         if here[0].torch_device != "cpu" and self.need("torch"):

@@ -35,7 +35,7 @@ from streamsampler.core.errors import (
     WorkerHungError,
 )
 from streamsampler.core.serialization import Payload, dumps, loads
-from streamsampler.core.settings import Settings
+from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Died
 from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.protocol.messages import Phase
@@ -122,7 +122,7 @@ class ProcessTransport(Transport):
         """Start the workers, all at once, and let each make its environments."""
         self._pool = EnvPool(self._setup(self._updates), len(self._envs_of), self._threads, self._close_timeout)
         self._close = weakref.finalize(self, _end, self._pool)
-        self._settings = Settings.of_this_process(), levels_here()
+        self._settings = ProcessSettings.of_this_process(), levels_here()
         while True:
             self._await(lambda: all(link.spaces is not None or link.error is not None for link in self._pool))
             broken = [event for event in self._pending if isinstance(event, Broken)]
@@ -239,7 +239,7 @@ class ProcessTransport(Transport):
 
     def send_settings(self) -> None:
         """Let workers have this process's settings and the levels of its loggers, if they have changed."""
-        if (settings := (Settings.of_this_process(), levels_here())) != self._settings:
+        if (settings := (ProcessSettings.of_this_process(), levels_here())) != self._settings:
             self._settings = settings
             frame = pickle_frame(("settings", self._pickled_settings()))
             for link in self._pool:

@@ -15,7 +15,7 @@ import pytest
 
 from streamsampler import EnvManager, LocalSampler, MultiprocessingSampler, SerialEnvManager
 from streamsampler.core import settings
-from streamsampler.core.settings import SETTINGS, Settings, SettingsInForce
+from streamsampler.core.settings import SETTINGS, ProcessSettings, SettingsInForce
 from tests.contracts.conftest import LANES, PARENT, RAY, SLOW_QUEUES, on, slow
 from tests.patience import PATIENCE
 
@@ -285,15 +285,15 @@ def test_workers_that_cannot_hash_alike_are_a_warning():
 
 
 def test_each_setting_can_be_read_compared_and_set_to_what_it_is(restored):
-    here = Settings.of_this_process()
-    assert here == Settings.of_this_process()
+    here = ProcessSettings.of_this_process()
+    assert here == ProcessSettings.of_this_process()
     SettingsInForce(portable=True).apply(here)
-    assert Settings.of_this_process() == here
+    assert ProcessSettings.of_this_process() == here
     assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
 
 
 def test_a_setting_that_a_worker_cannot_have_is_a_warning(restored, caplog):
-    SettingsInForce(portable=True).apply(Settings({}, (), "/", {"locale": "xx_XX.none"}))
+    SettingsInForce(portable=True).apply(ProcessSettings({}, (), "/", {"locale": "xx_XX.none"}))
     assert "locale of the sampler's process, 'xx_XX.none', cannot be set in this worker" in caplog.text
 
 
@@ -304,7 +304,7 @@ def test_a_module_is_loaded_for_a_value_that_is_not_its_default(monkeypatch):
     jax.config = types.SimpleNamespace(jax_enable_x64=False, update=lambda *given: found.append(given))  # type: ignore[attr-defined]
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     monkeypatch.setattr(settings, "_imported", lambda name: found.append(name) or jax)
-    SettingsInForce(portable=True).apply(Settings({}, (), "/", {"jax_enable_x64": False}))
+    SettingsInForce(portable=True).apply(ProcessSettings({}, (), "/", {"jax_enable_x64": False}))
     assert found == []
-    SettingsInForce(portable=True).apply(Settings({}, (), "/", {"jax_enable_x64": True}))
+    SettingsInForce(portable=True).apply(ProcessSettings({}, (), "/", {"jax_enable_x64": True}))
     assert found == ["jax", ("jax_enable_x64", True)]

@@ -205,11 +205,11 @@ def test_lists_of_lists_name_per_worker(lists: Any) -> None:
     with pytest.raises(UsageError, match=per_worker):
         MADE(lists(Policy()), "CartPole-v1", n_workers=2)
     one_kind = "environments for one worker, and DefaultWorker runs one kind: use worker_class=VecWorker"
-    with pytest.raises(UsageError, match=one_kind):
+    with pytest.raises(UsageError, match=rf"{one_kind}.*{per_worker}"):
         MADE(Policy(), lists("CartPole-v1"), n_workers=2)
     with MADE(Policy(), "CartPole-v1", n_workers=2) as sampler:
         for update in (Policy(), np.zeros(4), 3.0):
             with pytest.raises(UsageError, match=per_worker):
                 sampler.obtain_samples(0, 40, lists(update))
-        with pytest.raises(UsageError, match=one_kind):
+        with pytest.raises(UsageError, match=rf"{one_kind}.*{per_worker}"):
             sampler.obtain_samples(0, 40, None, lists(make_env()))

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from streamsampler.core.settings import Settings
+from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Died
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Phase
@@ -314,7 +314,7 @@ class Modelled(ProcessTransport):
         super().__init__(updates, len(world.envs_of), no_stepper, policy, None, 1, world.wait)
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
         self.setbacks._envs_of = world.envs_of
-        self._settings = Settings({}, (), "/", {}), Levels()
+        self._settings = ProcessSettings({}, (), "/", {}), Levels()
         self.world = world
 
     def start(self):
