@@ -409,7 +409,7 @@ def _actions(
     for t in range(len(order.rewards)):
         for request in requests.get(t, ()):
             repeat(request)
-        yield rows.kept_action(order.env_id, order.actions, t)
+        yield rows.kept_action(order.actions, t)
 
 
 def _compare_last(order: RestoreOrder, seen: Any, rows: Rows) -> None:

@@ -18,6 +18,7 @@ from streamsampler.core.errors import ProtocolError, UsageError
 from streamsampler.core.timing import Collector, Measured, ScriptTimes, collecting
 from streamsampler.data.statistics import Aggregation, Stats
 from streamsampler.protocol.messages import Times
+from streamsampler.stepping.call_errors import CallPendingError
 
 # ----------------------------------------------------------------------
 # What a manager of environments did, in numbers.
@@ -279,6 +280,8 @@ _WHAT_TO_DO = {
     EnvState.CLOSED: "call launch() first",
 }
 
+_OPEN = (EnvState.RESETTING, EnvState.STEPPING)
+
 
 class Ledger:
     """The state of each environment, and the results that have arrived and are not handed out yet.
@@ -315,9 +318,10 @@ class Ledger:
         for env_id in env_ids:
             state = self.states[env_id]
             if state is not EnvState.READY:
-                raise UsageError(
+                message = (
                     f"environment {env_id} awaits no action, it is {state.name}: {_WHAT_TO_DO[state].format(env_id)}"
                 )
+                raise CallPendingError(message, "send") if state in _OPEN else UsageError(message)
 
     def request(self, env_ids: Sequence[int], event: EnvEvent) -> None:
         """Open a request for each of the environments: `EnvEvent.SENT` or `EnvEvent.RESET`.

@@ -11,9 +11,15 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.core.errors import ClosedError, UsageError, positive
+from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.environments.parameters import SetParameters
+from streamsampler.stepping.call_errors import (
+    CallPendingError,
+    EnvsClosedError,
+    NoCallPendingError,
+    ResultsTimeoutError,
+)
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.histories import ParameterSets
 from streamsampler.stepping.inbox import Inbox
@@ -122,7 +128,7 @@ class BaseEnvManager(abc.ABC):
         """Launch where that was not done; a call of another thread may be at work."""
         if self._transport is None:
             if self._closed:
-                raise ClosedError("the environments are closed: call launch() for new ones")
+                raise EnvsClosedError("the environments are closed: call launch() for new ones")
             self.launch()
         assert self._transport is not None
         if not self._transport.is_ours:
@@ -308,7 +314,7 @@ class BaseEnvManager(abc.ABC):
         """
         self._launched()
         if not self._ledger.n_open:
-            raise UsageError("there is nothing to receive: call send() or async_reset() first")
+            raise NoCallPendingError("there is nothing to receive: call send() or async_reset() first", "recv")
         least = min(self._options.min_envs if min_envs is None else positive("min_envs", min_envs), self._ledger.n_open)
         seconds = self._options.recv_timeout if timeout is None else timeout_seconds(timeout)
         self._inbox.take_in(0)
@@ -335,8 +341,8 @@ class BaseEnvManager(abc.ABC):
         chosen = self._chosen(env_ids)
         for env_id in chosen:
             if env_id not in self._ledger.waiting and env_id not in self._ledger.arrived:
-                raise UsageError(
-                    f"there is nothing to receive from environment {env_id}: call send() or async_reset() first"
+                raise NoCallPendingError(
+                    f"there is nothing to receive from environment {env_id}: call send() or async_reset() first", "recv"
                 )
         return self._awaited(chosen, timeout_seconds(timeout))
 
@@ -345,7 +351,7 @@ class BaseEnvManager(abc.ABC):
             return [env_id for env_id in env_ids if env_id not in self._ledger.arrived]
 
         if not self._take_in_until(lambda: not missing(), timeout):
-            raise TimeoutError(f"environments {missing()} have no results after {timeout:g} s")
+            raise ResultsTimeoutError(f"environments {missing()} have no results after {timeout:g} s")
         return self._inbox.hand_out(env_ids)
 
     def _take_in_until(self, is_enough: Callable[[], bool], seconds: float | None) -> bool:
@@ -472,7 +478,9 @@ class BaseEnvManager(abc.ABC):
         self._inbox.take_in(0)
         busy = sorted(self._ledger.waiting.intersection(chosen))
         if busy:
-            raise UsageError(f"environment {busy[0]} has no result yet of what it was sent: call recv() first")
+            raise CallPendingError(
+                f"environment {busy[0]} has no result yet of what it was sent: call recv() first", name
+            )
         return self._inbox.ask(chosen, kind, name, arguments_for(len(chosen)))
 
 

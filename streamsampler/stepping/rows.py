@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data.spaces import AnySpace, row_spec
-from streamsampler.data.trees import Array, leaves, map_tree, object_array
+from streamsampler.data.trees import Array, leaves, map_tree, map_trees, object_array
 from streamsampler.workers.vec.columns import Columns, nested, sequence_of
 
 # ----------------------------------------------------------------------
@@ -132,7 +131,17 @@ class EnvValues:
         _, row, space, arrays = self._of[env_id]
         if arrays.__class__ is np.ndarray and arrays.ndim == 2 and not isinstance(space, gym_spaces.Box):
             return arrays[slot, row]  # what follows takes ten times as long
-        return row_at(space, arrays, (slot, row))
+        return _row_at(space, arrays, (slot, row))
+
+    def read_unstacked(self, slot: int, env_id: int) -> Any:
+        """Return a copy of a value of an environment, as Gymnasium's vector environments take it from a stack.
+
+        A value of `Box(())` is a scalar then.
+        """
+        _, row, _, arrays = self._of[env_id]
+        if arrays.__class__ is np.ndarray and arrays.ndim == 2:
+            return arrays[slot, row]  # what follows takes ten times as long
+        return _unstacked(arrays, (slot, row))
 
     def view(self, slot: int, env_id: int) -> Any:
         """Return a value of an environment, not to be kept."""
@@ -163,15 +172,20 @@ def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
     return allocate((*shape, *row_shape), dtype)
 
 
-def row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
+def _row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
     """Return a copy of one value, of the type that the space's own samples have."""
     if isinstance(space, gym_spaces.Dict):
-        return {key: row_at(child, arrays[key], index) for key, child in space.spaces.items()}
+        return {key: _row_at(child, arrays[key], index) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):
-        return tuple(row_at(child, arrays[i], index) for i, child in enumerate(space.spaces))
+        return tuple(_row_at(child, arrays[i], index) for i, child in enumerate(space.spaces))
     row = arrays[index]
     # A sample of a Box is always an array.
     return row if row.__class__ is not np.ndarray and not isinstance(space, gym_spaces.Box) else np.array(row)
+
+
+def _unstacked(arrays: Any, index: Any) -> Any:
+    """Return a copy of one of several stacked values."""
+    return map_tree(lambda leaf: leaf[index].copy(), arrays)
 
 
 # ----------------------------------------------------------------------
@@ -313,15 +327,15 @@ class Rows:
         space = self._spaces.observation[0 if self.has_views else env_id]
         return EnvValues([space], 1, "observation", ObservationError, np.zeros)
 
-    def kept_action(self, env_id: int, kept: Any, index: int) -> Any:
+    def kept_action(self, kept: Any, index: int) -> Any:
         """Return a copy of one of the actions of an environment that were kept, as `action` does."""
         if self._actions.is_stacked:
-            return row_at(self._spaces.action[env_id], kept, index)
-        return copy.deepcopy(kept[index])
+            return _unstacked(kept, index)
+        return map_trees(lambda leaf: np.array(leaf)[()], kept[index])  # a scalar where it has no dimensions
 
     def action(self, env_id: int) -> Any:
-        """Return a copy of the action of an environment, of the type that its space's own samples have."""
-        return self._actions.read(0, env_id)
+        """Return a copy of the action of an environment, as `VecWorker` and Gymnasium's vector environments pass it."""
+        return self._actions.read_unstacked(0, env_id)
 
     def put_actions(self, env_ids: list[int], actions: Any) -> Any:
         """Write the actions of K environments; see `EnvValues.put_some`.

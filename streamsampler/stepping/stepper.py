@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
@@ -50,6 +51,7 @@ MAKING: Final = phase_number(Phase.ENV_CONSTRUCTION)
 _CALLING: Final = phase_number(Phase.CALL)
 _CLOSING: Final = phase_number(Phase.CLOSE)
 _WAITING: Final = phase_number(Phase.WAITING)
+_STRING: Final = frozenset({str})
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 
@@ -290,7 +292,7 @@ class Stepper:
             raise
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
             terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
-        if info.__class__ is not dict:
+        if info.__class__ is not dict or (info and not _STRING.issuperset(map(type, info))):
             info = _dict_of(info)
         kind = reward.__class__
         reward = reward if kind is float or kind is np.float64 else number_of(reward)
@@ -396,9 +398,9 @@ def _dict_of(info: Any) -> dict[str, Any]:
     """Return a copy of an info.
 
     Raises:
-        DataError: It is no dict.
+        DataError: It is no dict, or has a key that is no string.
     """
-    if info.__class__ is not dict:
+    if info.__class__ is not dict or not _STRING.issuperset(map(type, info)):
         InfoRecorder("infos").record(0, info)
     return dict(info)
 
@@ -418,12 +420,16 @@ def class_names(env: Any) -> set[str]:
 
 
 def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> Any:
-    """Return what a method returns, or an attribute that is none."""
+    """Return what a method returns, or an attribute that is none: arguments are ignored then, as Gymnasium does."""
     member = member_of(env, env_id, name)
     if callable(member):
         return member(*positional, **named)
     if positional or named:
-        raise UsageError(f"{name} of environment {env_id} is no method, and takes no arguments")
+        warnings.warn(
+            f"{name} of environment {env_id} is no method: its value is returned, and the arguments of the call are "
+            "ignored; get_attr() takes none",
+            stacklevel=2,
+        )
     return member
 
 

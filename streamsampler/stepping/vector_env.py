@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from streamsampler.core.errors import UsageError, WorkerError, positive
 from streamsampler.data.infos import Infos
 from streamsampler.data.trees import map_trees, object_array
+from streamsampler.stepping.call_errors import NoCallPendingError
 from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.steps import Steps, joined_infos
 from streamsampler.workers.vec.rows import row_of
@@ -121,6 +122,10 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     because its environment failed is truncated, and marked in `infos["env_failed"]`. After a `step` that raised,
     `reset` begins new episodes in all environments; the next `step` resets those that failed, and steps the others.
 
+    A call that comes too early, too late or twice raises what can be caught as an exception of this package and as that
+    of Gymnasium's `AsyncVectorEnv`: `ClosedEnvironmentError`, `AlreadyPendingCallError`, `NoAsyncCallError`, and the
+    `TimeoutError` of `multiprocessing`.
+
     Args:
         manager: The manager, which `close` closes.
 
@@ -141,6 +146,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         self.spec = manager.get_attr("spec", [0])[0]
         self._resetting, self._has_options = list(range(self.num_envs)), False  # what `reset_async` was given
         self._called: tuple[Any, ...] | None = None  # what `call_wait` returns
+        self._begun: Literal["reset", "step"] | None = None  # what has begun, and was not waited for
 
     def __del__(self) -> None:
         """Close nothing, as Gymnasium's own do before 1.3: the manager may be in use, and ends by itself if not."""
@@ -182,11 +188,12 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         chosen = None if seeds is None else {e: s for e, s in seeds.items() if e in env_ids}
         self.manager.async_reset(env_ids, seed=chosen, options=options)
         self._resetting, self._has_options = env_ids, options is not None
+        self._begun = "reset"
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the results of `reset_async`; arguments and errors are those of `step_wait`."""
         env_ids = self._resetting
-        steps = self.manager.recv_from(env_ids, timeout)
+        steps = self._awaited("reset", lambda: self.manager.recv_from(env_ids, timeout))
         if self._has_options:
             self.manager.forget_options(env_ids)  # Gymnasium's environments reset themselves without options
         infos = self._infos({env_ids[row]: info for row, info in steps.info_by_row.items()})
@@ -200,6 +207,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     def step_async(self, actions: Any) -> None:
         """Begin to step all environments; `step_wait` returns what `step` does."""
         send_on(self.manager, actions)
+        self._begun = "step"
 
     def step_wait(self, timeout: float | None = None) -> _Stepped:
         """Return the results of `step_async`.
@@ -208,10 +216,22 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
             timeout: Seconds; None for any time.
 
         Raises:
-            UsageError: Nothing was begun.
-            TimeoutError: They are not there by then; they may be waited for again.
+            UsageError: Nothing was begun; also Gymnasium's `NoAsyncCallError`.
+            TimeoutError: They are not there by then; they may be waited for again. Also that of `multiprocessing`.
         """
-        return self._stepped(receive_on(self.manager, timeout))
+        return self._stepped(self._awaited("step", lambda: receive_on(self.manager, timeout)))
+
+    def _awaited(self, begun: Literal["reset", "step"], receive: Callable[[], Steps]) -> Steps:
+        """Return what `receive` does; after an interrupt or when time is up, it may be waited for again."""
+        if self._begun != begun and EnvState.CLOSED not in self.manager.states:
+            raise NoCallPendingError(f"there is nothing to wait for: call {begun}_async() first", begun)
+        try:
+            steps = receive()
+        except WorkerError:
+            self._begun = None
+            raise
+        self._begun = None
+        return steps
 
     def _stepped(self, steps: Steps) -> _Stepped:
         infos = self._infos(steps.info_by_row)
@@ -240,7 +260,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         """
         called, self._called = self._called, None
         if called is None:
-            raise UsageError("there is nothing to wait for: call call_async() first")
+            raise NoCallPendingError("there is nothing to wait for: call call_async() first", "call")
         return called
 
     def get_attr(self, name: str) -> tuple[Any, ...]:

@@ -46,7 +46,6 @@ USAGE: list[tuple[Any, str]] = [
     (lambda m: m.reset(options={1: 2}), "the keys of options are strings, got 1"),
     (lambda m: m.call(3), "name of a method or attribute is a string, got 3"),
     (lambda m: m.set_attr("level", [1, 2, 3]), "there are 3 values for 2 environments"),
-    (lambda m: m.call("level", 1), "level of environment 0 is no method, and takes no arguments"),
     (lambda m: m.call("close"), "would go past the manager's accounts"),
 ]
 ACTIONS: list[tuple[Any, str]] = [

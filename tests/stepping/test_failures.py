@@ -96,6 +96,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("serial", {("step", 3): "no"}, "DataError: truncated should be True or False, and is str 'no'"),
     ("serial processes", {("step", 4): None}, "DataError: infos: an info must be a dict, got None"),
     ("serial processes", {("reset", 1): [1]}, "raised in reset.*DataError: infos: an info must be a dict, got list"),
+    ("serial processes", {("step", 4): {7: 1}}, r"DataError: infos\[7\]: the keys of infos are strings, and this is 7"),
+    ("serial processes", {("reset", 1): {7: 1}}, r"raised in reset.*infos\[7\]: the keys of infos are strings"),
     ("processes", {("step", 4): BAD}, "raised in step.*its info cannot be unpickled.*TwoArgumentsError.__init__"),
     ("processes", {("reset", 1): BAD}, "raised in reset.*its info cannot be unpickled"),
 ]

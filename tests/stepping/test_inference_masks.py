@@ -8,6 +8,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
 from tests.scripted.masks import Alone, InBlocks, InRows, Overwriting, assert_masks, make
 from tests.stepping.conftest import kill
+from tests.tiers import mostly_slow
 
 
 def run(sampler: Any, disturbed: bool = False) -> list[Any]:
@@ -19,8 +20,8 @@ def run(sampler: Any, disturbed: bool = False) -> list[Any]:
     return [*batches, sampler.obtain_samples(30)]
 
 
-@pytest.mark.parametrize("hooks", [None, Overwriting()], ids=["", "hooks"])
-@pytest.mark.parametrize("agent", [Alone, InRows, InBlocks])
+@pytest.mark.parametrize("hooks", mostly_slow([None, Overwriting()]), ids=["", "hooks"])
+@pytest.mark.parametrize("agent", mostly_slow([InRows, InBlocks, Alone], 2))
 @pytest.mark.parametrize("place", ["observation", "info"])
 def test_batches_with_masks_are_those_of_one_vec_worker(place, agent, hooks):
     options: dict[str, Any] = {"seed": 5, "env_kwargs": {"place": place}, "worker_args": {"n_envs": 3}, "hooks": hooks}

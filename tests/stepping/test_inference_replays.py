@@ -15,6 +15,7 @@ from streamsampler.errors import SerializationError
 from streamsampler.filters import RunningNorm
 from tests.fragments.agents import Drawn, Fleeting, Mixing, Restorable, Sticky
 from tests.scripted.agents import Balancing, Linear, Rowwise, Sampling
+from tests.tiers import mostly_slow
 
 ARGS: list[dict[str, Any]] = [{"n_envs": 4}, {"n_envs": 4, "groups": 2}, {"n_envs": 3, "block_size": 5}]
 
@@ -31,7 +32,7 @@ AGENTS: list[Any] = [
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-@pytest.mark.parametrize("worker_args", ARGS)
+@pytest.mark.parametrize("worker_args", mostly_slow(ARGS))
 def test_a_replay_is_what_was_recorded(agent: Any, worker_args: Any, tmp_path: Path) -> None:
     agent = agent() if isinstance(agent, type) else agent
     with in_parent(agent, "CartPole-v1", worker_args=worker_args) as sampler:

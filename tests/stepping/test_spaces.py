@@ -29,6 +29,13 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
 }
 
 
+def as_sampled(space, action):
+    """Return an action as its space's samples are: those without dimensions arrive as scalars."""
+    if isinstance(space, spaces.Dict):
+        return {key: as_sampled(child, action[key]) for key, child in space.items()}
+    return np.asarray(action) if isinstance(space, spaces.Box) else action
+
+
 class Shaped(gymnasium.Env):
     """Draws what it shows; what it is sent shows in its rewards, and it ends after so many timesteps."""
 
@@ -47,7 +54,7 @@ class Shaped(gymnasium.Env):
         return self.observation_space.sample()
 
     def step(self, action):
-        assert self.action_space.contains(action), action
+        assert self.action_space.contains(as_sampled(self.action_space, action)), action
         self._t += 1
         observation = np.zeros(5) if self._t == self.broken_at else self._drawn()
         parts = action.values() if isinstance(action, dict) else [action]

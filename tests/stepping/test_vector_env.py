@@ -4,22 +4,26 @@ Gymnasium's peers are given the seeds that the manager gives to episodes after t
 """
 
 import functools
+import multiprocessing
+import pickle
 import re
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
+from gymnasium import error, spaces
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from streamsampler.errors import ActionError, RolloutError, UsageError
+from streamsampler.errors import ActionError, ClosedError, RolloutError, UsageError
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
+from streamsampler.testing import Fault, Faults
 from tests.patience import PATIENCE
 from tests.stepping.conftest import MODES
 from tests.stepping.environments import Counting, Gated, Varied, following, gate
 from tests.stepping.test_failures import Sick
+from tests.stepping.test_spaces import as_sampled
 
 ONES = np.array([1, 1])
 
@@ -92,7 +96,7 @@ def test_values_of_all_spaces_are_those_of_gymnasiums(space):
 
     class Strict(Echo):
         def step(self, action):
-            assert action in space
+            assert as_sampled(space, action) in space
             return super().step(action)
 
     ours, theirs = serial(Strict), SyncVectorEnv([Echo] * 2)
@@ -201,7 +205,7 @@ def test_steps_and_resets_that_begin_and_are_waited_for(tmp_path):
             env.step_wait(timeout=0.01)
         let_end(2)
         assert env.step_wait(timeout=PATIENCE)[1].tolist() == [1, 2]
-        with pytest.raises(UsageError, match="nothing to receive"):
+        with pytest.raises(UsageError, match=r"nothing to wait for: call step_async\(\) first"):
             env.step_wait()
         env.close(timeout=3)
 
@@ -289,3 +293,104 @@ def test_an_abnormal_environment_is_left_to_a_caller_who_resets():
     assert env.step(np.array([8, 1]))[3].tolist() == [True, False]
     env.reset(options={"reset_mask": np.array([True, False])})
     assert env.step(ONES)[0][:, 1].tolist() == [1, 2]
+
+
+# ---------------------------------------------------------------------- errors of Gymnasium
+
+
+def test_calls_at_the_wrong_time_raise_what_can_be_caught_as_gymnasiums_classes(tmp_path):
+    """And as this package's: a script that catches the errors of an `AsyncVectorEnv` catches these."""
+    with gate(tmp_path / "pipe") as let_end:
+        env = EnvManager(functools.partial(Gated, tmp_path / "pipe"), n_envs=2, n_workers=2, seed=0).vector_env()
+        for nothing_to_wait_for in (env.reset_wait, env.step_wait, env.call_wait):
+            assert_raised_as(nothing_to_wait_for, UsageError, error.NoAsyncCallError)
+        env.reset_async()
+        assert_raised_as(env.step_wait, UsageError, error.NoAsyncCallError)
+        env.reset_wait()
+        env.step_async(ONES)
+        assert_raised_as(env.reset_wait, UsageError, error.NoAsyncCallError)
+        for too_early in (
+            lambda: env.step_async(ONES), lambda: env.step(ONES), lambda: env.call("level"),
+            lambda: env.call_async("level"), lambda: env.set_attr("level", 3),
+        ):  # fmt: skip
+            raised = assert_raised_as(too_early, UsageError, error.AlreadyPendingCallError)
+            assert isinstance(raised.name, str)
+        assert_raised_as(lambda: env.step_wait(timeout=0.01), TimeoutError, multiprocessing.TimeoutError)
+        let_end(2)
+        assert env.step_wait(timeout=PATIENCE)[1].tolist() == [1, 1]
+        env.close()
+    for after_its_end in (env.reset, env.step_wait, lambda: env.step(ONES), lambda: env.call("level")):
+        assert_raised_as(after_its_end, ClosedError, error.ClosedEnvironmentError)
+
+
+def assert_raised_as(call, *classes):
+    raised = []
+    for cls in classes:
+        with pytest.raises(cls) as caught:
+            call()
+        raised.append(caught.value)
+    assert len({(type(each), str(each)) for each in raised}) == 1
+    again = pickle.loads(pickle.dumps(raised[0]))
+    assert (type(again), str(again), vars(again)) == (type(raised[0]), str(raised[0]), vars(raised[0]))
+    return raised[0]
+
+
+def test_an_attribute_can_be_called(new_manager):
+    env = new_manager(Counting, n_envs=2, seed=0).vector_env()
+    env.reset()
+    assert env.call("length") == (3, 3)
+    assert env.call("set_level", 2, factor=3) == (6, 6)
+
+
+def test_arguments_for_an_attribute_are_ignored_with_a_warning():
+    with pytest.warns(UserWarning, match="length of environment [01] is no method.*arguments of the call are ignored"):
+        assert serial().call("length", 2) == (3, 3)
+
+
+class Scalar(gymnasium.Env):
+    """Has actions without dimensions, and shows their classes in infos."""
+
+    observation_space = spaces.Discrete(9)
+    action_space = spaces.Dict(
+        {
+            "x": spaces.Box(-1, 1, (), np.float32),
+            "pair": spaces.Tuple([spaces.Box(0, 9, (), np.int64), spaces.Discrete(3)]),
+        }
+    )
+
+    def __init__(self, offset=0):
+        if offset:  # another space than those of other environments, but for the layout
+            self.action_space = spaces.Dict({**self.action_space, "x": spaces.Box(-1, 1, (2,), np.float32)})
+        self.t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return 0, {}
+
+    def step(self, action):
+        self.t += 1
+        kinds = " ".join(type(it).__name__ for it in (action["x"], *action["pair"]))
+        return self.t, float(np.sum(action["x"])), self.t == 3, False, {"kinds": kinds}
+
+
+def test_actions_without_dimensions_arrive_as_scalars_as_in_gymnasiums_vector_environments(new_manager):
+    ours = new_manager(Scalar, n_envs=2, seed=0).vector_env()
+    theirs: Any = SyncVectorEnv([Scalar, Scalar])
+    reset_both(ours, theirs, 1)
+    for _ in range(3):
+        actions = ours.action_space.sample()
+        result = ours.step(actions)
+        assert_equal(result, theirs.step(actions))
+        assert result[-1]["kinds"].tolist() == ["float32 int64 int64"] * 2
+
+
+@pytest.mark.parametrize("envs", [[Scalar, Scalar], [Scalar, functools.partial(Scalar, 1)]])
+def test_actions_are_applied_again_in_the_same_form(envs, tmp_path):
+    faults = Faults(tmp_path, Fault("kill", "step", step=2))
+    with EnvManager([faults.env(env) for env in envs], n_workers=2, seed=1, verify="steps") as manager:
+        manager.reset()
+        for _ in range(3):
+            steps = manager.step(manager.random_actions())
+            assert steps.info_by_row[0]["kinds"] == "float32 int64 int64"
+        assert manager.failures == 1
