@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.fork_server import use_in_tests
 from tests.interrupts import restore_ctrl_c
 from tests.never_hangs import within
 from tests.patience import wait_for_processes
@@ -18,6 +19,7 @@ for name in ("CI", "NO_COLOR"):
 os.environ["TERM"] = "xterm"
 
 restore_ctrl_c()
+use_in_tests()
 
 # How many examples a property is tried with, where examples do not cost so much that the test says it. By default few,
 # and the same ones each time: whether a change lands must not depend on what is drawn. With

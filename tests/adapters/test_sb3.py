@@ -19,6 +19,7 @@ from streamsampler.errors import UsageError
 from streamsampler.evaluation.agents import agent_facts
 from tests.scripted.envs import Steps
 from tests.scripted.masks import PLACES, make
+from tests.tiers import mostly_slow
 
 
 class Counting:
@@ -159,7 +160,7 @@ class Masked:
 
 
 @pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", mostly_slow(PLACES))
 def test_a_policy_whose_predict_takes_masks_gets_them(place, options):
     agent = SB3Agent(Masked())
     assert takes_masks(agent)

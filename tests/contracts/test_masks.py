@@ -28,6 +28,7 @@ from tests.scripted.masks import (
     assert_masks,
     make,
 )
+from tests.tiers import mostly_slow
 
 VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
 HOOKS: dict[str, Any] = {"hooks": Overwriting()}
@@ -286,7 +287,7 @@ def test_an_agent_that_takes_masks_by_the_other_method_alone_is_warned_of_once(a
 
 
 @pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", mostly_slow(PLACES))
 def test_random_actions_are_allowed_and_the_same_in_any_worker(place, space):
     batches = []
     for options in ({}, HOOKS, VEC, VEC | HOOKS):

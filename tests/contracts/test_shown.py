@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from streamsampler import VecWorker
 from tests.contracts.conftest import PARENT, RAY, Maker, on, slow
+from tests.tiers import mostly_slow
 
 LENGTH = 7
 THREE: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
@@ -128,7 +129,7 @@ def options_of(make_sampler: Maker, options: dict[str, Any]) -> dict[str, Any]:
 
 
 @on("local", "processes", *slow("queues fork", PARENT), RAY)
-@pytest.mark.parametrize("options", [{}, THREE])
+@pytest.mark.parametrize("options", mostly_slow([{}, THREE]))
 def test_hooks_may_keep_what_they_are_shown(options, make_sampler: Maker):
     expected = {
         "places": "0 1 2 3 4 5 6 7 7", "ts": "0 1 2 3 4 5 6 7", "places_of_infos": "0 1 2 3 4 5 6 7",
@@ -143,7 +144,7 @@ def test_hooks_may_keep_what_they_are_shown(options, make_sampler: Maker):
 
 
 @on("local", "processes", *slow("queues fork", PARENT), RAY)
-@pytest.mark.parametrize(("agent", "options"), [(Eager(), {}), (Alone(), {}), (Eager(), THREE)])
+@pytest.mark.parametrize(("agent", "options"), mostly_slow([(Eager(), THREE), (Alone(), {}), (Eager(), {})]))
 def test_what_hooks_change_of_it_shows_nowhere(agent, options, make_sampler: Maker):
     given = options_of(make_sampler, options)
     found, plain = (batches(make_sampler, agent, **hooks, **given) for hooks in ({"hooks": Changing()}, {}))

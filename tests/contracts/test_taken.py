@@ -18,6 +18,7 @@ from tests.contracts.conftest import PARENT, RAY, Maker, on, slow
 from tests.fragments.agents import Drawn, Fleeting, Recurrent
 from tests.scripted.agents import Independent, always_zero
 from tests.scripted.games import Chooser, Comings
+from tests.tiers import mostly_slow
 
 SEED = 11
 TAKEN: dict[str, Any] = {"seed": SEED, "record_taken": "action_taken"}
@@ -71,7 +72,7 @@ def test_what_was_done_is_recorded(agent, options, make_sampler: Maker):
 
 
 @on("local", "processes", *slow("queues fork", PARENT), RAY)
-@pytest.mark.parametrize(("agent", "options"), [(Recurrent(), {}), (Drawn(), THREE)])
+@pytest.mark.parametrize(("agent", "options"), mostly_slow([(Recurrent(), {}), (Drawn(), THREE)]))
 def test_episodes_of_fragments_are_restored_with_what_the_agent_chose(agent, options, make_sampler: Maker):
     options = THREE if make_sampler.engine == PARENT else options
     agent = Fleeting() if make_sampler.engine == PARENT else agent

@@ -23,8 +23,8 @@ from tests.data.test_recorder import batch_of, tickets
 from tests.data.test_shards import LENGTHS, write_all
 
 SPACE = S.Dict({"a": S.Box(-1, 1, (2,), np.float32), "b": S.Text(4)})
-MUCH = 120_000_000
-"""Bytes that a bomb unpacks to, from half a MB."""
+MUCH = 48_000_000
+"""Bytes that a bomb unpacks to, from a fifth of a MB."""
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,11 @@ WAYS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=WAYS)
+# Of another start method, which takes a second more for each worker.
+SLOW = ("forkserver", "spawn")
+
+
+@pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.slow] * (way in SLOW)) for way in WAYS])
 def way(request):
     return WAYS[request.param]
 

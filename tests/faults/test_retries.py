@@ -11,6 +11,7 @@ from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.conftest import slow
 from tests.faults.undisturbed import SEED, calls, undisturbed
+from tests.tiers import mostly_slow
 
 NONE = {"max_restarts": None, "max_lifetime_restarts": None}
 
@@ -64,11 +65,21 @@ def doomed(kind, how, where, quotas):
 @pytest.mark.parametrize("kind", ["local", "processes", *map(slow, ("queues", "side by side", "parent"))])
 @pytest.mark.parametrize(
     ("quotas", "n", "said"),
-    [
-        (NONE, 3, "that is 3 equal losses of trajectory {}, which max_restarts=None does not retry forever"),
-        ({"max_restarts": 4, "max_lifetime_restarts": None}, 5, "that is 5 losses within 60 s, and max_restarts is 4"),
-        ({"max_restarts": None, "max_lifetime_restarts": 5}, 6, "that is 6 losses in all, and max_lifetime_restarts"),
-    ],
+    mostly_slow(
+        [
+            (NONE, 3, "that is 3 equal losses of trajectory {}, which max_restarts=None does not retry forever"),
+            (
+                {"max_restarts": 4, "max_lifetime_restarts": None},
+                5,
+                "that is 5 losses within 60 s, and max_restarts is 4",
+            ),
+            (
+                {"max_restarts": None, "max_lifetime_restarts": 5},
+                6,
+                "that is 6 losses in all, and max_lifetime_restarts",
+            ),
+        ]
+    ),
 )
 def test_an_exception_that_is_a_function_of_the_seed_ends_the_call_and_a_number_is_obeyed(kind, quotas, n, said):
     index = first_doomed()

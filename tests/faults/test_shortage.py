@@ -17,6 +17,7 @@ from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import open_files
 from tests.faults.out_of_memory import OutOfMemoryEnv
 from tests.faults.undisturbed import SEED, undisturbed
+from tests.tiers import mostly_slow
 
 
 def run_script(tmp_path, text, *command):
@@ -171,8 +172,8 @@ except OSError as error:
 """
 
 
-@pytest.mark.parametrize("is_made", [False, True])
-@pytest.mark.parametrize("call", ["obtain_trajectories(3)", "obtain_fragments(3)"])
+@pytest.mark.parametrize("is_made", mostly_slow([True, False]))
+@pytest.mark.parametrize("call", mostly_slow(["obtain_trajectories(3)", "obtain_fragments(3)"]))
 def test_too_few_descriptors_for_environments_of_an_agent_in_this_process_are_the_same_error(tmp_path, is_made, call):
     """In the constructor, and in the call if other code took them, or lowered the limit, in between."""
     said = " ".join(run_script(tmp_path, FEW_FOR_PROCESSES.format(is_made=is_made, call=call)))

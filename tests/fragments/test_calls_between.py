@@ -39,7 +39,12 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("kind", "between"),
-    [pair for pair in itertools.product(KINDS, BETWEEN) if pair != ("parent", "folder")],  # where blocks are refused
+    [
+        # By default each call in one process, and the call of learners in all kinds. Folders refuse blocks.
+        pytest.param(kind, between, marks=[pytest.mark.slow] * (kind != "local" and between != "evaluate"))
+        for kind, between in itertools.product(KINDS, BETWEEN)
+        if (kind, between) != ("parent", "folder")
+    ],
 )
 def test_the_next_fragments_warn_once_and_name_a_second_sampler(
     kind: str, between: str, caplog: Any, tmp_path: Path

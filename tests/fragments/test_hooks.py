@@ -18,6 +18,7 @@ from streamsampler.filters import RunningNorm
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import Drawn, Fleeting, Mixing, Recurrent, Restorable, Sticky
 from tests.fragments.test_losses import with_parameters
+from tests.tiers import mostly_slow
 
 SEED = 7
 THREE: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
@@ -110,7 +111,7 @@ def kill(sampler: Any, n: int, draw: random.Random) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("agent", "options"), AGENTS)
+@pytest.mark.parametrize(("agent", "options"), mostly_slow(AGENTS))
 @pytest.mark.parametrize("n_workers", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 7))])
 def test_whatever_is_killed_hooks_go_on_with_their_memory(agent, options, n_workers, tmp_path):
     draw = random.Random(n_workers)
@@ -256,7 +257,7 @@ class Noting:
         self.notes.add("lost", context.index, context.timestep, type(error).__name__)
 
 
-@pytest.mark.parametrize("options", [{}, THREE])
+@pytest.mark.parametrize("options", mostly_slow([{}, THREE]))
 def test_nothing_is_called_while_actions_are_applied_again(options, tmp_path):
     hooks = Noting(tmp_path)
     with MultiprocessingSampler(Drawn() if options else Recurrent(), Sticky, seed=SEED, n_workers=2, hooks=hooks,

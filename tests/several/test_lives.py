@@ -27,6 +27,7 @@ from streamsampler.agents.draws import Draws
 from streamsampler.environments.multi_agent import as_multi_agent, is_multi_agent
 from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns
 from tests.several.comparing import BOTH_LOOPS, POLICIES, LocalSampler, sampled
+from tests.tiers import mostly_slow
 
 # --- Agents that come back
 
@@ -107,7 +108,7 @@ RETURNING = [
 ]
 
 
-@pytest.mark.parametrize(("game", "ended", "back"), RETURNING)
+@pytest.mark.parametrize(("game", "ended", "back"), mostly_slow(RETURNING, 2))
 @pytest.mark.parametrize("options", [*BOTH_LOOPS, {"n_workers": 3}, {"on_failure": "drop"}])
 def test_an_agent_that_is_listed_again_after_its_end_is_an_error_that_names_it_and_the_timestep(
     game: Any, ended: Any, back: Any, options: Any
@@ -225,8 +226,8 @@ def assert_same_play(one: Any, other: Any) -> None:
         np.testing.assert_equal(one.episodes.returns[agent], other.episodes.returns[agent])
 
 
-@pytest.mark.parametrize("game", [Comings, Turns])
-@pytest.mark.parametrize("options", BOTH_LOOPS)
+@pytest.mark.parametrize("game", mostly_slow([Comings, Turns]))
+@pytest.mark.parametrize("options", mostly_slow(BOTH_LOOPS))
 @given(stays=STAYS, agents=st.sampled_from([Chooser(), POLICIES, "random"]))
 def test_agents_that_appear_unannounced_play_as_if_they_had_been_announced(
     game: Any, options: Any, stays: Any, agents: Any

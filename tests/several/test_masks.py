@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler
 from tests.scripted.masks import Overwriting
+from tests.tiers import mostly_slow
 
 ACTIONS = 5
 
@@ -150,10 +151,12 @@ def assert_masks(batch: Any) -> None:
         assert all(mask[action] for mask, action in zip(masks, policy.actions, strict=True))
 
 
-@pytest.mark.parametrize("hooks", [None, Overwriting()], ids=["", "hooks"])
-@pytest.mark.parametrize("agent", AGENTS)
-@pytest.mark.parametrize("place", ["observation", "info"])
-@pytest.mark.parametrize("game", [Parallel, InTurn])
+@pytest.mark.parametrize("hooks", mostly_slow([None, Overwriting()]), ids=["", "hooks"])
+@pytest.mark.parametrize("agent", mostly_slow(reversed(AGENTS), 3))
+@pytest.mark.parametrize(
+    ("place", "game"),
+    mostly_slow([("observation", Parallel), ("info", InTurn), ("info", Parallel), ("observation", InTurn)], 2),
+)
 def test_each_agent_acts_with_its_own_mask(game, place, agent, hooks):
     if game is InTurn and agent == "at places":
         agent = "alone"  # where agents act in turn, none is asked for those that do not

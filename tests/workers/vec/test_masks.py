@@ -8,6 +8,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from tests.scripted.masks import PLACES, Alone, InBlocks, assert_masks, make
+from tests.tiers import mostly_slow
 
 MODES = ["NEXT_STEP", "SAME_STEP", "DISABLED"]
 
@@ -20,8 +21,8 @@ def options(**more):
     return {"seed": 5, "worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}, **more}
 
 
-@pytest.mark.parametrize("agent", [Alone(), InBlocks()])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("agent", mostly_slow([InBlocks(), Alone()]))
+@pytest.mark.parametrize("place", mostly_slow(PLACES, 2))
 @pytest.mark.parametrize("mode", MODES)
 def test_slots_act_with_their_masks_and_silent_ones_as_is_allowed(mode, place, agent):
     """The environments refuse what they do not allow, also where a slot stands silent at a block's end."""

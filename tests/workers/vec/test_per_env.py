@@ -21,6 +21,7 @@ from streamsampler import (
 from streamsampler.environments import PerEnv, Uniform
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.testing import Fault, Faults
+from tests.tiers import mostly_slow
 
 VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
 
@@ -91,7 +92,9 @@ def expected(kind, block_size=None):
 
 
 @pytest.mark.parametrize(("make", "options"), WORKERS)
-@pytest.mark.parametrize(("kind", "block_size"), [("lanes", None), ("blocks", None), ("blocks", 5), ("blocks", 6)])
+@pytest.mark.parametrize(
+    ("kind", "block_size"), mostly_slow([("lanes", None), ("blocks", 5), ("blocks", None), ("blocks", 6)], 2)
+)
 def test_trajectory_i_runs_in_environment_i_modulo_n_envs_on_any_workers(make, options, kind, block_size):
     worker_args = {"n_envs": 3, "block_size": block_size}
     with make(AGENTS[kind], PerEnv(envs()), seed=4, **{**VEC, "worker_args": worker_args}, **options) as sampler:
@@ -101,7 +104,7 @@ def test_trajectory_i_runs_in_environment_i_modulo_n_envs_on_any_workers(make, o
         assert numbers(batch) == [index % 3 for index in batch.indices.tolist()]
 
 
-@pytest.mark.parametrize("kind", ["lanes", "blocks"])
+@pytest.mark.parametrize("kind", mostly_slow(["lanes", "blocks"]))
 @pytest.mark.parametrize(("make", "options"), WORKERS[1:3])
 def test_a_list_for_each_worker_is_its_own(make, options, kind):
     for given in ([envs(10 * worker) for worker in range(3)], PerWorker([envs(10 * worker) for worker in range(3)])):
@@ -115,7 +118,7 @@ def test_a_list_for_each_worker_is_its_own(make, options, kind):
             assert numbers(again) == [0, 40, 20, 1, 41, 21]
 
 
-@pytest.mark.parametrize("kind", ["lanes", "blocks"])
+@pytest.mark.parametrize("kind", mostly_slow(["blocks", "lanes"]))
 def test_lost_workers_change_nothing(kind, tmp_path):
     faults = Faults(tmp_path, Fault("kill", "step", trajectory=7), Fault("kill", "reset", trajectory=11), seed=4)
     given = PerEnv([faults.env(env) for env in envs()])
@@ -142,7 +145,7 @@ def test_updates_are_of_each_environment(make):
         assert numbers(sampler.obtain_trajectories(2)) == [20, 21], "nothing was changed"
 
 
-@pytest.mark.parametrize("n_envs", [3, 4, 7])
+@pytest.mark.parametrize("n_envs", mostly_slow([4, 3, 7]))
 def test_environments_of_fragments_keep_their_kind(n_envs):
     batches = []
     for make, n_workers in ((LocalSampler, 1), (LocalSampler, 3), (MultiprocessingSampler, 2)):

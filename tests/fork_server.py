@@ -1,0 +1,25 @@
+"""A fork server that has imported what many modules of tests import.
+
+Environments and agents of tests lie in modules of tests, which import pytest and most of the package: workers, which
+unpickle them, took a fifth of the time of all tests for that.
+"""
+
+from streamsampler.engines.launch import fork_server, start
+
+__all__ = ["serve", "use_in_tests"]
+
+
+def use_in_tests() -> None:
+    """Let the fork servers that this process starts be such ones."""
+    vars(start)["serve"] = serve
+
+
+def serve(module: str, name: str, socket_fd: int) -> None:
+    """Serve as `fork_server.serve` does."""
+    import pytest
+
+    import streamsampler.evaluation.evaluate
+    import streamsampler.samplers.processes
+    import streamsampler.stepping.managers
+
+    fork_server.serve(module, name, socket_fd)
