@@ -4,9 +4,16 @@ Environments and agents of tests lie in modules of tests, which import pytest an
 unpickle them, took a fifth of the time of all tests for that.
 """
 
+import importlib
+
 from streamsampler.engines.launch import fork_server, start
 
 __all__ = ["serve", "use_in_tests"]
+
+_IMPORTED = (
+    *("pytest", "streamsampler.evaluation.evaluate", "streamsampler.samplers.processes"),
+    "streamsampler.stepping.managers",
+)
 
 
 def use_in_tests() -> None:
@@ -16,10 +23,6 @@ def use_in_tests() -> None:
 
 def serve(module: str, name: str, socket_fd: int) -> None:
     """Serve as `fork_server.serve` does."""
-    import pytest
-
-    import streamsampler.evaluation.evaluate
-    import streamsampler.samplers.processes
-    import streamsampler.stepping.managers
-
+    for imported in _IMPORTED:
+        importlib.import_module(imported)
     fork_server.serve(module, name, socket_fd)

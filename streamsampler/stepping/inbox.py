@@ -378,8 +378,10 @@ class Inbox:
         self._in_hand = []
         lost = self._transport.interrupted(self._ledger.waiting)
         to_reset = {*to_reset, *self._due}.difference(self._ledger.arrived)
-        # Their results are there, as far as the reset is concerned, which discards them.
-        self._ledger.answer(sorted(self._ledger.waiting.intersection(to_reset)))
+        # As far as the reset is concerned, which discards them, results of lost environments are there. Those of the
+        # other ones arrive by themselves, and the reset waits for them.
+        unanswered = self._ledger.waiting.intersection(env_id for event in lost for env_id in event.env_ids)
+        self._ledger.answer(sorted(unanswered & to_reset))
         self._recovery.take_interrupted(lost, to_reset)
         self._reset_due()
         self._transport.in_hand = False

@@ -21,6 +21,7 @@ from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.stepping.conftest import MANAGERS, MODES, kill
 from tests.stepping.environments import Counting, Graded
+from tests.tiers import mostly_slow
 
 ONES = np.array([1, 1])
 
@@ -470,9 +471,13 @@ CALLS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
     ("kind", "on_failure", "stride"),
-    [("serial", "restore", 1), ("serial", "reset", 1), ("serial", "raise", 1), ("processes", "restore", 3)],
+    [
+        ("serial", "restore", 1),
+        *mostly_slow([("serial", "reset", 1), ("serial", "raise", 1)], 0),
+        # Which lines run depends on what has arrived.
+        pytest.param("processes", "restore", 3, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.slow  # which lines run depends on what has arrived
 def test_ctrl_c_at_any_line(name, kind, on_failure, stride):
     with MANAGERS[kind](Counting, n_envs=2, seed=0, on_failure=on_failure) as manager:
         manager.reset()
