@@ -16,8 +16,8 @@ with EnvManager("CartPole-v1", n_envs=8, n_workers=2, seed=1) as manager:
 
 *When to use something else.* A manager seeds each episode by itself, holds values to their spaces, and records what it
 needs to restore an environment. With steps that cost microseconds this is most of the time: for 8 CartPoles in one
-process `SerialEnvManager.vector_env()` takes about three times the CPU time of Gymnasium's `SyncVectorEnv`, `sb3_env()`
-nearly three times that of Stable-Baselines3's `DummyVecEnv` with a Monitor, and one `SyncVectorEnv` of 32 CartPoles is
+process `SerialEnvManager.vector_env()` takes 2.7 times the CPU time of Gymnasium's `SyncVectorEnv`, `sb3_env()` three
+times that of Stable-Baselines3's `DummyVecEnv` with a Monitor, and one `SyncVectorEnv` of 32 CartPoles is
 faster than an `EnvManager` with two workers. Stay with those two where steps are cheap and none of this is needed.
 
 *Synchronous or not.* `step` sends actions and waits for all results; the data are the same for any number of workers.
