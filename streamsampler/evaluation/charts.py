@@ -279,7 +279,7 @@ def _style(dark: bool) -> dict[Any, Any]:
         "legend.fontsize": 9,
         "legend.labelcolor": ink,
         "text.parse_math": False,  # names may have dollars
-        "svg.hashsalt": "streamsampler",  # the same bytes each time
+        "svg.hashsalt": "streamsampler",  # no random names
     }
 
 
