@@ -92,6 +92,8 @@ def _run(
     plugins.register(recorder)
     plugins.getplugin("capturemanager").start_global_capturing()
     protocol = session.config.hook.pytest_runtest_protocol
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)  # the threads of its pool are not in this copy of the process, and would be waited for
 
     def take() -> list[pytest.Item]:
         number = os.read(numbers, NUMBER)
