@@ -163,7 +163,7 @@ def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(monkeypatch, give_up, number):
-    """Its answers to the others are not waited for either."""
+    """Its answers to the others are not waited for either. Its loss is that of a worker, started in the first call."""
     make(n_workers=1).close()
     server, servers = fork_server().pid, []
 
@@ -179,10 +179,12 @@ def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(mon
         give_up()
     monkeypatch.setattr(processes, "launch", launch_and_lose)
     with make(n_workers=3) as sampler:
-        assert servers == [server] * 3 + [servers[-1]] * 3
+        assert servers == [server] * 3 + [servers[-1]] * 2
         assert servers[-1] != server
         assert gone([server])
         assert calls(sampler, 3) == undisturbed(3)
+        assert servers[3:] == [servers[-1]] * 3
+        assert sampler.stats.restarts == 1
 
 
 @pytest.mark.slow
