@@ -432,8 +432,8 @@ def _compared(name: str, how: str, passed: str, first: Any, second: Any) -> Find
 
 
 _OF_PROCESSES = (
-    "It depends on something of the process or its past: the order of a set of strings (sort it), hash(), id(), the "
-    "time, the process id, a class attribute, a file or a server that trajectories change; or on a trajectory before. "
+    "It depends on something of the process or its past: id(), the time, the process id, a class attribute, a file or "
+    "a server that trajectories change; or on a trajectory before. "
 )
 _WAYS_OUT = {
     True: (

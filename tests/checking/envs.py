@@ -40,8 +40,8 @@ class Rule(gymnasium.Env):
                 return observation[:2]
             case "carries":
                 observation[0] = 1 / (1 + self.resets)
-            case "hash":
-                observation[0] = hash("left") % 1000 / 1000
+            case "process":
+                observation[0] = os.getpid() / 2**22
         return observation
 
     def reset(self, *, seed=None, options=None):

@@ -67,7 +67,7 @@ def test_what_a_hang_is_a_finding_of(monkeypatch):
                 ("hangs", "runs", "stepping the environment did not end: no progress for 15 s", HANGS),
                 ("hangs in close", "close", "closing the environment did not end", HANGS),
                 ("close", "close", "closing the environment raised", {}),
-                ("hash", "processes", "in a new process, and after other trajectories", {}),
+                ("process", "processes", "in a new process, and after other trajectories", {}),
                 ("endless", "ends", "did not end within 300 timesteps", {"ends_within": 300}),
             )
         ),
