@@ -6,7 +6,7 @@ unpickle them, took a fifth of the time of all tests for that.
 
 import importlib
 
-from streamsampler.engines.launch import fork_server, start
+from streamsampler.engines.launch.start_methods import has_processes
 
 __all__ = ["serve", "use_in_tests"]
 
@@ -17,12 +17,17 @@ _IMPORTED = (
 
 
 def use_in_tests() -> None:
-    """Let the fork servers that this process starts be such ones."""
-    vars(start)["serve"] = serve
+    """Let the fork servers that this process starts be such ones, where there are any."""
+    if has_processes():
+        from streamsampler.engines.launch import start
+
+        vars(start)["serve"] = serve
 
 
 def serve(module: str, name: str, socket_fd: int) -> None:
     """Serve as `fork_server.serve` does."""
     for imported in _IMPORTED:
         importlib.import_module(imported)
+    from streamsampler.engines.launch import fork_server
+
     fork_server.serve(module, name, socket_fd)

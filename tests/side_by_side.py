@@ -16,6 +16,8 @@ from multiprocessing import connection
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 __all__ = ["pytest_addoption", "pytest_runtestloop"]
 
@@ -43,6 +45,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     capture = session.config.pluginmanager.getplugin("capturemanager")
     capture.stop_global_capturing()  # a process's own, or each would see what the other one writes
+    _begin_properties()
     gc.collect()
     gc.freeze()  # what was collected is never garbage: looking at it again in each process took a tenth of the time
     processes = dict(_started(session, files, numbers) for _ in range(N_PROCESSES))
@@ -52,6 +55,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     for pid in processes:
         os.waitpid(pid, 0)
     return True
+
+
+@given(st.none())
+def _begin_properties(_: None) -> None:
+    """Let Hypothesis make its generator before the freeze, after which it would not see who holds it."""
 
 
 def _started(

@@ -64,7 +64,8 @@ def prove(scale: str) -> None:
         options: dict[str, Any] = {"n_envs": n_envs, "seed": 5, "autoreset": autoreset}
         expected, _ = learn(SerialEnvManager(ENV_ID, **options), n_timesteps[scale])
         for n_workers in (2,) if scale == "short" else (2, 3):
-            manager, dice = EnvManager(ENV_ID, n_workers=n_workers, max_restarts=None, **options), random.Random(1)
+            limits: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+            manager, dice = EnvManager(ENV_ID, n_workers=n_workers, **limits, **options), random.Random(1)
             manager.worker_pids()  # which starts the workers
             pauses = (dice.expovariate(10 if scale == "short" else 1) for _ in itertools.count())
             with disturbed(manager.worker_pids, dice, pauses) as killed:

@@ -84,7 +84,7 @@ class Program:
 
 @pytest.fixture(scope="module")
 def both():
-    options: dict[str, Any] = {"n_envs": N_ENVS, "seed": 0, "max_restarts": None}
+    options: dict[str, Any] = {"n_envs": N_ENVS, "seed": 0, "max_restarts": None, "max_lifetime_restarts": None}
     with (
         EnvManager(functools.partial(Counting, 3), n_workers=2, **options) as dying,
         SerialEnvManager(functools.partial(Counting, 3), **options) as alone,
