@@ -99,11 +99,18 @@ def section(workloads: dict[str, dict[str, Any]], questions: Sequence[dict[str, 
         "agent and records nothing. Each library with its best setting. Above 1 where actions are computed in batches. "
         "The two by hand return fragments of trajectories in order of arrival, without infos."
         + _versions(workloads)
+        + _elsewhere(questions)
         + "\n\n"
         + _table_of(by_workload)
         + (f"\n\nThe same where your own process chooses each action:\n\n{_table_of(stepped)}" if stepped else "")
         + "\n\n![Timesteps per second of each library, as a share of the bare loop](benchmarks/results/overview.png)"
     )
+
+
+def _elsewhere(questions: Sequence[dict[str, Any]]) -> str:
+    """Return what was measured on another machine than what it stands beside, as sentences."""
+    notes = {note for question in questions for note in question.get("notes", []) if "on another machine" in note}
+    return "".join(f" {note}" for note in sorted(notes))
 
 
 def _versions(workloads: dict[str, dict[str, Any]]) -> str:
