@@ -48,6 +48,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     _begin_properties()
     gc.collect()
     gc.freeze()  # what was collected is never garbage: looking at it again in each process took a tenth of the time
+    gc.set_threshold(20_000, 20, 20)  # a parser's trees, for example, are looked through dozens of times by default
     processes = dict(_started(session, files, numbers) for _ in range(N_PROCESSES))
     capture.start_global_capturing()
     os.close(numbers)

@@ -55,7 +55,7 @@ def local(agent: Any, env: Any, **options: Any) -> LocalSampler:
 # ------------------------------------------------------------------ each action has its mask
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", mostly_slow(PLACES, 2))
 def test_each_action_is_chosen_with_the_mask_of_its_observation(place, way):
     agent, options = way
     with local(agent(), make, env_kwargs={"place": place}, **options) as sampler:
@@ -71,7 +71,7 @@ def test_batches_with_masks_are_the_same_on_any_number_of_workers(way):
         assert sampler.obtain_samples(200) == expected
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", mostly_slow(reversed(PLACES)))
 def test_an_episode_that_goes_on_has_the_mask_of_its_last_timestep(place, way):
     agent, options = way
     with local(agent(), make, env_kwargs={"place": place}, **options) as sampler:
@@ -369,7 +369,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, VEC])
+@pytest.mark.parametrize("options", mostly_slow([{}, VEC]))
 @pytest.mark.parametrize("odd", ODD)
 def test_what_has_the_name_of_a_mask_and_another_form_is_ignored_with_one_warning(odd, options, caplog):
     options = {"env_kwargs": {"odd": ODD[odd]}, "check": None, **options}

@@ -25,6 +25,7 @@ from tests.evaluation.envs import Known
 from tests.scripted.agents import Attentive, Drawing, Linear, Rowwise, Sampling, Stamping, always_zero
 from tests.scripted.envs import Counting, GlobalNoise, Nested, Rough, Steps
 from tests.scripted.vectors import Vector
+from tests.tiers import mostly_slow
 
 
 def vec(n_envs: int = 3, **args: Any) -> dict[str, Any]:
@@ -141,7 +142,9 @@ def test_both_batches_of_a_version_with_a_lag(kind):
             sampler.replay(1, 99, recorded=both)
 
 
-@pytest.mark.parametrize(("agent", "env", "size"), [(always_zero, Vector("NEXT_STEP"), 7), (Crowd(), "CartPole-v1", 5)])
+@pytest.mark.parametrize(
+    ("agent", "env", "size"), mostly_slow([(always_zero, Vector("NEXT_STEP"), 7), (Crowd(), "CartPole-v1", 5)])
+)
 def test_blocks_that_begin_with_a_batch(agent, env, size, tmp_path):
     """As the second one of a version does; also when later calls are over, and from a file."""
     options: dict[str, Any] = vec(block_size=size)

@@ -12,6 +12,7 @@ from streamsampler import LocalSampler, TrajectoryBatch, VecWorker, replay
 from streamsampler.errors import UsageError
 from streamsampler.filters import RunningNorm
 from tests.fragments.agents import Offset, Recurrent, Sticky
+from tests.tiers import mostly_slow
 
 SEED = 3
 TWO: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
@@ -21,7 +22,7 @@ def three_calls(sampler: Any) -> list[Any]:
     return [sampler.obtain_fragments(9, 4, agent_update=np.array([0.0, 0.1, 0.3, 0.2 * call])) for call in range(3)]
 
 
-@pytest.mark.parametrize("options", [TWO, {"observation_filter": RunningNorm()}])
+@pytest.mark.parametrize("options", mostly_slow([TWO, {"observation_filter": RunningNorm()}]))
 def test_recorded_actions_lead_to_the_end_of_each_part(options):
     with LocalSampler(Recurrent(), Sticky, seed=SEED, **options) as sampler:
         batches = three_calls(sampler)

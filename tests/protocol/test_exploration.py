@@ -83,9 +83,11 @@ WORLDS = [
 @pytest.fixture(autouse=True, scope="module")
 def few_to_collect():
     """A world is garbage after each step: what lives on anyway is not looked at each time."""
+    frozen_already = gc.get_freeze_count()
     gc.freeze()
     yield
-    gc.unfreeze()
+    if not frozen_already:
+        gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from streamsampler.data.shards import ShardWriter, shard_name
 from streamsampler.errors import ClosedError, DamagedShardError, RolloutError, StorageError, UsageError
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from tests.data.test_shards import Killing, in_child
+from tests.tiers import mostly_slow
 
 AMOUNT: dict[str, Any] = {"n_timesteps": 500, "shard_size": 100}
 
@@ -288,7 +289,7 @@ def test_a_finished_folder_is_extended_to_what_one_call_would_have_written(
     assert contents(tmp_path / "more") == contents(tmp_path / "one") == contents(alone.path)
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("at", mostly_slow([2, 1, 3]))
 def test_an_extension_that_is_interrupted_goes_on(tmp_path: Path, at: int) -> None:
     out = tmp_path / "out"
     extended(out, [{"n_timesteps": 230}])  # whose last shard is short

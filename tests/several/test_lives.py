@@ -109,7 +109,7 @@ RETURNING = [
 
 
 @pytest.mark.parametrize(("game", "ended", "back"), mostly_slow(RETURNING, 2))
-@pytest.mark.parametrize("options", [*BOTH_LOOPS, {"n_workers": 3}, {"on_failure": "drop"}])
+@pytest.mark.parametrize("options", mostly_slow([*BOTH_LOOPS, {"n_workers": 3}, {"on_failure": "drop"}], 2))
 def test_an_agent_that_is_listed_again_after_its_end_is_an_error_that_names_it_and_the_timestep(
     game: Any, ended: Any, back: Any, options: Any
 ) -> None:
@@ -440,7 +440,7 @@ def scores_of(game: Any, batch: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("game", [Scored, ScoredTurns])
-@pytest.mark.parametrize("options", [*BOTH_LOOPS, {"n_workers": 3}])
+@pytest.mark.parametrize("options", mostly_slow([*BOTH_LOOPS, {"n_workers": 3}], 2))
 def test_infos_of_no_agent_are_those_of_steps_of_the_environment(caplog: Any, game: Any, options: Any) -> None:
     batch = sampled(Chooser(), game, n=6, **options)
     infos = batch.episodes.env_infos

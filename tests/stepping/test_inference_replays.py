@@ -31,7 +31,7 @@ AGENTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", mostly_slow(reversed(AGENTS), 4))
 @pytest.mark.parametrize("worker_args", mostly_slow(ARGS))
 def test_a_replay_is_what_was_recorded(agent: Any, worker_args: Any, tmp_path: Path) -> None:
     agent = agent() if isinstance(agent, type) else agent

@@ -11,6 +11,7 @@ from streamsampler.stepping import generators, processes, worker_main
 from streamsampler.stepping import inbox as recovery
 from tests.stepping.exploration.model import Clock
 from tests.stepping.exploration.world import explore
+from tests.tiers import mostly_slow
 
 APART, TOGETHER = [[0], [1]], [[0, 1]]
 AT_ONCE = ("raise", "die", "die after")  # a hang is a death that is noticed later
@@ -39,7 +40,7 @@ every_policy = pytest.mark.parametrize("on_failure", ["restore", "reset", "raise
 
 
 @one_by_default
-@pytest.mark.parametrize("on_failure", ["restore", "reset", pytest.param("raise", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("on_failure", mostly_slow(["restore", "reset", "raise"]))
 def test_one_failure_in_one_step(autoreset, on_failure):
     assert explore(TOGETHER, on_failure, autoreset, steps=1, faults=1, hows=AT_ONCE) > 50
 

@@ -21,6 +21,7 @@ from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Ticket
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.vec.agents import AgentPool
+from tests.tiers import mostly_slow
 from tests.workers.contexts import context_of, new_board
 
 N_ENVS = 4
@@ -215,7 +216,9 @@ def _always_look(monkeypatch):
 
 @pytest.mark.parametrize(
     ("agent", "env", "limit"),
-    [(Network, Nested, None), *((agent, Walk, 4) for agent in (Network, Single, Remembering, Masked))],
+    mostly_slow(
+        [(Remembering, Walk, 4), (Network, Nested, None), *((it, Walk, 4) for it in (Network, Single, Masked))], 2
+    ),
 )
 def test_a_trajectory_does_not_depend_on_others(agent, env, limit):
     expected = alone(26, agent, env, max_episode_length=limit)
