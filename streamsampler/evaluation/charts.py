@@ -203,7 +203,7 @@ _MOST_POINTS = 5_000
 _N_RANGES = 100
 _FEWEST_BINS, _MOST_BINS = 8, 50
 PICTURES = {".png": ("Software",), ".svg": ("Date",), ".pdf": ("CreationDate",)}
-"""The formats of pictures, by suffix, with what is not written into them."""
+"""The formats of pictures, by suffix, with the metadata that files of them do not have."""
 
 _MOST_NAMES = 3  # in a title
 _LARGEST = 1e100  # what can be drawn: matplotlib squares differences

@@ -115,14 +115,14 @@ class ThreadLimit:
 def libraries() -> list[Any]:
     """Return the libraries that are loaded and compute on threads, as threadpoolctl has them; without it, none.
 
-    They are looked for again once more modules are loaded: in a process with many libraries, looking takes as long as a
-    short trajectory. Copies of a process in which this was called have them from their start.
+    They are looked for again once another module is loaded: in a process with many libraries, looking takes as long as
+    a short trajectory. Copies of a process in which this was called have them from their start.
     """
-    return _libraries(len(sys.modules))
+    return _libraries(len(sys.modules), next(reversed(sys.modules)))
 
 
 @functools.lru_cache(maxsize=1)
-def _libraries(_: int) -> list[Any]:
+def _libraries(_n_modules: int, _last_module: str) -> list[Any]:
     try:
         # Here, so that `import streamsampler` need not load threadpoolctl.
         import threadpoolctl  # type: ignore[import-not-found,import-untyped,unused-ignore]

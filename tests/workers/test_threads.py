@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler
@@ -139,6 +140,26 @@ def test_what_is_loaded_later_is_limited_and_libraries_are_looked_for_only_then(
     with limit.held():
         pass
     assert numbers == [7, 3, 7, 3, 7]
+
+
+def test_all_limits_of_a_process_look_for_libraries_once_for_each_module_that_is_loaded(monkeypatch):
+    looked: list[int] = []
+    look = threadpoolctl.ThreadpoolController
+    monkeypatch.setattr(threadpoolctl, "ThreadpoolController", lambda: looked.append(1) or look())
+
+    def times_looked() -> int:
+        for _ in range(2):
+            with ThreadLimit(3, {}).held():
+                pass
+        return len(looked)
+
+    monkeypatch.setitem(sys.modules, "first_of_this_test", types.ModuleType("first"))
+    assert times_looked() == 1
+    monkeypatch.setitem(sys.modules, "second_of_this_test", types.ModuleType("second"))
+    assert times_looked() == 2
+    monkeypatch.delitem(sys.modules, "second_of_this_test")
+    monkeypatch.setitem(sys.modules, "third_of_this_test", types.ModuleType("third"))
+    assert times_looked() == 3, "there are as many modules as before, and others"
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2", True])
