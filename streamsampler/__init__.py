@@ -271,6 +271,7 @@ if TYPE_CHECKING:
     from streamsampler.evaluation.evaluate import evaluate
     from streamsampler.evaluation.merging import merge
     from streamsampler.evaluation.replay import replay
+    from streamsampler.protocol.limits import Limits
     from streamsampler.samplers.base import Sampler
     from streamsampler.samplers.per_worker import PerWorker
     from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
@@ -295,6 +296,7 @@ __all__ = [
     "EnvManager",
     "EnvUpdate",
     "ExistingEnvUpdate",
+    "Limits",
     "LocalSampler",
     "MultiAgentBatch",
     "MultiprocessingSampler",
@@ -355,6 +357,7 @@ _HOMES = {
     "WorkerFactory": "workers.factory",
     "TrajectoryFolder": "data.folder",
     "load": "data.folder",
+    "Limits": "protocol.limits",
     "PerWorker": "samplers.per_worker",
     "LocalSampler": "samplers.processes",
     "MultiprocessingSampler": "samplers.processes",

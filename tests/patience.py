@@ -8,15 +8,27 @@ them. Whatever is patched here is gone at the end of the test.
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from streamsampler import Limits
 from streamsampler.engines.launch.start_methods import has_processes
 
-__all__ = ["LIMITS", "PATIENCE", "wait_for_exit_codes", "wait_for_processes", "wait_for_stacks"]
+__all__ = ["LIMITS", "PATIENCE", "closing_patiently", "wait_for_exit_codes", "wait_for_processes", "wait_for_stacks"]
 
 PATIENCE = 120.0
 """Seconds that anything may take which is about to happen; nothing takes so long if all is well."""
+
+
+def closing_patiently(options: dict[str, Any]) -> dict[str, Any]:
+    """Return a sampler's or manager's options with as much time for closing as may be, where they say nothing else."""
+    limits = options.get("limits", Limits())
+    if limits.close_timeout == Limits.close_timeout:
+        limits = replace(limits, close_timeout=PATIENCE)
+    return {**options, "limits": limits}
+
 
 _EXIT_CODES = [
     "engines.launch.start._REPORT_SECONDS",

@@ -230,6 +230,7 @@ def test_the_public_face():
         "EnvManager",
         "EnvUpdate",
         "ExistingEnvUpdate",
+        "Limits",
         "LocalSampler",
         "MultiAgentBatch",
         "MultiprocessingSampler",

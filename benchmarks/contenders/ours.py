@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.harness.contender import Measure, serve
 from benchmarks.problems.agents import OneByOne
 from benchmarks.problems.workloads import Workload, checksum, marks
-from streamsampler import MultiprocessingSampler, TrajectoryBatch
+from streamsampler import Limits, MultiprocessingSampler, TrajectoryBatch
 from streamsampler.engines.base import Engine
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         seed=1,
         order=settings.get("order", "index"),
         start_method=settings.get("start_method"),
-        **({"step_timeout": 10.0, "max_worker_memory": 1 << 34} if settings.get("watched") else {}),
+        **({"step_timeout": 10.0, "limits": Limits(max_worker_memory=1 << 34)} if settings.get("watched") else {}),
         **({} if settings.get("fragments") else {"max_episode_length": settings.get("length")}),
         **worker_options(settings),
         **filter_options(settings),

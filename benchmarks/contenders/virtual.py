@@ -17,7 +17,7 @@ from time import process_time
 from typing import Any
 
 from benchmarks.problems.measured import SPACES, Distribution, Replayed, chosen
-from streamsampler import Sampler, TrajectoryBatch
+from streamsampler import Limits, Sampler, TrajectoryBatch
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.serialization import loads
 from streamsampler.engines.base import Answered, Died, Engine, Event
@@ -258,7 +258,7 @@ class VirtualSampler(Sampler[Any, Any]):
             seed=seed,
             check=None,
             max_restarts=None,
-            max_lifetime_restarts=None,
+            limits=Limits(max_lifetime_restarts=None),
         )
 
     def make_engine(self, setup: WorkerSetup) -> Engine:

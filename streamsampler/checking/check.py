@@ -22,9 +22,9 @@ from streamsampler.checking.report import (
     not_checked,
 )
 from streamsampler.checking.tasks import (
+    CheckSetup,
     EnoughError,
     Facts,
-    Limits,
     Ran,
     TimeIsUpError,
     call_apart,
@@ -108,7 +108,9 @@ class CheckRun:
         self.doing = STAGES[0]
         self.findings: list[Finding] = []
         deadline = monotonic() + settings.time_limit
-        self._limits = Limits(deadline, settings.step_timeout, settings.seed, settings.max_episode_length, self.show)
+        self._limits = CheckSetup(
+            deadline, settings.step_timeout, settings.seed, settings.max_episode_length, self.show
+        )
         self._compared = self._limits  # of the batch, and of what is compared with it
         self._agent: Any = "random"
         self._agent_name = "random actions"
@@ -261,7 +263,7 @@ class CheckRun:
             self._known.time_limit,
         )  # fmt: skip
 
-    def _compared_limits(self) -> Limits:
+    def _compared_limits(self) -> CheckSetup:
         """Return limits under which a trajectory is as long as there is time to run it several times."""
         if self._known.n_slots is not None:
             return self._limits

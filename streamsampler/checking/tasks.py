@@ -32,6 +32,7 @@ from streamsampler.core.words import count
 from streamsampler.data.differences import first_difference, shown
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import EnvUpdate, apply_any_env_update
+from streamsampler.protocol.limits import Limits
 from streamsampler.samplers.processes import MultiprocessingSampler
 from streamsampler.workers.explain import name_of_env, summary_of, traceback_of
 from streamsampler.workers.known_wrappers import chain_of
@@ -66,7 +67,7 @@ class EnoughError(SamplerError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class CheckSetup:
     """What bounds a check.
 
     Attributes:
@@ -115,8 +116,10 @@ class Limits:
             "fingerprint": None,
             "max_restarts": 0,
             "step_timeout": self.step_timeout,
-            "close_timeout": _CLOSING,
-            "construction_timeout": max(self.step_timeout, self.seconds_left, _CONSTRUCTION),
+            "limits": Limits(
+                close_timeout=_CLOSING,
+                construction_timeout=max(self.step_timeout, self.seconds_left, _CONSTRUCTION),
+            ),
         }
         return MultiprocessingSampler(agent, env, **{**defaults, **options})
 
@@ -188,7 +191,7 @@ class _Called(gymnasium.Env[Any, Any]):
             self._made.close()
 
 
-def call_apart(function: Callable[[Any], Any], env: EnvUpdate, limits: Limits) -> tuple[float, Any]:
+def call_apart(function: Callable[[Any], Any], env: EnvUpdate, limits: CheckSetup) -> tuple[float, Any]:
     """Call a function with an environment in a process of its own.
 
     Args:
@@ -303,7 +306,7 @@ class Ran:
         return sum(int((~np.isfinite(batch.rewards)).sum()) for batch in batches)
 
 
-def run(agent: Any, env: EnvUpdate, facts: Facts, limits: Limits, within: int, seconds: float) -> Ran:
+def run(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, within: int, seconds: float) -> Ran:
     """Run trajectories, one in each call; of a vector environment one in each of its environments.
 
     Args:
@@ -378,7 +381,7 @@ def finding_of_masks(agent: Any, facts: Facts, ran: Ran) -> Finding | None:
 # Run trajectories again: after others, and in other processes.
 
 
-def run_twice(agent: Any, env: EnvUpdate, facts: Facts, limits: Limits, seconds: float) -> tuple[Finding, Any]:
+def run_twice(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seconds: float) -> tuple[Finding, Any]:
     """Run trajectories twice in one process, and return what was found, and a batch for `run_elsewhere`.
 
     Args:
@@ -400,7 +403,7 @@ def run_twice(agent: Any, env: EnvUpdate, facts: Facts, limits: Limits, seconds:
     return _compared("seed", "run again after others", "the same seed, before and after others", batch, again), batch
 
 
-def run_elsewhere(agent: Any, env: EnvUpdate, facts: Facts, limits: Limits, seconds: float, here: Any) -> Finding:
+def run_elsewhere(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seconds: float, here: Any) -> Finding:
     """Run trajectories in two other processes, and compare them with those of a batch; see `run_twice`."""
     # Not by the fork server, all of whose children have one order of sets.
     with _closing(limits.sampler(agent, env, facts.n_slots, n_workers=2, start_method="spawn")) as sampler:

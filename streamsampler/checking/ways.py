@@ -19,6 +19,7 @@ from streamsampler.core.progress import Snapshot
 from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.data.trees import map_tree, n_rows_of
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
+from streamsampler.protocol.limits import Limits
 from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
@@ -188,8 +189,7 @@ def _of_processes(problem: Problem) -> dict[str, Any]:
         "n_workers": problem.n_workers,
         "max_restarts": 0,
         "step_timeout": problem.step_timeout,
-        "construction_timeout": problem.construction_timeout,
-        "close_timeout": _CLOSE_SECONDS,
+        "limits": Limits(construction_timeout=problem.construction_timeout, close_timeout=_CLOSE_SECONDS),
     }
 
 

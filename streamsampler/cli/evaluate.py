@@ -66,7 +66,7 @@ SEEDS_AND_SCENARIOS = options_of(
 """Which trajectories."""
 
 SUCCESS = option(
-    "What", "--success", type=click.Choice(["end", "once"]), default="end", show_default=True,
+    shared.RECORDED, "--success", type=click.Choice(["end", "once"]), default="end", show_default=True,
     help="Where infos have 'success' or 'is_success': a trajectory succeeds if its last timestep says so, or any "
     "timestep.",
 )  # fmt: skip
@@ -79,7 +79,7 @@ RESULT = option(
 
 
 BOUNDS = option(
-    "What", "--bounds", type=float, nargs=2, metavar="LEAST LARGEST",
+    shared.RECORDED, "--bounds", type=float, nargs=2, metavar="LEAST LARGEST",
     help="The least and the largest return that there can be. They give an interval where returns alone give none: "
     "where all are equal, or few, or uneven.",
 )  # fmt: skip
@@ -96,7 +96,7 @@ def most(heading: str) -> Callable[[Any], Any]:
 
 
 _RETURN_OF = option(
-    "What", "--return-of", multiple=True, metavar="AGENT|POLICY|all",
+    shared.RECORDED, "--return-of", multiple=True, metavar="AGENT|POLICY|all",
     help="In environments of several agents: whose return counts. May be repeated, for a team.",
 )  # fmt: skip
 
@@ -278,9 +278,9 @@ def _line(found: Evaluation | Comparison, seconds: float, *, interrupted: bool) 
 
 
 _AGENTS = options_of(
-    option("What", "--agent", "agents", multiple=True, metavar="NAME",
+    option(shared.RUNS, "--agent", "agents", multiple=True, metavar="NAME",
         help=f"An agent, which others are compared with, and then another one, or more. Each is {shared.NAMED_AGENTS}"),
-    option("What", "--vec-normalize", multiple=True, metavar="FILE",
+    option(shared.RUNS, "--vec-normalize", multiple=True, metavar="FILE",
         help=f"For agents that are model.zip: {shared.WHAT_STATISTICS_ARE}. Once for all of them, or for each in "
         "their order."),
     shared.DETERMINISTIC,

@@ -16,6 +16,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from streamsampler.core.arguments import GROUPS
 from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.engines.registry import ENGINES
 
@@ -30,6 +31,10 @@ _FILE = "streamsampler.cli.config"
 
 _JOINED = {"seeds", "without_infos"}
 """Options of one text that may be a list in a file."""
+
+
+RUNS, _, WHERE, REPRODUCIBLE, RECORDED, FAILS, _ = GROUPS
+"""Headings of groups of options, as the library has them for its arguments."""
 
 
 class GroupedOption(click.Option):
@@ -380,20 +385,20 @@ WHAT_STATISTICS_ARE = (
     "'none' for a model that was trained without"
 )
 DETERMINISTIC = option(
-    "What", "--deterministic/--stochastic", "deterministic", default=None,
+    RUNS, "--deterministic/--stochastic", "deterministic", default=None,
     help="For models of Stable-Baselines3, other objects with predict, and torch modules: whether to act without "
     "drawing. The default of evaluate and compare is --deterministic, but for torch modules, and of sample, "
     "--stochastic.",
 )  # fmt: skip
 
-STATISTICS = option("What", "--vec-normalize", metavar="FILE", help=f"With --agent model.zip: {WHAT_STATISTICS_ARE}.")
+STATISTICS = option(RUNS, "--vec-normalize", metavar="FILE", help=f"With --agent model.zip: {WHAT_STATISTICS_ARE}.")
 
 VIDEO_EXTRA = "Needs PyAV ('pip install av'), and an environment with render_mode 'rgb_array'."
 
 ENV_ID = click.argument("env_id", metavar="ENV_ID")
 
 AGENT = options_of(
-    option("What", "--agent", default="random", show_default=True, metavar="NAME",
+    option(RUNS, "--agent", default="random", show_default=True, metavar="NAME",
         help=f"What chooses the actions: {NAMED_AGENTS}"),
     STATISTICS,
     DETERMINISTIC,
@@ -401,65 +406,67 @@ AGENT = options_of(
 """Which agent."""
 
 ENVIRONMENT = options_of(
-    option("What", "--env-kwarg", "env_kwargs", callback=_env_kwargs, multiple=True, metavar="KEY=VALUE",
+    option(RUNS, "--env-kwarg", "env_kwargs", callback=_env_kwargs, multiple=True, metavar="KEY=VALUE",
         help="An argument for making the environment; a Python literal, or true, false or null, or else text. May be "
         "repeated."),
-    option("What", "--import", "imports", multiple=True, metavar="MODULE",
+    option(RUNS, "--import", "imports", multiple=True, metavar="MODULE",
         help="Import a module first, which registers the environment; from the current directory if it is not "
         "installed. May be repeated."),
     option(
-        "What", "--max-episode-length", type=POSITIVE, metavar="N", show_default="the environment's own limit",
+        RUNS, "--max-episode-length", type=POSITIVE, metavar="N", show_default="the environment's own limit",
         help="Truncate trajectories after N timesteps."),
 )  # fmt: skip
 """Which environment."""
 
 HOW = options_of(
     option(
-        "How", "--workers", type=click.IntRange(min=0), metavar="N", show_default="the cores there are to use",
+        WHERE, "--workers", type=click.IntRange(min=0), metavar="N", show_default="the cores there are to use",
         help="How many processes; 0 for none but this one."),
-    option("How", "--vec", type=POSITIVE, metavar="N",
+    option(WHERE, "--vec", type=POSITIVE, metavar="N",
         help="Run N environments side by side in each process, and ask the agent for their actions at once: faster "
         "with a network. Another N may give other trajectories."),
-    option(
-        "How", "--seed", type=click.IntRange(min=0), metavar="N", show_default="a random one, shown in the summary",
-        help="The same seed gives the same trajectories, whatever the number of workers."),
-    option("How", "--worker-threads", callback=count_or(none=None), default="1", show_default=True, metavar="N",
+    option(WHERE, "--worker-threads", callback=count_or(none=None), default="1", show_default=True, metavar="N",
         help="How many threads a network computes on in each process; 'none' leaves that to the libraries. The last "
         "bits of its numbers may depend on it."),
-    option("How", "--engine", type=click.Choice([*ENGINES, "ray"]),
+    option(WHERE, "--engine", type=click.Choice([*ENGINES, "ray"]),
         help="How processes are connected: 'processes' by pipes and shared memory, on Linux; 'queues' by queues of "
         "Python's own multiprocessing, on every system. 'ray' for actors of a Ray cluster, which needs the extra "
         "'ray'. The data are the same."),
-    option("How", "--ray-address", metavar="HOST:PORT", show_default="a cluster that is started for this run",
+    option(WHERE, "--ray-address", metavar="HOST:PORT", show_default="a cluster that is started for this run",
         help="With --engine ray: the address of the Ray cluster, of which this machine is a node; 'auto' finds "
         "one here."),
-    option("How", "--start-method", type=click.Choice(START_METHODS),
+    option(WHERE, "--start-method", type=click.Choice(START_METHODS),
         help="How processes are started. 'fork' and 'spawn' choose --engine queues."),
+    option(
+        REPRODUCIBLE, "--seed", type=click.IntRange(min=0), metavar="N",
+        show_default="a random one, shown in the summary",
+        help="The same seed gives the same trajectories, whatever the number of workers."),
 )  # fmt: skip
 """How many workers, from which seed, and how processes are connected."""
 
+FINGERPRINT = option(
+    REPRODUCIBLE, "--fingerprint", type=click.Choice(["warn", "error", "none"]), default="warn",
+    show_default=True, callback=lambda _ctx, _param, text: None if text == "none" else text,
+    help="What is done where processes compute with other kernels than others, or than those that wrote the folder "
+    "that --resume continues: the same seed may give other trajectories there.")  # fmt: skip
+
 FAILURES = options_of(
-    option("When something fails", "--on-failure", type=click.Choice(["raise", "drop"]), default="raise",
+    option(FAILS, "--on-failure", type=click.Choice(["raise", "drop"]), default="raise",
         show_default=True,
         help="What an exception of the environment or the agent does: 'raise' ends the command. 'drop' leaves its "
         "trajectory out, and takes another one instead; where failures depend on the state, what is left is biased."),
     option(
-        "When something fails", "--fingerprint", type=click.Choice(["warn", "error", "none"]), default="warn",
-        show_default=True, callback=lambda _ctx, _param, text: None if text == "none" else text,
-        help="What is done where processes compute with other kernels than others, or than those that wrote the folder "
-        "that --resume continues: the same seed may give other trajectories there."),
-    option(
-        "When something fails", "--step-timeout", type=ABOVE_ZERO, metavar="SECONDS", show_default="no limit",
+        FAILS, "--step-timeout", type=ABOVE_ZERO, metavar="SECONDS", show_default="no limit",
         help="Kill and replace a process in which a reset, an action or a timestep takes longer."),
-    option("When something fails", "--max-restarts", callback=count_or(none=None, auto="auto"), default="auto",
+    option(FAILS, "--max-restarts", callback=count_or(none=None, auto="auto"), default="auto",
         show_default=True, metavar="N",
         help="How many processes that died or hung are replaced within a minute, and ten times as many in all; 'none' "
         "for any number, 'auto' for 10 with up to eight workers, in proportion with more. Their trajectories are run "
         "again, with the same result. One more ends the command."),
     option(
-        "When something fails", "--max-worker-memory", type=size, metavar="SIZE", show_default="no limit",
+        FAILS, "--max-worker-memory", type=size, metavar="SIZE", show_default="no limit",
         help="Replace a process that uses more private memory than this, such as 500MB or 2GB."),
-    option("When something fails", "--close-timeout", type=ABOVE_ZERO, default=5.0, show_default=True,
+    option(FAILS, "--close-timeout", type=ABOVE_ZERO, default=5.0, show_default=True,
         metavar="SECONDS", help="How long all processes together may take to close their environments at the end."),
 )  # fmt: skip
 """What happens when something fails."""
@@ -487,21 +494,21 @@ PART = option(
 )  # fmt: skip
 """Which part of the trajectories."""
 
-SAMPLED_BY = options_of(ENVIRONMENT, HOW, FAILURES)
+SAMPLED_BY = options_of(ENVIRONMENT, HOW, FINGERPRINT, FAILURES)
 """What all commands have that run an environment."""
 
 POLICY_OF = option(
-    "What", "--policy-of", multiple=True, metavar="AGENT=POLICY",
+    RUNS, "--policy-of", multiple=True, metavar="AGENT=POLICY",
     help="Which policy plays an agent of an environment of several; may be repeated, then for all agents.",
 )  # fmt: skip
 
 POLICIES = options_of(
-    option("What", "--agent", multiple=True, default=("random",), show_default=True, metavar="[POLICY=]NAME",
+    option(RUNS, "--agent", multiple=True, default=("random",), show_default=True, metavar="[POLICY=]NAME",
         help=f"What chooses the actions: {NAMED_AGENTS} For several agents in one environment (PettingZoo's), once "
         "for each policy, with its name: --agent archer=random --agent knight=my_agents:make. An agent is played by "
         "the policy whose name is its id, or its id up to the last '_'."),
     POLICY_OF,
-    option("What", "--aec", is_flag=True,
+    option(RUNS, "--aec", is_flag=True,
         help="Where ENV_ID is a module of PettingZoo: its env, whose agents take turns, also where it has a "
         "parallel_env."),
     STATISTICS, DETERMINISTIC,

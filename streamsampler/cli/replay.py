@@ -20,13 +20,13 @@ _WHICH = options_of(
 )  # fmt: skip
 
 _AGENT = options_of(
-    option("What", "--agent", multiple=True, metavar="[POLICY=]NAME", show_default="'random', if it was that",
+    option(shared.RUNS, "--agent", multiple=True, metavar="[POLICY=]NAME", show_default="'random', if it was that",
         help="The agent that made the trajectory, or each policy, named as for sample. A file does not decide which "
         "code runs, so it is named again."),
     shared.POLICY_OF,
     shared.STATISTICS, shared.DETERMINISTIC,
-    option("What", "--actions", is_flag=True, help="Replay the recorded actions, without the agent."),
-    option("What", "--env", metavar="ENV_ID", show_default="the one that was recorded",
+    option(shared.RUNS, "--actions", is_flag=True, help="Replay the recorded actions, without the agent."),
+    option(shared.RUNS, "--env", metavar="ENV_ID", show_default="the one that was recorded",
         help="The environment; module:ENV_ID imports a module first."),
 )  # fmt: skip
 

@@ -28,6 +28,7 @@ from streamsampler.data.shards import MANIFEST, read_manifest
 from streamsampler.data.statistics import Stats, timers_text
 from streamsampler.engines.registry import RAY
 from streamsampler.evaluation.agents import make_sampler
+from streamsampler.protocol.limits import Limits
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.sharded import sample_to_folder
 from streamsampler.workers.factory import usable_cores
@@ -36,7 +37,7 @@ from streamsampler.workers.vec.worker import VecWorker
 _IN_ALL = 10
 """The quota of losses in a run, as a multiple of the quota within a minute."""
 _OF_ALL_SAMPLERS = ("max_episode_length", "on_failure", "worker_threads", "fingerprint")
-_NEED_PROCESSES = ("engine", "start_method", "step_timeout", "max_worker_memory", "ray_address")
+_NEED_PROCESSES = ("engine", "start_method", "step_timeout", "ray_address")
 _DECIDING = ("agent", "max_episode_length", "order", "on_failure", "worker_threads", "vec")
 """Options that decide about the data."""
 _OF_THE_SAMPLER = "worker", "worker_class", "worker_args", "versions"
@@ -70,14 +71,17 @@ def sampler_arguments(options: Mapping[str, Any], seed: int | None) -> dict[str,
     if options["vec"] is not None:
         arguments |= {"worker_class": VecWorker, "worker_args": {"n_envs": options["vec"]}}
     given = {name: options[name] for name in _NEED_PROCESSES if options[name] is not None}
+    memory = options["max_worker_memory"]
     if options["workers"] == 0:
-        if given:
-            useless = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        names = [*given, *([] if memory is None else ["max_worker_memory"])]
+        if names:
+            useless = " and ".join(f"--{name.replace('_', '-')}" for name in names)
             raise UsageError(f"only worker processes take {useless}: give --workers 1 or more")
         return {**arguments, "n_workers": 0}
     quota = options["max_restarts"]
-    arguments |= {"max_restarts": quota, "max_lifetime_restarts": _IN_ALL * quota if isinstance(quota, int) else quota}
-    arguments |= {"n_workers": options["workers"] or usable_cores(), "close_timeout": options["close_timeout"], **given}
+    in_all = _IN_ALL * quota if isinstance(quota, int) else quota
+    limits = Limits(max_lifetime_restarts=in_all, close_timeout=options["close_timeout"], max_worker_memory=memory)
+    arguments |= {"n_workers": options["workers"] or usable_cores(), "max_restarts": quota, "limits": limits, **given}
     if options["engine"] == "ray":
         RAY.refuse_lacking('engine="ray"', arguments)
     elif "ray_address" in given:

@@ -177,7 +177,7 @@ class Tally:
 _LOGGER = logging.getLogger("streamsampler")
 _PLAIN = logging.Formatter()
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_QUOTAS = {"max_restarts": "--max-restarts", "max_lifetime_restarts": "ten times --max-restarts"}
+_QUOTAS = {"max_restarts": "--max-restarts", "limits.max_lifetime_restarts": "ten times --max-restarts"}
 
 
 class Run:

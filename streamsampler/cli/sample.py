@@ -44,13 +44,13 @@ _HOW_MUCH = options_of(
 )  # fmt: skip
 
 _TASKS = option(
-    "How", "--tasks", type=_tasks, metavar="FILE",
+    shared.RUNS, "--tasks", type=_tasks, metavar="FILE",
     help="A JSON file with a list of tasks: what the environment's set_task gets before the reset. With "
     "--num-trajectories N there are N trajectories of each, in order; with --num-samples tasks take turns.",
 )  # fmt: skip
 
 _ORDER = option(
-    "How", "--order", type=click.Choice(["index", "arrival"]), default="index", show_default=True,
+    shared.REPRODUCIBLE, "--order", type=click.Choice(["index", "arrival"]), default="index", show_default=True,
     help="'index' takes trajectories as one process alone would have sampled them. 'arrival' takes what is finished "
     "first, which favours short ones.",
 )  # fmt: skip
@@ -77,8 +77,8 @@ _OUTPUT = options_of(
 
 @command("Sample trajectories from an environment.")
 @shared.ENV_ID
-@options_of(_HOW_MUCH, shared.POLICIES, shared.ENVIRONMENT, shared.HOW, _TASKS, _ORDER,
-    shared.FAILURES, _OUTPUT, shared.PRINTED)  # fmt: skip
+@options_of(_HOW_MUCH, shared.POLICIES, shared.ENVIRONMENT, _TASKS, shared.HOW, _ORDER,
+    shared.FINGERPRINT, shared.FAILURES, _OUTPUT, shared.PRINTED)  # fmt: skip
 @click.pass_context
 def sample(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any

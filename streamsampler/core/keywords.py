@@ -24,11 +24,17 @@ _SYNONYMS = [
     {"env_kwargs", "env_config"},
     {"progress", "progress_bar", "show_progress_bar"},
 ]
+# What `streamsampler.protocol.limits.Limits` has. Until it existed, they were arguments of their own.
+LIMITS = {
+    *("construction_timeout", "close_timeout", "restart_window", "max_lifetime_restarts", "max_worker_memory"),
+}
 
 
 def meant(name: str, known: Iterable[str]) -> str:
     """Return which of the known names was probably meant, as the end of a sentence; all of them if that is unclear."""
     names = list(known)
+    if name in LIMITS and "limits" in names:
+        return f": pass limits=Limits({name}=…)"
     synonyms = next((group for group in _SYNONYMS if name in group), set())
     near = [it for it in names if it in synonyms] or difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.7)
     if near:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.engines.launch.start_methods import StartMethod, has_processes
+from streamsampler.protocol.limits import LIMITS
 
 if TYPE_CHECKING:  # the command's help is to come at once
     from streamsampler.engines.base import Engine
@@ -25,9 +26,8 @@ class Capabilities:
 
     Attributes:
         made_by: The module and the class, called with `(n_workers, make_worker, seed, close_timeout=…, threads=…)`: how
-            many workers, what makes one (pickled), and what `Sampler` and
-            `streamsampler.workers.threads` say of the others. With `max_worker_memory` there is `report_memory=True`,
-            unless that is in `lacks`.
+            many workers, what makes one (pickled), and what `Limits` and `streamsampler.workers.threads` say of the
+            others. With a limit `max_worker_memory` there is `report_memory=True`, unless that is in `lacks`.
         needs_linux: Whether it needs what only Linux has.
         takes: Further arguments of the sampler that the class is called with: "start_method", or none.
         lacks: What it cannot do, by the sampler's argument that needs it, with the reason.
@@ -49,13 +49,14 @@ class Capabilities:
 
         Args:
             asked: The argument that the engine was asked for with; `THIS_SYSTEM` where there is no other engine.
-            options: Other arguments; None where one is not asked for.
+            options: Other arguments and limits; None where one is not asked for.
 
         Raises:
             UsageError: There is one.
         """
         for option, reason in self.lacks.items():
             if options.get(option) is not None:
+                option = f"limits.{option}" if option in LIMITS else option
                 way_out = f"Leave {option} out" if asked == THIS_SYSTEM else "Leave one of the two out"
                 raise UsageError(f"{asked} takes no {option}: {reason}. {way_out}")
 

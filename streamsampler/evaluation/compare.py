@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from streamsampler.agents.base import is_agent
+from streamsampler.core.arguments import with_arguments_in_groups
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
@@ -36,24 +37,25 @@ from streamsampler.workers.factory import usable_cores
 
 
 @suggesting(ANY_SAMPLERS_OPTIONS, {"sampler"})
+@with_arguments_in_groups()
 def compare(
     agents: Mapping[str, Any] | Sequence[Any],
     env: Envs,
     *,
+    deterministic: bool | None = None,
+    vec_normalize: Any = None,
     n_trajectories: int | None = None,
     seeds: Iterable[int] | None = None,
     scenarios: Iterable[Mapping[str, Any]] | None = None,
     until_decided: float | None = None,
     decide_on: PrecisionOf = "return",
-    bounds: Bounds | None = None,
     max_trajectories: int | None = None,
     part: PartArgument | None = None,
+    num_trajectories: int | None = None,
     success: SuccessMeaning = "end",
     return_of: ReturnOf | None = None,
-    deterministic: bool | None = None,
-    vec_normalize: Any = None,
+    bounds: Bounds | None = None,
     progress: ProgressArgument = False,
-    num_trajectories: int | None = None,
     **options: Any,
 ) -> Comparison:
     """Compare agents on the same seeds, and return their differences, pair by pair, with intervals.

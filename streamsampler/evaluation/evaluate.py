@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from gymnasium import Space
 
+from streamsampler.core.arguments import with_arguments_in_groups
 from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
@@ -302,29 +303,30 @@ class EvaluationInterruptedError(KeyboardInterrupt):
 
 
 @suggesting(ANY_SAMPLERS_OPTIONS)
+@with_arguments_in_groups()
 def evaluate(
     agent: EvaluatedAgent | None = None,
     env: Envs | None = None,
     *,
+    sampler: Sampler[Any, Any] | None = None,
+    deterministic: bool | None = None,
+    vec_normalize: Any = None,
     n_trajectories: int | None = None,
     seeds: Iterable[int] | None = None,
     scenarios: Iterable[Mapping[str, Any]] | None = None,
     until_halfwidth: float | None = None,
     precision_of: PrecisionOf = "return",
     guarantee: bool = False,
-    bounds: Bounds | None = None,
     min_trajectories: int | None = None,
     max_trajectories: int | None = None,
     part: PartArgument | None = None,
+    num_trajectories: int | None = None,
     success: SuccessMeaning = "end",
     return_of: ReturnOf | None = None,
-    deterministic: bool | None = None,
-    vec_normalize: Any = None,
-    sampler: Sampler[Any, Any] | None = None,
+    bounds: Bounds | None = None,
     video: str | PathLike[str] | None = None,
     video_of: VideoOf | Iterable[VideoOf] | None = None,
     progress: ProgressArgument = False,
-    num_trajectories: int | None = None,
     **options: Any,
 ) -> Evaluation:
     """Evaluate an agent in an environment, and return its returns with intervals that hold.

@@ -18,7 +18,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamsampler.core.errors import SpentQuota, UsageError, positive, positive_seconds
+from streamsampler.core.errors import SpentQuota, UsageError, positive_seconds
+from streamsampler.protocol.limits import Limits, Quota, check_quota
 from streamsampler.protocol.messages import Phase
 
 # ----------------------------------------------------------------------
@@ -113,12 +114,11 @@ class Watch:
 
 
 OnFailure = Literal["raise", "drop"]
-Quota = int | Literal["auto"] | None
-"""How many losses end no call; "auto" depends on the number of workers, and None is any number."""
 
 _RESTARTS, _LIFETIME_RESTARTS, _WORKERS = 10, 100, 8
 """The quotas by default, for up to so many workers: with more of them, each as likely to die, more die."""
 
+_IN_ALL = "limits.max_lifetime_restarts"  # as users set it
 _REMEMBERED = 100
 
 _EQUAL, _EQUAL_BY_CHANCE = 2, 9
@@ -129,51 +129,30 @@ LEAST_CONSTRUCTION_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What is done about losses.
+class Policy(Limits):
+    """What is done about losses: the limits, and the arguments that samplers have besides.
 
     Attributes:
         max_restarts: Losses that end no call within any `restart_window` seconds; None for any number of losses that
             are not equal (see `Likeness`), and "auto" for 10 with up to eight workers, in proportion with more.
-        restart_window: Seconds; None for the sampler's whole life.
-        max_lifetime_restarts: Losses that end no call in the sampler's whole life; None as above, and "auto" for 100
-            with up to eight workers, in proportion with more.
         restart_on: Types of exceptions of user code that count as losses, as deaths and hangs do.
         on_failure: Whether an exception that `restart_on` does not name is raised, or its trajectory dropped.
         step_timeout: Seconds that a reset, an action or a timestep may take; None for any.
-        construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
-            send what it recorded; None for 60 or `step_timeout`, whichever is longer, where there is a `step_timeout`.
-        max_worker_memory: Bytes of private memory above which a worker is replaced; None for any.
-        close_timeout: Seconds that all workers together may take at the end, to close their environments and to run
-            the exit handlers (`atexit`) that were registered, and that a worker may take that is replaced.
 
     Raises:
         UsageError: A value cannot work.
     """
 
     max_restarts: Quota = "auto"
-    restart_window: float | None = 60.0
-    max_lifetime_restarts: Quota = "auto"
     restart_on: tuple[type[BaseException], ...] = ()
     on_failure: OnFailure = "raise"
     step_timeout: float | None = None
-    construction_timeout: float | None = None
-    max_worker_memory: int | None = None
-    close_timeout: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ("max_restarts", "max_lifetime_restarts"):
-            value = getattr(self, name)
-            if value not in (None, "auto") and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise UsageError(
-                    f'{name} must be an integer of at least 0, None for any number, or "auto", got {value!r}'
-                )
-        for name in ("restart_window", "step_timeout", "construction_timeout"):
-            if getattr(self, name) is not None:
-                positive_seconds(name, getattr(self, name))
-        positive_seconds("close_timeout", self.close_timeout)
-        if self.max_worker_memory is not None:
-            positive("max_worker_memory", self.max_worker_memory)
+        super().__post_init__()
+        check_quota("max_restarts", self.max_restarts)
+        if self.step_timeout is not None:
+            positive_seconds("step_timeout", self.step_timeout)
         if self.on_failure not in ("raise", "drop"):
             raise UsageError(f'on_failure must be "raise" or "drop", got {self.on_failure!r}')
         types = self.restart_on
@@ -321,7 +300,7 @@ class Losses:
     def _repeated(self, likeness: Likeness) -> SpentQuota | None:
         """Count an equal loss; return what is spent where it is one too many."""
         n = self._equal[likeness] = self._equal.get(likeness, 0) + 1
-        quotas = {"max_restarts": self.policy.max_restarts, "max_lifetime_restarts": self.policy.max_lifetime_restarts}
+        quotas = {"max_restarts": self.policy.max_restarts, _IN_ALL: self.policy.max_lifetime_restarts}
         unlimited = [name for name, quota in quotas.items() if quota is None]
         given = [quota for quota in quotas.values() if isinstance(quota, int)]
         if not unlimited or n <= max([_EQUAL_BY_CHANCE if likeness.by_chance else _EQUAL, *given]):
@@ -336,7 +315,7 @@ class Losses:
             return SpentQuota(recent, within, "max_restarts", most)
         most_ever = self._most(self.policy.max_lifetime_restarts, _LIFETIME_RESTARTS)
         if most_ever is not None and self._n > most_ever:
-            return SpentQuota(self._n, " in all", "max_lifetime_restarts", most_ever)
+            return SpentQuota(self._n, " in all", _IN_ALL, most_ever)
         return None
 
     def _most(self, quota: Quota, default: int) -> int | None:

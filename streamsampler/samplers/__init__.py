@@ -241,13 +241,13 @@ laptop that sleeps. An endless trajectory makes progress, so it is no hang; `max
 
 | argument | what it limits | default |
 |---|---|---|
-| `max_restarts`, `restart_window` | workers replaced within so many seconds | 10 within 60 s, with up to 8 workers |
-| `max_lifetime_restarts` | workers replaced in all | 100, with up to 8 workers |
+| `max_restarts`, `limits.restart_window` | workers replaced within so many seconds | 10 in 60 s, up to 8 workers |
+| `limits.max_lifetime_restarts` | workers replaced in all | 100, with up to 8 workers |
 | `restart_on` | exception types that replace the worker instead of ending the call | none |
 | `step_timeout` | seconds that a reset, an action or a timestep may take | no limit |
-| `construction_timeout` | seconds that making or updating agent and environment may take | 60 with a `step_timeout` |
-| `max_worker_memory` | bytes of private memory above which a worker is replaced between tickets | no limit |
-| `close_timeout` | seconds that all workers together may take to close their environments | 5 |
+| `limits.construction_timeout` | seconds that making or updating them may take | 60 with a `step_timeout` |
+| `limits.max_worker_memory` | bytes of private memory above which a worker is replaced between tickets | no limit |
+| `limits.close_timeout` | seconds that all workers together may take to close their environments | 5 |
 
 `None` removes a limit, but does not retry for ever what fails the same way each time: three equal losses are an error
 then. These are losses of one trajectory by the same exception (its class, and the line that raised) or cause of death,
@@ -269,8 +269,8 @@ What environments start
 -----------------------
 
 Environments are closed (`env.close`) when the sampler is closed, after an exception, after Ctrl-C, and after SIGTERM of
-the command: within `close_timeout`, if closing begins within a second. They are not closed after a second Ctrl-C or
-SIGKILL.
+the command: within `limits.close_timeout`, if closing begins within a second. They are not closed after a second
+Ctrl-C or SIGKILL.
 
 Each worker's parent is a small process, its watchdog. When the worker ends, however it ends, the watchdog sends SIGTERM
 to the processes that the environment started (a simulator, a browser), and SIGKILL a second later, before another

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, Unpack
 
 from streamsampler.agents.filters import Filter, Filters
 from streamsampler.agents.policies import PolicyOf
+from streamsampler.core.arguments import with_arguments_in_groups
 from streamsampler.core.errors import CheckMode, UsageError, check_mode, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument
@@ -21,8 +21,9 @@ from streamsampler.data.batch import TrajectoryBatch, brackets
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.taken import check_record_taken
 from streamsampler.environments.updates import as_env_update
+from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
 from streamsampler.protocol.plans import Fragments
-from streamsampler.protocol.restarts import OnFailure, Policy, Quota
+from streamsampler.protocol.restarts import OnFailure, Policy
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.obtaining import ObtainingSampler
@@ -39,7 +40,6 @@ from streamsampler.workers.threads import check_threads
 _N_ENVS = 8
 
 P = ParamSpec("P")
-ClassT = TypeVar("ClassT", bound=type)
 
 
 def with_factory(init: Callable[P, None]) -> Callable[P, None]:
@@ -60,42 +60,8 @@ def with_factory(init: Callable[P, None]) -> Callable[P, None]:
     return taking  # type: ignore[return-value]
 
 
-def with_all_arguments(*others: type) -> Callable[[ClassT], ClassT]:
-    """Let signature and docstring of a sampler have all arguments, for `help`; in the source each stands once.
-
-    Args:
-        others: The classes whose docstrings explain the arguments that the class's own only refers to; the first one is
-            that whose arguments the class takes as `options`.
-    """
-
-    def decorate(cls: ClassT) -> ClassT:
-        common, all_of_it = (inspect.signature(kind).parameters for kind in (others[0], cls))
-        further = [it for name, it in all_of_it.items() if name not in common and it.kind is it.KEYWORD_ONLY]
-        cls.__signature__ = inspect.Signature([*common.values(), *further])  # type: ignore[attr-defined]
-        if not cls.__doc__:  # Python runs without docstrings
-            return cls
-        known: dict[str, str] = {}
-        for each in (*others, cls):
-            own = _arguments_in(inspect.getdoc(each) or "")
-            known |= {name: text for name, text in own.items() if name not in known or ": See `" not in text}
-        arguments = "".join(known[name] for name in inspect.signature(cls).parameters)
-        first, *sections = re.split(r"\n\n(?=Args:\n|Attributes:\n|Raises:\n)", inspect.cleandoc(cls.__doc__))
-        rest = [section for section in sections if not section.startswith("Args:\n")]
-        cls.__doc__ = "\n\n".join([first, f"Args:\n{arguments.rstrip()}", *rest])
-        return cls
-
-    return decorate
-
-
-def _arguments_in(doc: str) -> dict[str, str]:
-    """Return what a docstring says of each argument, by name, each text with its name and its line ends."""
-    section = doc.partition("\nArgs:\n")[2].partition("\n\n")[0]
-    return {
-        text.split(":")[0].strip(): text.rstrip() + "\n" for text in re.split(r"(?m)^(?=    \w+: )", section) if text
-    }
-
-
 @suggesting()
+@with_arguments_in_groups()
 class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, ActionsT]):
     """Collect trajectories; a subclass decides where the workers live.
 
@@ -128,15 +94,13 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         on_failure: "raise" ends the call when user code raises in a trajectory that the batch needs. "drop" leaves that
             trajectory out, notes it in the accounts with its error, and completes the batch with the next indices.
             Where failures depend on the state, what is left is biased.
-        max_restarts: How many dead or hung workers are replaced within any `restart_window` seconds; None for any
-            number that are not equal: three times the same exception in one trajectory is an error then; "auto" for
-            10 with up to eight workers, in proportion with more. Such a loss does not change
-            the batch: the trajectories are run again. One loss more ends the call with an error that lists them all. A
-            loss in a trajectory that the batch does not need does not count.
-        restart_window: Seconds; None for the sampler's whole life.
-        max_lifetime_restarts: How many workers are replaced in the sampler's whole life; None as above, and
-            "auto" for 100 with up to eight workers, in proportion with more.
+        max_restarts: How many dead or hung workers are replaced within any 60 seconds (`limits.restart_window`); None
+            for any number of losses that are not equal: three times the same exception in one trajectory is an error
+            then; "auto" for 10 with up to eight workers, in proportion with more. Such a loss does not change the
+            batch: the trajectories are run again. The next loss ends the call with an error that lists them all. A loss
+            in a trajectory that the batch does not need does not count.
         restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
+        limits: Limits of time, memory and restarts whose defaults fit most programs; see `Limits`.
         check: What is done about environments and agents whose trajectories depend on more than their seeds, so that
             batches differ with the number of workers, and about data that may be wrong. "warn" logs a warning, once;
             "error" ends the call; None looks for nothing. In the first call, and after an `env_update` to an
@@ -201,8 +165,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
     _n_envs: int | None = None
     _default_workers: int | None = None
     _given_factory: WorkerFactory | None = None
-    _limits: Mapping[str, Any] = {}
-    """Arguments of `Policy` that only some samplers have; a subclass sets them before it calls `__init__`."""
+    _step_timeout: float | None = None  # a subclass whose workers can be killed sets it before it calls `__init__`
+    _lacks_limits: Mapping[str, str] = {}
+    """The limits that this kind of sampler cannot keep, with the reasons."""
 
     @with_factory
     @suggesting()
@@ -212,27 +177,26 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         envs: Envs,
         *,
         env_kwargs: Mapping[str, Any] | None = None,
-        n_workers: int | None = None,
-        seed: int | None = None,
+        policy_of: PolicyOf | None = None,
         max_episode_length: float | None = None,
         worker_class: type[Worker] = DefaultWorker,
         worker_args: Mapping[str, Any] | None = None,
-        order: Order = "index",
-        on_failure: OnFailure = Policy.on_failure,
-        max_restarts: Quota = Policy.max_restarts,
-        restart_window: float | None = Policy.restart_window,
-        max_lifetime_restarts: Quota = Policy.max_lifetime_restarts,
-        restart_on: type[BaseException] | tuple[type[BaseException], ...] = Policy.restart_on,
-        check: CheckMode = "warn",
-        fingerprint: CheckMode = "warn",
-        worker_threads: int | None = 1,
         observation_filter: Filter | Mapping[str, Filter] | None = None,
         reward_filter: Filter | Mapping[str, Filter] | None = None,
         hooks: Any = None,
+        n_workers: int | None = None,
+        worker_threads: int | None = 1,
+        seed: int | None = None,
+        order: Order = "index",
+        staleness: int = 0,
+        check: CheckMode = "warn",
+        fingerprint: CheckMode = "warn",
         drop_if: Callable[[dict[str, Any]], Any] | None = None,
         record_taken: str | None = None,
-        staleness: int = 0,
-        policy_of: PolicyOf | None = None,
+        on_failure: OnFailure = Policy.on_failure,
+        max_restarts: Quota = Policy.max_restarts,
+        restart_on: type[BaseException] | tuple[type[BaseException], ...] = Policy.restart_on,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         filters = Filters(observation_filter, reward_filter)
         agents = policies_of(agents, policy_of)
@@ -240,10 +204,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         policy = self._policy = Policy(
             on_failure=on_failure,
             max_restarts=max_restarts,
-            restart_window=restart_window,
-            max_lifetime_restarts=max_lifetime_restarts,
             restart_on=(restart_on,) if isinstance(restart_on, type) else restart_on,
-            **self._limits,
+            step_timeout=self._step_timeout,
+            **limits_of(limits, type(self).__name__, self._lacks_limits),
         )
         if n_workers is None:
             lengths = [len(items) for given in (agents, envs) if (items := items_by_worker(given)) is not None]

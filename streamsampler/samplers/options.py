@@ -12,7 +12,8 @@ from streamsampler.agents.updates import AgentTraits
 from streamsampler.core.errors import CheckMode, SamplerError, UsageError, positive
 from streamsampler.engines.launch.start_methods import StartMethod, has_processes
 from streamsampler.engines.registry import PARENT, EngineName
-from streamsampler.protocol.restarts import OnFailure, Quota
+from streamsampler.protocol.limits import Limits, Quota
+from streamsampler.protocol.restarts import OnFailure
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.workers.base import Worker
@@ -166,22 +167,21 @@ class SamplerOptions(TypedDict, total=False):
     """What all samplers take; see `Sampler`."""
 
     env_kwargs: Mapping[str, Any] | None
-    order: Order
-    on_failure: OnFailure
-    max_restarts: Quota
-    restart_window: float | None
-    max_lifetime_restarts: Quota
-    restart_on: type[BaseException] | tuple[type[BaseException], ...]
-    check: CheckMode
-    fingerprint: CheckMode
-    worker_threads: int | None
+    policy_of: PolicyOf | None
     observation_filter: Filter | Mapping[str, Filter] | None
     reward_filter: Filter | Mapping[str, Filter] | None
     hooks: Any
+    worker_threads: int | None
+    order: Order
+    staleness: int
+    check: CheckMode
+    fingerprint: CheckMode
     drop_if: Callable[[dict[str, Any]], Any] | None
     record_taken: str | None
-    staleness: int
-    policy_of: PolicyOf | None
+    on_failure: OnFailure
+    max_restarts: Quota
+    restart_on: type[BaseException] | tuple[type[BaseException], ...]
+    limits: Limits
 
 
 class AllSamplerOptions(SamplerOptions, total=False):
@@ -198,9 +198,6 @@ class LimitedSamplerOptions(SamplerOptions, total=False):
     """What samplers take besides whose workers can be killed; see `MultiprocessingSampler`."""
 
     step_timeout: float | None
-    construction_timeout: float | None
-    max_worker_memory: int | None
-    close_timeout: float
 
 
 class ProcessSamplerOptions(LimitedSamplerOptions, total=False):

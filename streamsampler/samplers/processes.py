@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
+from streamsampler.core.arguments import with_arguments_in_groups
 from streamsampler.core.errors import keywords
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import dumps
@@ -17,8 +18,9 @@ from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
 from streamsampler.engines.local import LocalEngine
 from streamsampler.engines.registry import ENGINES, PARENT, EngineName, check_engine
+from streamsampler.protocol.limits import DEFAULT_LIMITS, limits_of
 from streamsampler.protocol.restarts import Policy
-from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory
+from streamsampler.samplers.base import Sampler, with_factory
 from streamsampler.samplers.options import (
     AllSamplerOptions,
     Inference,
@@ -44,7 +46,7 @@ def started(engine: Callable[..., Engine], setup: WorkerSetup, policy: Policy, *
     return engine(setup.n_workers, make_worker, setup.seed, **limits, **options)
 
 
-@with_all_arguments(Sampler)
+@with_arguments_in_groups(Sampler)
 class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     """Collect trajectories in worker processes on this machine.
 
@@ -54,17 +56,9 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         step_timeout: Seconds that a reset, an action or a timestep may take. A worker that makes no progress for so
             long, while this process waits for it, is killed and counts as a loss (see `max_restarts`), with its
             Python stacks in the log or the error. It is noticed within half as much again. None for no limit.
-        construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
-            send what it recorded. None for 60 or `step_timeout`, whichever is longer; for no limit where there is no
-            `step_timeout`.
-        max_worker_memory: Bytes of private memory above which a worker is replaced between two tickets; see
-            `stats.replaced`. It does not count as a loss. None for no limit.
-        close_timeout: Seconds that all workers together may take to close their environments, at the end and when one
-            is replaced, and to run the exit handlers (`atexit`) that were registered in them; then they are killed. A
-            worker that does not begin with it within a second is killed, too.
         engine: How workers are connected to this process. "processes" (the default on Linux): pipes and
             shared memory. "queues" (the default elsewhere): queues of Python's own `multiprocessing`, and nothing else;
-            it takes no `max_worker_memory`. Batches are the same.
+            it takes no `limits.max_worker_memory`. Batches are the same.
         inference: "worker" lets each worker have an agent of its own. With "parent" there is one agent, in this
             process, and the workers have environments alone: for agents that are large, sit on an accelerator or are a
             service. They are `n_envs` in all, as `VecWorker` has them (`worker_args={"n_envs": 32}`, 8 otherwise), and
@@ -91,28 +85,21 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         agents: Agents,
         envs: Envs,
         *,
-        step_timeout: float | None = Policy.step_timeout,
-        construction_timeout: float | None = Policy.construction_timeout,
-        max_worker_memory: int | None = Policy.max_worker_memory,
-        close_timeout: float = Policy.close_timeout,
         engine: EngineName | None = None,
         inference: Inference = "worker",
         start_method: StartMethod | None = None,
+        step_timeout: float | None = Policy.step_timeout,
         **options: Unpack[AllSamplerOptions],
     ) -> None:
         self._start_method = check_start_method(start_method)
-        self._limits = {
-            "step_timeout": step_timeout,
-            "construction_timeout": construction_timeout,
-            "max_worker_memory": max_worker_memory,
-            "close_timeout": close_timeout,
-        }
-        self._engine = check_engine(engine, self._start_method, self._limits)
+        self._step_timeout = step_timeout
+        limits = limits_of(options.get("limits", DEFAULT_LIMITS), type(self).__name__)
+        self._engine = check_engine(engine, self._start_method, limits)
         self._inference = check_inference(inference)
         self._holds_agent = inference == "parent"
         if inference == "parent":
             given = {
-                **self._limits,
+                **limits,
                 "start_method": None if start_method == "forkserver" else start_method,
                 "staleness": options.get("staleness") or None,
                 "order": None if options.get("order", "index") == "index" else options["order"],
@@ -172,7 +159,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
 # The sampler whose workers live in this process.
 
 
-@with_all_arguments(Sampler)
+@with_arguments_in_groups(Sampler)
 class LocalSampler(Sampler[ObservationsT, ActionsT]):
     """Collect trajectories in the calling process: the same batches as any other sampler, without any parallelism.
 
@@ -187,6 +174,10 @@ class LocalSampler(Sampler[ObservationsT, ActionsT]):
     """
 
     _default_workers = 1
+    _lacks_limits = dict.fromkeys(
+        ("construction_timeout", "close_timeout", "max_worker_memory"),
+        "it has no worker processes, which could be killed",
+    )
 
     def make_engine(self, setup: WorkerSetup) -> Engine:
         """Make an engine whose workers take turns in this process."""

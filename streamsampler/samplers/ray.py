@@ -47,13 +47,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self, Unpack
 
+from streamsampler.core.arguments import with_arguments_in_groups
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
 from streamsampler.core.keywords import suggesting
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.protocol.restarts import Policy
-from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory
+from streamsampler.samplers.base import Sampler, with_factory
 from streamsampler.samplers.options import AllSamplerOptions, RaySamplerOptions
 from streamsampler.samplers.per_worker import Agents, Envs
 from streamsampler.samplers.processes import MultiprocessingSampler, started
@@ -64,7 +65,7 @@ __all__ = ["RaySampler"]
 _ONE_CPU: Mapping[str, Any] = {"num_cpus": 1}
 
 
-@with_all_arguments(Sampler, MultiprocessingSampler)
+@with_arguments_in_groups(Sampler, MultiprocessingSampler)
 class RaySampler(Sampler[ObservationsT, ActionsT]):
     """Collect trajectories in actors of a Ray cluster, on one machine or many.
 
@@ -72,9 +73,6 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         agents: See `Sampler`, as all other arguments that are not named here.
         envs: See `Sampler`.
         step_timeout: See `MultiprocessingSampler`.
-        construction_timeout: See `MultiprocessingSampler`.
-        max_worker_memory: See `MultiprocessingSampler`.
-        close_timeout: See `MultiprocessingSampler`.
         ray_address: The cluster's address, "host:port" as `ray start` shows it, of which this machine is a node; "auto"
             for one that runs on this machine; "local" to start one here. None takes the cluster that this process is
             attached to already, or that the variable RAY_ADDRESS names, or starts one here. What this sampler attached
@@ -99,24 +97,16 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         agents: Agents,
         envs: Envs,
         *,
-        step_timeout: float | None = Policy.step_timeout,
-        construction_timeout: float | None = Policy.construction_timeout,
-        max_worker_memory: int | None = Policy.max_worker_memory,
-        close_timeout: float = Policy.close_timeout,
         ray_address: str | None = None,
         worker_resources: Mapping[str, Any] = _ONE_CPU,
         runtime_env: Mapping[str, Any] | None = None,
+        step_timeout: float | None = Policy.step_timeout,
         **options: Unpack[AllSamplerOptions],
     ) -> None:
         needed("ray", "RaySampler", "ray")
         if runtime_env is not None and not isinstance(runtime_env, Mapping):
             raise UsageError(f"runtime_env must be a dict, as Ray takes it, got {runtime_env!r}")
-        self._limits = {
-            "step_timeout": step_timeout,
-            "construction_timeout": construction_timeout,
-            "max_worker_memory": max_worker_memory,
-            "close_timeout": close_timeout,
-        }
+        self._step_timeout = step_timeout
         self._where: dict[str, Any] = {
             "address": ray_address,
             "worker_resources": worker_resources,

@@ -52,12 +52,13 @@ that is lost are restored; those of other workers go on meanwhile. What `call` a
 timesteps at which it was done. With `on_failure="reset"` such episodes end without that; with "raise" it is an error
 that names the environments, and the others go on.
 
-*Quotas.* Workers that die or hang, and environments that raise, count against `max_restarts` within `restart_window`
-seconds, and against `max_lifetime_restarts` in all; what failed is tried again after `restart_wait` seconds, while the
-others go on. A reset that fails is tried again until a quota is spent: in a new object, or with `renew=False` in the
-same one. Where a quota is None, three equal failures of one environment (the class of the exception, and the line) are
-an error, as in samplers. Workers that are lost while they start, with the processes that start them too, count alike. A
-worker hangs that shows no progress for `step_timeout` seconds of the caller's waiting (`reset_timeout` in a reset,
-`construction_timeout` from its start until its environments are made); its stacks are in the error. Log records of
-environments reach the loggers of this process. `close` gives all environments `close_timeout` seconds.
+*Quotas.* Workers that die or hang, and environments that raise, count against `max_restarts` within
+`limits.restart_window` seconds, and against `limits.max_lifetime_restarts` in all; what failed is tried again after
+`restart_wait` seconds, while the others go on. A reset that fails is tried again until a quota is spent: in a new
+object, or with `renew=False` in the same one. Where a quota is None, three equal failures of one environment (the class
+of the exception, and the line) are an error, as in samplers. Workers that are lost while they start, with the processes
+that start them too, count alike. A worker hangs that shows no progress for `step_timeout` seconds of the caller's
+waiting (`reset_timeout` in a reset, `limits.construction_timeout` from its start until its environments are made); its
+stacks are in the error. Log records of environments reach the loggers of this process. `close` gives all environments
+`limits.close_timeout` seconds.
 """

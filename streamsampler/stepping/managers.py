@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from streamsampler.core.arguments import with_arguments_in_groups
 from streamsampler.core.errors import SamplerError, SerializationError, UsageError, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import Payload, dumps, loads
@@ -19,7 +20,8 @@ from streamsampler.core.timing import not_measuring
 from streamsampler.data.trees import snapshot
 from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
-from streamsampler.protocol.restarts import Policy, Quota
+from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
+from streamsampler.protocol.restarts import Policy
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.manager import BaseEnvManager
@@ -114,122 +116,6 @@ class AnyEnvManager(BaseEnvManager):
     def _refuse_end(self) -> None:
         if self._options.max_episodes is not None:
             raise UsageError("a vector environment has no end: make the manager without max_episodes")
-
-
-# ----------------------------------------------------------------------
-# In worker processes
-
-
-@suggesting()
-class EnvManager(AnyEnvManager):
-    """Steps environments in worker processes, several in each, with actions from the caller's process.
-
-    For example::
-
-        with EnvManager("CartPole-v1", n_envs=8, seed=1) as manager:
-            manager.async_reset()
-            for _ in range(1000):
-                steps = manager.recv(min_envs=4)  # whichever are ready first
-                manager.send(manager.random_actions(steps.env_ids), steps.env_ids)
-
-    Each episode is a function of its seed and its actions, whatever the number of workers and the timing.
-
-    Args:
-        envs: See `SerialEnvManager`, as all other arguments that are not named here.
-        n_workers: How many processes there are; None for the cores that this process may use.
-        step_timeout: Seconds, while its caller waits, in which a worker may show no progress, such as the beginning of
-            another step; then it is killed, with its Python stacks in the error. None for no limit.
-        reset_timeout: The same for resets; None for `step_timeout`.
-        construction_timeout: Seconds that a worker may take from its start until its environments are made; None for
-            60, or for the longer of the others, where there is one.
-        on_failure: What becomes of environments that raise, or whose worker dies or hangs. "restore": they are made
-            anew, in a new process if need be, reset with the seeds of their episodes, and the actions so far are
-            applied again. If the rewards and the last observation are what they were, to the bit, the open step is
-            tried once more (after a death, nine times), and only `failures` tells; otherwise it is as with "reset",
-            with a warning. An environment that fails again at that is an error, as with "raise". "reset": their
-            episodes end, marked in `Steps.failed`, and new ones begin. "raise": the error is raised, and the
-            environments are to be reset.
-        max_restarts: How often workers may die or hang and environments raise within `restart_window` seconds before
-            that is an error with "restore" and "reset", too; see `MultiprocessingSampler`.
-        restart_window: Seconds; None for the manager's whole life.
-        restart_wait: Seconds until a worker that was lost is started again, and an environment that raised is tried
-            again; the others go on meanwhile.
-        close_timeout: Seconds that all workers together may take to close their environments.
-        worker_threads: How many threads libraries compute on in each worker; None for no limit.
-
-    Raises:
-        UsageError: An argument cannot work.
-        SamplerError: This system lacks what worker processes are started and ended with.
-    """
-
-    def __init__(
-        self,
-        envs: Any,
-        *,
-        n_envs: int | None = None,
-        n_workers: int | None = None,
-        seed: int | None = None,
-        autoreset: Autoreset | AutoresetMode = "next_step",
-        max_episodes: int | None = None,
-        min_envs: int = 1,
-        recv_timeout: float | None = None,
-        step_timeout: float | None = None,
-        reset_timeout: float | None = None,
-        construction_timeout: float | None = None,
-        on_failure: OnEnvFailure = "restore",
-        max_restarts: Quota = Policy.max_restarts,
-        restart_window: float | None = Policy.restart_window,
-        max_lifetime_restarts: Quota = Policy.max_lifetime_restarts,
-        restart_wait: float = 0.0,
-        renew: bool = True,
-        own_generators: bool = False,
-        restore_limit: int = RESTORE_LIMIT,
-        verify: Verify = "last",
-        close_timeout: float = Policy.close_timeout,
-        worker_threads: int | None = 1,
-        abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
-        copy: bool = True,
-        env_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        if not has_processes():
-            raise SamplerError(
-                "EnvManager needs Linux: this system lacks what its worker processes are started and ended "
-                "with. SerialEnvManager has the same calls and returns the same data, from this process alone"
-            )
-        n_envs = n_envs_of(envs, n_envs)
-        options = ManagerOptions(
-            n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,
-            recv_timeout=recv_timeout, on_failure=on_failure, abnormal=abnormal,
-            verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
-            own_generators=own_generators, renew=renew,
-        )  # fmt: skip
-        self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
-        if self.n_workers > n_envs:
-            raise UsageError(f"n_workers is {n_workers}, but there are only {n_envs} environments")
-        self._threads = check_threads(worker_threads)
-        self._policy = options.policy(
-            max_restarts=max_restarts, restart_window=restart_window, max_lifetime_restarts=max_lifetime_restarts,
-            close_timeout=close_timeout,
-        )  # fmt: skip
-        self._limits = step_timeout, reset_timeout, construction_timeout
-        watch_of(*self._limits)  # raises where one of them cannot work
-        super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed, self.n_workers)
-
-    def _new_transport(self) -> Transport:
-        from streamsampler.stepping.processes import ProcessTransport  # of which another system lacks what it imports
-
-        new_stepper = partial(Stepper, autoreset=self._options.autoreset, own_generators=self._options.own_generators)
-        return ProcessTransport(
-            self._updates, self.n_workers, new_stepper, self._policy, watch=watch_of(*self._limits),
-            threads=self._threads, restart_wait=self._options.restart_wait,
-        )  # fmt: skip
-
-    def worker_pids(self) -> list[int | None]:
-        """Return the workers' process ids, by worker number; None for one that is not started again yet.
-
-        Another thread may ask for them, whatever the manager is at.
-        """
-        return cast("ProcessTransport", self._there()).pids()
 
 
 # ----------------------------------------------------------------------
@@ -379,6 +265,7 @@ class _InThisProcess(Transport):
 
 
 @suggesting()
+@with_arguments_in_groups()
 class SerialEnvManager(AnyEnvManager):
     """Steps environments one after the other in this process, with the calls of `EnvManager`.
 
@@ -403,11 +290,10 @@ class SerialEnvManager(AnyEnvManager):
             were, to the bit, the step is tried once more, and only `failures` tells; otherwise it is as with "reset",
             with a warning. If it raises again, that is an error, as with "raise". "reset": its episode ends, marked in
             `Steps.failed`. "raise": the error is raised, and the environment is to be reset.
-        max_restarts: How often environments may raise within `restart_window` seconds before that is an error with
-            "restore" and "reset", too; see `MultiprocessingSampler`. A reset that fails is tried again so often. With
-            None, three equal failures of one environment are an error.
-        restart_window: Seconds; None for the manager's whole life.
-        max_lifetime_restarts: The same for the manager's whole life.
+        max_restarts: How often environments may raise within 60 seconds (`limits.restart_window`) before that is an
+            error with "restore" and "reset", too; see `MultiprocessingSampler`. A reset that fails is tried again so
+            often. With None, three equal failures of one environment are an error.
+        limits: Limits of time and restarts whose defaults fit most programs; see `Limits`.
         renew: Whether an environment that raised is made anew before it is tried again. Otherwise the same object is
             reset again, as suits one that takes long to make; with on_failure="reset" only what raised in a reset is
             made anew.
@@ -433,23 +319,22 @@ class SerialEnvManager(AnyEnvManager):
         envs: Any,
         *,
         n_envs: int | None = None,
-        seed: int | None = None,
-        autoreset: Autoreset | AutoresetMode = "next_step",
+        env_kwargs: Mapping[str, Any] | None = None,
         max_episodes: int | None = None,
+        autoreset: Autoreset | AutoresetMode = "next_step",
         min_envs: int = 1,
         recv_timeout: float | None = None,
-        on_failure: OnEnvFailure = "restore",
-        max_restarts: Quota = Policy.max_restarts,
-        restart_window: float | None = Policy.restart_window,
-        max_lifetime_restarts: Quota = Policy.max_lifetime_restarts,
-        restart_wait: float = 0.0,
-        renew: bool = True,
+        seed: int | None = None,
         own_generators: bool = False,
-        restore_limit: int = RESTORE_LIMIT,
-        verify: Verify = "last",
         abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
         copy: bool = True,
-        env_kwargs: Mapping[str, Any] | None = None,
+        on_failure: OnEnvFailure = "restore",
+        max_restarts: Quota = Policy.max_restarts,
+        restart_wait: float = 0.0,
+        renew: bool = True,
+        restore_limit: int = RESTORE_LIMIT,
+        verify: Verify = "last",
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         n_envs = n_envs_of(envs, n_envs)
         options = ManagerOptions(
@@ -458,9 +343,11 @@ class SerialEnvManager(AnyEnvManager):
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
             own_generators=own_generators, renew=renew,
         )  # fmt: skip
-        self._policy = options.policy(
-            max_restarts=max_restarts, restart_window=restart_window, max_lifetime_restarts=max_lifetime_restarts
+        no_processes = dict.fromkeys(
+            ("construction_timeout", "close_timeout", "max_worker_memory"), "it has no worker processes"
         )
+        kept = limits_of(limits, type(self).__name__, no_processes)
+        self._policy = options.policy(max_restarts=max_restarts, **kept)
         self._fresh: _Fresh | None = None
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed)
 
@@ -473,3 +360,113 @@ class SerialEnvManager(AnyEnvManager):
         return _InThisProcess(
             updates, self._fresh, self._options.autoreset, self._policy, own_generators=self._options.own_generators
         )
+
+
+# ----------------------------------------------------------------------
+# In worker processes
+
+
+@suggesting()
+@with_arguments_in_groups(SerialEnvManager)
+class EnvManager(AnyEnvManager):
+    """Steps environments in worker processes, several in each, with actions from the caller's process.
+
+    For example::
+
+        with EnvManager("CartPole-v1", n_envs=8, seed=1) as manager:
+            manager.async_reset()
+            for _ in range(1000):
+                steps = manager.recv(min_envs=4)  # whichever are ready first
+                manager.send(manager.random_actions(steps.env_ids), steps.env_ids)
+
+    Each episode is a function of its seed and its actions, whatever the number of workers and the timing.
+
+    Args:
+        envs: See `SerialEnvManager`, as all other arguments that are not named here.
+        n_workers: How many processes there are; None for the cores that this process may use.
+        step_timeout: Seconds, while its caller waits, in which a worker may show no progress, such as the beginning of
+            another step; then it is killed, with its Python stacks in the error. None for no limit.
+        reset_timeout: The same for resets; None for `step_timeout`.
+        on_failure: What becomes of environments that raise, or whose worker dies or hangs. "restore": they are made
+            anew, in a new process if need be, reset with the seeds of their episodes, and the actions so far are
+            applied again. If the rewards and the last observation are what they were, to the bit, the open step is
+            tried once more (after a death, nine times), and only `failures` tells; otherwise it is as with "reset",
+            with a warning. An environment that fails again at that is an error, as with "raise". "reset": their
+            episodes end, marked in `Steps.failed`, and new ones begin. "raise": the error is raised, and the
+            environments are to be reset.
+        max_restarts: How often workers may die or hang and environments raise within 60 seconds
+            (`limits.restart_window`) before that is an error with "restore" and "reset", too; see
+            `MultiprocessingSampler`.
+        restart_wait: Seconds until a worker that was lost is started again, and an environment that raised is tried
+            again; the others go on meanwhile.
+        worker_threads: How many threads libraries compute on in each worker; None for no limit.
+
+    Raises:
+        UsageError: An argument cannot work.
+        SamplerError: This system lacks what worker processes are started and ended with.
+    """
+
+    def __init__(
+        self,
+        envs: Any,
+        *,
+        n_envs: int | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        max_episodes: int | None = None,
+        autoreset: Autoreset | AutoresetMode = "next_step",
+        n_workers: int | None = None,
+        worker_threads: int | None = 1,
+        min_envs: int = 1,
+        recv_timeout: float | None = None,
+        seed: int | None = None,
+        own_generators: bool = False,
+        abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
+        copy: bool = True,
+        on_failure: OnEnvFailure = "restore",
+        step_timeout: float | None = None,
+        reset_timeout: float | None = None,
+        max_restarts: Quota = Policy.max_restarts,
+        restart_wait: float = 0.0,
+        renew: bool = True,
+        restore_limit: int = RESTORE_LIMIT,
+        verify: Verify = "last",
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        if not has_processes():
+            raise SamplerError(
+                "EnvManager needs Linux: this system lacks what its worker processes are started and ended "
+                "with. SerialEnvManager has the same calls and returns the same data, from this process alone"
+            )
+        n_envs = n_envs_of(envs, n_envs)
+        options = ManagerOptions(
+            n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,
+            recv_timeout=recv_timeout, on_failure=on_failure, abnormal=abnormal,
+            verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
+            own_generators=own_generators, renew=renew,
+        )  # fmt: skip
+        self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
+        if self.n_workers > n_envs:
+            raise UsageError(f"n_workers is {n_workers}, but there are only {n_envs} environments")
+        self._threads = check_threads(worker_threads)
+        lacks = {"max_worker_memory": "episodes of its environments go on in a worker for as long as it lives"}
+        kept = limits_of(limits, type(self).__name__, lacks)
+        self._policy = options.policy(max_restarts=max_restarts, **kept)
+        self._timeouts = step_timeout, reset_timeout, limits.construction_timeout
+        watch_of(*self._timeouts)  # raises where one of them cannot work
+        super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed, self.n_workers)
+
+    def _new_transport(self) -> Transport:
+        from streamsampler.stepping.processes import ProcessTransport  # of which another system lacks what it imports
+
+        new_stepper = partial(Stepper, autoreset=self._options.autoreset, own_generators=self._options.own_generators)
+        return ProcessTransport(
+            self._updates, self.n_workers, new_stepper, self._policy, watch=watch_of(*self._timeouts),
+            threads=self._threads, restart_wait=self._options.restart_wait,
+        )  # fmt: skip
+
+    def worker_pids(self) -> list[int | None]:
+        """Return the workers' process ids, by worker number; None for one that is not started again yet.
+
+        Another thread may ask for them, whatever the manager is at.
+        """
+        return cast("ProcessTransport", self._there()).pids()

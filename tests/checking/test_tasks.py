@@ -13,13 +13,13 @@ from streamsampler import LocalSampler
 from streamsampler.checking import tasks
 from streamsampler.checking.check import CheckRun, Settings
 from streamsampler.checking.report import Finding
-from streamsampler.checking.tasks import Limits, call_apart, probe_rows, run_gymnasium_checker, run_pettingzoo_tests
+from streamsampler.checking.tasks import CheckSetup, call_apart, probe_rows, run_gymnasium_checker, run_pettingzoo_tests
 from streamsampler.environments.updates import as_env_update
 from tests.checking.envs import Agent, Ball, Batched, Nested, Rule
 from tests.scripted.games import Chooser, Comings, Turns
 
 UNHURRIED = 600.0  # seconds: what is to be run ends a task, and not the time, however busy the machine is
-OF_PROCESSES = "n_workers", "start_method", "max_restarts", "step_timeout", "construction_timeout", "close_timeout"
+OF_PROCESSES = "n_workers", "start_method", "max_restarts", "step_timeout", "limits"
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def by_name(findings):
 
 
 def limits(max_episode_length=None):
-    return Limits(monotonic() + UNHURRIED, UNHURRIED, 3, max_episode_length, lambda _: None)
+    return CheckSetup(monotonic() + UNHURRIED, UNHURRIED, 3, max_episode_length, lambda _: None)
 
 
 ENVS = {

@@ -15,7 +15,7 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, RaySampler, VecWorker
 from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.samplers.base import Sampler
-from tests.patience import PATIENCE
+from tests.patience import closing_patiently
 from tests.scripted.agents import Independent, always_zero
 from tests.scripted.envs import Steps
 from tests.shared_memory import shared_memory
@@ -122,7 +122,7 @@ class Maker:
             agents = [Independent(agent) for agent in agents] if isinstance(agents, list) else Independent(agents)
         if (VEC | LANES).get(self.engine, self.engine) == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
-        options = {"close_timeout": PATIENCE, **options}
+        options = closing_patiently(options)
         if self.engine == "ray":
             return self.adopt(RaySampler(agents, envs, n_workers=n_workers, worker_resources=NO_CPU, **options))
         if self.engine == PARENT:

@@ -12,7 +12,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, WorkerDiedError
-from tests.patience import PATIENCE
+from tests.patience import closing_patiently
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import Steps
 
@@ -68,7 +68,7 @@ def test_each_record_is_handled_once_with_the_number_of_its_worker(start_method,
     handler.setFormatter(logging.Formatter("%(name)s from worker %(worker)s: %(message)s"))
     LOG.addHandler(handler)
     envs = [Telling] * 2  # each worker has its own: none runs the trajectories of both
-    given = {"n_workers": 2, "start_method": start_method, "close_timeout": PATIENCE, **options}
+    given = closing_patiently({"n_workers": 2, "start_method": start_method, **options})
     try:
         with MultiprocessingSampler(always_zero, envs, **given) as sampler:
             sampler.obtain_exact_trajectories(3)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler
+from streamsampler import Limits, LocalSampler
 from streamsampler.testing import Faults
 from tests.contracts.conftest import ALL_BY_ALL, Maker
 from tests.contracts.scenarios import LIVES, SEED, with_faults
@@ -77,7 +77,7 @@ def test_the_same_is_seen(make_sampler: Maker, name: str, n_workers: int, killed
         options |= {"inference": "parent", "worker_args": {"n_envs": 7}}
         del options["worker_class"]
     if killed:
-        options |= {"max_restarts": None, "max_lifetime_restarts": None}
+        options |= {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
     # Of a system without named pipes as well: there nobody is killed.
     faults = Faults(tmp_path, *life.kills, seed=SEED) if killed else None
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler import VecWorker
+from streamsampler import Limits, VecWorker
 from tests.contracts.conftest import PARENT, RAY, Maker, on, slow
 from tests.tiers import mostly_slow
 
@@ -125,7 +125,7 @@ def batches(make_sampler: Maker, agent: Any, **options: Any) -> list[Any]:
 
 def options_of(make_sampler: Maker, options: dict[str, Any]) -> dict[str, Any]:
     has_restarts = make_sampler.engine != "local"
-    return {**options, **({"max_restarts": None, "max_lifetime_restarts": None} if has_restarts else {})}
+    return {**options, **({"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)} if has_restarts else {})}
 
 
 @on("local", "processes", *slow("queues fork", PARENT), RAY)

@@ -9,6 +9,7 @@ import pytest
 import streamsampler
 from streamsampler import (
     EnvManager,
+    Limits,
     LocalSampler,
     MultiprocessingSampler,
     RaySampler,
@@ -103,6 +104,10 @@ def test_a_wrong_keyword_of_a_public_call_says_which_one_was_meant(name: str) ->
         (MultiprocessingSampler, "num_workers", "did you mean 'n_workers'?"),
         (MultiprocessingSampler, "step_timeot", "did you mean 'step_timeout'?"),
         (MultiprocessingSampler, "env", "did you mean 'envs'?"),
+        (MultiprocessingSampler, "close_timeout", "no argument 'close_timeout': pass limits=Limits(close_timeout=…)"),
+        (evaluate, "max_worker_memory", "pass limits=Limits(max_worker_memory=…)"),
+        (EnvManager, "construction_timeout", "pass limits=Limits(construction_timeout=…)"),
+        (Limits, "close_timeot", "Limits has no argument 'close_timeot': did you mean 'close_timeout'?"),
         (WorkerFactory, "max_path_lenght", "WorkerFactory has no argument 'max_path_lenght'"),
         (SerialEnvManager, "num_envs", "did you mean 'n_envs'?"),
         (sample_to_folder, "num_samples", "did you mean 'n_timesteps'?"),

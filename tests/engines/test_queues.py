@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler import MultiprocessingSampler
+from streamsampler import Limits, MultiprocessingSampler
 from streamsampler.engines import queues as queue_link
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
@@ -36,8 +36,14 @@ def make(envs=ScriptedEnv, n_workers=1, start_method="fork", **options):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"engine": "queues", "max_worker_memory": 1 << 30}, "takes no max_worker_memory: not every system tells"),
-        ({"start_method": "spawn", "max_worker_memory": 1 << 30}, r'start_method="spawn" takes no .* two out'),
+        (
+            {"engine": "queues", "limits": Limits(max_worker_memory=1 << 30)},
+            "takes no limits.max_worker_memory: not every system tells",
+        ),
+        (
+            {"start_method": "spawn", "limits": Limits(max_worker_memory=1 << 30)},
+            r'start_method="spawn" takes no .* two out',
+        ),
         ({"engine": "queue"}, "engine must be one of processes, queues, got 'queue'"),
         ({"engine": "processes", "start_method": "fork"}, "leave start_method='fork' to engine=\"queues\""),
         ({"inference": "parent", "start_method": "fork"}, r'"parent" takes no start_method: .* fork server\. Leave'),
@@ -70,7 +76,7 @@ def test_a_worker_that_is_killed_or_stops_in_the_middle_of_an_answer_is_noticed(
     """One stops whose code holds the interpreter's lock: the rest of the answer never comes."""
     seen: list[str] = []
     signalled: list[int] = []
-    limits = {"step_timeout": 0.4, "construction_timeout": 0.4} if what == signal.SIGSTOP else {}
+    limits = {"step_timeout": 0.4, "limits": Limits(construction_timeout=0.4)} if what == signal.SIGSTOP else {}
     with make(functools.partial(ScriptedEnv, shape=LARGE), **limits) as sampler:
         link = sampler._session.engine._links[0]
         get = link._answers.get
@@ -131,7 +137,7 @@ class LogsAtTheEnd(ScriptedEnv):
 def test_what_is_sent_last_arrives(caplog):
     """More than a pipe holds: the worker ends when the rest of it is written, too."""
     make(LogsAtTheEnd).close()
-    with make(LogsAtTheEnd, close_timeout=PATIENCE) as sampler:
+    with make(LogsAtTheEnd, limits=Limits(close_timeout=PATIENCE)) as sampler:
         sampler.obtain_trajectories(1)
     assert sum(record.name == "at the end" for record in caplog.records) == 100
 

@@ -17,6 +17,7 @@ import pytest
 
 from streamsampler import (
     ExistingEnvUpdate,
+    Limits,
     LocalSampler,
     RaySampler,
     RolloutError,
@@ -68,7 +69,7 @@ def make(ray_cluster: None) -> Iterator[Any]:
 
 def test_killed_actors_change_nothing_and_batches_may_be_written_to(make):
     with LocalSampler("random", "CartPole-v1", seed=1) as local:
-        sampler = make(max_restarts=None, max_lifetime_restarts=None)
+        sampler = make(max_restarts=None, limits=Limits(max_lifetime_restarts=None))
         for killed in ([], [0], [1], [0, 1]):
             for number in killed:
                 # Of one alone nobody may have missed it: the other actor does its work, and it is not started again.
@@ -83,7 +84,9 @@ def test_killed_actors_change_nothing_and_batches_may_be_written_to(make):
 
 def test_a_stopped_actor_hangs_and_is_replaced(make):
     with LocalSampler(always_zero, "CartPole-v1", seed=1) as local:
-        sampler = make(always_zero, n_workers=1, step_timeout=1.0, construction_timeout=60.0, max_restarts=None)
+        sampler = make(
+            always_zero, n_workers=1, step_timeout=1.0, limits=Limits(construction_timeout=60.0), max_restarts=None
+        )
         sampler.obtain_samples(100)
         local.obtain_samples(100)
         os.kill(sampler.worker_pids()[0], signal.SIGSTOP)

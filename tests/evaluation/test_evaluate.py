@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 import streamsampler
 from streamsampler import (
+    Limits,
     LocalSampler,
     MultiprocessingSampler,
     PerWorker,
@@ -598,7 +599,7 @@ class NeverClosed(Known):
 @pytest.mark.parametrize("n_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("patient")  # a worker that is slow to say so would be killed
 def test_what_was_found_is_not_lost_where_an_environment_cannot_be_closed(n_workers, caplog):
-    patience: dict[str, Any] = {"close_timeout": 120.0} if n_workers else {}
+    patience: dict[str, Any] = {"limits": Limits(close_timeout=120.0)} if n_workers else {}
     found = evaluate(zero, NeverClosed, num_trajectories=5, seed=3, n_workers=n_workers, check=None, **patience)
     assert found.returns.tolist() == evaluate(zero, Known, num_trajectories=5, seed=3, n_workers=0).returns.tolist()
     assert "closing the sampler raised" in caplog.text

@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from streamsampler import EnvManager, MultiprocessingSampler
+from streamsampler import EnvManager, Limits, MultiprocessingSampler
 from tests.scripted.envs import Steps
 
 SAMPLER: Any = partial(MultiprocessingSampler, "random", n_workers=2, seed=1)
@@ -116,7 +116,7 @@ class Hanging(Steps):
 
 @pytest.mark.slow
 def test_an_exit_handler_that_hangs_keeps_no_worker_alive_and_is_logged(way, caplog):
-    one = way(Hanging, close_timeout=0.2)
+    one = way(Hanging, limits=Limits(close_timeout=0.2))
     use(one)
     pids = [pid for pid in one.worker_pids() if pid]
     one.close()
@@ -158,7 +158,7 @@ class WithChildren(gymnasium.Wrapper):
 
 
 def test_a_child_process_that_never_ends_keeps_no_worker_waiting_and_temporary_folders_go(tmp_path, caplog):
-    with WAYS["processes"](partial(WithChildren, tmp_path), close_timeout=300) as one:
+    with WAYS["processes"](partial(WithChildren, tmp_path), limits=Limits(close_timeout=300)) as one:
         use(one)
         assert list(tmp_path.iterdir())
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler import Limits, LocalSampler, MultiprocessingSampler
 from streamsampler.engines.processes import stacks
 from streamsampler.errors import RolloutError, SerializationError, WorkerDiedError, WorkerHungError
 from streamsampler.testing import FailPoint, Fault, Faults, InjectedError, ScriptedAgent, ScriptedEnv
@@ -93,7 +93,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_shows_in_the_batch(
     env = faults.env(ScriptedEnv)
     options: dict[str, Any] = {"restart_on": (InjectedError,)} if kind == "named raise" else {}
     if kind in HANGS:
-        options = {"step_timeout": 0.4, "construction_timeout": 0.8}
+        options = {"step_timeout": 0.4, "limits": Limits(construction_timeout=0.8)}
     with make(faults.agent(ScriptedAgent()), env, **options) as sampler:
         if kind in HANGS:
             kill_only_hung(sampler, faults.pids)
@@ -109,7 +109,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_shows_in_the_batch(
     [
         ("kill", {"max_restarts": 1}, WorkerDiedError, "SIGKILL", 2),
         ("kill", {"max_restarts": 0}, WorkerDiedError, "SIGKILL", 1),
-        slow("kill", {"max_restarts": None, "max_lifetime_restarts": 2}, WorkerDiedError, "SIGKILL", 3),
+        slow("kill", {"max_restarts": None, "limits": Limits(max_lifetime_restarts=2)}, WorkerDiedError, "SIGKILL", 3),
         slow("abort", {"max_restarts": 1}, WorkerDiedError, "SIGABRT", 2),
         slow("exit", {"max_restarts": 1}, WorkerDiedError, "exit code 7", 2),
         slow("hang_gil", {"max_restarts": 0, "step_timeout": 0.4}, WorkerHungError, "in trajectory 3", 1),
@@ -278,7 +278,7 @@ def test_a_worker_that_leaks_is_replaced_between_tickets(tmp_path):
     limit = (resident - shared) * os.sysconf("SC_PAGE_SIZE") + 5 * leak // 2
     faults = Faults(tmp_path, Fault("leak", times=n_leaks, n_bytes=leak))
     slow = functools.partial(ScriptedEnv, seconds=0.002)  # several tickets a call: each answer reports the memory
-    with make(envs=faults.env(slow), max_worker_memory=limit) as sampler:
+    with make(envs=faults.env(slow), limits=Limits(max_worker_memory=limit)) as sampler:
         assert calls(sampler, 4) == undisturbed(4)
         assert faults.fired() == n_leaks
         assert sampler.stats.replaced >= 2

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import Limits, LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.conftest import slow
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.tiers import mostly_slow
 
-NONE = {"max_restarts": None, "max_lifetime_restarts": None}
+NONE = {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
 
 
 class Doomed(ScriptedEnv):
@@ -69,12 +69,12 @@ def doomed(kind, how, where, quotas):
         [
             (NONE, 3, "that is 3 equal losses of trajectory {}, which max_restarts=None does not retry forever"),
             (
-                {"max_restarts": 4, "max_lifetime_restarts": None},
+                {"max_restarts": 4, "limits": Limits(max_lifetime_restarts=None)},
                 5,
                 "that is 5 losses within 60 s, and max_restarts is 4",
             ),
             (
-                {"max_restarts": None, "max_lifetime_restarts": 5},
+                {"max_restarts": None, "limits": Limits(max_lifetime_restarts=5)},
                 6,
                 "that is 6 losses in all, and max_lifetime_restarts",
             ),

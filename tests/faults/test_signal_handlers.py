@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import Limits, LocalSampler, MultiprocessingSampler, VecWorker
 from tests.scripted.envs import Steps
 
 LOCAL: Any = partial(LocalSampler, "random", seed=1)
@@ -119,7 +119,9 @@ WAITED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "options"), WAITED)
 def test_while_workers_are_waited_for(where, options):
-    with PARALLEL(partial(Signals, where, os.getpid()), check=None, close_timeout=0.5, **options) as sampler:
+    with PARALLEL(
+        partial(Signals, where, os.getpid()), check=None, limits=Limits(close_timeout=0.5), **options
+    ) as sampler:
         with pytest.raises(TimeIsUp):
             sampler.obtain_trajectories(3)
         batch = sampler.obtain_trajectories(3, env_update=Steps)
@@ -129,7 +131,11 @@ def test_while_workers_are_waited_for(where, options):
 @pytest.mark.parametrize("make", [LOCAL, PARALLEL])
 def test_what_was_finished_can_be_salvaged(make):
     env = partial(Signals, "step", None if make is LOCAL else os.getpid())
-    with make(env, check=None, close_timeout=0.5) if make is PARALLEL else make(env, check=None) as sampler:
+    with (
+        make(env, check=None, limits=Limits(close_timeout=0.5))
+        if make is PARALLEL
+        else make(env, check=None) as sampler
+    ):
         with pytest.raises(TimeIsUp):
             sampler.obtain_trajectories(3)
         salvaged = sampler.salvage()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler import Limits, LocalSampler, MultiprocessingSampler
 from streamsampler.core.settings import hash_seed
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import worker_main
@@ -144,7 +144,7 @@ def soak(tmp_path, n_kills):
     path = tmp_path / "requests"
     os.mkfifo(path)
     keep = os.open(path, os.O_RDWR)  # the pipe has a reader as long as there are environments
-    unlimited: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+    unlimited: dict[str, Any] = {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
     envs = functools.partial(asking, path, SMALL)
     with (
         MultiprocessingSampler(ScriptedAgent(), envs, n_workers=N_WORKERS, seed=SEED, **unlimited) as sampler,

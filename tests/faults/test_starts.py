@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler import EnvManager, MultiprocessingSampler
+from streamsampler import EnvManager, Limits, MultiprocessingSampler
 from streamsampler.core.settings import hash_seed
 from streamsampler.engines.launch import start
 from streamsampler.engines.processes import engine
@@ -23,7 +23,7 @@ from tests.stepping.conftest import kill
 from tests.stepping.environments import Counting
 
 ONES = np.ones(4, np.int64)
-NONE = {"max_restarts": None, "max_lifetime_restarts": None}
+NONE = {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
 
 
 def make(n_workers=2, **options):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import streamsampler
-from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler import Limits, LocalSampler, MultiprocessingSampler
 from streamsampler.engines.launch.start_methods import import_path
 from streamsampler.errors import SamplerError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
@@ -80,7 +80,10 @@ def test_a_wall_clock_that_is_set_back_and_forth(tmp_path, monkeypatch):
     """By hours, at each look, with all limits on: none of them is taken from it."""
     dice = random.Random(SEED)
     monkeypatch.setattr(time, "time", lambda: 1.7e9 + dice.uniform(-10_000, 10_000))
-    limits = {"step_timeout": 60.0, "construction_timeout": 60.0, "max_worker_memory": 1 << 40, "restart_window": 60.0}
+    limits = {
+        "step_timeout": 60.0,
+        "limits": Limits(construction_timeout=60.0, max_worker_memory=1 << 40, restart_window=60.0),
+    }
     assert is_right(tmp_path, **limits)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import Limits, LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, WorkerError
 from streamsampler.protocol.messages import Start, Ticket
@@ -59,7 +59,7 @@ def outcomes(make: Any, env: Any, n_rounds: int, **options: Any) -> list[Any]:
         slow({}, {"one_in": 30, "wrong": "lock"}, 8),  # it is not known of which trajectory of a ticket
         slow({"worker_class": VecWorker, "worker_args": {"n_envs": 3}}, {"one_in": 30}, 6),
         # Losses of the whole life: how many of them come within so many seconds depends on the machine.
-        slow({"restart_on": OSError, "max_restarts": 1, "restart_window": None}, {"one_in": 15}, 3),
+        slow({"restart_on": OSError, "max_restarts": 1, "limits": Limits(restart_window=None)}, {"one_in": 15}, 3),
         slow({"on_failure": "drop"}, {"one_in": 15}, 3),
         slow({"on_failure": "drop"}, {"one_in": 1}, 1),  # the order of indices decides when there were too many
     ],

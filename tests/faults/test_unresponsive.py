@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler import MultiprocessingSampler
+from streamsampler import Limits, MultiprocessingSampler
 from streamsampler.core.settings import hash_seed
 from streamsampler.engines import linked
 from streamsampler.engines.launch import child as descriptors
@@ -75,7 +75,7 @@ def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, monkeypatch):
 def test_workers_that_no_signal_ends_do_not_hold_up_the_end(tmp_path, monkeypatch):
     limit_ends(monkeypatch, 4.0)
     faults = Faults(tmp_path, Fault("hang_gil", "close", times=None))
-    with make(faults.env(ScriptedEnv), 8, close_timeout=1.0) as sampler:
+    with make(faults.env(ScriptedEnv), 8, limits=Limits(close_timeout=1.0)) as sampler:
         assert calls(sampler) == undisturbed()
         pids = sampler.worker_pids()
         begin = time.monotonic()

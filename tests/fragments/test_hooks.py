@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, RaySampler, VecWorker
+from streamsampler import DefaultWorker, Limits, LocalSampler, MultiprocessingSampler, RaySampler, VecWorker
 from streamsampler.errors import RolloutError, SerializationError, UsageError
 from streamsampler.filters import RunningNorm
 from streamsampler.testing import Fault, Faults
@@ -116,7 +116,7 @@ def kill(sampler: Any, n: int, draw: random.Random) -> None:
 def test_whatever_is_killed_hooks_go_on_with_their_memory(agent, options, n_workers, tmp_path):
     draw = random.Random(n_workers)
     faults = Faults(tmp_path, *(Fault("kill", "step", step=step, times=2) for step in (4, 20)))
-    limits: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+    limits: dict[str, Any] = {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
     given = {"seed": SEED, "hooks": Diary(), **options, **NORM, **LIMITED}
     with LocalSampler(agent, Sticky, **given) as reference:
         expected = calls(reference, 8)
@@ -149,7 +149,7 @@ def test_with_queues_and_with_the_agent_here(options, tmp_path):
     faults = Faults(tmp_path, *(Fault("kill", "step", step=step) for step in (4, 20)))
     given: dict[str, Any] = {"seed": SEED, "hooks": Diary(), "worker_class": VecWorker, "worker_args": {"n_envs": 5}}
     given |= {"max_episode_length": 20}
-    limits: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+    limits: dict[str, Any] = {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
     for agent in (Fleeting, Drawn):
         with LocalSampler(agent(), Sticky, **given) as reference:
             expected = calls(reference)

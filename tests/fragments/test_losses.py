@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, RaySampler, VecWorker
+from streamsampler import Limits, LocalSampler, MultiprocessingSampler, RaySampler, VecWorker
 from streamsampler.filters import RunningNorm
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import (
@@ -129,7 +129,7 @@ def test_a_group_that_was_complete_when_its_worker_was_lost_goes_on_in_the_next_
 @pytest.mark.slow
 def test_two_hundred_kills_over_fifty_calls():
     draw = random.Random(SEED)
-    limits: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+    limits: dict[str, Any] = {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
     with (
         LocalSampler(Recurrent(), Sticky, seed=SEED) as reference,
         MultiprocessingSampler(Recurrent(), Sticky, seed=SEED, n_workers=5, **limits) as sampler,

@@ -23,6 +23,7 @@ from gymnasium import spaces
 
 from streamsampler import (
     EnvManager,
+    Limits,
     LocalSampler,
     MultiAgentBatch,
     MultiprocessingSampler,
@@ -303,7 +304,7 @@ def _sampler(draw: Draw, agents: Any, envs: Any, **options: Any) -> Iterator[Any
         with LocalSampler(agents, envs, **options) as local:
             yield local
         return
-    options |= {"max_restarts": None, "max_lifetime_restarts": None}
+    options |= {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
     with make_sampler(agents, envs, **options, **draw.forced) as sampler, _killing(dice, sampler):
         yield sampler
 
@@ -436,7 +437,7 @@ def _in_parent(draw: Draw) -> list[Any]:
     n_envs = draw.choice([3, 7])
     options: dict[str, Any] = {"worker_args": {"n_envs": n_envs}, **_filters(draw, 0.2 if env is Sticky else 0.0)}
     options |= {"n_workers": draw.apart.choice([1, 2, 3]), "seed": draw.randrange(10_000), "max_restarts": None}
-    options |= {"inference": "parent", "max_lifetime_restarts": None}
+    options |= {"inference": "parent", "limits": Limits(max_lifetime_restarts=None)}
     seen: list[Any] = []
     with MultiprocessingSampler(agent, env, **options) as sampler, _killing(draw.apart, sampler):
         if draw.random() < 0.3:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler import EnvManager, SerialEnvManager
+from streamsampler import EnvManager, Limits, SerialEnvManager
 from tests.proofs._kills import disturbed
 
 ENV_ID, SOLVED = "CartPole-v1", 475.0
@@ -64,7 +64,7 @@ def prove(scale: str) -> None:
         options: dict[str, Any] = {"n_envs": n_envs, "seed": 5, "autoreset": autoreset}
         expected, _ = learn(SerialEnvManager(ENV_ID, **options), n_timesteps[scale])
         for n_workers in (2,) if scale == "short" else (2, 3):
-            limits: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+            limits: dict[str, Any] = {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
             manager, dice = EnvManager(ENV_ID, n_workers=n_workers, **limits, **options), random.Random(1)
             manager.worker_pids()  # which starts the workers
             pauses = (dice.expovariate(10 if scale == "short" else 1) for _ in itertools.count())

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from streamsampler import LocalSampler, VecWorker
+from streamsampler import Limits, LocalSampler, VecWorker
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from tests.fragments.agents import Sticky
 from tests.fragments.test_hooks import Diary
@@ -48,7 +48,7 @@ def call(sampler: Any, agent: Any, number: int) -> Any:
 def run_case(agent: Any, n_workers: int, options: dict[str, Any], n_calls: int, n_kills: int, engine: Any) -> int:
     """Make calls until there are enough calls and kills, and compare; return how many were killed within calls."""
     options = {"seed": 1000 + n_workers, **options}
-    disturbing: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None, "engine": engine}
+    disturbing: dict[str, Any] = {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None), "engine": engine}
     if options.get("worker_args") == _IN_PARENT["worker_args"]:
         disturbing["inference"] = "parent"
     number, n_within, dice, killed = 0, 0, random.Random(n_workers), list[int]()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamsampler import (
+    Limits,
     LocalSampler,
     MultiprocessingSampler,
     PerWorker,
@@ -186,7 +187,7 @@ def make(row: Row, place: Place) -> Any:
     envs = PerWorker([env] * place.n_workers) if row["given"] == "envs" else env
     of_processes: dict[str, Any] = {
         **({"inference": "parent"} if row["inference"] == "parent" else {}),
-        **({"max_worker_memory": 1 << 33} if row["memory"] == "limited" else {}),
+        **({"limits": Limits(max_worker_memory=1 << 33)} if row["memory"] == "limited" else {}),
     }
     if row["inference"] == "parent":
         options["worker_args"] = {"n_envs": 4, **options.get("worker_args", {})}

@@ -21,13 +21,14 @@ import pickle
 import random
 import signal
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import numpy as np
 
-from streamsampler import LocalSampler, PerWorker, SetTaskUpdate, TrajectoryBatch, VecWorker
+from streamsampler import Limits, LocalSampler, PerWorker, SetTaskUpdate, TrajectoryBatch, VecWorker
 from streamsampler.errors import SamplerError, SerializationError
 from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
 from tests.proofs._engines import kept_open, make_sampler
@@ -42,7 +43,10 @@ _STEP_TIMEOUT = 0.6
 _FAILING: list[tuple[int, dict[str, Any]]] = [
     (600, {}),
     (300, {"on_failure": "drop"}),
-    (60, {"restart_on": OSError, "max_restarts": 2, "restart_window": None}),  # each loss replaces a process
+    (
+        60,
+        {"restart_on": OSError, "max_restarts": 2, "limits": Limits(restart_window=None)},
+    ),  # each loss replaces a process
     (300, {"worker_class": VecWorker, "worker_args": {"n_envs": 4}}),
 ]
 
@@ -193,12 +197,16 @@ class Author:
             options["max_episode_length"] = dice.randint(1, 20)
         ways: list[signal.Signals] = []
         if dice.random() < 0.7:
-            options |= {"max_restarts": None, "max_lifetime_restarts": None}
+            options |= {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
             ways = [signal.SIGKILL] * dice.randint(1, 8) + [signal.SIGSTOP] * dice.choice([0, 0, 0, 1])
             dice.shuffle(ways)
             options |= {"restart_on": OSError} if dice.random() < 0.5 else {}  # functions of the seed, as often as not
         elif dice.random() < 0.5:
-            options |= {"restart_on": OSError, "max_restarts": dice.choice([0, 1, 2, 3, None]), "restart_window": None}
+            options |= {
+                "restart_on": OSError,
+                "max_restarts": dice.choice([0, 1, 2, 3, None]),
+                "limits": Limits(restart_window=None),
+            }
         self.add_extras(options)
         options["agents"] = self.for_each(self.agent) if dice.random() < 0.2 else self.agent()
         options["envs"] = self.for_each(self.env) if dice.random() < 0.2 else self.env()
@@ -349,8 +357,11 @@ def run_program(number: int, tally: Counter[str], **how: Any) -> None:
     faulthandler.dump_traceback_later(_LONGEST_PROGRAM, exit=True)
     local, program = Author(number).program(), Author(number).program()
     expected = Runner(LocalSampler(**local.sampler)).run(local)
-    limits = {"step_timeout": _STEP_TIMEOUT, "construction_timeout": 5.0} if signal.SIGSTOP in program.ways else {}
-    runner, dice = Runner(make_sampler(**how, **limits, **program.sampler)), random.Random(number)
+    options = {**how, **program.sampler}
+    if signal.SIGSTOP in program.ways:
+        limits = replace(options.get("limits", Limits()), construction_timeout=5.0)
+        options |= {"step_timeout": _STEP_TIMEOUT, "limits": limits}
+    runner, dice = Runner(make_sampler(**options)), random.Random(number)
     pauses = [dice.choice([0.005, 0.03, 0.15]) * dice.random() for _ in program.ways]
     with disturbed(lambda: runner.sampler.worker_pids(), dice, pauses, program.ways) as killed:
         found = runner.run(program)

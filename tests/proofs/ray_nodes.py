@@ -27,7 +27,7 @@ from unittest import mock
 import gymnasium
 import numpy as np
 
-from streamsampler import LocalSampler, RaySampler
+from streamsampler import Limits, LocalSampler, RaySampler
 from streamsampler.protocol.tickets import Copies
 from tests.proofs.digests import digest_of
 from tests.ray_clusters import start_head
@@ -205,7 +205,11 @@ def check(nodes: ThreeNodes, size: int, n_trajectories: int, n_calls: int) -> in
     with tempfile.TemporaryDirectory() as folder, LocalSampler("random", Walk(folder, "", size), seed=3) as local:
         armed = Armed(folder)
         armed.prepare()
-        limits: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None, "step_timeout": None}
+        limits: dict[str, Any] = {
+            "max_restarts": None,
+            "limits": Limits(max_lifetime_restarts=None),
+            "step_timeout": None,
+        }
         env = partial(Walk, folder, nodes.head, size)
         with RaySampler("random", env, n_workers=5, seed=3, ray_address=nodes.address, **limits) as sampler:
             for number in range(n_calls):

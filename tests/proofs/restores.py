@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from streamsampler import EnvManager, SerialEnvManager
+from streamsampler import EnvManager, Limits, SerialEnvManager
 from streamsampler.data.trees import leaves
 
 N_ENVS, N_ROWS, N_KILLS = 7, 60, 10
@@ -175,7 +175,7 @@ def run(world: World) -> tuple[int, int]:
     """Run one world; return how many workers were killed, and how many losses the manager has counted."""
     manager = EnvManager(
         ENVS[world.env][0], n_envs=N_ENVS, n_workers=world.n_workers, seed=3, autoreset=world.autoreset,
-        on_failure="restore", max_restarts=None, max_lifetime_restarts=None, verify=world.verify,
+        on_failure="restore", max_restarts=None, limits=Limits(max_lifetime_restarts=None), verify=world.verify,
     )  # fmt: skip
     killer = Killer(manager, world.seed)
     stream = stream_of(manager, world, killer)

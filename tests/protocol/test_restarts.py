@@ -82,7 +82,7 @@ def test_exceptions_are_known_by_the_names_of_their_classes():
         (
             {"max_restarts": None, "max_lifetime_restarts": 3},
             [0.0, 1e6, 2e6, 1e9],
-            "that is 4 losses in all, and max_lifetime_restarts is 3",
+            "that is 4 losses in all, and limits.max_lifetime_restarts is 3",
         ),
         ({"max_restarts": 1, "restart_window": None}, [0.0, 1e9], "that is 2 losses, and max_restarts is 1"),
         ({"max_restarts": None, "max_lifetime_restarts": None}, [0.0] * 1000, None),
@@ -102,7 +102,7 @@ def test_the_quotas_by_default_grow_with_the_number_of_workers(n_workers, most, 
     assert str(losses.count(death())) == f"that is {most + 1} losses within 60 s, and max_restarts is {most}"
     assert [losses.count(death(100.0 * n)) for n in range(most_ever)] == [None] * most_ever
     verdict = losses.count(death(100.0 * most_ever))
-    assert str(verdict) == f"that is {most_ever + 1} losses in all, and max_lifetime_restarts is {most_ever}"
+    assert str(verdict) == f"that is {most_ever + 1} losses in all, and limits.max_lifetime_restarts is {most_ever}"
 
 
 def test_an_error_spends_the_quota_and_the_history():
@@ -126,13 +126,13 @@ NONE: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
     [
         (NONE, 2, "that is 3 equal losses of trajectory 7, which max_restarts=None does not retry forever; a number"),
         ({"max_restarts": None}, 2, "3 equal losses of trajectory 7, which max_restarts=None"),
-        ({"max_lifetime_restarts": None}, 2, "3 equal losses of trajectory 7, which max_lifetime_restarts=None"),
+        ({"max_lifetime_restarts": None}, 2, "3 equal losses of trajectory 7, which limits.max_lifetime_restarts=None"),
         # A number is obeyed as given, and what it does not bound ends as well.
-        ({"max_restarts": None, "max_lifetime_restarts": 6}, 6, "that is 7 losses in all, and max_lifetime_restarts"),
+        ({"max_restarts": None, "max_lifetime_restarts": 6}, 6, "that is 7 losses in all, and limits."),
         ({"max_restarts": 5, "max_lifetime_restarts": None}, 5, "that is 6 losses within 60 s, and max_restarts is 5"),
         (
             {"max_restarts": 5, "restart_window": 0.5, "max_lifetime_restarts": None}, 5,
-            "that is 6 equal losses of trajectory 7, which max_lifetime_restarts=None",
+            "that is 6 equal losses of trajectory 7, which limits.max_lifetime_restarts=None",
         ),
         ({"max_restarts": 0, "max_lifetime_restarts": None}, 0, "that is 1 loss within 60 s, and max_restarts is 0"),
         ({"max_restarts": 20}, 20, "that is 21 losses within 60 s, and max_restarts is 20"),

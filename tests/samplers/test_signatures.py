@@ -9,8 +9,18 @@ import click
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, RaySampler, WorkerFactory
+from streamsampler import (
+    EnvManager,
+    LocalSampler,
+    MultiprocessingSampler,
+    RaySampler,
+    SerialEnvManager,
+    WorkerFactory,
+    compare,
+    evaluate,
+)
 from streamsampler.cli.sample import sample
+from streamsampler.core.arguments import GROUPS
 from streamsampler.errors import UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import AllSamplerOptions, ProcessSamplerOptions, RaySamplerOptions, SamplerOptions
@@ -29,7 +39,7 @@ OBTAINING = ["obtain_samples", "obtain_trajectories", "obtain_exact_trajectories
 # The names of arguments on the command line where they differ, and the arguments that it has no option for.
 RENAMED = {"agents": "agent", "envs": "env_id", "n_workers": "workers"}
 OF_THE_LIBRARY_ALONE = {
-    *("worker_class", "worker_args", "restart_window", "max_lifetime_restarts", "restart_on", "construction_timeout"),
+    *("worker_class", "worker_args", "restart_on", "limits"),
     *("check", "observation_filter", "reward_filter", "hooks", "inference", "drop_if", "staleness", "record_taken"),
 }
 
@@ -40,8 +50,10 @@ def parameters(function):
 
 def documented(text):
     """Return the arguments that a docstring explains, with the beginnings of the explanations."""
-    text = inspect.cleandoc(text or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
-    return dict(re.findall(r"^    (\w+): (.*)", text, re.MULTILINE))
+    sections = re.findall(
+        rf"^(?:{'|'.join(GROUPS)}):\n(.*?)(?:\n\n|\Z)", inspect.cleandoc(text), re.DOTALL | re.MULTILINE
+    )
+    return dict(re.findall(r"^    (\w+): (.*)", "\n".join(sections), re.MULTILINE))
 
 
 @pytest.mark.parametrize("cls", ALL_SAMPLERS)
@@ -62,8 +74,19 @@ def test_help_explains_all_arguments_of_a_sampler(cls):
     help_text = pydoc.plain(pydoc.render_doc(cls))
     for text in explained.values():
         assert text in help_text
+    assert [name for names in GROUPS.values() for name in names if name in explained] == list(explained)
     for section in ("Attributes", "Raises"):  # of the class: those of methods are indented more
         assert (f"\n{section}:\n" in inspect.cleandoc(cls.__doc__)) == (f"\n    {section}:\n" in inspect.getsource(cls))
+
+
+@pytest.mark.parametrize("called", [EnvManager, SerialEnvManager, evaluate, compare])
+def test_arguments_of_managers_and_evaluations_are_in_the_same_groups(called):
+    explained = documented(called.__doc__)
+    names = list(parameters(called))
+    assert sorted(explained) == sorted(names)
+    in_groups = [name for group in GROUPS.values() for name in group]
+    assert names == sorted(names, key=in_groups.index)
+    assert list(explained) == sorted(explained, key=in_groups.index)
 
 
 def hints_of(cls):

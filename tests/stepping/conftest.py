@@ -1,7 +1,6 @@
 """Tests of the calls run against both managers. No process is given up because it is slow: a machine may be busy."""
 
 import contextlib
-import functools
 import os
 import select
 import signal
@@ -10,12 +9,14 @@ from typing import Any
 import pytest
 
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, closing_patiently
 
-MANAGERS: dict[str, Any] = {
-    "serial": SerialEnvManager,
-    "processes": functools.partial(EnvManager, n_workers=2, close_timeout=PATIENCE),
-}
+
+def _processes(*args: Any, **options: Any) -> EnvManager:
+    return EnvManager(*args, **{"n_workers": 2, **closing_patiently(options)})
+
+
+MANAGERS: dict[str, Any] = {"serial": SerialEnvManager, "processes": _processes}
 MODES = ["next_step", "same_step", "disabled"]
 
 

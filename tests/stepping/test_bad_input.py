@@ -126,7 +126,7 @@ def test_actions_of_nested_spaces():
         assert manager.step(good).timesteps.tolist() == [1, 1]
 
 
-LIMITS = ("step_timeout", "reset_timeout", "construction_timeout", "close_timeout")
+TIMEOUTS = ("step_timeout", "reset_timeout")
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"n_envs": 0}, "n_envs must be at least 1"),
     ({"n_envs": 1.5}, "n_envs must be an integer"),
@@ -147,13 +147,13 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"env_kwargs": 3}, "env_kwargs must be a dict"),
     ({"n_workers": 3}, "n_workers is 3, but"),
     *(({"worker_threads": value}, "worker_threads must be") for value in ("x", -1, 0, 1.5)),
-    *(({name: value}, f"{name} must be") for name in LIMITS for value in (math.nan, -1, "x")),
+    *(({name: value}, f"{name} must be") for name in TIMEOUTS for value in (math.nan, -1, "x")),
 ]
 
 
 @pytest.mark.parametrize(("options", "match"), ARGUMENTS)
 def test_arguments_of_managers(options, match):
-    kind: Any = EnvManager if {"n_workers", "worker_threads", *LIMITS} & set(options) else SerialEnvManager
+    kind: Any = EnvManager if {"n_workers", "worker_threads", *TIMEOUTS} & set(options) else SerialEnvManager
     with pytest.raises(UsageError, match=match):
         kind(**{"envs": Counting, "n_envs": 2, **options})
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import streamsampler.stepping
+from streamsampler import Limits
 from streamsampler.engines import linked
 from streamsampler.engines.launch import start
 from streamsampler.engines.processes import engine
@@ -194,9 +195,21 @@ class NeverReset(Counting):
 # By the quotas that are given: how often it is tried, and what the error says of them.
 TRIES: list[tuple[dict[str, Any], int, str]] = [
     ({"max_restarts": None}, 3, "that is 3 equal losses of environment 1, which max_restarts=None"),
-    ({"max_lifetime_restarts": None}, 3, "that is 3 equal losses of environment 1, which max_lifetime_restarts=None"),
-    ({"max_restarts": 5, "max_lifetime_restarts": None}, 6, "that is 6 losses within 60 s, and max_restarts is 5"),
-    ({"max_restarts": None, "max_lifetime_restarts": 4}, 5, "that is 5 losses in all, and max_lifetime_restarts is 4"),
+    (
+        {"limits": Limits(max_lifetime_restarts=None)},
+        3,
+        "that is 3 equal losses of environment 1, which limits.max_lifetime_restarts=None",
+    ),
+    (
+        {"max_restarts": 5, "limits": Limits(max_lifetime_restarts=None)},
+        6,
+        "that is 6 losses within 60 s, and max_restarts is 5",
+    ),
+    (
+        {"max_restarts": None, "limits": Limits(max_lifetime_restarts=4)},
+        5,
+        "that is 5 losses in all, and limits.max_lifetime_restarts is 4",
+    ),
     ({}, 11, "that is 11 losses within 60 s, and max_restarts is 10"),
     ({"max_restarts": 0}, 1, "that is 1 loss within 60 s, and max_restarts is 0"),
 ]

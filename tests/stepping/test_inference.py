@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, RandomAgent, VecWorker
+from streamsampler import Limits, LocalSampler, MultiprocessingSampler, NewEnvUpdate, RandomAgent, VecWorker
 from streamsampler.errors import ActionError, RolloutError, SamplerError, UsageError
 from streamsampler.filters import RunningNorm
 from streamsampler.stepping.inference.asking import RowGroups
@@ -174,7 +174,7 @@ def test_batches_are_those_of_vec_worker_whatever_is_killed(name, tmp_path, capl
         expected = [*calls(sampler)]
     steps = [Fault("kill", "step", step=step) for step in (1, 3, 7)]
     faults = Faults(tmp_path, Fault("kill", "construct"), Fault("kill", "reset"), *steps)
-    limits: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+    limits: dict[str, Any] = {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
     with in_parent(agent(), faults.env(env), 3, **options, **limits) as sampler:
         for number, batch in enumerate(calls(sampler)):
             assert batch == expected[number]
@@ -468,7 +468,7 @@ def test_agents_and_environments_that_are_refused():
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"inference": "here"}, '"worker" or "parent", got \'here\''),
     ({"engine": "queues"}, "takes no engine='queues'"),
-    ({"max_worker_memory": 1 << 30}, "takes no max_worker_memory"),
+    ({"limits": Limits(max_worker_memory=1 << 30)}, "takes no max_worker_memory"),
     ({"n_workers": 9}, "only 8 environments"),
     ({"worker_class": type("Own", (VecWorker,), {})}, "takes no worker_class=Own"),
     ({"agents": [Rowwise(), Rowwise()]}, "one agent"),

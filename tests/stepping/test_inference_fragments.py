@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler import NewEnvUpdate
+from streamsampler import Limits, NewEnvUpdate
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.samplers.call import Call
 from streamsampler.stepping.inference.environments import Environments
@@ -288,7 +288,7 @@ def test_a_trajectory_that_was_left_out_is_not_wanted_back(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", [Restorable, Fleeting])
 def test_two_hundred_kills_in_fragments_change_nothing(agent):
-    limits: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
+    limits: dict[str, Any] = {"max_restarts": None, "limits": Limits(max_lifetime_restarts=None)}
     with reference(agent(), Sticky) as one, in_parent(agent(), Sticky, 3, **limits) as sampler:
         for call in range(68):
             assert sampler.obtain_fragments(12) == one.obtain_fragments(12, 4)
@@ -315,7 +315,7 @@ def test_losses_beyond_the_quota_are_one_error_that_lists_them(tmp_path):
 @pytest.mark.slow
 def test_environments_that_hang_once(tmp_path):
     faults = Faults(tmp_path, Fault("hang", "step"), Fault("hang", "construct"))
-    limits: dict[str, Any] = {"step_timeout": 2.0, "construction_timeout": 3.0, "max_restarts": None}
+    limits: dict[str, Any] = {"step_timeout": 2.0, "limits": Limits(construction_timeout=3.0), "max_restarts": None}
     with reference(Exact(), Strolling) as one, in_parent(Exact(), faults.env(Strolling), **limits) as sampler:
         assert sampler.obtain_trajectories(20) == one.obtain_trajectories(20)
         assert sampler.stats.hangs > 0  # to lose others as well, which were slow, changes nothing
@@ -376,7 +376,9 @@ class Interrupting(Strolling):
 def test_ctrl_c_ends_a_call_whose_environments_hang(agent, call, tmp_path, stuck_soon):
     """And they hold up neither the next call nor the end, however long they may take to close."""
     kwargs = {"pid": os.getpid(), "folder": tmp_path}
-    with in_parent(agent(), Interrupting, 1, n_envs=1, env_kwargs=kwargs, close_timeout=600.0) as sampler:
+    with in_parent(
+        agent(), Interrupting, 1, n_envs=1, env_kwargs=kwargs, limits=Limits(close_timeout=600.0)
+    ) as sampler:
         with pytest.raises(KeyboardInterrupt):
             getattr(sampler, call)(5)
         assert getattr(sampler, call)(5).n_timesteps > 0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamsampler import Limits
 from streamsampler.engines.processes import stacks
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerHungError
 from streamsampler.stepping.ledger import EnvState
@@ -95,7 +96,7 @@ def test_an_idle_worker_that_was_killed_and_the_quota():
 
 @pytest.mark.slow
 def test_losses_longer_ago_than_restart_window_are_forgiven():
-    with two(max_restarts=1, restart_window=4) as manager:
+    with two(max_restarts=1, limits=Limits(restart_window=4)) as manager:
         manager.reset()
         for _ in range(3):
             kill(manager, 0)
@@ -161,7 +162,7 @@ def test_a_worker_that_hangs_is_killed_and_shows_its_stack(where, on_failure, mo
 
 def test_making_environments_has_a_time_limit(tmp_path):
     faults = Faults(tmp_path, Fault("hang", "construct"))
-    manager = two(faults.env(LONG), construction_timeout=0.3)
+    manager = two(faults.env(LONG), limits=Limits(construction_timeout=0.3))
     with pytest.raises(WorkerHungError, match="while making the environment"):
         manager.launch()
     manager.close()
@@ -177,8 +178,8 @@ def test_making_environments_again_has_a_time_limit_and_keeps_nobody_waiting(tmp
             faults.maybe("construct")
         return LONG()
 
-    options: dict[str, Any] = {"on_failure": "reset", "close_timeout": 0.1, "max_restarts": 1}
-    with two(make, construction_timeout=8, **options) as manager:
+    options: dict[str, Any] = {"on_failure": "reset", "max_restarts": 1}
+    with two(make, limits=Limits(construction_timeout=8, close_timeout=0.1), **options) as manager:
         manager.reset()
         mark.touch()
         kill(manager, 0)
@@ -211,7 +212,9 @@ def test_a_worker_that_makes_progress_does_not_hang():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limits", [{}, {"step_timeout": 30, "reset_timeout": 20, "construction_timeout": 60}])
+@pytest.mark.parametrize(
+    "limits", [{}, {"step_timeout": 30, "reset_timeout": 20, "limits": Limits(construction_timeout=60)}]
+)
 def test_waiting_takes_less_than_2_percent_of_a_core(limits):
     with EnvManager(Hanging, n_envs=6, n_workers=3, seed=0, **limits) as manager:
         manager.reset()
@@ -238,7 +241,7 @@ def run_script(script, *arguments):
 
 OWN_CLASSES = """
 import numpy as np, gymnasium
-from streamsampler import EnvManager
+from streamsampler import Limits, EnvManager
 
 class Mine:
     def __init__(self, number):

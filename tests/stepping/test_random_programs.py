@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from streamsampler import Limits
 from streamsampler.errors import UsageError
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.proofs.restores import World, worlds
@@ -84,7 +85,12 @@ class Program:
 
 @pytest.fixture(scope="module")
 def both():
-    options: dict[str, Any] = {"n_envs": N_ENVS, "seed": 0, "max_restarts": None, "max_lifetime_restarts": None}
+    options: dict[str, Any] = {
+        "n_envs": N_ENVS,
+        "seed": 0,
+        "max_restarts": None,
+        "limits": Limits(max_lifetime_restarts=None),
+    }
     with (
         EnvManager(functools.partial(Counting, 3), n_workers=2, **options) as dying,
         SerialEnvManager(functools.partial(Counting, 3), **options) as alone,

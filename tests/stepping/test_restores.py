@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler import LocalSampler
+from streamsampler import Limits, LocalSampler
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.stepping import inbox as recovery
 from streamsampler.stepping.ledger import EnvState
@@ -85,7 +85,9 @@ def test_five_hundred_kills_leave_no_trace():
     plan = [draw.choice([(), (number % 2,), (0, 1), (0, 1)]) for number in range(n_steps)]
     options: dict[str, Any] = {"n_envs": 6, "seed": 4}
     expected = stream_of(SerialEnvManager("CartPole-v1", **options), n_steps)
-    manager = EnvManager("CartPole-v1", n_workers=2, max_restarts=None, max_lifetime_restarts=None, **options)
+    manager = EnvManager(
+        "CartPole-v1", n_workers=2, max_restarts=None, limits=Limits(max_lifetime_restarts=None), **options
+    )
     assert stream_of(manager, n_steps, lambda it, number: plan[number] and kill(it, *plan[number])) == expected
     assert manager.stats.restored >= manager.failures == sum(map(len, plan)) >= 500
 

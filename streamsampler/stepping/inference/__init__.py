@@ -60,5 +60,5 @@ These are refused, and what needs them uses `inference="worker"` (with `worker_c
 | `staleness=1` | the agent acts only while you call the sampler, so nothing is sampled between calls |
 | `on_failure="drop"` | as in `VecWorker`, trajectories run side by side, and one alone cannot be left out |
 | `order="arrival"` | it is one worker, which returns trajectories in the order of their indices |
-| `max_worker_memory` | trajectories go on in a process from ticket to ticket |
+| `limits.max_worker_memory` | trajectories go on in a process from ticket to ticket |
 """
