@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from multiprocessing import connection
+from time import monotonic
 from typing import Any, NoReturn
 
 import pytest
@@ -23,6 +24,7 @@ __all__ = ["pytest_addoption", "pytest_runtestloop"]
 
 N_PROCESSES = 8  # with four, two cores were idle for a quarter of the time
 MANY = 500  # tests; fewer are not worth it
+EACH = 2.0  # seconds between two reports of a file's tests
 NUMBER = 2  # bytes of a file's number in the pipe
 
 
@@ -108,16 +110,22 @@ def _run(
         number = os.read(numbers, NUMBER)
         return files[int.from_bytes(number, "big")] if number else []
 
+    told = monotonic()
     try:
         items = take()
         while items:
             for item, following in itertools.pairwise(items):
                 protocol(item=item, nextitem=following)
+                if monotonic() > told + EACH:  # whoever looks at the run sees that it goes on
+                    writing.send(recorder.calls)
+                    recorder.calls.clear()
+                    told = monotonic()
             # What the next file shares with this one is not torn down.
             last, items = items[-1], take()
             protocol(item=last, nextitem=items[0] if items else None)
             writing.send(recorder.calls)
             recorder.calls.clear()
+            told = monotonic()
         writing.send(None)
         os._exit(0)
     except BaseException:
