@@ -14,8 +14,8 @@ from streamsampler.agents.masks import method_of
 from streamsampler.workers.explain import name_of_env
 
 _NORMALISE_IN_THE_AGENT = (
-    "put the normalisation into the agent, where its statistics are parameters that go to all workers alike, or load "
-    "statistics into the wrapper and set its update_running_mean to False"
+    "pass observation_filter=RunningNorm() of streamsampler.filters to the sampler, put the normalisation into the "
+    "agent, or load statistics into the wrapper and set its update_running_mean to False"
 )
 
 
@@ -55,8 +55,8 @@ _KNOWN = {
     ),
     "NormalizeReward": _Known(
         "updates its variance with every reward",
-        "normalise rewards in the learner, or load statistics into the wrapper and set its update_running_mean to "
-        "False",
+        "pass reward_filter=RunningReturnNorm() of streamsampler.filters to the sampler, normalise rewards in the "
+        "learner, or load statistics into the wrapper and set its update_running_mean to False",
         "return_rms",
         _updates,
     ),

@@ -107,7 +107,7 @@ def test_known_wrappers():
     findings = by_name(run(lambda: wrappers.NormalizeObservation(Rule()), stages=2).findings)
     assert findings["wrappers"].verdict == "failure"
     assert "updates its mean and variance" in findings["wrappers"].what
-    assert findings["wrappers"].advice.startswith("Instead, put the normalisation into the agent")
+    assert findings["wrappers"].advice.startswith("Instead, pass observation_filter=RunningNorm()")
     assert findings["seed"].what == "see wrappers"
 
 
