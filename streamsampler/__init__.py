@@ -13,35 +13,16 @@ with MultiprocessingSampler("random", "CartPole-v1", seed=1) as sampler:
 Five steps: train PPO, and evaluate it
 --------------------------------------
 
-*1. Install* the package with PyTorch, in a clone of the repository, and look whether it is there:
+*1. Install* the package with PyTorch, in a clone of the repository:
 
 ```sh
 pip install '.[torch]'
-streamsampler --version
 ```
 
-```text
-streamsampler 0.1.0
-```
-
-*2. Sample* 10,000 timesteps with random actions. The same seed gives the same numbers on any number of workers; times,
-and what is left over, vary:
+*2. Sample* 10,000 timesteps with random actions:
 
 ```sh
-streamsampler sample CartPole-v1 --num-samples 10000 --seed 1
-```
-
-```text
-environment   CartPole-v1
-agent         random
-trajectories  445
-timesteps     10,000
-return        22.47 ± 0.53 standard error, from 8 to 90
-length        22.47, from 8 to 90
-wall time     0.80 s, 12,450 timesteps per second
-workers       2
-seed          1
-left over     0 stale, 0 surplus, 0 abandoned
+streamsampler sample CartPole-v1 --num-samples 10000 --seed 1 --workers 2
 ```
 
 *3. Train* with PPO. Save this as `cartpole.py`, and run it: `python cartpole.py`.
@@ -60,12 +41,12 @@ def network(n_outputs: int) -> nn.Sequential:
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # more do not pay for so small a network
+    torch.set_num_threads(1)  # a network of this size is slower on several threads
     torch.manual_seed(1)
     actor, critic = network(2), network(1)
     adam = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-3)
     with MultiprocessingSampler(TorchAgent(actor, Discrete(2)), "CartPole-v1", seed=1) as sampler:
-        for iteration in range(15):
+        for iteration in range(10):
             batch = sampler.obtain_samples(2_000, agent_update=actor)
             returns = batch.returns
             print(f"iteration {iteration}: mean return {returns.mean():.1f} of {len(returns)} trajectories")
@@ -97,131 +78,55 @@ if __name__ == "__main__":
     main()
 ```
 
-It prints:
+It prints a mean return of 21.4 in the first iteration, and of some hundreds in the last.
 
-```text
-iteration 0: mean return 21.4 of 95 trajectories
-iteration 1: mean return 27.9 of 72 trajectories
-iteration 2: mean return 50.5 of 40 trajectories
-…
-iteration 14: mean return 500.0 of 4 trajectories
-```
-
-*4. Evaluate* what was trained, on exactly 100 trajectories. `--agent` names the function that makes the agent:
+*4. Evaluate* the trained agent on exactly 50 trajectories. `--agent` names the function that makes the agent:
 
 ```sh
-streamsampler evaluate CartPole-v1 --agent cartpole:trained --num-trajectories 100 --seed 1
+streamsampler evaluate CartPole-v1 --agent cartpole:trained --num-trajectories 50 --seed 1
 ```
 
-```text
-TorchAgent(Sequential, CategoricalHead) in CartPole-v1: 100 trajectories
-  mean return           500  95 % [500, 500]  t
-  standard deviation      0
-  …
-note: all returns are equal; with 95 % confidence at most 2.95 % of trajectories have another one
-```
-
-*5. Compare* it with another agent, on the same seeds:
+*5. Compare* it with another agent, from the same seeds:
 
 ```sh
-streamsampler compare CartPole-v1 --agent random --agent cartpole:trained --num-trajectories 100 --seed 1
+streamsampler compare CartPole-v1 --agent random --agent cartpole:trained --num-trajectories 50 --seed 1
 ```
 
-```text
-random, cartpole:trained in CartPole-v1, on the same seeds
-                      random  cartpole:trained
-  trajectories           100               100
-  mean return           21.9               500
-  …
-cartpole:trained minus random: 100 pairs
-  difference of means         478.1  95 % [475.94, 479.87]  studentised bootstrap
-  probability of improvement      1  95 % [1, 1]  percentile bootstrap of pairs
-  …
-```
+The page `streamsampler/docs/start.md` shows their output.
 
-The last digits of a network's numbers, and so the returns while it learns, may differ on another kind of processor.
+Pages
+-----
 
-Guides by task
---------------
-
-The guides are docstrings: `help()` and `python -m pydoc` print them.
+Pages in Markdown come with the package, in the folder `docs` (`streamsampler.__path__[0] + "/docs"`):
 
 | to | read |
 |---|---|
-| sample whole trajectories or fragments, choose seeds, replay; handle failures | `streamsampler.samplers` |
-| use what a batch holds: returns, advantages, minibatches | `streamsampler.data` |
-| write an agent | `streamsampler.agents` |
-| make environments, and change them from call to call | `streamsampler.environments` |
-| use a policy of PyTorch or Stable-Baselines3 | `streamsampler.adapters` |
-| normalise observations and rewards | `streamsampler.filters` |
-| sample several agents in one environment | `streamsampler.workers.several` |
-| run code at each timestep, in the workers | `streamsampler.workers.hooks` |
-| run several environments in each worker | `streamsampler.workers.vec` |
-| keep the agent in your own process, on its GPU | `streamsampler.stepping.inference` |
-| step environments yourself | `streamsampler.stepping` |
-| evaluate and compare agents | `streamsampler.evaluation` |
-| check an environment and an agent | `streamsampler.checking` |
-| choose a way to run them, and find the fastest | `streamsampler.checking.bench` |
-| write and read files, and folders for more than fits into memory | `streamsampler.data.folder` |
-| write Minari, Parquet, pandas or TensorDict | `streamsampler.formats` |
-| sample on several machines | `streamsampler.samplers.ray` |
-| use the command line | `streamsampler.cli` |
-| come from another library | `streamsampler.examples.coming_from` |
-| test your code against failures | `streamsampler.testing`; what is raised: `streamsampler.errors` |
-| copy a whole program | `streamsampler.examples` |
+| find the call for your job | `streamsampler/docs/which-way.md` |
+| sample whole trajectories, choose seeds, replay | `streamsampler/docs/sampling.md` |
+| sample a fixed number of timesteps of each environment | `streamsampler/docs/fragments.md` |
+| use a batch: returns, advantages, minibatches | `streamsampler/docs/batches.md` |
+| write an agent; use PyTorch or Stable-Baselines3 | `streamsampler/docs/agents.md` |
+| make environments, and change them from call to call | `streamsampler/docs/environments.md` |
+| run code at each timestep; normalise | `streamsampler/docs/hooks-and-filters.md` |
+| run many environments in each worker; keep the agent here | `streamsampler/docs/vectorised.md` |
+| sample several agents in an environment | `streamsampler/docs/several-agents.md` |
+| sample environments that wait | `streamsampler/docs/waiting.md` |
+| step environments yourself | `streamsampler/docs/stepping.md` |
+| evaluate and compare agents | `streamsampler/docs/evaluation.md` |
+| check an environment and an agent | `streamsampler/docs/checking.md` |
+| write and read files | `streamsampler/docs/storage-and-formats.md` |
+| use the command line | `streamsampler/docs/cli.md` |
+| handle failures | `streamsampler/docs/failures.md` |
+| stop and continue a training run; log it | `streamsampler/docs/checkpoints-and-logging.md` |
+| sample on several machines | `streamsampler/docs/cluster.md` |
+| know the guarantees | `streamsampler/docs/guarantees.md` |
+| know the speed | `streamsampler/docs/speed.md` |
+| come from another library | `streamsampler/docs/coming-from.md` |
+| look up a word | `streamsampler/docs/glossary.md` |
+| understand the package | `streamsampler/docs/how-it-works.md` |
+| extend it | `streamsampler/docs/extending.md`, `streamsampler/docs/contributing.md` |
 
-How the package is built
-------------------------
-
-Requests go down, trajectories come up:
-
-```text
-    evaluate, compare, check, export, cli       evaluation  checking  formats  cli
-          │ num_samples               ▲ batch
-    calls of samplers                 │         samplers      stepping: the same for single steps
-          │ tickets: indices, seeds   │
-    where workers live                │         engines
-          │ messages                  │ reports of whole trajectories
-    loops that step and record ───────┘         workers
-          │ action                    ▲ observation
-    environment and agent, user code            environments  agents
-
-    protocol: states, plans, tickets, restarts; pure        data: recording, batches, files        core: errors, seeds
-```
-
-Each name is a folder, which imports only from those below it. `testing` has faults for tests, `examples` has programs.
-
-| question | place |
-|---|---|
-| how many trajectories does a ticket have | `streamsampler.protocol.tickets` |
-| when is a batch complete | `streamsampler.protocol.gathering` |
-| when is a dead worker replaced | `streamsampler.samplers.supervisor`, within `streamsampler.protocol.restarts` |
-| where is an environment stepped | `streamsampler.workers.default`; several at once: `streamsampler.workers.vec` |
-| where is an observation copied | `streamsampler.data.copying` |
-| where is a hook called | `streamsampler.workers.hooks` |
-| where does a shard get its name | `streamsampler.core.atomic` |
-| which policy plays an agent | `streamsampler.workers.several.players` |
-
-- A new *format* is one file in `streamsampler.formats`, one line in `FORMATS` of `streamsampler.formats.export`, and
-  its name in the help of the command `export`, in `streamsampler.cli.files`.
-- A new *engine* is one file in `streamsampler.engines` and, in `streamsampler.engines.registry`, its name in
-  `EngineName` and one line in `ENGINES`. `Capabilities` there says what its class is called with.
-- A new *kind of worker* is a class, which users pass as `worker_class`.
-- A new *command* is one file in `streamsampler.cli`, with a function under `command` of `streamsampler.cli.options`,
-  and its name in the list of commands in `streamsampler.cli.app`.
-
-Workers and engines of your own
--------------------------------
-
-The guides are `streamsampler.workers.base` (kinds of workers: `streamsampler.workers`) and `streamsampler.engines.base`
-(what an engine is: `streamsampler.engines`). `streamsampler.protocol.states` has the states of both ends.
-
-More is public for workers and engines of your own, the names in `__all__` of the modules that they use:
-`streamsampler.workers.base`, `streamsampler.engines.base`, `streamsampler.workers.loop`, `streamsampler.workers.board`,
-`streamsampler.workers.factory`, `streamsampler.workers.generators`, `streamsampler.protocol.messages`,
-`streamsampler.protocol.plans`, `streamsampler.data.recorder`, `streamsampler.agents.base`,
-`streamsampler.agents.draws`, `streamsampler.agents.independence`, `streamsampler.agents.updates`,
-`streamsampler.environments.updates`, `streamsampler.core.seeding` and `streamsampler.core.serialization`.
+`streamsampler.examples` has whole programs.
 """
 
 # `python -m streamsampler` puts the current directory first in `sys.path`, and `__main__` removes it. Until then this

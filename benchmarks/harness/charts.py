@@ -113,7 +113,7 @@ def share_chart(label: str, panels: dict[str, dict[str, float]], path: Path) -> 
     height = 1.1 + 0.3 * max(len(bars) for bars in panels.values())
     colours = {"axes.edgecolor": _NEUTRAL, "xtick.color": _NEUTRAL, "ytick.color": _NEUTRAL, "text.color": _NEUTRAL}
     with pyplot.rc_context({**colours, "axes.labelcolor": _NEUTRAL, "font.size": 10}):
-        figure, axes = pyplot.subplots(1, len(panels), figsize=(5.4 * len(panels), height), layout="constrained")
+        figure, axes = pyplot.subplots(1, len(panels), figsize=(4.9 * len(panels), height), layout="constrained")
         for axis, (workload, bars) in zip(axes, panels.items(), strict=True):
             ours = [name.startswith("streamsampler") for name in bars]
             axis.barh(list(bars), list(bars.values()), color=[_BLUE if own else _GREY for own in ours])

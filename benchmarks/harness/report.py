@@ -197,6 +197,7 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
     shares, reasons = overview(questions)
     by_workload = workloads_of(questions)
     parts = [
+        summary.at_a_glance(by_workload, questions),
         "Timesteps per second, as a share of the bare loop: `env.step(agent(observation))` in one process per core, "
         "nothing recorded, every trajectory seeded as this library seeds it (`bare_unseeded` seeds nothing). Medians "
         "of interleaved measurements; the other contenders are frozen meanwhile. Peers do not seed trajectories "
@@ -268,7 +269,7 @@ def main() -> int:
     args = parser.parse_args()
     folder = BENCHMARKS / "results"
     questions = load(folder)
-    texts = {README: summary.section(workloads_of(questions), questions), RESULTS: section(questions, folder)}
+    texts = {README: summary.section(questions), RESULTS: section(questions, folder)}
     changed = {
         path: new for path, text in texts.items() if (new := replaced(path.read_text(), text)) != path.read_text()
     }
@@ -276,7 +277,7 @@ def main() -> int:
         return int(bool(changed))
     for path, new in changed.items():
         path.write_text(new)
-    summary.chart(workloads_of(questions), folder / "overview.png")
+    summary.chart(workloads_of(questions), questions, folder / "overview.png")
     return 0
 
 

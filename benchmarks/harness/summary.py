@@ -1,4 +1,4 @@
-"""Write the README's table and chart: this library and its peers, under the names that users know."""
+"""Write the README's chart, and the tables at a glance: this library and its peers, under the names users know."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.harness import charts
 from benchmarks.harness.tables import table
 
-__all__ = ["chart", "section", "shares"]
+__all__ = ["at_a_glance", "chart", "section", "shares"]
 
 WORKLOADS = {
     "cheap_20": "CartPole, NumPy agent",
@@ -41,6 +41,9 @@ PACKAGES = {
 }
 """By the name in `LIBRARIES`: what the versions are of, and the package that has them."""
 CHARTED = ("cheap_20", "mlp_cartpole")
+"""The workloads of the chart in which workers choose the actions."""
+CHARTED_STEPPING = ("stepping", "cheap_500")
+"""The question and the workload of the chart in which the caller's process chooses them."""
 
 STEPPED = {
     ("one_process", "cheap_500"): ("CartPole, 8 environments in one process, CPU time, to the bare loop", "cpu_share"),
@@ -80,30 +83,55 @@ def shares(
     return found
 
 
-def section(workloads: dict[str, dict[str, Any]], questions: Sequence[dict[str, Any]] = ()) -> str:
-    """Return the README's text, in Markdown: a row for each workload, a column for each library.
+def section(questions: Sequence[dict[str, Any]]) -> str:
+    """Return the README's text, in Markdown: the chart, and two sentences.
+
+    Args:
+        questions: All questions.
+    """
+    stepped = _stepped(questions).get(STEPPED[CHARTED_STEPPING][0], {})
+    one_process = _stepped(questions).get(STEPPED["one_process", "cheap_500"][0], {})
+    return (
+        "![Timesteps per second of each library, as a share of a bare loop](benchmarks/results/overview.png)\n\n"
+        "Timesteps per second, as a share of a bare loop: one process per core that steps the environment with the "
+        "agent and records nothing; each library with its best setting. Where your own process steps cheap "
+        f"environments, `SyncVectorEnv` ({stepped.get('Gymnasium SyncVectorEnv', 0):.2f}) and `DummyVecEnv` "
+        f"({stepped.get('Stable-Baselines3 DummyVecEnv', 0):.2f}) are ahead of `EnvManager` "
+        f"({stepped.get('streamsampler', 0):.2f}), and by CPU time in one process of `SerialEnvManager` "
+        f"({one_process.get('Gymnasium SyncVectorEnv', 0):.2f} and {one_process.get('streamsampler', 0):.2f}): stay "
+        "with them there. [speed](streamsampler/docs/speed.md) says when which is faster, "
+        "[benchmarks](benchmarks/README.md) has all results and versions."
+    )
+
+
+def _stepped(questions: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the shares where the caller's process chooses the actions, by the title of the row and by library."""
+    by_name = {question["question"]: question.get("workloads", {}) for question in questions}
+    return {
+        title: shares(by_name[question][workload], STEPPERS, key)
+        for (question, workload), (title, key) in STEPPED.items()
+        if workload in by_name.get(question, {})
+    }
+
+
+def at_a_glance(workloads: dict[str, dict[str, Any]], questions: Sequence[dict[str, Any]] = ()) -> str:
+    """Return two tables, in Markdown: a row for each workload, a column for each library.
 
     Args:
         workloads: The measurements, by workload and contender.
         questions: All questions, of which those of `STEPPED` have rows of their own.
     """
     by_workload = {title: shares(workloads[name]) for name, title in WORKLOADS.items() if name in workloads}
-    by_name = {question["question"]: question.get("workloads", {}) for question in questions}
-    stepped = {
-        title: shares(by_name[question][workload], STEPPERS, key)
-        for (question, workload), (title, key) in STEPPED.items()
-        if workload in by_name.get(question, {})
-    }
+    stepped = _stepped(questions)
     return (
-        "Timesteps per second, as a share of a bare loop: one process per core that steps the environment with the "
-        "agent and records nothing. Each library with its best setting. Above 1 where actions are computed in batches. "
-        "The two by hand return fragments of trajectories in order of arrival, without infos."
+        "At a glance: timesteps per second, as a share of a bare loop, one process per core that steps the environment "
+        "with the agent and records nothing. Each library with its best setting. Above 1 where actions are computed in "
+        "batches. The two by hand return fragments of trajectories in order of arrival, without infos."
         + _versions(workloads)
         + _elsewhere(questions)
         + "\n\n"
         + _table_of(by_workload)
         + (f"\n\nThe same where your own process chooses each action:\n\n{_table_of(stepped)}" if stepped else "")
-        + "\n\n![Timesteps per second of each library, as a share of the bare loop](benchmarks/results/overview.png)"
     )
 
 
@@ -134,11 +162,9 @@ def _table_of(shares_by_row: dict[str, dict[str, float]]) -> str:
     return table(["", *libraries], rows)
 
 
-def chart(workloads: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw the shares on two workloads, the largest first, for light and dark pages."""
-    panels = {
-        WORKLOADS[name]: dict(sorted(shares(workloads[name]).items(), key=lambda item: -item[1]))
-        for name in CHARTED
-        if name in workloads
-    }
+def chart(workloads: dict[str, dict[str, Any]], questions: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the shares on three workloads, the largest first, for light and dark pages."""
+    panels = {WORKLOADS[name]: shares(workloads[name]) for name in CHARTED if name in workloads}
+    panels["CartPole, your process steps it"] = _stepped(questions).get(STEPPED[CHARTED_STEPPING][0], {})
+    panels = {title: dict(sorted(found.items(), key=lambda item: -item[1])) for title, found in panels.items() if found}
     charts.share_chart("share of the bare loop (dashed)", panels, path)

@@ -88,7 +88,7 @@ class Agent(Protocol):
     - ``begin_part()`` is called before the first action in each call of `obtain_fragments`, where episodes go on: an
       agent that records what it remembers does so there, for learners that begin a sequence there.
     - The keywords ``action_mask`` of `get_action` and ``action_masks`` of ``get_actions``: which actions the
-      environment allows; see `streamsampler.agents`.
+      environment allows; see `streamsampler/docs/agents.md`.
     - ``get_value(observation)``, of an agent whose infos have a number "value": that of the last observation, where a
       trajectory did not terminate; for `batch.last_values`. An agent with a memory is asked at the trajectory's end,
       and must not change it then; where several of its rows have a memory each, it takes the row's number as the

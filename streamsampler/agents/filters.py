@@ -26,7 +26,10 @@ _METHODS = ("apply", "summarise", "merge")
 
 @runtime_checkable
 class Filter(Protocol):
-    """Changes observations or rewards with statistics of what was sampled before; see `streamsampler.filters`."""
+    """Changes observations or rewards with statistics of what was sampled before.
+
+    See `streamsampler/docs/hooks-and-filters.md`.
+    """
 
     def apply(self, data: Any) -> Any:
         """Return data as the filter changes it, in new arrays; the filter stays as it is.
@@ -68,7 +71,7 @@ def check_filter(given: Any, name: str) -> None:
     if missing:
         raise UsageError(
             f"{name}, a {type(given).__qualname__}, has no {' and no '.join(missing)}: a filter has apply(data), "
-            "summarise(data) and merge(summaries); see streamsampler.filters"
+            "summarise(data) and merge(summaries); see streamsampler/docs/hooks-and-filters.md"
         )
 
 

@@ -373,7 +373,7 @@ def finding_of_masks(agent: Any, facts: Facts, ran: Ran) -> Finding | None:
         return Finding("masks", "pass", f"{what}: it sees them in its observations alone")
     return Finding(
         "masks", "warning", f"{what}: it may choose actions that are not allowed",
-        "Let get_action take the keyword action_mask, and get_actions action_masks: see help(streamsampler.agents)",
+        "Let get_action take the keyword action_mask, and get_actions action_masks: see streamsampler/docs/agents.md",
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ GROUPS = {
         *("n_trajectories", "seeds", "scenarios", "until_halfwidth", "precision_of", "guarantee", "until_decided"),
         *("decide_on", "min_trajectories", "max_trajectories", "part", "num_trajectories"),
     ),
-    "How many workers, and where": (
+    "How many workers and where": (
         *("n_workers", "worker_threads", "engine", "inference", "start_method", "ray_address", "worker_resources"),
         *("runtime_env", "min_envs", "recv_timeout"),
     ),

@@ -2,7 +2,7 @@
 
 What is timed in a worker is added up there, and travels to the sampler with the worker's reports; what the script times
 itself stays in its process, where samplers and managers read it. See `data.statistics.Stats.timers` and `gauges`. An
-example is in the guide, `streamsampler.samplers`.
+example is on the page `streamsampler/docs/checkpoints-and-logging.md`.
 """
 
 from __future__ import annotations

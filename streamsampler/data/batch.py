@@ -200,8 +200,9 @@ class TrajectoryBatch(
             known, as in what was read from a file: it is not saved.
         fingerprints: How the workers computed, such as "numpy=0c3f19d2e4aa": one where all agree, none where it is not
             known. The same seed gives the same trajectories only where they agree. Not saved with a batch, either.
-        raw: What the environment said, where observations or rewards were filtered (see `streamsampler.filters`), else
-            None; read it as `raw_observations`, `raw_last_observations` and `raw_rewards`.
+        raw: What the environment said, where observations or rewards were filtered (see
+            `streamsampler/docs/hooks-and-filters.md`), else None; read it as `raw_observations`,
+            `raw_last_observations` and `raw_rewards`.
         agents: Which of several agents the trajectories are of, in what one policy did (see `MultiAgentBatch`), else
             None; read it as `agent_ids`, `episode_numbers` and `env_timesteps`.
 

@@ -38,7 +38,7 @@ _FIELDS_OF_POLICIES = "observations", "last_observations", "actions"
 @suggesting()
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class MultiAgentBatch(TrajectoryBatch[Any, Any]):
-    """E episodes of several agents, sampled in PettingZoo's environments; see `streamsampler.workers.several`.
+    """E episodes of several agents, sampled in PettingZoo's environments; see `streamsampler/docs/several-agents.md`.
 
     `batch["policy name"]` is a `TrajectoryBatch` with one trajectory for each agent and episode that the policy played,
     by episode and then by agent: all that a batch can do, it can. `batch.episodes` is about the episodes.

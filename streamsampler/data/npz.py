@@ -1,123 +1,8 @@
 """Trajectory batches as files: `.npz`, read without pickle, written whole or not at all.
 
-In Python, `streamsampler.load` reads them, and `numpy.load(path, allow_pickle=False)` gives each array under its
-name. The rest of this text is for readers in other languages. It describes version 1 of both formats.
-
-A file
-------
-
-A file is a zip archive, with zip64 fields where sizes need them. Its members are stored or deflated, have no date,
-and are called `<entry>.npy`. Each is an array in NumPy's `.npy` format (versions 1.0 to 3.0) in C or Fortran order,
-of numbers, booleans or strings; none holds pickles. An array's own header has at most 16,384 bytes; JSON in an array
-at most 268,435,456 bytes, or 32 times what it is packed into, or 1,024 for each value. With N trajectories and T
-timesteps in all, the entries are:
-
-| entry | dtype, shape | content |
-|---|---|---|
-| `header` | uint8, (n,) | JSON in ASCII; see below |
-| `rewards` | float64, (T,) | the rewards, trajectory after trajectory |
-| `lengths` | int64, (N,) | timesteps of each, at least 1: a trajectory begins at the sum of those before it |
-| `terminated` | bool, (N,) | whether the environment terminated it |
-| `truncated` | bool, (N,) | whether it was truncated; at least one of the two is true |
-| `indices` | int64, (N,) | trajectory indices |
-| `agent_versions` | int64, (N,) | the version of the agent that made it |
-| other names |  | the leaves of what `structure` in the header describes |
-
-The header is an object with these keys:
-
-- `format`: "streamsampler.TrajectoryBatch". `format_version`: 1. `package_version`: a string.
-- `seed`: the sampler's seed, an integer of any size, or null. `seeds`: N integers; what each `env.reset` was seeded
-  with.
-- `provenance`: an object with whatever the writer said of the data's origin; the command writes its options. It may
-  hold `NaN` and `Infinity`, as Python writes them, where a user put them there.
-- `spaces`: an object with `observation_space` and `action_space`; see "Spaces".
-- `structure`: an object with a structure each for `observations` (T rows), `last_observations` (N rows: what followed
-  each trajectory's last action), `actions` (T), `env_infos` (T), `agent_infos` (T) and `episode_infos` (N). Only where
-  the trajectories are of fragments, `fragments` (N): whether each was `continued` or `cut`, of which environment it is
-  (`env_numbers`), and the timesteps and the sum of raw rewards of its episode in earlier calls (`earlier_lengths`,
-  int64, and `earlier_returns`, float64).
-  Where there were filters, what the environment said as well, as far as it differs: `raw_observations` (T),
-  `raw_last_observations` (N) and `raw_rewards` (T); then those are of the observation space. Where nothing differs, as
-  in a first batch, before there are statistics, `raw_rewards` alone.
-
-Only where several agents took part, `policies`: an object with an object for each policy that played, by its name. The
-trajectories of the file are episodes then, their rewards are those of all agents, summed up, and there are neither
-observations nor actions. Each of these objects has
-
-- `agent_ids`: the names of all agents that may take part; with `agents_are_open` of those that did, because the
-  environment does not say beforehand which may.
-- `spaces`: as above.
-- `structure`: an object with a structure for each of `rewards`, `lengths` and so on, as the entries above, for N
-  trajectories of agents, of T timesteps in all; for `observations` and so on, as above; and for `agents`, a `dict` of
-  `numbers` (N: which of the agents each is of), `episodes` (N, never falling: the position of its episode in the file)
-  and `env_timesteps` (T: the step of the environment). The seed of each is its episode's.
-
-A file of what one policy did, alone, has `agent_ids` in the header, and `agents` in `structure`.
-
-In `episode_infos` of episodes, `(agents)` has by agent its `return` in each episode, and the infos of its `reset` and
-`last` step.
-
-A structure is one of:
-
-- `{"array": entry}`: the entry's array. Its first axis is the rows.
-- `{"objects": entry, "length": n}`: a column of n rows that are no arrays of one shape. The entry, of uint8, holds n
-  lines of JSON, separated by newline bytes; each is a value (see "Values"). With n = 0 it is empty.
-- `{"dict": {key: structure}}` and `{"tuple": [structure]}`: as Dict and Tuple spaces, and infos, nest.
-
-Entries are called by their path, such as `observations.camera` or `env_infos.x.y`, but only `structure` is to be
-relied on: other characters than letters, digits, `_`, `-` and `.` become `_`, and `~2` and so on keeps apart what
-would be called the same. In infos, a boolean array `_key` next to an array `key` is its mask: false where the info
-was not there, and where `key` holds zeros, false or null. A key without a mask was there in every row.
-
-Values
-------
-
-null, booleans, integers (of any size), finite floats, strings and lists are themselves. Else a value is an object
-whose key `$` names its kind:
-
-- `{"$": "float", "bits": hex}`: NaN or an infinity; the 8 bytes of the double, big-endian, in hexadecimal digits.
-- `{"$": "bytes", "base64": text}`. `{"$": "tuple", "items": [value]}`. `{"$": "dict", "items": [[key, value]]}`.
-- `{"$": "array", "dtype": descr, "shape": [int], "base64": text}`: in C order; `descr` is NumPy's, such as `"<f4"`.
-  `{"$": "scalar", ...}` is the same with an empty shape.
-- `{"$": "graph", "parts": [nodes, edges, edge links]}`: a value of a Graph space.
-
-Spaces
-------
-
-A space is an object whose key `space` names its kind:
-
-- `Box`: `low`, `high` (arrays, as values; their dtype and shape are the space's).
-- `Discrete`: `n`, `start`, `dtype`. `MultiDiscrete`: `nvec`, `start` (arrays), `dtype`. `MultiBinary`: `n` (an
-  integer or a list). `Text`: `lengths` (`[least, most]`), `characters`.
-- `Dict`: `spaces`, pairs `[key, space]`. `Tuple`, `OneOf`: `spaces`. `Sequence`: `of` (a space), `stack` (a boolean).
-  `Graph`: `nodes`, `edges` (spaces; `edges` may be null).
-- `custom`: any other. `class`: its name in Python. `shape`, `dtype`: or null. `attributes`: an object of values, in
-  which `{"$": "space", "description": space}` is a space and `{"$": "unwritten", "type": class, "name": name or
-  null}` stands for what JSON cannot hold, such as a function. Python reads it as a
-  `streamsampler.data.codec.OpaqueSpace` where its class is not there, or not all of it could be written.
-
-Leaves of Box, Discrete, MultiDiscrete and MultiBinary are arrays of the space's dtype; those of all others are
-columns of values: a string for Text, a tuple or an array for Sequence, a tuple of position and value for OneOf.
-
-A folder
---------
-
-`streamsampler sample --shard-size` writes a folder of files `shard-000000.npz`, `shard-000001.npz`, and so on, each
-as above, and `manifest.json`: UTF-8 JSON, an object with these keys:
-
-- `format`: "streamsampler.TrajectoryFolder". `format_version`: 1. `package_version`, `provenance`, `seed`: as in each
-  shard.
-- `shard_size`: timesteps that each shard but the last has at least. `wanted`: `{"timesteps": n}` or `{"trajectories":
-  n}`.
-- `fingerprints`: how the workers computed, a list of strings such as "numpy=0c3f19d2e4aa torch=77ab02c3d1ef": digests
-  of the same arithmetic in these libraries. One that agrees with one in the list, as far as both name a library, is not
-  added.
-- `complete`: whether all of it is there. `trajectories`, `timesteps`: of the shards that are listed, together.
-- `shards`: for each shard `file`, `first_trajectory` (the index of its first trajectory, or of one left out before
-  it), `trajectories`, `timesteps` and, where trajectories were left out because they raised, `dropped`: how many.
-
-A shard is listed when it is whole. Names that begin with a dot and end with `.tmp` are files that were being written
-when the process was killed.
+`streamsampler.load` reads them, and `numpy.load(path, allow_pickle=False)` gives each array under its name. The guide
+describes version 1 of the format, of files and of folders, for readers in other languages. The guide is
+`streamsampler/docs/storage-and-formats.md`.
 """
 
 from __future__ import annotations
@@ -160,7 +45,7 @@ def save(
     compress: bool = False,
     infos: InfosArgument = True,
 ) -> Path:
-    """Write a batch to a file, all of it except `stats` and `worker_numbers`, which depend on timing.
+    """Write a batch to a file, all of it except `stats`, `worker_numbers` and `fingerprints`: these depend on timing.
 
     The file appears under its name only when it is complete and on the disk; a file of that name is replaced. Equal
     batches make equal files, byte for byte.

@@ -1,26 +1,7 @@
-"""Where workers live, and how to write an engine of your own.
+"""The base class of engines: where workers live.
 
-An engine starts `n_workers` workers, carries the sampler's messages to them and brings back their answers. It knows
-nothing of calls, plans and batches. `LocalEngine` is the shortest one, `tests/extending` has one outside the package.
-
-*In each worker* run `streamsampler.workers.loop.run_worker(channel, make_worker, context)`, which returns after `Exit`;
-or, where several workers share a thread, `WorkerLoop(…).turn(wait=False)` again and again. `channel` is yours (see
-`streamsampler.workers.loop.Channel`): `receive` returns the next message, `load` the object of a published payload,
-`answer` sends an answer. `context` is a `streamsampler.workers.base.WorkerContext` with the worker's row of the status
-board, `board.row(number)`, its number and the sampler's seed.
-
-*Write five methods*: `send`, `wait`, `restart`, `kill` and `close`. The others have a default: it uses the board, or
-it is the right one for workers in this process that do not die alone. Workers that can hang or die also need
-`kill_worker`, workers that can be replaced `retire`, workers that do not share the board's memory `abandon_older`
-(a message of your own that writes to the worker's copy) and, for progress bars and `step_timeout`, `progress`.
-
-*Promises*: The messages that a worker was sent arrive in order, each once. So do its answers. The sampler leaves at
-most `protocol.states.CAPACITY` tickets unanswered at a worker: neither side ever waits for room. A worker's death
-comes after all that the worker sent, once. Everything is called from one thread at a time, except `kill`.
-
-*Use it* with a subclass of `streamsampler.Sampler` whose `make_engine(setup)` returns it. `setup` has `n_workers`,
-`seed`, `threads` and `make_worker`, which can be pickled with `streamsampler.core.serialization.dumps`; see
-`streamsampler.workers.factory.WorkerSetup`.
+An engine starts workers, carries the messages of the sampler to them and brings back their answers. It knows nothing of
+calls, plans and batches. The guide is `streamsampler/docs/extending.md`.
 """
 
 from __future__ import annotations

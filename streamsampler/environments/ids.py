@@ -112,7 +112,7 @@ def _unknown(name: str) -> str:
 PARALLEL, AEC = "parallel_env", "env"
 """The functions of PettingZoo's modules that make a `ParallelEnv` and an `AECEnv`."""
 
-JOINT_VIEW = "wrap it in a gymnasium.Env in which one agent plays all (streamsampler.workers.several shows how)"
+JOINT_VIEW = "wrap it in a gymnasium.Env in which one agent plays all (streamsampler/docs/several-agents.md shows how)"
 _PACKAGE = "pettingzoo"
 
 

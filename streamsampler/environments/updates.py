@@ -41,7 +41,7 @@ __all__ = [
 
 _KINDS = {
     "pettingzoo": "an environment of PettingZoo, for several agents: pass a callable that makes it, or its module's "
-    "name; or wrap it in a gymnasium.Env in which one agent plays all (streamsampler.workers.several shows how)",
+    "name; or wrap it in a gymnasium.Env in which one agent plays all (streamsampler/docs/several-agents.md shows how)",
     "gym": "an environment of the old package gym: make it one of Gymnasium's, by shimmy's GymV26CompatibilityV0 for "
     "instance",
     "dm_env": "an environment of dm_env: make it one of Gymnasium's, by shimmy's DmControlCompatibilityV0 for instance",

@@ -56,7 +56,7 @@ _log = logging.getLogger("streamsampler")
 
 _KERNELS = (
     "the parts were sampled where {} with other kernels, so that one run may have sampled other trajectories: {}. See "
-    '"Other processors" in the guide, streamsampler.samplers'
+    'streamsampler/docs/guarantees.md, "Other processors"'
 )
 _SHOWN = 5
 

@@ -80,7 +80,7 @@ def export(
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
         out: The folder to write, new or empty; its parent directory must exist.
-        to: "minari" or "parquet"; see `streamsampler.formats`.
+        to: "minari" or "parquet"; see `streamsampler/docs/storage-and-formats.md`.
         fields: Which leaves of observations, actions and infos are exported, by their paths: `"observations.image"`,
             `"env_infos.lap"`; see `streamsampler.data.leaves`. Of what is not named at all, all is. None for all.
         without: Which leaves are left out.

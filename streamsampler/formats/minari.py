@@ -1,20 +1,12 @@
 """Trajectories as a dataset of Minari, in HDF5. Needs `pip install h5py minari pillow`.
 
-```python
-from minari import MinariDataset
-from streamsampler.formats import export
-
-export(batch, "dataset", to="minari", dataset_id="cartpole/random-v0")
-dataset = MinariDataset("dataset")
-```
-
 `minari.load_dataset("cartpole/random-v0")` finds it if the folder is `~/.minari/datasets/cartpole/random-v0/data`; the
 id is taken from such a path if it is not given.
 
 An episode has T actions and T + 1 observations; images are not compressed. `infos` holds what `env.reset` and
 `env.step` returned, T + 1 rows as Minari's own collector has them, and under `agent_infos` what the agent did, T rows.
 Where a key was missing in some of an episode's rows, `_key` is its mask, and the key holds zeros or empty text there.
-Infos that are no numbers of one shape and no text are JSON, as `streamsampler.data.npz` describes it. A `/` in a
+Infos that are no numbers of one shape and no text are JSON, as in files of batches. A `/` in a
 key nests, as in HDF5. Episode metadata have `seed`, `trajectory_index` and `agent_version`; the dataset's have
 `streamsampler`: the sampler's seed, the provenance and the version. `env_spec` is there where the environment's id is
 registered when the export is made; `--import MODULE` of the command imports what registers it.

@@ -1,32 +1,7 @@
-"""Trajectories as two tables: one with a row for each timestep, one with a row for each trajectory.
+"""Trajectories as two tables: a row for each timestep, and a row for each trajectory.
 
-| timesteps | |
-|---|---|
-| `trajectory`, `timestep` | the row of its trajectory in the other table, and its number in it, both from 0 |
-| `observation`, `action`, `reward` | what the action was chosen on, the action, and what it earned |
-| `terminated`, `truncated` | true only in a trajectory's last row |
-| `env_timestep` | only of several agents: in which step of the environment it was |
-| `env_info.KEY`, `agent_info.KEY` | the infos of `env.step` and of the agent; missing where they were not there |
-
-| trajectories | |
-|---|---|
-| `trajectory` | the number of the row, from 0 |
-| `index`, `agent_version`, `seed` | what identifies the trajectory: `env.reset(seed=seed)` starts it |
-| `length`, `return`, `terminated`, `truncated` | timesteps, sum of rewards, and its end |
-| `continued`, `cut`, `env_number`, `earlier_length`, `earlier_return` | only of fragments, see `TrajectoryBatch` |
-| `agent`, `episode` | only of several agents: which agent's it is, and of which episode |
-| `last_observation` | what followed the last action |
-| `reset_info.KEY` | the infos of `env.reset` |
-
-As Parquet they are `timesteps.parquet` and `trajectories.parquet` in a folder, which needs `pip install pyarrow`.
-Several numbers are a fixed-size list; the field's metadata has their `shape`. Columns of JSON have `encoding` there.
-The schema's metadata has, under `streamsampler`, seed, provenance, version and spaces as JSON. As data frames they
-need `pip install pandas`; see `to_pandas`.
-
-Of Dict and Tuple spaces, and of nested infos, each leaf is a column: `observation.camera`, `observation.task.0`. Values
-of several numbers are lists, in C order. Text is text. Other values (of Sequence, Graph and OneOf spaces, and infos
-that are no numbers of one shape) are JSON as `streamsampler.data.npz` describes it. Seeds are text where one of them
-is no 64-bit integer.
+Parquet is written shard by shard; pandas holds both tables in memory. Columns of infos are missing where an info is.
+The guide is `streamsampler/docs/storage-and-formats.md`.
 """
 
 from __future__ import annotations

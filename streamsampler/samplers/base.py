@@ -125,13 +125,13 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             runs, or a step of a stream, and puts back what it found. A library that is loaded in the middle of a
             trajectory is held to it from the next ticket on. None leaves all as it is.
         observation_filter: What changes the observations that the agent sees, such as `RunningNorm`, with statistics
-            that are part of the agent version; see `streamsampler.filters`. With several policies, a dict of filters
-            by policy name.
+            that are part of the agent version; see `streamsampler/docs/hooks-and-filters.md`. With several policies, a
+            dict of filters by policy name.
         reward_filter: The same for rewards, such as `RunningReturnNorm`.
         hooks: An object with any of `on_environment_created(env, worker_number)`, `on_trajectory_start(context)`,
             `on_timestep(context)`, `on_trajectory_end(context)` and `on_trajectory_lost(context, error)`, which workers
-            call; see `streamsampler.workers.hooks`. What they put into their context's `metrics` comes back in
-            `batch.episode_infos`, and as one number for each name in `batch.stats.metrics`. Without hooks they cost
+            call; see `streamsampler/docs/hooks-and-filters.md`. What they put into their context's `metrics` comes back
+            in `batch.episode_infos`, and as one number for each name in `batch.stats.metrics`. Without hooks they cost
             nothing. Not for vector environments.
         drop_if: A function of an info. It is called with the info of each trajectory's reset and of each timestep's
             step; where it returns something true, the trajectory is abnormal: it ends there, and is left out and
@@ -140,12 +140,12 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         record_taken: The name of an info in which environments say which action they took, such as "action_taken":
             that one is recorded in place of the agent's; see `streamsampler.data.taken`. None records the agent's.
         staleness: 0 samples each batch with the parameters that came with its call. 1 samples it with those of the call
-            before, so that workers sample the next batch while you learn from the last one: see "One version behind" in
-            `streamsampler.samplers`.
+            before, so that workers sample the next batch while you learn from the last one: see
+            `streamsampler/docs/sampling.md`.
         policy_of: In environments of several agents, which of the policies of `agents={"name": agent}` plays which: a
             function `(agent_id, trajectory_index) -> name`, asked once for each agent and trajectory, or a dict by
             agent id. None for the policy whose name is the agent id, or the agent id up to its last `_`, or the only
-            one. See `streamsampler.workers.several`.
+            one. See `streamsampler/docs/several-agents.md`.
 
     Attributes:
         seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.
@@ -312,9 +312,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         What makes environments must make a new one each time: several go on side by side.
 
         Whole trajectories in between (with one warning: let a second sampler run them), an `env_update`, other
-        `n_envs`, an exception or pickling the sampler end the episodes: the next call begins with fresh environments.
-        With `on_failure="drop"` fragments are an error, since no other episode takes the place of one that raises: what
-        it had would be missing in the grid.
+        `n_envs` and an exception end the episodes: the next call begins with fresh environments, as does a copy of the
+        sampler by pickling. With `on_failure="drop"` fragments are an error, since no other episode takes the place of
+        one that raises: what it had would be missing in the grid.
 
         Args:
             n_timesteps: Timesteps of each environment, at least 1.

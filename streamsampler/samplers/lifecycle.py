@@ -241,7 +241,9 @@ class SamplerLife(ABC):
 
     @property
     def filters(self) -> Filters:
-        """The filters, with the statistics of all trajectories that were returned so far; see `streamsampler.filters`.
+        """The filters, with the statistics of all trajectories that were returned so far.
+
+        See `streamsampler/docs/hooks-and-filters.md`.
 
         Those of a stream count when it has ended.
         """

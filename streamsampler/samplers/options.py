@@ -105,7 +105,7 @@ def refuse_env_hooks(hooks: Any) -> None:
 
 
 def groups_for(worker_args: Mapping[str, Any], n_envs: int) -> int:
-    """Return into how many groups rows are parted, which are asked for in turn; see `streamsampler.stepping.inference`.
+    """Return into how many groups rows are parted, which are asked for in turn; see `streamsampler/docs/vectorised.md`.
 
     Args:
         worker_args: The sampler's; `groups` may be among them.

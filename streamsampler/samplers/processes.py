@@ -62,7 +62,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         inference: "worker" lets each worker have an agent of its own. With "parent" there is one agent, in this
             process, and the workers have environments alone: for agents that are large, sit on an accelerator or are a
             service. They are `n_envs` in all, as `VecWorker` has them (`worker_args={"n_envs": 32}`, 8 otherwise), and
-            batches are those of one `VecWorker`, for any number of workers; see `streamsampler.stepping.inference`.
+            batches are those of one `VecWorker`, for any number of workers; see `streamsampler/docs/vectorised.md`.
         start_method: "forkserver" (the default; on macOS and Windows "spawn"), "spawn" or "fork": the last two are
             those of engine "queues", which is taken then. None of them runs the main script again, so no main guard is
             needed. "fork" is unsafe next to threads.

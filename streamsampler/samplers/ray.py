@@ -1,45 +1,7 @@
-"""The sampler whose workers are actors of a Ray cluster. Needs Ray: `pip install ray`.
+"""The sampler that has its workers in actors of a Ray cluster. Needs Ray: `pip install ray`.
 
-```python
-from streamsampler import RaySampler
-
-with RaySampler(agent, "HalfCheetah-v5", n_workers=64, seed=1, ray_address="10.0.0.1:6379") as remote:
-    batch = remote.obtain_samples(1_000_000)  # what LocalSampler returns, on any cluster
-```
-
-*The cluster.* This program runs on one of its nodes: `ray start --head` on the first machine, and `ray start
---address=…` on the others. Without `ray_address`, and if this process is not attached to a cluster already, Ray is
-started on this machine for as long as a sampler uses it; that takes some ten seconds. A sampler ends no cluster that it
-did not start.
-
-*The same batches* need the same versions of Python, streamsampler, NumPy, Gymnasium and cloudpickle on all nodes, which
-is an error otherwise, and processors on which a network gives the same numbers. The environment's package has to be
-installed on all nodes, or named in `runtime_env`. What your main script defines travels by value. Environment variables
-are those of the nodes: `runtime_env={"env_vars": {...}}` sets others.
-
-*Losses.* Actors that die or hang, and nodes that are lost, are losses as processes are (`max_restarts`); Ray itself
-restarts nothing. While the cluster lacks the room for a new actor, the other ones do the work.
-
-*Speed.* A message costs some 1 ms, so tickets are made to take 20 ms and more where there is enough to do. Parameters
-are put into Ray's object store once for all workers, and what was recorded comes back through it.
-
-*Security.* Ray listens on all interfaces, whatever node address it is given, and checks no passwords: every program
-that reaches its ports can run code as you. The dashboard is off where this sampler starts Ray. Keep to networks that
-you trust.
-
-*One SLURM job.* `ray symmetric-run` starts Ray on all nodes of the job, runs the program on the first one, and ends Ray
-when the program ends:
-
-```text
-#!/bin/bash
-#SBATCH --nodes=4 --ntasks-per-node=1 --cpus-per-task=32 --exclusive
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun ray symmetric-run --address "$head:6379" --min-nodes 4 --num-cpus 32 -- \
-    streamsampler sample HalfCheetah-v5 --num-samples 1e7 --engine ray --ray-address "$head:6379" --workers 128
-```
-
-*What Ray cannot do here.* Prints of environments stay in Ray's logs, environments do not run in a main thread, and
-timesteps between the last look at an actor and its death are not counted. Ray prints by itself that a worker died.
+Batches are those of the other samplers, also when actors or nodes are lost. Each program that reaches the ports of Ray
+can run code there. The guide is `streamsampler/docs/cluster.md`.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ def _reasons(
         here = " and ".join(sorted(runs[0].fingerprints))
         yield (
             f"other kernels: it was recorded where NumPy or torch compute otherwise ({' and '.join(elsewhere)}; here "
-            f'{here}). See "Other processors" in the guide, streamsampler.samplers'
+            f'{here}). See streamsampler/docs/guarantees.md, "Other processors"'
         )
     here_now = versions_of(origin.versions or ())
     changed = [

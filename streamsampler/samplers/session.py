@@ -107,7 +107,7 @@ class PurityChecks:
 _ELSEWHERE = (
     "{} was begun where NumPy or torch compute with other kernels ({} there, {} here), so what is sampled now may not "
     "be what would have been sampled there. Continue on a machine of that kind: see "
-    '"Other processors" in the guide, streamsampler.samplers'
+    'streamsampler/docs/guarantees.md, "Other processors"'
 )
 
 

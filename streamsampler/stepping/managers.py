@@ -100,8 +100,8 @@ class AnyEnvManager(BaseEnvManager):
         batch = recorder.take(100)
         ```
 
-        It records the episodes that begin from now on. A batch is that of a sampler with the same seed and actions,
-        for any number of workers, synchronous or not; its agent version is 0.
+        It records the episodes that begin from now on. A batch is that of a sampler with the same seeds of trajectories
+        and actions, for any number of workers, synchronous or not; its agent version is 0.
 
         Args:
             max_held: How many episodes an environment may be ahead of another one, whose episode is waited for.

@@ -1,28 +1,7 @@
-"""What a worker is, and how to write a worker of your own.
+"""The base class of workers, and the result of a ticket.
 
-A worker runs tickets: ranges of trajectories of one agent version. `DefaultWorker` and `VecWorker` are two kinds,
-`tests/extending/pairs.py` is a third one, outside the package. Pass the class as `worker_class`, and further keyword
-arguments of its `__init__` as `worker_args`; for more freedom subclass `streamsampler.WorkerFactory`.
-
-*Write four methods and a property*: `update_agent`, `update_env`, `rollout`, `shutdown` and `spaces`. The worker is
-made in its process at the first `Start` message, with a `WorkerContext`. `update_env` and `update_agent` apply updates:
-call `streamsampler.environments.updates.apply_env_update` and `streamsampler.agents.updates.updated_agent`. `rollout`
-runs a ticket, whose trajectories' seeds it gets.
-
-*A trajectory is a function of the agent's parameters, the environment and its seed*: call `env.reset(seed=seed)`,
-`streamsampler.workers.generators.seed_generators(seed)` and the agent's `reset` with
-`streamsampler.core.seeding.derived_seed(seed, Stream.AGENT)`. Where trajectories influence each other, `layout` says
-which ones: see `streamsampler.protocol.plans.Layout`. Tickets are whole blocks, whatever the number of workers, unless
-`runs_lanes` says that trajectories do not influence each other after all.
-
-*Record* with `streamsampler.data.recorder.RolloutRecorder(*spaces, context.allocate)`, and return an `Outcome` with
-`self.finished(recorder.finish, ticket.indices, env)`, which looks for bad data and says whose it is.
-
-*Between timesteps* ask `self.row.may_run(ticket.version)`: where it is false, return `Outcome(None, …)` at once, with
-what was abandoned. Set `phase` and `trajectory` before user code is called, for error messages, and the same on the
-board (`self.row`) for progress bars and `step_timeout`. Let exceptions of user code through.
-
-*Features* that a kind of worker may have are `can_drop`, `can_rehearse`, `can_play_several` and `can_take_options`.
+A worker runs tickets: ranges of trajectories of one agent version. A subclass writes four methods and a property, and
+is passed as `worker_class`. The guide is `streamsampler/docs/extending.md`.
 """
 
 from __future__ import annotations
@@ -133,7 +112,7 @@ class WorkerContext:
 
 
 class Worker(ABC):
-    """Runs rollouts: one agent in one environment, or in several. The module's docstring is the guide.
+    """Runs rollouts: one agent in one environment, or in several. See `streamsampler/docs/extending.md`.
 
     What a worker does is a function of its updates, the ticket and the seeds alone, not of its number, nor of what it
     ran before.

@@ -1,60 +1,8 @@
 """Call hooks in workers: user code at the start and the end of trajectories, and at each timestep.
 
-Hooks are an object with any of these methods, passed as `hooks` to a sampler. `context` is a `TrajectoryContext`:
-
-- `on_environment_created(env, worker_number)`: a worker has made an environment, and has not reset it yet.
-- `on_trajectory_start(context)`: environment and agent are reset.
-- `on_timestep(context)`: a timestep is recorded.
-- `on_trajectory_end(context)`: the last timestep is recorded.
-- `on_trajectory_lost(context, error)`: something raised in the trajectory, or `drop_if` was true; it is not in the
-  batch, unless it is run again and does not raise then. It is not called for trajectories that are abandoned because
-  the call does not need them, or whose worker dies, nor for what is found wrong after the end of a trajectory. If it
-  raises, that is logged, and added to the error as a note.
-
-What a hook puts into `TrajectoryContext.metrics` comes back in `batch.episode_infos`, and as one number for each name
-in `batch.stats.metrics`: the mean over trajectories, or what a dict `aggregation` of the hooks says by name: "mean",
-"sum" or "last". A stream has no batch: `sampler.stats.metrics` is about the trajectories that it has handed out so far.
-
-Hooks are pickled as agents are, and each environment of each worker gets a copy. So batches are the same for any number
-of workers as long as what hooks do depends on the trajectory in hand alone. Observations, actions and infos are copies,
-which hooks may keep and change, apart from arrays in the agent's infos. Hooks are not called for the trajectories of
-`check`. With hooks `VecWorker` runs the slower loop of `vec.hooked`. Vector environments take none: they step all their
-environments in one call, so that nothing can be called between the timesteps of one trajectory. With
-`inference="parent"` hooks run in your own process, and have neither `TrajectoryContext.env` nor
-`on_environment_created`.
-
-With `obtain_fragments` a trajectory is an episode: it starts and ends once, in whichever calls, and its metrics come
-with the part in which it ends. `TrajectoryContext.timestep` counts from its start, and `TrajectoryContext.observations`
-and the like are those of the call in hand. Keep what you need from call to call in `TrajectoryContext.memory`: where a
-worker is lost, the one that replaces it applies the actions again, calls no hooks meanwhile, and goes on with `memory`
-and `metrics` as they were at the last call's end; both must be picklable. What hooks keep elsewhere is lost with the
-process. There is no `drop_if`: what an earlier call returned of an episode cannot be left out any more.
-
-Seams
------
-
-`DefaultWorker` has four methods that a subclass may override: `begin_trajectory`, `before_step`, `after_step` and
-`end_trajectory`. They cost nothing as long as no class overrides one of them, and there are no hooks. Otherwise each
-timestep takes about 1 µs more: CartPole-v1, whose trajectories are short, takes 1.15 times as long with an agent that
-costs next to nothing (CPU time on Python 3.11, the two in turn).
-
-Override them like this, and call `super()` unless you replace what they do:
-
-```python
-from typing import Any
-
-from streamsampler import DefaultWorker
-
-
-class WithBonus(DefaultWorker):
-    def after_step(self, context: Any, result: Any) -> Any:
-        observation, reward, terminated, truncated, info = result
-        return observation, reward + 0.1 * (context.timestep < 10), terminated, truncated, info
-```
-
-A trajectory must stay a function of the agent's parameters, the environment and its seed: keep what a trajectory needs
-from one call to the next in `TrajectoryContext.memory`, which is empty at each trajectory's start, and draw from
-generators that `TrajectoryContext.seed` seeds.
+Hooks are an object with any of `on_environment_created`, `on_trajectory_start`, `on_timestep`, `on_trajectory_end` and
+`on_trajectory_lost`; subclasses of `DefaultWorker` may override its four methods around a timestep. Without either, the
+loop calls nothing. The guide is `streamsampler/docs/hooks-and-filters.md`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from streamsampler import RandomAgent
-from streamsampler.data import npz as storage
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.codec import OpaqueSpace, Unwritten, check_writable, decode, decode_space, encode, encode_space
@@ -27,6 +26,7 @@ from streamsampler.data.shards import Manifest, Shard, _as_json, load
 from streamsampler.errors import StorageError, UsageError
 from tests.data.test_batch import batches
 from tests.data.test_recorder import batch_of, tickets
+from tests.documentation.blocks import DOCS
 
 NAMES = S.Dict({"a/b": S.Discrete(2), "a_b": S.Discrete(3), "a": S.Dict({"b": S.Discrete(4)}), "a.b": S.Text(3)})
 """Keys that would share a name in a file."""
@@ -90,8 +90,9 @@ def test_what_is_saved_comes_back_and_the_format_is_what_its_description_says(ba
             assert trees.same(plain_tree(structure, entry), getattr(batch, name))
     manifest = Manifest(seed=1, shard_size=2, wanted={"timesteps": 3}, provenance={}, shards=(Shard(0, 1, 1, 1),))
     facts = json.loads(_as_json(manifest))
+    described = (DOCS / "storage-and-formats.md").read_text()
     for word in (*header, *header["structure"], *facts, *facts["shards"][0], "unwritten"):
-        assert f"`{word}`" in storage.__doc__ or f'"{word}"' in storage.__doc__
+        assert f"`{word}`" in described or f'"{word}"' in described
 
 
 def test_names_provenance_and_single_arrays(batch, tmp_path):

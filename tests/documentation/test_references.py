@@ -13,6 +13,7 @@ import streamsampler
 
 PACKAGE = pathlib.Path(streamsampler.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+PAGES = sorted((PACKAGE / "docs").glob("*.md"))
 # What docstrings write about as a user's code does, and examples of names in files.
 VARIABLES = {
     *("agent", "batch", "board", "env", "env_infos", "episodes", "error", "folder", "manager", "model", "name", "nn"),
@@ -32,8 +33,10 @@ VARIABLES = {
     ),
     *("dataset", "observation", "env_info", "agent_info", "reset_info", "TensorDict", "VecNormalize", "pettingzoo"),
     "torch",
+    "engine",
+    "report",
 }
-FILE = re.compile(r"\w+\.(py|cfg|json|npz|zip|hdf5|parquet)$")
+FILE = re.compile(r"\w+\.(py|cfg|json|npz|npy|csv|pt|md|zip|hdf5|parquet)$")
 NAME = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)+)(?:\([^`]*\))?`(?!`)")
 
 
@@ -94,7 +97,7 @@ def leads_somewhere(reference):
 
 def test_references_lead_somewhere():
     # The first column of a table has names of other libraries.
-    texts = {path: re.sub(r"^\| .*? \|", "|", path.read_text(), flags=re.MULTILINE) for path in FILES}
+    texts = {path: re.sub(r"^\| .*? \|", "|", path.read_text(), flags=re.MULTILINE) for path in [*FILES, *PAGES]}
     references = {(path.name, name) for path, text in texts.items() for name in NAME.findall(text)}
     assert len(references) > 100
     assert [it for it in sorted(references) if not leads_somewhere(it[1])] == []
@@ -106,7 +109,8 @@ def test_references_lead_somewhere():
 def test_adapters_are_imported_from_one_path_in_all_texts():
     text = re.compile(r"streamsampler\.agents\.(torch|mlp|sb3)\b")
     pages = [
-        *sorted(PACKAGE.rglob("*.py")),
+        *FILES,
+        *PAGES,
         PACKAGE.parent / "README.md",
         *sorted(PACKAGE.parent.glob("benchmarks/*.md")),
     ]

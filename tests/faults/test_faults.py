@@ -287,7 +287,7 @@ def test_a_worker_that_leaks_is_replaced_between_tickets(tmp_path):
 
 
 def test_a_limit_of_memory_that_no_worker_can_keep_gives_a_warning(caplog):
-    with make(max_worker_memory=1000) as sampler:
+    with make(limits=Limits(max_worker_memory=1000)) as sampler:
         assert calls(sampler, 2) == undisturbed(2)
         assert sampler.stats.replaced > 0
     assert [record.getMessage() for record in caplog.records if "all the time" in record.getMessage()]

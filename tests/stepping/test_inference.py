@@ -468,7 +468,7 @@ def test_agents_and_environments_that_are_refused():
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"inference": "here"}, '"worker" or "parent", got \'here\''),
     ({"engine": "queues"}, "takes no engine='queues'"),
-    ({"limits": Limits(max_worker_memory=1 << 30)}, "takes no max_worker_memory"),
+    ({"limits": Limits(max_worker_memory=1 << 30)}, r"takes no limits\.max_worker_memory"),
     ({"n_workers": 9}, "only 8 environments"),
     ({"worker_class": type("Own", (VecWorker,), {})}, "takes no worker_class=Own"),
     ({"agents": [Rowwise(), Rowwise()]}, "one agent"),

@@ -1,4 +1,4 @@
-"""What users write type-checks under `mypy --strict`, without a cast; and it runs."""
+"""A script as users write it type-checks under `mypy --strict`, without a cast; and it runs."""
 
 import os
 import pathlib
@@ -22,43 +22,18 @@ ignore_missing_imports = True
 follow_imports = skip
 """
 
-# What the snippets of the README and of docstrings take for granted: each is checked as a program of its own, with this
-# before it.
+# What the lines below take for granted.
 PREAMBLE = """
-from collections.abc import Callable
 from typing import Any
 import gymnasium
-import numpy as np
-from numpy.typing import NDArray
 import streamsampler
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
 
-Parameters = tuple[NDArray[Any], ...]
 agent: Any
-critic: Callable[[NDArray[Any]], NDArray[Any]]
-update: Callable[..., None]
 env: gymnasium.Env[Any, Any]
-improve: Callable[[Parameters, TrajectoryBatch], Parameters]
 batch: TrajectoryBatch
-parameters: Parameters
-policy: Any
 sampler: MultiprocessingSampler
-train: Callable[[MultiprocessingSampler], None]
 """
-
-
-def snippets():
-    """Return the Python code of the README and of the package's docstrings, by a name for its file."""
-    found = {}
-    for path in [ROOT / "README.md", *sorted((ROOT / "streamsampler").rglob("*.py"))]:
-        blocks = re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
-        for number, text in enumerate(blocks):
-            name = "_".join(path.relative_to(ROOT).with_suffix("").parts)
-            # A test's fixtures need no types in documentation.
-            typed = re.sub(r"^def (test_\w+)\((\w+)\):", r"def \1(\2: Any) -> None:", text, flags=re.M)
-            found[f"{name}_{number}"] = typed
-    assert len(found) >= 8
-    return found
 
 
 def checked(tmp_path, *files):
@@ -77,11 +52,7 @@ def checked(tmp_path, *files):
 
 @pytest.mark.types
 def test_what_users_write_type_checks(tmp_path):
-    files = [SCRIPT]
-    for name, snippet in snippets().items():
-        files.append(tmp_path / f"{name}.py")
-        files[-1].write_text(PREAMBLE + snippet)
-    run = checked(tmp_path, *files)
+    run = checked(tmp_path, SCRIPT)
     assert run.stdout.startswith("Success"), run.stdout + run.stderr
 
 
