@@ -76,7 +76,7 @@ def doomed(kind, how, where, quotas):
             (
                 {"max_restarts": None, "limits": Limits(max_lifetime_restarts=5)},
                 6,
-                "that is 6 losses in all, and max_lifetime_restarts",
+                r"that is 6 losses in all, and limits\.max_lifetime_restarts",
             ),
         ]
     ),
