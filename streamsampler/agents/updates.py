@@ -80,12 +80,20 @@ def traits_of(agent: Agent) -> AgentTraits:
         return AgentTraits("several policies", True, None, None, takes_spaces=True, of_policies=of_policies)
     converter = _converter_of(agent)
     return AgentTraits(
-        name=_name_of(agent),
+        name=name_of(agent),
         takes_parameters=callable(getattr(agent, "set_param_values", None)),
         callable_class=_class_name(agent.function) if isinstance(agent, CallableAgent) else None,
         converter=None if converter is None else dumps(converter, "what the agent's get_param_converter gave").owned(),
         takes_spaces=callable(getattr(agent, "set_spaces", None)),
         acts_alone=acts_alone(agent),
+    )
+
+
+def has_rows_alone(agent: str, kind: str) -> UsageError:
+    """Return the error of an agent that has `get_actions` alone, in a kind of worker that asks for single actions."""
+    return UsageError(
+        f"the agent ({agent}) has get_actions alone, and {kind} asks it for one action at a time: give it get_action, "
+        "too, or pass worker_class=VecWorker to the sampler"
     )
 
 
@@ -210,7 +218,7 @@ def _converter_of(agent: Agent) -> Converter | None:
     converter = get_converter()
     if not callable(converter):
         raise UsageError(
-            f"get_param_converter of the agent ({_name_of(agent)}) should give a function, and gave {converter!r}"
+            f"get_param_converter of the agent ({name_of(agent)}) should give a function, and gave {converter!r}"
         )
     return converter  # type: ignore[no-any-return]
 
@@ -246,7 +254,8 @@ def _refused(update: Any, traits: AgentTraits) -> UsageError:
     return UsageError(message)
 
 
-def _name_of(agent: Any) -> str:
+def name_of(agent: Any) -> str:
+    """Return an agent's name for errors: its class, or of a function its name."""
     named = agent.function if isinstance(agent, CallableAgent) else agent
     return str(getattr(named, "__qualname__", type(named).__qualname__))
 

@@ -237,11 +237,11 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         self._order: Order = order
         updates: Updates[Payload] = Updates(self._setup.n_workers)
         put_agents(updates, agents, self._setup.n_workers, held=self._holds_agent)
-        refuse_rows_alone(updates.about("agent"), worker_class)
         as_env = partial(as_env_update, env_kwargs=env_kwargs)
         environments = pickled_environments(envs, self._setup.n_workers, "envs", "the environment", as_env)
         check_side_by_side(environments, "envs", factory)
         put(updates, "env", environments)
+        refuse_rows_alone(updates.about("agent"), updates.about("env"), worker_class)
         dumps(filters, "the filters")
         lag = Lag() if check_staleness(staleness, order, filters) else None
         self._begin_life(updates, 0, filters, lag)

@@ -30,10 +30,10 @@ from streamsampler.samplers.lagging import Lag, begun
 from streamsampler.samplers.options import refuse_rows_alone
 from streamsampler.samplers.payloads import (
     check_side_by_side,
+    facts_in,
     makes_environment,
     on_environments,
     pickled_updates,
-    traits_in,
 )
 from streamsampler.samplers.per_worker import Kind, Updates
 from streamsampler.samplers.session import Fingerprints, PurityChecks, Session
@@ -311,7 +311,8 @@ class SamplerLife(ABC):
         env_update = on_environments(env_update, session.updates, session.engine)
         updates = pickled_updates(agent_update, env_update, session.updates, held=self._holds_agent)
         if "agent" in updates:
-            refuse_rows_alone(traits_in(updates["agent"]), worker_class)
+            environments = facts_in(updates["env"]) if "env" in updates else session.updates.about("env")
+            refuse_rows_alone(facts_in(updates["agent"]), environments, worker_class)
         if "env" in updates:
             check_side_by_side(updates["env"], "env_update", self._setup.factory)
         if makes_environment(env_update):

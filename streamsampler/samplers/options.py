@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from streamsampler.agents.base import is_agent
 from streamsampler.agents.filters import Filter, Filters
 from streamsampler.agents.policies import Policies, PolicyOf, with_policies
-from streamsampler.agents.updates import AgentTraits
+from streamsampler.agents.updates import AgentTraits, has_rows_alone
 from streamsampler.core.errors import CheckMode, SamplerError, UsageError, positive
 from streamsampler.engines.launch.start_methods import StartMethod, has_processes
 from streamsampler.engines.registry import PARENT, EngineName
 from streamsampler.protocol.limits import Limits, Quota
 from streamsampler.protocol.restarts import OnFailure
 from streamsampler.protocol.result import Order
+from streamsampler.samplers.payloads import EnvironmentFacts
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
@@ -120,24 +121,27 @@ def groups_for(worker_args: Mapping[str, Any], n_envs: int) -> int:
     return n_groups
 
 
-def refuse_rows_alone(traits: Iterable[AgentTraits], worker_class: type[Worker]) -> None:
+def refuse_rows_alone(
+    traits: Iterable[AgentTraits], environments: Iterable[EnvironmentFacts], worker_class: type[Worker]
+) -> None:
     """Refuse agents that have `get_actions` alone where a kind of worker asks for one action at a time.
+
+    A policy that plays several agents needs no `get_action`. Where a worker must make the environment to know how many
+    agents it has, the worker refuses the agent.
 
     Args:
         traits: What is known of the agents.
+        environments: What is known of the environments.
         worker_class: The kind of worker.
 
     Raises:
         UsageError: There is one.
     """
-    if worker_class.asks_for_rows:
+    if worker_class.asks_for_rows or not all(each.single for each in environments):
         return
     for each in traits:
         if not each.acts_alone:
-            raise UsageError(
-                f"the agent ({each.name}) has get_actions alone, and {worker_class.__name__} asks it for one action at "
-                "a time: give it get_action, too, or pass worker_class=VecWorker to the sampler"
-            )
+            raise has_rows_alone(each.name, worker_class.__name__)
 
 
 def processes_for(n_workers: int | None, n_envs: int) -> int:

@@ -21,6 +21,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import HeldPayload, Payload, dumps
 from streamsampler.core.version import __version__
 from streamsampler.engines.base import Engine
+from streamsampler.environments.multi_agent import is_multi_agent
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.per_env import PerEnv
 from streamsampler.environments.updates import (
@@ -112,6 +113,7 @@ class EnvironmentFacts(NamedTuple):
         packages: The packages that it comes from.
         parameters: The parameters that are set before each trajectory, as they are shown; None for none.
         of_slots: Of several environments of one worker, the facts of each.
+        single: Whether it has one agent for certain; a callable may make an environment of several.
     """
 
     name: str
@@ -119,6 +121,7 @@ class EnvironmentFacts(NamedTuple):
     packages: tuple[str, ...]
     parameters: dict[str, Any] | None = None
     of_slots: tuple[EnvironmentFacts, ...] = ()
+    single: bool = False
 
     @classmethod
     def of(cls, update: EnvUpdate) -> EnvironmentFacts:
@@ -130,7 +133,10 @@ class EnvironmentFacts(NamedTuple):
             return cls(describe(update), {}, packages, of_slots=each)
         if isinstance(update, SetParameters):
             parameters, update = storable(update.parameters), update.source
-        return cls(describe(update), storable(_kwargs_of(update)), packages, parameters)
+        single = isinstance(update, SpecEnvUpdate) or (
+            isinstance(update, ExistingEnvUpdate) and not is_multi_agent(update.env)
+        )
+        return cls(describe(update), storable(_kwargs_of(update)), packages, parameters, single=single)
 
 
 def _kwargs_of(update: EnvUpdate) -> dict[str, Any]:
@@ -356,8 +362,8 @@ def _check_agents(items: list[Any]) -> None:
     )
 
 
-def traits_in(payloads: Any) -> list[AgentTraits]:
-    """Return what is known of the new agents among updates: of one payload, or of one for each worker."""
+def facts_in(payloads: Any) -> list[Any]:
+    """Return what is known of the new agents or environments of an update: of one payload, or one for each worker."""
     return [it.about for it in (payloads if isinstance(payloads, list) else [payloads]) if it is not None]
 
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
-from streamsampler.agents.base import Agent, is_agent, reset_agent_function
+from streamsampler.agents.base import Agent, acts_alone, is_agent, reset_agent_function
 from streamsampler.agents.masks import MaskFinder
-from streamsampler.agents.updates import updated_agent
+from streamsampler.agents.updates import has_rows_alone, name_of, updated_agent
 from streamsampler.core.errors import ActionError
 from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.core.timing import used
@@ -129,6 +129,8 @@ class DefaultWorker(WorkerWithSeams):
             return
         several, given, self._masks = self._env.unwrapped, self._given, None
         if not isinstance(several, MultiAgentEnv):
+            if given is not None and not (self.asks_for_rows or acts_alone(given)):
+                raise has_rows_alone(name_of(given), type(self).__name__)
             self._agent, self._reset_agent = given, None if given is None else reset_agent_function(given)
             self._masks = None if given is None else finder_of(given, self._env, self.warn_once)
         elif given is not None:

@@ -95,14 +95,24 @@ def _seed_torch(torch: Any, seed: int) -> None:
     kind: 0.4 ms in a worker, a quarter of what a network takes for a trajectory of 20 timesteps. A torch uses only the
     kind of devices that it was built for, and only where there are some.
     """
-    accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
-    device = None if accelerator is None else accelerator.current_accelerator()
-    if accelerator is None or not (device is None or device.type == "cuda"):
+    kind = _kind_of_device(torch)
+    if kind not in ("cuda", None):
         torch.manual_seed(seed)
         return
-    if device is not None and (torch.cuda.is_initialized() or _may_have_devices(hip=bool(torch.version.hip))):
+    if kind == "cuda":
         torch.cuda.manual_seed_all(seed)
     torch.default_generator.manual_seed(seed)
+
+
+def _kind_of_device(torch: Any) -> str | None:
+    """Return the kind of devices that torch may use in this process: None without one, "any" where torch is old."""
+    accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
+    if accelerator is None:
+        return "any"
+    device = accelerator.current_accelerator()
+    if device is None or device.type != "cuda":
+        return None if device is None else str(device.type)
+    return "cuda" if torch.cuda.is_initialized() or _may_have_devices(hip=bool(torch.version.hip)) else None
 
 
 def _may_have_devices(*, hip: bool) -> bool:
@@ -170,8 +180,9 @@ def _restore_torch(torch: Any, on_cpu: Any, on_devices: Any) -> None:
     torch.set_rng_state(on_cpu)
     if on_devices is not None:
         torch.cuda.set_rng_state_all(on_devices)
-    else:
-        # For devices that are not in use yet torch keeps the last seed: that is to be the user's again.
+    elif _kind_of_device(torch) is not None:
+        # For devices that are not in use yet torch keeps the last seed: that is to be the user's again. Without devices
+        # it is left out, as in `_seed_torch`: torch keeps a stack trace with it.
         torch.cuda.manual_seed_all(torch.initial_seed())
 
 

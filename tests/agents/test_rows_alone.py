@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -113,6 +114,16 @@ def test_other_workers_refuse_it_in_the_constructor_and_in_a_call_before_anythin
         evaluate(Rows(), "CartPole-v1", num_trajectories=4)
 
 
+def cart_pole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+def test_workers_refuse_it_where_only_they_can_tell_how_many_agents_an_environment_has() -> None:
+    for kind in (LocalSampler, MultiprocessingSampler):
+        with kind(Rows(), cart_pole, n_workers=1) as sampler, pytest.raises(RolloutError, match=WORDS):
+            sampler.obtain_trajectories(2)
+
+
 class Remembering(Rows):
     """Is asked for each agent of an environment by itself."""
 
@@ -131,6 +142,11 @@ class Plain(Rows):
 def test_policies_may_have_get_actions_alone_where_all_agents_are_asked_together() -> None:
     with LocalSampler({"red": Plain(), "blue": Plain()}, Comings, seed=1) as sampler:
         assert sampler.obtain_trajectories(2).n_trajectories == 2
+    shared = []
+    for agents in Plain(), {"shared": Plain()}:
+        with LocalSampler(agents, Comings, seed=1) as sampler:
+            shared.append(sampler.obtain_trajectories(2))
+    assert shared[0] == shared[1]
     with (
         LocalSampler({"red": Plain(), "blue": Remembering()}, Comings, seed=1) as sampler,
         pytest.raises(RolloutError, match="policy 'blue' has get_actions alone"),

@@ -170,6 +170,12 @@ def test_torch_is_seeded_for_the_devices_there_may_be(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # devices may become visible
     seed_generators(5)
     assert (torch.noted is not None) == (seeded or driver)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    torch.noted = None
+    with preserved_generators():
+        pass
+    # The user's seed is put back where a rollout may seed devices. Elsewhere torch would keep it with a stack trace.
+    assert torch.noted == (torch.cpu[1] if seeded and not in_use else None)
 
 
 DRAWS: dict[str, Any] = {
