@@ -198,9 +198,12 @@ class Group(SideBySide):
         worker.phase = Phase.STEP
         rewards = [0.0] * self._n_rows
         first = (recorder.step - 1) * self._n_rows
+        words, timesteps_word, watched = worker.row.words, worker.row.timesteps_word, worker.row.attention
         try:
             for position, row in enumerate(self.rows):
                 observation, reward, terminated, truncated, info = row.env.step(self._singles[position])
+                if watched:
+                    words[timesteps_word] = worker.ran_timesteps + position + 1
                 rewards[position] = reward if reward.__class__ is float else number_of(reward)
                 if info.__class__ is not dict or info:
                     recorder.record_env_info(first + position, info)

@@ -297,6 +297,8 @@ class HookedGroup(HookedRows, Group):
             self._position = position
             context = self._acts(position)
             observation, reward, terminated, truncated, info = row.env.step(own_copy(context.action))
+            shown = self._worker.row
+            shown.words[shown.timesteps_word] = self._worker.ran_timesteps + position + 1
             self._take(position, context, observation, reward, terminated, truncated, info)
             self._worker.enter(Phase.STEP)
             row.length += 1

@@ -18,6 +18,8 @@ from streamsampler.errors import ActionError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.generators import preserved_generators, seed_generators
+from streamsampler.workers.hooks import pickled_hooks
+from streamsampler.workers.resets import FragmentOrder, Resets
 from tests.scripted.envs import Steps
 from tests.workers.contexts import context_of, new_board
 
@@ -67,15 +69,24 @@ class Batched(OneByOne):
         return np.zeros(n, np.int64), {"rows": np.full(n, n)}
 
 
-def worker_of(agent: Any, tell: Any = None, kind: str = "slots", board: StatusBoard | None = None) -> VecWorker:
+def worker_of(
+    agent: Any, tell: Any = None, kind: str = "slots", board: StatusBoard | None = None, hooks: Any = None
+) -> VecWorker:
     """Return a worker with three environments, single ones or those of a vector environment."""
-    worker = VecWorker(context_of(board), n_envs=N_ENVS, block_size=6)
+    worker = VecWorker(context_of(board, hooks=hooks), n_envs=N_ENVS, block_size=6)
     single = partial(Calling, tell)
     mode = None if kind == "slots" else AutoresetMode[kind]
     make = single if mode is None else partial(SyncVectorEnv, [single] * N_ENVS, autoreset_mode=mode)
     worker.update_env(as_env_update(make))
     worker.update_agent(agent)
     return worker
+
+
+class Counting:
+    """A hook."""
+
+    def on_timestep(self, context: Any) -> None:
+        context.metrics["n"] = float(context.timestep)
 
 
 def run(worker: VecWorker, lengths: list[int], block: int = 6) -> Any:
@@ -165,6 +176,26 @@ def test_progress_shows_the_phase_and_to_who_watches_each_call(agent_class, watc
     assert all(progress.phase == phases[what] for what, progress in seen)
     assert len(seen) > 66
     assert not watched or all(before != after for (_, before), (_, after) in pairwise(seen))
+
+
+@pytest.mark.parametrize("agent_class", [OneByOne, Batched])
+@pytest.mark.parametrize("hooks", [None, Counting()])
+def test_progress_of_fragments_shows_each_call(agent_class: Any, hooks: Any) -> None:
+    """The limit on a step is of each environment's, and not of all together."""
+    board, seen = new_board(), []
+
+    def tell(what: str) -> None:
+        seen.append(board.progress(0))
+
+    worker = worker_of(agent_class(tell), tell, board=board, hooks=pickled_hooks(hooks, None))
+    worker.in_force, worker.load = {"agent": agent_class(tell)}, lambda payload: payload
+    worker.resets = Resets(fragments=FragmentOrder(5, N_ENVS, base_version=1))
+    board.request_progress(0)
+    seen.clear()
+    outcome = worker.rollout(Ticket(1, range(1)), [10])
+    assert outcome.n_timesteps == worker.ran_timesteps == 5 * N_ENVS
+    assert len(seen) > 20
+    assert all(before != after for before, after in pairwise(seen))
 
 
 def test_the_time_of_every_reset_step_and_action_is_told(monkeypatch):
