@@ -111,6 +111,7 @@ Pages in Markdown come with the package, in the folder `docs` (`streamsampler.__
 | run many environments in each worker; keep the agent here | `streamsampler/docs/vectorised.md` |
 | sample several agents in an environment | `streamsampler/docs/several-agents.md` |
 | sample environments that wait | `streamsampler/docs/waiting.md` |
+| work in a notebook | `streamsampler/docs/notebook.md` |
 | step environments yourself | `streamsampler/docs/stepping.md` |
 | evaluate and compare agents | `streamsampler/docs/evaluation.md` |
 | check an environment and an agent | `streamsampler/docs/checking.md` |

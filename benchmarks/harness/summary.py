@@ -84,7 +84,7 @@ def shares(
 
 
 def section(questions: Sequence[dict[str, Any]]) -> str:
-    """Return the README's text, in Markdown: the chart, and two sentences.
+    """Return the README's text, in Markdown: the chart, and four sentences.
 
     Args:
         questions: All questions.
@@ -97,9 +97,10 @@ def section(questions: Sequence[dict[str, Any]]) -> str:
         "agent and records nothing; each library with its best setting. Where your own process steps cheap "
         f"environments, `SyncVectorEnv` ({stepped.get('Gymnasium SyncVectorEnv', 0):.2f}) and `DummyVecEnv` "
         f"({stepped.get('Stable-Baselines3 DummyVecEnv', 0):.2f}) are ahead of `EnvManager` "
-        f"({stepped.get('streamsampler', 0):.2f}), and by CPU time in one process of `SerialEnvManager` "
-        f"({one_process.get('Gymnasium SyncVectorEnv', 0):.2f} and {one_process.get('streamsampler', 0):.2f}): stay "
-        "with them there. [speed](streamsampler/docs/speed.md) says when which is faster, "
+        f"({stepped.get('streamsampler', 0):.2f}). In one process, by CPU time, it is "
+        f"{one_process.get('Gymnasium SyncVectorEnv', 0):.2f} for `SyncVectorEnv` and "
+        f"{one_process.get('streamsampler', 0):.2f} for `SerialEnvManager`. Stay with Gymnasium's and "
+        "Stable-Baselines3's there. [speed](streamsampler/docs/speed.md) says when which is faster, "
         "[benchmarks](benchmarks/README.md) has all results and versions."
     )
 

@@ -407,7 +407,8 @@ class RunningReturnNorm(RunningMoments):
     """Scales rewards: `reward / sqrt(variance + epsilon)`, clipped to `-clip … clip`.
 
     The variance is that of the discounted return so far, `R[t] = gamma * R[t - 1] + reward[t]`, which begins with each
-    trajectory. Rewards keep their sign. Before there are statistics the filter leaves all as it is.
+    trajectory, and in fragments with each part of an episode: rewards come out larger where parts are shorter than some
+    `2 / (1 - gamma)` timesteps. Rewards keep their sign. Before there are statistics the filter leaves all as it is.
 
     Args:
         gamma: The discount, 0 to 1.

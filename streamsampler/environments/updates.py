@@ -436,7 +436,8 @@ def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None, *, several: bool
     _close(env)
     raise UsageError(
         f"{describe(update)} gives a vector environment ({type(env).__qualname__}), which takes "
-        "worker_class=VecWorker; this kind of worker runs one environment"
+        "worker_class=VecWorker; this kind of worker runs one environment. For fragments pass a function that makes a "
+        "single one, and their number: obtain_fragments(128, n_envs=16)"
     )
 
 

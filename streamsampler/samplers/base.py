@@ -401,7 +401,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         if self._session.updates.differ or any(items_by_worker(update) is not None for update in updates):
             raise UsageError(
                 "fragments need one agent and one environment for all workers: an environment's episodes are the same "
-                "whatever the number of workers"
+                "whatever the number of workers. Pass an id or a function that makes one environment, and their number "
+                "to the call: obtain_fragments(128, n_envs=16)"
             )
 
     # ------------------------------------------------------------------ accounts

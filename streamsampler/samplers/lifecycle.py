@@ -143,7 +143,7 @@ class SamplerLife(ABC):
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise ClosedError("this sampler is closed")
+            raise ClosedError("this sampler is closed: make another, or call it inside its `with` block")
         if os.getpid() != self._owner:
             raise SamplerError(
                 f"this sampler belongs to process {self._owner}; a forked process must make its own "

@@ -42,7 +42,7 @@ DRAWS = (
     'np_random; or pass worker_args={"block_size": n}: then trajectories run in fixed blocks of n'
 )
 _SINGLE = "pass an environment that is not vectorised, of which VecWorker makes several itself"
-_NO_FRAGMENTS = f"a vector environment runs no fragments: {_SINGLE}"
+_NO_FRAGMENTS = f"a vector environment runs no fragments: {_SINGLE}, and their number to obtain_fragments as n_envs"
 _NO_HOOKS = (
     "a vector environment calls no hooks and no drop_if, because nothing can be called between the timesteps of one "
     f"trajectory: it steps all its environments in one call; {_SINGLE}"
