@@ -315,6 +315,8 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         except BaseException as error:
             if is_interrupt(error):
                 self._salvaged = batch or self._salvaged
+                if self._salvaged is not None:
+                    error.add_note(f"salvage() returns all finished trajectories: {self._salvaged.n_trajectories:,}")
             raise
         return batch
 

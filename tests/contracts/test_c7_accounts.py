@@ -154,9 +154,12 @@ def leaves_out(sampler: Any) -> None:
 def is_interrupted(sampler: Any, n_snapshots: int = 2) -> None:
     kept = 0
     for goes_on in (True, False):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as interrupt:
             sampler.obtain_samples(100_000, progress=Interrupting(n_snapshots))
         salvaged = sampler.salvage()
+        notes = getattr(interrupt.value, "__notes__", [])
+        expected = [] if salvaged is None else [f"salvage() returns all finished trajectories: {len(salvaged)}"]
+        assert notes == expected
         kept += 0 if salvaged is None else salvaged.n_timesteps
         kept += sampler.obtain_samples(20).n_timesteps if goes_on else 0
     assert sampler.stats.kept_timesteps == kept
