@@ -408,6 +408,7 @@ class ShardWriter:
     Args:
         path: The folder; it is made where there is none.
         resume: Whether to continue with the shards that are there.
+        compress: Whether the arrays of new shards are compressed.
 
     Attributes:
         manifest: What the folder is to hold, and holds; None in a new one, until `begin`.
@@ -419,13 +420,13 @@ class ShardWriter:
         OSError: The folder cannot be made or read.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False) -> None:
+    def __init__(self, path: Path, *, resume: bool = False, compress: bool = False) -> None:
         check_locks()
         check_folder(path, resume=resume)
         if not path.exists():
             path.mkdir(exist_ok=True)
             sync_directory(path.parent)
-        self._path = path
+        self._path, self._compress = path, compress
         self._lock = FolderLock(path)
         try:
             check_folder(path, resume=resume)  # again, because only now no other process writes there
@@ -526,7 +527,8 @@ class ShardWriter:
             OSError: It cannot be written; what was there is still there.
         """
         self._note_fingerprints(batch.fingerprints)
-        storage.save(batch, self._path / shard_name(len(self.shards)), provenance=self.begun.provenance)
+        path = self._path / shard_name(len(self.shards))
+        storage.save(batch, path, provenance=self.begun.provenance, compress=self._compress)
         first = self.following
         n_dropped = int(batch.indices[-1]) + 1 - first - batch.n_trajectories
         self._list(shards=(*self.shards, Shard(first, batch.n_trajectories, batch.n_timesteps, n_dropped)))

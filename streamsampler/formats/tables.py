@@ -128,7 +128,7 @@ def _named(columns: Iterable[ColumnRows]) -> dict[str, ColumnRows]:
 # Parquet.
 
 
-_GROUP_BYTES = 32 * 2**20
+_GROUP_BYTES = 8 * 2**20
 """About how much of a shard is converted and written at once: a row group."""
 
 

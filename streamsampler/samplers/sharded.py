@@ -34,6 +34,7 @@ def sample_to_folder(
     resume: bool = False,
     provenance: Mapping[str, Any] | None = None,
     infos: InfosArgument = True,
+    compress: bool = False,
     progress: ProgressArgument = False,
 ) -> TrajectoryFolder[ObservationsT, ActionsT]:
     """Sample trajectories into a folder of files, each written when it is complete.
@@ -72,6 +73,8 @@ def sample_to_folder(
             sampler's arguments.
         infos: True for all infos, False for none, or the names of the outermost keys that are written, whichever of
             `env_infos`, `agent_infos` and `episode_infos` have them.
+        compress: Compress the arrays of each file that this call writes; much slower. Files are read alike either way,
+            so an interrupted call may be resumed with another value.
         progress: See `Sampler.obtain_samples`.
 
     Returns:
@@ -97,7 +100,7 @@ def sample_to_folder(
         provenance=_provenance(sampler, provenance, kept),
     )
     path = Path(folder)
-    with ShardWriter(path, resume=resume) as writer:
+    with ShardWriter(path, resume=resume, compress=compress) as writer:
         writer.begin(wanted)
         before, was_begun, version = sampler.filters, bool(writer.shards), sampler.agent_version
         if writer.missing:
@@ -174,6 +177,7 @@ def _write_missing(
                 compared |= batch.fingerprints
                 _compare(sampler, path, manifest.fingerprints, batch.fingerprints)
             writer.write(batch)
+            del batch  # so that its memory is free while the next shard arrives
             shown.update(lambda: (writer.n_timesteps, writer.n_trajectories), complete=not writer.missing)
 
 

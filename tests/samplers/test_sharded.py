@@ -6,6 +6,8 @@ import resource
 import signal
 import subprocess
 import sys
+import weakref
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from streamsampler.data import npz as storage
 from streamsampler.data.shards import ShardWriter, shard_name
 from streamsampler.errors import ClosedError, DamagedShardError, RolloutError, StorageError, UsageError
 from streamsampler.filters import RunningNorm, RunningReturnNorm
+from streamsampler.samplers.streaming import Stream
 from tests.data.test_shards import Killing, in_child
 from tests.tiers import mostly_slow
 
@@ -150,6 +153,34 @@ def test_after_sigkill_or_a_full_disk_the_same_call_completes_the_folder(
     with make(n_workers=2) as sampler:
         sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True)
     assert contents(tmp_path / "out") == contents(whole)
+
+
+def test_an_uncompressed_folder_is_resumed_with_compression_and_holds_the_same(whole: Path, tmp_path: Path) -> None:
+    with make() as sampler:
+        interrupted(sampler, tmp_path / "out")
+    with make() as sampler:
+        folder = sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True, compress=True)
+    kinds = [{member.compress_type for member in zipfile.ZipFile(path).infolist()} for path in folder.files]
+    assert kinds[1:4] == [{zipfile.ZIP_STORED}, {zipfile.ZIP_DEFLATED}, {zipfile.ZIP_DEFLATED}]
+    assert folder.to_batch() == TrajectoryFolder(whole).to_batch()
+
+
+def test_a_written_shard_leaves_memory_before_the_next_one_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[weakref.ref[Any]] = []
+    take = Stream.take
+
+    def taking(stream: Any, portion: Any) -> Any:
+        assert [ref() for ref in written] == [None] * len(written)
+        batch = take(stream, portion)
+        written.append(weakref.ref(batch))
+        return batch
+
+    monkeypatch.setattr(Stream, "take", taking)
+    with make() as sampler:
+        sample_to_folder(sampler, tmp_path / "out", **AMOUNT)
+    assert len(written) > 2
 
 
 def test_a_complete_folder_stays_as_it_is(whole: Path) -> None:
