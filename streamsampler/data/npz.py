@@ -18,6 +18,7 @@ import numpy as np
 
 from streamsampler.core.atomic import write_whole
 from streamsampler.core.errors import StorageError
+from streamsampler.core.keywords import meant
 from streamsampler.core.version import __version__
 from streamsampler.data.agent_rows import ARRAYS_OF_AGENTS, AgentRows
 from streamsampler.data.archive import opened_npz
@@ -236,13 +237,15 @@ def read(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Array], d
 
     Args:
         path: As `load` takes it.
-        names: Names of arrays of `TrajectoryBatch`, such as `rewards`. The others are not read.
+        names: Names of the file's arrays: `rewards`, and of nested data each leaf, such as `observations.image`. The
+            others are not read.
 
     Returns:
-        The arrays by name; and the header, with `format_version`, `package_version`, `seed`, `seeds` and `provenance`.
+        `(arrays, header)`: the arrays by name; and the header, with `format_version`, `package_version`, `seed`,
+        `seeds` and `provenance`.
 
     Raises:
-        StorageError: As `load`, and where there is no such array.
+        StorageError: As `load`, and where there is no such array; names those that there are.
         FileNotFoundError: There is no such file.
     """
     return _read(_existing(Path(path)), names)
@@ -254,10 +257,20 @@ def read_trees(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Any
     Args:
         path: As `load` takes it.
         names: Names of trees, such as `env_infos`. The others are not read.
+
+    Returns:
+        `(trees, header)`: the trees by name, nested as in a batch; and the header.
+
+    Raises:
+        StorageError: As `load`, and where there is no such tree; names those that there are.
     """
     path = _existing(Path(path))
     header = _read(path, ())[1]
     with damage_raised(path, "is damaged: its parts do not fit together ({})"):
+        if unknown := [name for name in names if name not in header["structure"]]:
+            arrays = "; read returns arrays" if unknown[0] in _ARRAYS else ""
+            trees = ", ".join(header["structure"])
+            raise StorageError(f"there is no tree {unknown[0]!r} in {path}, only {trees}{arrays}")
         structures = {name: header["structure"][name] for name in names}
         entries = _read(path, [entry for structure in structures.values() for entry in entries_of(structure)])[0]
         return {name: _restore(structure, entries) for name, structure in structures.items()}, header
@@ -274,9 +287,26 @@ def _read(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Arr
         header = read_facts(path, archive.read_text("header"), "trajectory batch", _FORMAT, _VERSION)
         if names is None or names:
             with damage_raised(path, "is damaged: its parts do not fit together ({})"):
-                names = _entries_of_header(header) if names is None else names
+                known = _entries_of_header(header)
+                names = known if names is None else names
+                if unknown := [name for name in names if name not in {*known, *archive.names}]:
+                    # An array that the header names, and that is missing, is damage.
+                    raise StorageError(
+                        f"there is no array {unknown[0]!r} in {path}{_instead(unknown[0], known, header)}"
+                    )
                 check_claims(archive, header, frozenset(names))
         return {name: archive.read(name) for name in names}, header
+
+
+def _instead(name: str, known: Sequence[str], header: Mapping[str, Any]) -> str:
+    """Return where the data of a name are, as the end of a sentence."""
+    if name in header:
+        return ": it is in the header, the second result"
+    if leaves := [leaf for leaf in known if leaf.startswith(f"{name}.")]:
+        return f"; there are {', '.join(leaves)}: name these, or use read_trees({name!r})"
+    if name in header["structure"]:
+        return f": it is empty; read_trees({name!r}) returns it"
+    return meant(name, known)
 
 
 def _entries_of_header(header: Mapping[str, Any]) -> list[str]:

@@ -17,16 +17,17 @@ from gymnasium import spaces as S
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from streamsampler import RandomAgent
+from streamsampler import LocalSampler, RandomAgent
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.codec import OpaqueSpace, Unwritten, check_writable, decode, decode_space, encode, encode_space
-from streamsampler.data.npz import read, save
+from streamsampler.data.npz import read, read_trees, save
 from streamsampler.data.shards import Manifest, Shard, _as_json, load
 from streamsampler.errors import StorageError, UsageError
 from tests.data.test_batch import batches
 from tests.data.test_recorder import batch_of, tickets
 from tests.documentation.blocks import DOCS
+from tests.scripted.envs import Nested
 
 NAMES = S.Dict({"a/b": S.Discrete(2), "a_b": S.Discrete(3), "a": S.Dict({"b": S.Discrete(4)}), "a.b": S.Text(3)})
 """Keys that would share a name in a file."""
@@ -104,8 +105,24 @@ def test_names_provenance_and_single_arrays(batch, tmp_path):
     assert header["provenance"] == {"env": "X"}
     assert sorted(arrays) == ["lengths", "rewards"]
     np.testing.assert_array_equal(arrays["rewards"], batch.rewards)
-    with pytest.raises(StorageError, match="nothing"):
-        read(path, "nothing")
+
+
+def test_a_wrong_name_of_an_array_is_told_from_damage(tmp_path):
+    with LocalSampler("random", Nested, seed=1) as sampler:
+        path = sampler.obtain_trajectories(1).save(tmp_path / "nested.npz")
+    for name, words in (
+        ("nothing", "there is no array 'nothing' in .*nested.npz; it has rewards, terminated, "),
+        ("reward", "there is no array 'reward' in .*nested.npz: did you mean 'rewards'"),
+        ("observations", "; there are observations.image, .*: name these, or use read_trees"),
+        ("agent_infos", "it is empty; read_trees"),
+        ("seeds", "it is in the header, the second result"),
+    ):
+        with pytest.raises(StorageError, match=words):
+            read(path, name)
+    with pytest.raises(StorageError, match=r"no tree 'rewards' in .*, only observations, .*; read returns arrays"):
+        read_trees(path, "rewards")
+    with pytest.raises(StorageError, match=r"no tree 'infos' in .*, only observations, .*episode_infos$"):
+        read_trees(path, "infos")
 
 
 def test_equal_batches_make_equal_files(batch, tmp_path, monkeypatch):
