@@ -36,11 +36,13 @@ def load(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Traject
 
     Args:
         path: The file or the folder; `.npz` is appended where there is none of that name.
-        more: Further folders, whose trajectories follow.
+        more: Further folders of the same spaces, whose trajectories follow.
 
     Raises:
         StorageError: The file holds no trajectories, is damaged or cut short, or is of a newer format.
         FileNotFoundError: There is no such file or folder.
+        DataError: The folders have different spaces.
+        UsageError: A folder is given twice.
     """
     if not more and not Path(path).is_dir():
         return load_file(path)
@@ -75,6 +77,8 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
     Raises:
         StorageError: The folder has no manifest, or it or a shard is damaged or missing; names the file.
         FileNotFoundError: There is no such folder.
+        DataError: The folders have different spaces.
+        UsageError: A folder is given twice.
     """
 
     if not TYPE_CHECKING:
@@ -83,11 +87,15 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
     def __init__(self, path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> None:
         self.paths = tuple(map(Path, (path, *more)))
         manifests = [read_manifest(folder) for folder in self.paths]
+        folders = [ShardFiles(folder, manifest) for folder, manifest in zip(self.paths, manifests, strict=True)]
         places = [
-            (ShardFiles(folder, manifest), number)
-            for folder, manifest in zip(self.paths, manifests, strict=True)
+            (folder, number)
+            for folder, manifest in zip(folders, manifests, strict=True)
             for number in range(len(manifest.shards))
         ]
+        _check_different(self.paths)
+        if more:
+            _check_same_spaces([folder for folder, number in places if number == 0])
         self.files = [files.path(number) for files, number in places]
         self.shards: Sequence[TrajectoryBatch[ObservationsT, ActionsT]] = _Shards(places)
         self.complete = all(manifest.complete for manifest in manifests)
@@ -236,6 +244,32 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
     def _check_some(self) -> None:
         if not self.shards:
             raise DataError(f"{' and '.join(map(str, self.paths))} holds no trajectories yet")
+
+
+def _check_different(paths: Sequence[Path]) -> None:
+    """Check that no folder is given twice, also under another name: its trajectories would count twice."""
+    resolved = [path.resolve() for path in paths]
+    for path, real in zip(paths, resolved, strict=True):
+        if resolved.count(real) > 1:
+            raise UsageError(f"{str(path)!r} is given twice: its trajectories would be in the data twice")
+
+
+def _check_same_spaces(folders: Sequence[ShardFiles]) -> None:
+    """Check that the first shards of folders have the same spaces."""
+    said = [(folder.path(0), folder.header(0).get("spaces")) for folder in folders]
+    for path, its in said[1:]:
+        if its == said[0][1]:  # which is nearly always so, and takes no decoding
+            continue
+        for name in ("observation_space", "action_space"):
+            found = []
+            for each, spaces in (said[0], (path, its)):
+                with damage_raised(each):
+                    found.append(decode_space(spaces[name]))
+            if found[0] != found[1]:
+                raise DataError(
+                    f"{name} differs: {found[0]} in {said[0][0].parent}, {found[1]} in {path.parent}; open folders of "
+                    "different spaces one by one"
+                )
 
 
 T = TypeVar("T")

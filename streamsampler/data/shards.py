@@ -303,6 +303,13 @@ class ShardFiles:
         """Return the file of a shard."""
         return self._folder / shard_name(number)
 
+    def header(self, number: int) -> dict[str, Any]:
+        """Return the header of a shard's file."""
+        path = self.path(number)
+        header = _whole(path, lambda: storage.read(path))[1]
+        self._check_origin(path, header)
+        return header
+
     def read(self, number: int, *names: str) -> dict[str, Array]:
         """Return some arrays of a shard, its indices and its lengths."""
         path = self.path(number)

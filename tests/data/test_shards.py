@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -390,3 +391,16 @@ def test_several_folders_are_one(batch, path, tmp_path):
         print(folder.path)
     with pytest.raises(StorageError, match=r"shard-000000\.npz is no folder of trajectories"):
         streamsampler.load(path, path / shard_name(0))
+    (tmp_path / "link").symlink_to(path)
+    for same in (path, tmp_path / "link"):
+        with pytest.raises(UsageError, match="is given twice: its trajectories would be in the data twice"):
+            streamsampler.load(path, tmp_path / "other", same)
+
+
+def test_folders_of_different_spaces_are_refused_when_they_are_opened(batch, path, tmp_path):
+    write_all(tmp_path / "other", replace(batch, action_space=spaces.Discrete(99)))
+    with pytest.raises(DataError, match=r"action_space differs: .* in .*, Discrete\(99\) in .*other; open"):
+        streamsampler.load(path, tmp_path / "other")
+    (tmp_path / "other" / shard_name(0)).unlink()
+    with pytest.raises(StorageError, match="is missing, and the folder's"):
+        streamsampler.load(path, tmp_path / "other")
