@@ -206,9 +206,11 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
             ```
 
         Args:
-            sequence_length: Timesteps of each sequence, S; None for whole trajectories, each as long as it is.
-            shuffle: Whether shards come in a random order, and sequences in a random order within their shard. The
-                order is the same for the same seed, epoch (`dataset.set_epoch`) and number of loader workers.
+            sequence_length: Timesteps of each sequence, S; None for whole trajectories, each as long as it is: a
+                `DataLoader` then needs `batch_size=None` or 1, or a `collate_fn` of your own.
+            shuffle: Whether shards come in a random order, and sequences in a random order within their shard, so that
+                neighbours in the order are of the same shard. The order is the same for the same seed, epoch
+                (`dataset.set_epoch`) and number of loader workers.
             seed: Of the shuffle.
             fields: What each sequence holds: some of observations, next_observations, actions, rewards, terminated,
                 truncated, step_types, env_infos and agent_infos, or of their leaves by path, such as
@@ -218,8 +220,10 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
 
         Returns:
             A dataset of dicts: the fields, tensors (S, ...) nested as their spaces; `terminated` and `truncated` are
-            true only at a trajectory's last timestep; `mask`, (S,) bool; `index` of the trajectory, and `timestep`,
-            that of the first. Its `n_sequences` is how many there are.
+            true only at a trajectory's last timestep; `mask`, (S,) bool; `trajectory`, its position in this folder, or
+            in these folders together, as in `folder[trajectory]`; `index`, its trajectory index, which trajectories of
+            different folders may share; and `timestep`, that of the first. Its `n_sequences` is how many there are. It
+            has no length: each loader worker fills batches of its own, so that their number depends on the workers.
 
         Raises:
             ImportError: PyTorch is not there.
@@ -237,8 +241,8 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
                 known = header["spaces"]
                 spaces = decode_space(known["observation_space"]), decode_space(known["action_space"])
         return SequenceDataset(
-            self.files, self.shards, sequence_length, shuffle=shuffle, seed=seed, fields=fields, without=without,
-            spaces=spaces,
+            self.files, self.shards, self._bounds.tolist(), sequence_length, shuffle=shuffle, seed=seed, fields=fields,
+            without=without, spaces=spaces,
         )  # fmt: skip
 
     def _check_some(self) -> None:

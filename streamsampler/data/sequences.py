@@ -36,6 +36,8 @@ _INFOS = ("env_infos", "agent_infos")
 class SequenceDataset(IterableDataset):  # type: ignore[misc]
     """Yields sequences of timesteps; see `TrajectoryFolder.torch_dataset`.
 
+    `firsts` has for each shard the position of its first trajectory among those of all shards.
+
     Attributes:
         sequence_length: Timesteps of each sequence; None where each is a whole trajectory.
 
@@ -47,6 +49,7 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         self,
         files: Sequence[Path],
         shards: Sequence[TrajectoryBatch[Any, Any]],
+        firsts: Sequence[int],
         sequence_length: int | None,
         *,
         shuffle: bool,
@@ -67,7 +70,7 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise UsageError(f"seed should be an integer of at least 0, and is {seed!r}")
         self.sequence_length = sequence_length
-        self._files, self._shards = files, shards
+        self._files, self._shards, self._firsts = files, shards, firsts
         self._shuffle, self._seed = shuffle, int(seed)
         # Shared, so that loader workers that outlive an epoch see the next one.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -105,12 +108,13 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         # Each loader worker reads shards of its own; where there are too few, all read all of them.
         share_shards = n_shards >= n_workers
         for number in order[worker::n_workers] if share_shards else order:
-            shard = self._shards[int(number)]
+            shard, before = self._shards[int(number)], self._firsts[int(number)]
             places = self._places(shard.lengths)
             if self._shuffle:
                 np.random.default_rng((*entropy, int(number))).shuffle(places)
             for trajectory, first, stop in places if share_shards else places[worker::n_workers]:
-                yield self._sequence(shard, int(trajectory), int(first), int(stop))
+                sequence = self._sequence(shard, int(trajectory), int(first), int(stop))
+                yield sequence | {"trajectory": torch.tensor(before + int(trajectory))}
 
     def _places(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return trajectory, first timestep and the one after the last of each sequence of a shard: (n, 3)."""

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, sample_to_folder
+from streamsampler import LocalSampler, TrajectoryFolder, sample_to_folder
 from streamsampler.errors import DataError, UsageError
 from tests.scripted.envs import Counting, Nested
 
@@ -80,6 +80,18 @@ def test_loader_workers_share_the_sequences(folder, batch, n_workers, shuffle):
     dataset.set_epoch(1)
     assert (places(loader) != orders[0]) == shuffle, "loader workers that stay see the next epoch"
     del loader
+
+
+def test_a_sequence_names_its_trajectory_also_among_those_of_several_folders(folder, tmp_path):
+    with LocalSampler("random", Counting, seed=2) as sampler:
+        sample_to_folder(sampler, tmp_path / "other", n_trajectories=20, shard_size=60)
+    both = TrajectoryFolder(folder.path, tmp_path / "other")
+    items = list(both.torch_dataset(shuffle=True))
+    assert sorted(int(item["trajectory"]) for item in items) == list(range(80))
+    for item in items:
+        trajectory = both[int(item["trajectory"])]
+        assert trajectory.indices.tolist() == [int(item["index"])]
+        assert trajectory.rewards.tolist() == item["rewards"].tolist()
 
 
 def test_the_shuffle_depends_on_seed_and_epoch(folder, batch):
