@@ -8,8 +8,9 @@ An episode has T actions and T + 1 observations; images are not compressed. `inf
 Where a key was missing in some of an episode's rows, `_key` is its mask, and the key holds zeros or empty text there.
 Infos that are no numbers of one shape and no text are JSON, as in files of batches. A `/` in a
 key nests, as in HDF5. Episode metadata have `seed`, `trajectory_index` and `agent_version`; the dataset's have
-`streamsampler`: the sampler's seed, the provenance and the version. `env_spec` is there where the environment's id is
-registered when the export is made; `--import MODULE` of the command imports what registers it.
+`streamsampler`: the sampler's seed, the provenance and the version. `env_spec` is written if the environment's id is
+registered when the export is made, with an entry point that another program can import; `--import MODULE` of the
+command imports the module that registers it.
 
 Before a shard is written its space is reserved, because HDF5 ends the process where the disk is full.
 """
@@ -17,7 +18,9 @@ Before a shard is written its space is reserved, because HDF5 ends the process w
 from __future__ import annotations
 
 import copy
+import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -166,6 +169,7 @@ def _plain(tree: Any) -> Any:
 # ----------------------------------------------------------------------
 
 
+_log = logging.getLogger("streamsampler")
 _EXTRA = "minari"
 _MAIN = "main_data.hdf5"
 _TEXTS = ("author", "author_email", "code_permalink", "algorithm_name", "description")
@@ -266,7 +270,10 @@ def _name_of(source: Source, out: Path) -> str:
 
 
 def _env_spec(source: Source) -> Any | None:
-    """Return the environment's spec if its id is registered; nothing is imported."""
+    """Return the environment's spec if its id is registered; nothing is imported.
+
+    A spec that Minari cannot write is None, with a warning.
+    """
     name, kwargs = (source.provenance.get(each) for each in ("environment", "env_kwargs"))
     registered = gymnasium.registry.get(str(name).rpartition(":")[2])
     if registered is None:
@@ -276,10 +283,24 @@ def _env_spec(source: Source) -> Any | None:
     if limit := kwargs.pop("max_episode_steps", None):
         spec.max_episode_steps = None if limit == -1 else limit
     spec.kwargs.update(kwargs)
+    for point in ("entry_point", "vector_entry_point"):
+        setattr(spec, point, _importable(getattr(spec, point)))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             type(spec).from_json(spec.to_json())
-    except Exception:  # made by a function, or with wrappers that JSON does not hold
+    except Exception as reason:  # registered with a lambda, or with wrappers that JSON does not hold
+        _log.warning(
+            "the dataset has no env_spec, and Minari cannot make the environment %r again: %s. Register it with "
+            'entry_point="module:Class" in a module that other programs can import',
+            name, reason,
+        )  # fmt: skip
         return None
     return spec
+
+
+def _importable(entry_point: Any) -> Any:
+    """Return "module:name" for a class or a function that is found there; else the entry point as it is."""
+    module, name = (getattr(entry_point, each, None) for each in ("__module__", "__qualname__"))
+    is_there = module != "__main__" and getattr(sys.modules.get(str(module)), str(name), None) is entry_point
+    return f"{module}:{name}" if callable(entry_point) and is_there else entry_point

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from streamsampler import LocalSampler, sample_to_folder
 from streamsampler.data import trees
@@ -21,7 +23,7 @@ from streamsampler.errors import StorageError, UsageError
 from streamsampler.formats import export
 from streamsampler.formats.columns import open_source
 from streamsampler.formats.minari import Episodes
-from tests.scripted.envs import Echo
+from tests.scripted.envs import Counting, Echo
 
 pytestmark = pytest.mark.extras
 
@@ -175,6 +177,22 @@ def test_the_environment_can_be_recovered(tmp_path, monkeypatch):
     assert env.spec.id == "CartPole-v1"
     assert env.unwrapped._sutton_barto_reward is True
     assert list(minari.list_local_datasets()) == ["cartpole/random-v0"]
+
+
+@pytest.mark.parametrize(("entry_point", "module"), [(Counting, Counting.__module__), (lambda: Counting(), None)])
+def test_an_environment_registered_with_a_class_can_be_recovered(entry_point, module, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(gymnasium.registry, "Counting-v0", EnvSpec("Counting-v0", entry_point=entry_point))
+    with LocalSampler("random", "Counting-v0", seed=1) as sampler:
+        sampler.obtain_trajectories(1).save(tmp_path / "counting.npz", provenance=sampler.provenance())
+    export(tmp_path / "counting.npz", tmp_path / "out", to="minari")
+    spec = minari.MinariDataset(tmp_path / "out").spec.env_spec
+    if module is None:
+        assert spec is None
+        assert "no env_spec, and Minari cannot make the environment 'Counting-v0' again: " in caplog.text
+        assert 'entry_point="module:Class"' in caplog.text
+    else:
+        assert spec.entry_point == f"{module}:Counting"
+        assert caplog.text == ""
 
 
 @pytest.mark.core
