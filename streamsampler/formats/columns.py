@@ -46,6 +46,7 @@ from streamsampler.data.trees import Array
 
 _ERRNO = re.compile(r"errno = (\d+)")
 """How HDF5 writes the system's error numbers."""
+_UNFINISHED = ".export.tmp"
 
 
 def check_out(out: Path) -> None:
@@ -57,7 +58,12 @@ def check_out(out: Path) -> None:
     if not out.parent.is_dir():
         raise UsageError(f"there is no directory {str(out.parent)!r}")
     if out.is_dir():
-        if names := os.listdir(out):
+        names = os.listdir(out)
+        if names == [_UNFINISHED]:
+            raise UsageError(
+                f"{str(out)!r} holds an export that was killed, or that still runs: remove the folder, or name another"
+            )
+        if names:
             raise UsageError(
                 f"{str(out)!r} holds something already, such as {min(names)!r}: name a new or empty folder"
             )
@@ -67,7 +73,9 @@ def check_out(out: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder, which is removed if an error is raised.
+    """Yield an empty folder in the folder `out`, into which its files are moved at the end.
+
+    If an error is raised, `out` is removed. A killed process leaves no file that looks finished.
 
     Args:
         out: The folder, which need not exist.
@@ -76,8 +84,14 @@ def new_folder(out: Path) -> Iterator[Path]:
         OSError: The system refuses to write, also where a library raised that as another error; names `out`.
     """
     out.mkdir(exist_ok=True)
+    # Inside: the parent directory may be another file system, or may not be writable.
+    unfinished = out.absolute() / _UNFINISHED  # absolute because Minari looks for relative paths in the wrong place
     try:
-        yield out.absolute()  # because Minari looks for relative paths in the wrong place
+        unfinished.mkdir()
+        yield unfinished
+        for name in sorted(os.listdir(unfinished)):
+            (unfinished / name).rename(out / name)
+        unfinished.rmdir()
     except BaseException as error:
         shutil.rmtree(out)
         number = _ERRNO.search(str(error))

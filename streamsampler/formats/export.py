@@ -51,8 +51,8 @@ def format_named(name: str, options: Mapping[str, Any]) -> Format:
     """
     if name not in FORMATS:
         raise UsageError(
-            f"there is no format {name!r} of trajectories, only {', '.join(FORMATS)}: evaluations are written by "
-            "streamsampler.formats.save_evaluations, and to_tensordict makes a TensorDict"
+            f"there is no format {name!r} of trajectories, only {', '.join(FORMATS)}: 'minari' is HDF5, evaluations are "
+            "written by streamsampler.formats.save_evaluations, and to_tensordict makes a TensorDict"
         )
     if wrong := sorted(options.keys() - FORMATS[name].options):
         raise UsageError(f"the format {name!r} takes no {wrong[0]}{meant(wrong[0], sorted(FORMATS[name].options))}")
@@ -80,7 +80,8 @@ def export(
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
         out: The folder to write, new or empty; its parent directory must exist.
-        to: "minari" or "parquet"; see `streamsampler/docs/storage-and-formats.md`.
+        to: The format: "parquet", "minari" or another key of `streamsampler.formats.export.FORMATS`. The guide
+            `streamsampler/docs/storage-and-formats.md` describes each.
         fields: Which leaves of observations, actions and infos are exported, by their paths: `"observations.image"`,
             `"env_infos.lap"`; see `streamsampler.data.leaves`. Of what is not named at all, all is. None for all.
         without: Which leaves are left out.

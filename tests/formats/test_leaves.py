@@ -67,7 +67,9 @@ def test_text_in_an_observation_is_left_out_of_what_is_trained_on(missions):
     fields = ("observations", "next_observations", "rewards", "env_infos.lap")
     dataset = pickle.loads(pickle.dumps(missions.torch_dataset(4, fields=fields, without=without)))
     first = next(iter(dataset))
-    assert {*first} == {*["observations", "next_observations", "rewards", "env_infos", "mask", "index", "timestep"]}
+    assert {*first} == {
+        *["observations", "next_observations", "rewards", "env_infos", "mask", "trajectory", "index", "timestep"]
+    }
     assert [{*first[name]} for name in ("observations", "env_infos")] == [{"image", "pair"}, {"lap"}]
     assert first["observations"]["image"][:, 0, 0].tolist() == [0, 1, 2, 3]
     assert [part.tolist() for part in first["next_observations"]["pair"]] == [[1, 2, 3, 4]] * 2

@@ -18,6 +18,7 @@ from streamsampler.data import trees
 from streamsampler.data.codec import decode
 from streamsampler.errors import DamagedShardError, DataError, StorageError, UsageError
 from streamsampler.formats import export, to_pandas
+from streamsampler.formats.export import FORMATS
 from tests.scripted.envs import Echo
 
 pytestmark = [pytest.mark.extras, pytest.mark.core]
@@ -210,7 +211,7 @@ def test_what_is_there_stays(odd, tmp_path):
 def test_what_cannot_be_exported_is_an_error(odd, tmp_path):
     (tmp_path / "text.npz").write_text("words")
     cases: list[Any] = [
-        (odd, {"to": "excel"}, UsageError, "no format 'excel' of trajectories, only minari, parquet"),
+        (odd, {"to": "excel"}, UsageError, f"no format 'excel' of trajectories, only {', '.join(FORMATS)}:"),
         (odd, {"to": "parquet", "dataset_id": "a/b-v0"}, UsageError, "takes no dataset_id"),
         (odd, {"to": "sb3"}, UsageError, "evaluations are written by"),
         (5, {"to": "parquet"}, UsageError, "not from 5"),
@@ -254,6 +255,24 @@ def test_progress_is_told_shard_by_shard_and_an_interrupted_export_leaves_nothin
     export(odd_folder, tmp_path / "out", to="parquet", progress=see)
     bounds = np.cumsum([timesteps for _, timesteps in odd_folder.shard_sizes]).tolist()
     assert seen == [(0, False), *((n, False) for n in bounds), (bounds[-1], True)]
+
+
+@pytest.mark.parametrize(("to", "library"), [("parquet", "pyarrow"), ("minari", "minari")])
+def test_files_get_their_names_when_they_are_complete(to, library, odd_folder, tmp_path):
+    pytest.importorskip(library)
+    seen = []
+
+    def see(snapshot):
+        if not snapshot.complete:
+            seen.append(os.listdir(tmp_path / "out") if snapshot.n_timesteps else [])
+
+    see.interval = 0.0  # type: ignore[attr-defined]
+    export(odd_folder, tmp_path / "out", to=to, progress=see)
+    assert seen == [[], *[[".export.tmp"]] * len(odd_folder.shards)]
+    assert len(os.listdir(tmp_path / "out")) == 2
+    (tmp_path / "killed" / ".export.tmp").mkdir(parents=True)
+    with pytest.raises(UsageError, match="holds an export that was killed, or that still runs: remove the folder"):
+        export(odd_folder, tmp_path / "killed", to=to)
 
 
 def test_a_library_that_is_missing_is_named(odd, tmp_path, monkeypatch):
