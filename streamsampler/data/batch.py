@@ -85,28 +85,29 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
         starts[self.starts[~self.continued]] = True
         return starts
 
-    def as_grid(self, name: str) -> Any:
+    def as_grid(self, name: Any) -> Any:
         """Return timesteps with one column for each environment, as a batch of fragments has them.
 
         Args:
             name: `observations`, `next_observations`, `actions`, `rewards`, `step_types`, `episode_starts`,
-                `env_infos` or `agent_infos`.
+                `env_infos` or `agent_infos`; or an array or a tensor with a row for each timestep, (T, ...), such as
+                `batch.values` or advantages.
 
         Returns:
             Tree of (n_timesteps, n_envs, ...), or a dict of such; views where that is possible.
 
         Raises:
-            UsageError: There is no such field.
+            UsageError: There is no such field, or it is no array of T rows.
             DataError: The environments, in order, have not the same number of timesteps each: it is no whole batch of
                 one call of `obtain_fragments`.
         """
-        if name not in _GRIDS:
-            raise UsageError(f"there is no grid of {name!r}, only of {', '.join(_GRIDS)}")
+        rows = self._rows_for_grid(name)
         numbers = self.env_numbers
         if len(numbers) and (numbers < 0).all():
+            field = name if isinstance(name, str) else "rewards"
             raise DataError(
                 f"a grid is made of fragments, and this batch has {count(len(numbers), 'whole trajectory')}, of "
-                f"different lengths: take it from obtain_fragments, or pad it: batch.padded({name!r})"
+                f"different lengths: take it from obtain_fragments, or pad it: batch.padded({field!r})"
             )
         n_envs = int(numbers.max(initial=-1)) + 1
         timesteps = np.bincount(numbers[numbers >= 0], self.lengths[numbers >= 0], n_envs).astype(np.int64)
@@ -119,7 +120,23 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
         def grid(array: Array) -> Array:
             return np.swapaxes(array.reshape(n_envs, int(timesteps[0]), *array.shape[1:]), 0, 1)
 
-        return trees.map_tree(grid, getattr(self, name))
+        return trees.map_tree(grid, rows)
+
+    def _rows_for_grid(self, name: Any) -> Any:
+        """Return a field by its name, or the array that was given in its place."""
+        if not isinstance(name, str):
+            shape = getattr(name, "shape", None)
+            n = len(self.rewards)
+            if shape is None or tuple(shape[:1]) != (n,):
+                form = f"a {type(name).__name__}" if shape is None else f"of shape {tuple(shape)}"
+                raise UsageError(f"as_grid takes the name of a field or an array of {n} rows, and this is {form}")
+            return name
+        if name not in _GRIDS:
+            raise UsageError(
+                f"there is no grid of {name!r}, only of {', '.join(_GRIDS)}, and of arrays with a row for each "
+                "timestep, such as batch.as_grid(batch.values)"
+            )
+        return getattr(self, name)
 
 
 # ----------------------------------------------------------------------
@@ -378,6 +395,10 @@ class TrajectoryBatch(
         return iter(self.split())
 
     def __getitem__(self, index: Index) -> TrajectoryBatch[ObservationsT, ActionsT]:
+        if isinstance(index, str):
+            raise IndexError(
+                f"a batch is indexed by positions of trajectories, not by {index!r}{self._place_of(index)}"
+            )
         selected = np.arange(self.n_trajectories)[cast("Any", index)]
         if selected.ndim > 1:
             raise IndexError(f"a batch has one axis, its trajectories; the index has the shape {selected.shape}")
@@ -389,6 +410,13 @@ class TrajectoryBatch(
             return type(self)(**self._selected(rows, slice(int(starts[0]), int(stops[-1]))))
         timesteps = [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
         return type(self)(**self._selected(selected, np.concatenate([np.arange(0), *timesteps])))
+
+    def _place_of(self, name: str) -> str:
+        """Return where data of a name are, as the end of a sentence."""
+        if hasattr(self, name):
+            return f": use batch.{name}"
+        found = [f"batch.{infos}[{name!r}]" for infos in batch_fields.INFOS if name in getattr(self, infos)]
+        return f": use {' or '.join(found)}" if found else ""
 
     def _selected(self, rows: slice | Array, timesteps: slice | Array) -> dict[str, Any]:
         """Return the fields of some trajectories, and of their timesteps."""

@@ -260,7 +260,7 @@ def _check_different(paths: Sequence[Path]) -> None:
 
 def _check_same_spaces(folders: Sequence[ShardFiles]) -> None:
     """Check that the first shards of folders have the same spaces."""
-    said = [(folder.path(0), folder.header(0).get("spaces")) for folder in folders]
+    said: list[tuple[Path, Any]] = [(folder.path(0), folder.header(0).get("spaces")) for folder in folders]
     for path, its in said[1:]:
         if its == said[0][1]:  # which is nearly always so, and takes no decoding
             continue

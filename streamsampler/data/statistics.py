@@ -385,6 +385,10 @@ class Stats:
         """Where the time of all workers together went."""
         return reduce(Times.plus, self.workers, Times())
 
+    def __repr__(self) -> str:
+        kept = _amount(self.kept_trajectories, self.kept_timesteps)
+        return f"Stats({kept} kept in {duration(self.seconds)}; print() shows all accounts)"
+
     def __str__(self) -> str:
         """Return a table of what became of trajectories, and of where the time went."""
         return table({

@@ -449,7 +449,10 @@ def open_source(source: Sourced, leaves: Leaves | None = None, policy: str | Non
     if isinstance(source, Source):
         return source
     if not isinstance(source, TrajectoryBatch | TrajectoryFolder | str | os.PathLike):
-        raise UsageError(f"trajectories are exported from a batch, a folder or a path, not from {source!r:.80}")
+        raise UsageError(
+            "trajectories are exported from a batch, a folder or a path (several folders are one "
+            f"TrajectoryFolder(first, second)), not from {source!r:.80}"
+        )
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
         source = TrajectoryFolder(source)
     if isinstance(source, TrajectoryFolder):

@@ -51,8 +51,8 @@ def format_named(name: str, options: Mapping[str, Any]) -> Format:
     """
     if name not in FORMATS:
         raise UsageError(
-            f"there is no format {name!r} of trajectories, only {', '.join(FORMATS)}: 'minari' is HDF5, evaluations are "
-            "written by streamsampler.formats.save_evaluations, and to_tensordict makes a TensorDict"
+            f"there is no format {name!r} of trajectories, only {', '.join(FORMATS)}: 'minari' is HDF5, evaluations "
+            "are written by streamsampler.formats.save_evaluations, and to_tensordict makes a TensorDict"
         )
     if wrong := sorted(options.keys() - FORMATS[name].options):
         raise UsageError(f"the format {name!r} takes no {wrong[0]}{meant(wrong[0], sorted(FORMATS[name].options))}")

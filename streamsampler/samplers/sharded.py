@@ -40,7 +40,8 @@ def sample_to_folder(
     """Sample trajectories into a folder of files, each written when it is complete.
 
     The folder holds what `obtain_samples(n_timesteps)` or `obtain_trajectories(n_trajectories)` would return. Memory
-    holds two files' worth of it.
+    holds about three files' worth of it: the trajectories of a file as they arrived, the same as one batch, and those
+    that workers run ahead.
 
     Whatever ends the call (Ctrl-C, SIGKILL, a full disk, an error), the same call with `resume=True` continues with the
     first missing file, also with another number of workers. The finished folder is the same, byte for byte, as that of

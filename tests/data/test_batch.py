@@ -83,6 +83,12 @@ def test_selection(batch):
             batch[wrong]
     with pytest.raises(IndexError, match="one axis"):
         batch[np.zeros((1, 1), int)]
+    for name, way in (("observations", ": use batch.observations"), ("nothing", "$")):
+        with pytest.raises(IndexError, match=f"by positions of trajectories, not by '{name}'{way}"):
+            batch[name]
+    with_info = dataclasses.replace(batch, agent_infos={"log_prob": np.zeros(batch.n_timesteps)})
+    with pytest.raises(IndexError, match=r"use batch.agent_infos\['log_prob'\]"):
+        with_info["log_prob"]
 
 
 def test_derived(batch):

@@ -24,6 +24,8 @@ def test_each_account_is_in_the_table():
         replaced=15, seconds=100.0, workers=[Times(1, 1, 6, 1, 1, 0)] * 2, infos={"crashes": 2.5},
         dropped=[DroppedTrajectory(1, 2, 3, "step", "why")] * 11,
     )  # fmt: skip
+    short = "Stats(1,234 trajectories, 50,000 timesteps kept in 1 min 40 s; print() shows all accounts)"
+    assert repr(stats) == short
     assert {line[:14].strip(): line[14:].strip() for line in str(stats).splitlines()} == {
         "kept": "1,234 trajectories, 50,000 timesteps",
         "stale": "1 trajectory, 2 timesteps",

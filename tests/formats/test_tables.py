@@ -215,6 +215,7 @@ def test_what_cannot_be_exported_is_an_error(odd, tmp_path):
         (odd, {"to": "parquet", "dataset_id": "a/b-v0"}, UsageError, "takes no dataset_id"),
         (odd, {"to": "sb3"}, UsageError, "evaluations are written by"),
         (5, {"to": "parquet"}, UsageError, "not from 5"),
+        (["a", "b"], {"to": "parquet"}, UsageError, "several folders are one TrajectoryFolder"),
         (odd[:0], {"to": "parquet"}, DataError, "no trajectories to export"),
         (tmp_path / "nowhere.npz", {"to": "parquet"}, FileNotFoundError, "nowhere"),
         (tmp_path / "text.npz", {"to": "parquet"}, StorageError, "no trajectory batch"),
