@@ -124,8 +124,8 @@ _PRECISION = options_of(
 
 _VIDEOS = options_of(
     option("Output", "--video", type=click.Path(path_type=Path), metavar="FOLDER",
-        help="Film some trajectories, which are chosen when the evaluation is complete, and run again. The files are "
-        f"named by index, seed and return. {shared.VIDEO_EXTRA}"),
+        help="Record videos of some trajectories, which are chosen when the evaluation is complete, and run again. The "
+        f"files are named by index, seed and return. {shared.VIDEO_EXTRA}"),
     option("Output", "--video-of", callback=_video_of, multiple=True, metavar="WHICH",
         show_default="first, best, median and worst",
         help="With --video: which ones: first, best, median, worst, or an index. May be repeated."),
@@ -240,7 +240,8 @@ def print_found(
         text = found.to_json().rstrip("\n") if as_json else str(found)
     interrupted = run.interrupts.received is not None
     if interrupted or not run.shows_end:
-        print_error(_line(found, perf_counter() - begun, interrupted=interrupted))
+        alone = "agents" in options and len(found.evaluations) == 1
+        print_error(_line(found, perf_counter() - begun, interrupted=interrupted, alone=alone))
     if not as_json:
         text += _written(ctx, out, options, found)
         if options.get("video") and problem is None and not interrupted:
@@ -264,13 +265,14 @@ def _written(ctx: click.Context, out: Path | None, options: dict[str, Any], foun
     return f"\nwritten to: {out}\nto get all: {command_line(ctx.meta[TYPED], *drawn)}"
 
 
-def _line(found: Evaluation | Comparison, seconds: float, *, interrupted: bool) -> str:
+def _line(found: Evaluation | Comparison, seconds: float, *, interrupted: bool, alone: bool) -> str:
     from streamsampler.core.words import count, duration
 
     n_timesteps = sum(int(each.lengths.sum()) for each in found.evaluations)
     amount = f"{count(sum(map(len, found.evaluations)), 'trajectory')}, {count(n_timesteps, 'timestep')}"
     line = f"{amount} in {duration(seconds)}"
-    return f"Interrupted: what follows is of {line}." if interrupted else line
+    why = " Only the first agent has trajectories: there are no pairs to compare yet." if alone else ""
+    return f"Interrupted: what follows is of {line}.{why}" if interrupted else line
 
 
 # ----------------------------------------------------------------------
@@ -314,7 +316,8 @@ def compare(
     r"""Compare agents on the same seeds, and print their differences, pair by pair, with intervals.
 
     ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
-    first. Each agent is compared with the first one. After Ctrl-C the finished pairs are compared.
+    first. Each agent is compared with the first one. After Ctrl-C the finished pairs are compared, or
+    the first agent's trajectories while there are no pairs.
 
     Examples:
       streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --num-trajectories 100 --seed 1 --out both.json

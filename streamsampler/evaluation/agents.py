@@ -17,6 +17,7 @@ from streamsampler.agents.base import NAMED_AGENTS, as_agent, is_module
 from streamsampler.agents.policies import Policies, PolicyOf
 from streamsampler.agents.sb3 import SB3Agent
 from streamsampler.core.errors import DataError, UsageError
+from streamsampler.core.words import count
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.trees import leaves
@@ -30,7 +31,7 @@ from streamsampler.samplers.processes import LocalSampler, MultiprocessingSample
 from streamsampler.samplers.ray import RaySampler
 
 # ----------------------------------------------------------------------
-# Refuse several tasks, whose returns would become one mean.
+# Refuse several tasks or agents, whose returns would become one mean.
 
 
 def refuse_several_tasks(envs: Any) -> None:
@@ -62,6 +63,21 @@ def _spec_of(env: Any) -> EnvSpec | None:
         env = env.env
     spec = env if isinstance(env, EnvSpec) else getattr(env, "spec", None)
     return spec if isinstance(spec, EnvSpec) else None
+
+
+def refuse_several_agents(agent: Any, name: str = "agent") -> None:
+    """Refuse a list of agents; `PerWorker` says that one mean of them all is wanted.
+
+    Raises:
+        UsageError: It is a list or a tuple.
+    """
+    if isinstance(agent, list | tuple):
+        raise UsageError(
+            f"{name} is a {type(agent).__name__} of {count(len(agent), 'agent')}: each worker would have one, and "
+            "their returns would be pooled into one mean. To compare agents call compare([…], env); for several "
+            'training runs see "Several training runs" in streamsampler/docs/evaluation.md; if workers are to have '
+            "agents of their own, write PerWorker([…])"
+        )
 
 
 # ----------------------------------------------------------------------

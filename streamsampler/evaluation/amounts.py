@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamsampler.core.errors import UsageError, positive
+from streamsampler.data.trees import same
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.rules import FLOORS, PrecisionOf, Rule, checked_bounds, make_rule
 from streamsampler.protocol.plans import Part
@@ -139,7 +140,20 @@ def _seeds(seeds: Any) -> list[int]:
     listed = [positive(f"seeds[{position}]", seed, least=0) for position, seed in enumerate(seeds)]
     if not listed:
         raise UsageError("seeds is empty: there is nothing to evaluate on")
+    _refuse_repeated("seeds", listed, [None] * len(listed))
     return listed
+
+
+def _refuse_repeated(name: str, seeds: Sequence[int], options: Sequence[Mapping[str, Any] | None]) -> None:
+    """Refuse two trajectories that are the same: intervals would count them as independent, and be too narrow."""
+    first: dict[int, int] = {}
+    for position, seed in enumerate(seeds):
+        before = first.setdefault(seed, position)
+        if before != position and same(dict(options[before] or {}), dict(options[position] or {})):
+            raise UsageError(
+                f"seed {seed} is there twice, in {name}[{before}] and {name}[{position}]: it gives the same trajectory "
+                "again, and intervals would count both as independent. Give each trajectory a seed of its own"
+            )
 
 
 def amount_of_scenarios(scenarios: Any) -> Amount:
@@ -158,11 +172,12 @@ def amount_of_scenarios(scenarios: Any) -> Amount:
         raise UsageError("scenarios is empty: there is nothing to evaluate on")
     for position, each in enumerate(listed):
         _check_scenario(f"scenarios[{position}]", each)
-    options = [each.get("options") for each in listed]
+    options, seeds = [each.get("options") for each in listed], _column_of_seeds(listed)
+    _refuse_repeated("scenarios", seeds or (), options)
     return Amount(
         len(listed),
         "one for each scenario",
-        seeds=_column_of_seeds(listed),
+        seeds=seeds,
         options=options if any(each is not None for each in options) else None,
         names=_column_of_names(listed),
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import wraps
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from streamsampler.agents.base import is_agent
 from streamsampler.core.arguments import with_arguments_in_groups
@@ -16,7 +17,15 @@ from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.core.seeding import check_seed
 from streamsampler.core.words import count
-from streamsampler.evaluation.agents import ReturnOf, Row, SuccessMeaning, agent_facts, has_predict
+from streamsampler.evaluation.agents import (
+    ReturnOf,
+    Row,
+    SuccessMeaning,
+    agent_facts,
+    check_return_of,
+    has_predict,
+    refuse_several_agents,
+)
 from streamsampler.evaluation.amounts import Amount, HowMany, amount_of, at_most, refuse_amounts, refuse_useless
 from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
 from streamsampler.evaluation.evaluate import (
@@ -35,7 +44,21 @@ from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.workers.factory import usable_cores
 
+_TOGETHER = "write compare([first, second], env, …), or compare({'name': first, 'other': second}, env, …)"
+Called = TypeVar("Called", bound=Callable[..., Any])
 
+
+def _with_agents_together(compare: Called) -> Called:
+    @wraps(compare)
+    def checked(*args: Any, **options: Any) -> Any:
+        if len(args) > 2:
+            raise UsageError(f"compare takes all agents in one list or dict, and then the environment: {_TOGETHER}")
+        return compare(*args, **options)
+
+    return cast("Called", checked)
+
+
+@_with_agents_together
 @suggesting(ANY_SAMPLERS_OPTIONS, {"sampler"})
 @with_arguments_in_groups()
 def compare(
@@ -94,8 +117,8 @@ def compare(
     Raises:
         UsageError: An argument cannot work (a ValueError).
         UnknownArgumentError: There is no argument of that name (also a TypeError).
-        EvaluationInterruptedError: Ctrl-C; has the comparison so far, if all of two agents have trajectories. (A
-            KeyboardInterrupt.)
+        EvaluationInterruptedError: Ctrl-C; has the comparison so far, or the first agent's evaluation while the
+            second agent has no trajectories. (A KeyboardInterrupt.)
         RolloutError: User code raised in a worker. For other errors see `streamsampler.evaluate`.
     """
     named, how_many = _named(agents), HowMany.asked(n_trajectories, num_trajectories)
@@ -112,6 +135,7 @@ def compare(
         with (
             opened_sampler(agent, env, None, of_sampler, deterministic, vec_normalize) as (sampler, facts, updates),
             Gathering(sampler, amount, success, facts, updates, return_of) as gathering,
+            _explaining_keys(named, return_of),
         ):
             yield gathering
 
@@ -150,10 +174,27 @@ def _named(agents: Any) -> dict[str, Any]:
             name = _name_of(agent)
             named[name if name not in named else f"{name} #{len(named) + 1}"] = agent
     else:
-        raise UsageError(f"agents must be a dict by name, or a list, got {agents!r:.60}")
+        raise UsageError(f"agents must be a dict by name, or a list, got {agents!r:.60}: {_TOGETHER}")
     if len(named) < 2:
         raise UsageError(f"a comparison needs at least two agents, got {len(named)}")
+    for name, agent in named.items():
+        refuse_several_agents(agent, f"agents[{name!r}]")
     return named
+
+
+@contextmanager
+def _explaining_keys(named: Mapping[str, Any], return_of: Any) -> Iterator[None]:
+    """Explain an unknown name in `return_of` that is a key of `compare`'s dict: a single team was probably meant."""
+    try:
+        yield
+    except UsageError as error:
+        if "return_of names" not in str(error) or not named.keys() & set(check_return_of(return_of) or ()):
+            raise
+        team = "{" + ", ".join(f"{name!r}: …" for name in named) + "}"
+        raise UsageError(
+            f"{error}. The keys {' and '.join(map(repr, named))} are the names of the agents to compare: a team is a "
+            f"dict inside the dict, compare({{'one': {team}, 'other': {team}}}, env, …)"
+        ) from None
 
 
 def _name_of(agent: Any) -> str:
@@ -175,21 +216,27 @@ def _one_after_the_other(
     named: Mapping[str, AbstractContextManager[Gathering]], amount: Amount, progress: ProgressArgument
 ) -> Comparison:
     evaluations: list[Evaluation] = []
-    for name, opened in named.items():
-        with opened as gathering:
-            try:
-                stopped = gather(gathering, progress, name)
-            except KeyboardInterrupt as interrupt:
-                if not (evaluations and gathering.rows):
+
+    def found(stopped: str) -> Comparison:
+        names = tuple(named)[: len(evaluations)]
+        return Comparison(names=names, evaluations=tuple(evaluations), stopped=stopped, bounds=amount.bounds)
+
+    try:
+        for name, opened in named.items():
+            with opened as gathering:
+                try:
+                    stopped = gather(gathering, progress, name)
+                except KeyboardInterrupt:
+                    if gathering.rows:
+                        evaluations.append(gathering.finished(INTERRUPTED))
                     raise
-                evaluations.append(gathering.finished(INTERRUPTED))
-                names = tuple(named)[: len(evaluations)]
-                found = Comparison(
-                    names=names, evaluations=tuple(evaluations), stopped=INTERRUPTED, bounds=amount.bounds
-                )
-                raise EvaluationInterruptedError(found, len(gathering.rows)) from interrupt
-            evaluations.append(gathering.finished(stopped))
-    return Comparison(names=tuple(named), evaluations=tuple(evaluations), stopped=amount.asked, bounds=amount.bounds)
+                evaluations.append(gathering.finished(stopped))
+    except KeyboardInterrupt as interrupt:  # also while the next agent's workers start
+        if not evaluations:
+            raise
+        kept = found(INTERRUPTED) if len(evaluations) > 1 else replace(evaluations[0], stopped=INTERRUPTED)
+        raise EvaluationInterruptedError(kept, len(evaluations[-1])) from interrupt
+    return found(amount.asked)
 
 
 def _side_by_side(

@@ -18,6 +18,7 @@ from streamsampler.evaluation.evaluation import (
     Found,
     Line,
     aligned,
+    in_brackets,
     number,
     percent,
     plain,
@@ -329,6 +330,19 @@ class Pairs:
         """Which agent is better, as the test decided; None where it did not, or there was none."""
         return None if self.test is None else self.test.verdict
 
+    def __str__(self) -> str:
+        texts = [f"{self.second} minus {self.first}: {count(len(self), 'pair')}", *aligned(self.lines())]
+        if (note := _shared_seeds(self)) is not None:
+            texts.append(f"  {note}")
+        if self.test is not None:
+            texts.append(f"  {_decision(self)}")
+        return "\n".join(texts)
+
+    def __repr__(self) -> str:
+        interval = in_brackets(self.mean_difference_interval)
+        pairs = f"{self.second} minus {self.first}: {count(len(self), 'pair')}"
+        return f"Pairs({pairs}, mean difference {number(self.mean_difference)}{interval})"
+
     def lines(self) -> list[Line]:
         """Return the numbers with their intervals, to be printed."""
         lines: list[Line] = [
@@ -394,7 +408,7 @@ class Comparison(Found):
         try:
             return self.evaluations[self.names.index(name)]
         except ValueError:
-            raise KeyError(name) from None
+            raise KeyError(f"{name!r}: the keys are the names of agents, {', '.join(self.names)}") from None
 
     @cached_property
     def pairs(self) -> tuple[Pairs, ...]:
@@ -428,14 +442,7 @@ class Comparison(Found):
 
     def __str__(self) -> str:
         first = self.evaluations[0]
-        texts = [_heading(self), *_columns(self)]
-        for pairs in self.pairs:
-            texts.append(f"{pairs.second} minus {pairs.first}: {count(len(pairs), 'pair')}")
-            texts += aligned(pairs.lines())
-            if (note := _shared_seeds(pairs)) is not None:
-                texts.append(f"  {note}")
-            if pairs.test is not None:
-                texts.append(f"  {_decision(pairs)}")
+        texts = [_heading(self), *_columns(self), *map(str, self.pairs)]
         each = zip(self.names, self.evaluations, strict=True)
         texts += [f"note: {name}: {note}" for name, evaluation in each for note in warned(evaluation)]
         texts.append(f"seeds: {shown_seeds(first.seeds)}")

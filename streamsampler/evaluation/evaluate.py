@@ -30,6 +30,7 @@ from streamsampler.evaluation.agents import (
     columns_of,
     evaluated_agent,
     make_sampler,
+    refuse_several_agents,
     refuse_several_tasks,
     row_of,
 )
@@ -52,6 +53,8 @@ from streamsampler.workers.vec.worker import VecWorker
 
 
 _log = logging.getLogger("streamsampler")
+SHOWN_FAILURES = 3
+"""Of how many trajectories that were left out an evaluation has the reason."""
 
 
 @contextmanager
@@ -79,6 +82,7 @@ def opened_sampler(
     Raises:
         UsageError: An argument cannot work.
     """
+    refuse_several_agents(agent)
     refuse_several_tasks(env)
 
     def action_space() -> Space[Any]:
@@ -222,6 +226,7 @@ class Gathering:
         self._success, self._facts = success, facts
         self._left_out = sampler.stats.dropped_trajectories
         self.rows: list[Row] = []
+        self._failures: tuple[str, ...] = ()
         self._anomalies: tuple[int, FoundAnomaly | None] = 0, None
         part = amount.part
         self.n, first = (amount.n, 0) if part is None else (part.trajectories, part.first_trajectory)
@@ -252,12 +257,22 @@ class Gathering:
             within(row.value, self.amount.bounds, "return", row.where)
         self.rows.append(row)
         self._anomalies = self.stream.anomalies  # not at the end: then they are also those of surplus trajectories
+        self._keep_failures()
         return row
+
+    def _keep_failures(self) -> int:
+        """Keep the first reasons why trajectories are left out, which the sampler forgets; return how many are."""
+        stats = self._sampler.stats
+        n = stats.dropped_trajectories - self._left_out
+        if n and len(self._failures) < SHOWN_FAILURES:
+            first = stats.dropped[-n:][:SHOWN_FAILURES]
+            self._failures = tuple(f"trajectory {it.index}, {it.phase}: {it.error}" for it in first)
+        return n
 
     def finished(self, stopped: str) -> Evaluation:
         """Return the evaluation of the trajectories so far, with the reason why there are no more."""
         amount, rule = self.amount, self.amount.rule
-        n_anomalies, first_anomaly = self._anomalies
+        (n_anomalies, first_anomaly), left_out = self._anomalies, self._keep_failures()
         settings = self._sampler.provenance()
         environment, versions = settings.pop("environment"), settings.pop("versions")
         for name in ("agent_version", "order"):
@@ -276,7 +291,8 @@ class Gathering:
             stopped=stopped,
             guaranteed=rule.of if isinstance(rule, BettingRule) else None,
             bounds=amount.bounds,
-            left_out=self._sampler.stats.dropped_trajectories - self._left_out,
+            left_out=left_out,
+            failures=self._failures,
             anomalies=n_anomalies,
             first_anomaly=None if first_anomaly is None else first_anomaly.where,
             part=amount.part,
@@ -294,7 +310,8 @@ class EvaluationInterruptedError(KeyboardInterrupt):
     """Ctrl-C during an evaluation or a comparison: a `KeyboardInterrupt` that has what is finished.
 
     Attributes:
-        found: The `Evaluation`, or the `Comparison`, of the trajectories that were there: the first ones by index.
+        found: The `Evaluation`, or the `Comparison`, of the trajectories that were there: the first ones by index. Of
+            a comparison in which the second agent has no trajectories yet, the first agent's `Evaluation`.
     """
 
     def __init__(self, found: Any, n_trajectories: int) -> None:

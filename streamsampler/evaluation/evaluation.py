@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.atomic import write_whole
-from streamsampler.core.errors import DataError, StorageError
+from streamsampler.core.errors import DataError, StorageError, UsageError
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.reading import read_regular
 from streamsampler.core.version import __version__
@@ -111,6 +111,13 @@ def unseen(share: float, what: str, level: float) -> str:
     return f"with {100 * level:.4g} % confidence at most {percent(share)} of {what} have another one"
 
 
+def in_brackets(interval: Interval | Unknown) -> str:
+    """Return an interval, or why there is none, in few words that follow a number."""
+    if isinstance(interval, Unknown):
+        return f", no interval: {interval.why}"
+    return f", {100 * interval.level:.4g} % [{number(interval.low)}, {number(interval.high)}]"
+
+
 def _interval(interval: Interval | Unknown | None) -> str:
     if interval is None:
         return ""
@@ -127,6 +134,13 @@ def shown_environment(environment: Any) -> str:
 def warned(evaluation: Evaluation) -> list[str]:
     """Return what was, or should be, warned of while the trajectories were sampled."""
     notes = []
+    if evaluation.left_out:
+        more = ["…"] if evaluation.failures and evaluation.left_out > len(evaluation.failures) else []
+        reasons = "".join(f"\n    {reason}" for reason in [*evaluation.failures, *more])
+        notes.append(
+            f"{count(evaluation.left_out, 'trajectory')} raised and {'is' if evaluation.left_out == 1 else 'are'} left "
+            f"out; where failures depend on the state, what is left is biased{reasons}"
+        )
     if evaluation.anomalies:
         notes.append(f"{count(evaluation.anomalies, 'anomaly')} in the data, the first: {evaluation.first_anomaly}")
     if not isinstance(evaluation.environment, str):
@@ -140,11 +154,6 @@ def _notes(evaluation: Evaluation) -> list[str]:
     notes = warned(evaluation)
     if evaluation.unseen_share is not None and len(evaluation) > 1:
         notes.append(f"all returns are equal; {unseen(evaluation.unseen_share, 'trajectories', LEVEL)}")
-    if evaluation.left_out:
-        notes.append(
-            f"{count(evaluation.left_out, 'trajectory')} raised and {'is' if evaluation.left_out == 1 else 'are'} left "
-            "out; where failures depend on the state, what is left is biased"
-        )
     if evaluation.guaranteed is not None:
         what = "mean return" if evaluation.guaranteed == "return" else "success rate"
         notes.append(f"the interval of the {what} holds although it decided when to stop")
@@ -232,13 +241,22 @@ class Found:
         return cls._read(text.encode(), "this text")
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Write `to_json` to a file, whole or not at all, and return its path.
+        """Write `to_json` to a `.json` file, whole or not at all, and return its path.
 
         Raises:
+            UsageError: The name ends like that of another format, or there is no such folder.
             StorageError: It holds what JSON cannot.
             OSError: The file cannot be written.
         """
-        path, text = Path(path), self.to_json()
+        path = Path(path)
+        if path.suffix.lower() not in ("", ".json"):
+            raise UsageError(
+                f"{str(path)!r}: the {self.KIND} is written as JSON: end the name with .json. For returns alone call "
+                "numpy.savetxt(path, evaluation.returns)"
+            )
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no directory {str(path.parent)!r}: make it before")
+        text = self.to_json()
         write_whole(path, lambda file: file.write(text.encode()))
         return path
 
@@ -317,6 +335,7 @@ class Evaluation(Found):
         guaranteed: What the interval that holds whenever one stops is of, "return" or "success"; None for nothing.
         bounds: The least and the largest return there can be, which intervals rely on; None where they are not known.
         left_out: How many trajectories were left out (`on_failure="drop"`, or `drop_if`).
+        failures: The first few reasons why trajectories raised and were left out, each with its index.
         anomalies: How many observations hold NaN or are outside their space, and rewards are NaN; see
             `streamsampler.Sampler`, `check`.
         first_anomaly: Which was the first one, by trajectory index and timestep, in words; None for none.
@@ -347,6 +366,7 @@ class Evaluation(Found):
     guaranteed: str | None = None
     bounds: tuple[float, float] | None = None
     left_out: int = 0
+    failures: tuple[str, ...] = ()
     anomalies: int = 0
     first_anomaly: str | None = None
     part: Part | None = None
@@ -387,7 +407,12 @@ class Evaluation(Found):
         for each in self:
             if each.name is not None and each.name == name:
                 return each
-        raise KeyError(name)
+        names = "this evaluation has none" if self.names is None else f"there are {', '.join(self.names[:5])}"
+        names += ", …" if self.names is not None and len(self.names) > 5 else ""
+        raise KeyError(
+            f"{name!r}: the keys are the names of scenarios, and {names}; evaluation.returns[i] is the i-th return, "
+            "list(evaluation)[i] the i-th trajectory"
+        )
 
     def __str__(self) -> str:
         n, shares = len(self), self.shares
@@ -412,7 +437,8 @@ class Evaluation(Found):
         return "\n".join(texts)
 
     def __repr__(self) -> str:
-        return f"Evaluation({len(self)} trajectories, mean return {self.mean:.5g})"
+        mean = f"mean return {number(self.mean)}{in_brackets(self.mean_interval)}"
+        return f"Evaluation({count(len(self), 'trajectory')}, {mean})"
 
     @property
     def evaluations(self) -> tuple[Evaluation]:
@@ -534,6 +560,7 @@ class Evaluation(Found):
             **{name: plain(getattr(self, name)) for name in _FACTS},
             "bounds": None if self.bounds is None else list(self.bounds),
             "left_out": self.left_out,
+            **({"failures": list(self.failures)} if self.failures else {}),
             **({"anomalies": {"count": self.anomalies, "first": self.first_anomaly}} if self.anomalies else {}),
             **({} if self.part is None else {"part": self.part.facts()}),
             "summary": _encoded(summary, "summary"),
@@ -548,6 +575,7 @@ class Evaluation(Found):
         """Return the evaluation that has these facts; see `Found`."""
         arguments = {name: facts[name] for name in (*_FACTS, "left_out")}
         arguments["part"] = part_of_facts(facts.get("part"))
+        arguments["failures"] = tuple(_all_of(str, facts.get("failures", []), "failures"))
         if (anomalies := facts.get("anomalies")) is not None:
             arguments |= {"anomalies": int(anomalies["count"]), "first_anomaly": str(anomalies["first"])}
         for name in ("agent", "settings", "versions"):

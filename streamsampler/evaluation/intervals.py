@@ -80,13 +80,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Says why there is no confidence interval.
+    """Says why there is no confidence interval; false, so that `if evaluation.mean_interval:` asks for one.
 
     Attributes:
         why: The reason.
     """
 
     why: str
+
+    def __bool__(self) -> bool:
+        return False
 
 
 Bounds: TypeAlias = tuple[float, float]

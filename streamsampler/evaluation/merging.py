@@ -17,7 +17,7 @@ from streamsampler.core.keywords import suggesting
 from streamsampler.core.reading import open_regular
 from streamsampler.core.words import count
 from streamsampler.evaluation.comparison import Comparison
-from streamsampler.evaluation.evaluate import INTERRUPTED
+from streamsampler.evaluation.evaluate import INTERRUPTED, SHOWN_FAILURES
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.protocol.messages import differing_libraries
 from streamsampler.protocol.plans import in_order
@@ -133,7 +133,7 @@ _FINGERPRINTS = "fingerprints"
 
 
 @suggesting()
-def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str]) -> Evaluation | Comparison:
+def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str] | None = None) -> Evaluation | Comparison:
     """Merge all parts of one run, and write what the run would have written without parts: the same bytes.
 
     Parts are made with `part=(i, n)` of `evaluate` and `compare`, saved by `save`, and with `--part i/n` on the command
@@ -157,6 +157,8 @@ def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str]) -> Eva
     if isinstance(parts, str | bytes | PathLike):
         raise UsageError(f"parts must be several files, got {parts!r}")
     paths = [Path(part) for part in parts]
+    if out is None:
+        raise UsageError("merge writes the whole to a file: name it, merge([…], 'whole.json')")
     if not paths:
         raise UsageError("there is nothing to merge: name the files of all parts")
     kinds = {path: kind_of_part(path) for path in paths}
@@ -237,6 +239,7 @@ def _joined(parts: Sequence[Evaluation]) -> Evaluation:
         settings=settings,
         stopped=next((part.stopped for part in parts if part.left_out), first.stopped),
         left_out=sum(part.left_out for part in parts),
+        failures=tuple(reason for part in parts for reason in part.failures)[:SHOWN_FAILURES],
         anomalies=sum(part.anomalies for part in parts),
         first_anomaly=next((part.first_anomaly for part in parts if part.first_anomaly is not None), None),
         part=None,

@@ -309,6 +309,7 @@ VideoOf: TypeAlias = int | Literal["first", "best", "median", "worst"]
 """Which trajectory: an index, or the one with that return."""
 
 DEFAULT_VIDEOS: tuple[VideoOf, ...] = ("first", "best", "median", "worst")
+_OF_FILES = {".mp4", ".gif", ".avi", ".mkv", ".mov", ".webm", ".apng", ".png"}
 _log = logging.getLogger("streamsampler")
 
 
@@ -354,6 +355,10 @@ class Videos:
             return None
         chosen = DEFAULT_VIDEOS if of is None else _listed(of)
         path = Path(folder)
+        if path.suffix.lower() in _OF_FILES and not path.is_dir():
+            raise UsageError(
+                f"video is a folder for several videos: name it {path.with_suffix('').name!r}, not {str(path)!r}"
+            )
         if path.exists() and not path.is_dir():
             raise UsageError(f"{str(path)!r} is a file, and videos go into a folder")
         check_video((path if path.is_dir() else path.parent) / "trial.mp4")

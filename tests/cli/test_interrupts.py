@@ -109,6 +109,17 @@ def test_a_comparison_interrupted_in_its_second_agent_keeps_the_pairs(at_home: P
     assert (len(kept["scripted:always_two"]), 1 <= len(kept["scripted:later"]) < 600) == (700, True)
 
 
+def test_a_comparison_interrupted_before_there_are_pairs_keeps_the_first_agent(at_home: Path) -> None:
+    agents = ("--agent", "scripted:always_two", "--agent", "scripted:at_once", "--num-trajectories", 70)
+    result = invoke("compare", *EVALUATE[1:], *agents, "--out", "kept.json")
+    assert result.exit_code == 143, result.stderr
+    kept = Evaluation.load("kept.json")
+    assert (len(kept), kept.stopped, kept.agent["name"]) == (70, "interrupted", "always_two")
+    assert "Only the first agent has trajectories: there are no pairs to compare yet." in result.stderr
+    assert "always_two in Scripted-v0: 70 trajectories\n" in result.stdout
+    assert "to get all: streamsampler compare scripted:Scripted-v0 --seed 5" in result.stdout
+
+
 IT: dict[str, Any] = {"environment": "it", "agent": "random", "n_cores": 2}
 REPORT = CheckReport(findings=(Finding("made", "pass", ""),), workers=None, seed=7, versions={}, **IT)
 RATES = BenchReport(

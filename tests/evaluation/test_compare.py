@@ -18,6 +18,7 @@ from streamsampler.evaluation.comparison import (
     rate_difference_interval,
 )
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
+from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.intervals import LEVEL, Interval, Unknown, bounded_interval, mean_interval, unseen_share
 from tests.evaluation.envs import Known, value_of, zero
 
@@ -83,9 +84,9 @@ def test_all_have_the_same_seeds_and_each_is_what_evaluate_finds():
 
 
 def test_given_seeds_and_scenarios_are_those_of_all():
-    found = compared(seeds=[5, 7, 7])
-    assert [each.seeds for each in found.evaluations] == [(5, 7, 7)] * 2
-    assert found["one"].returns.tolist() == [value_of(seed) + 0.5 for seed in (5, 7, 7)]
+    found = compared(seeds=[5, 7, 8])
+    assert [each.seeds for each in found.evaluations] == [(5, 7, 8)] * 2
+    assert found["one"].returns.tolist() == [value_of(seed) + 0.5 for seed in (5, 7, 8)]
     scenarios = [{"seed": 5, "name": "easy"}, {"seed": 6, "options": {"level": 50}, "name": "hard"}]
     assert compared(scenarios=scenarios)["one"]["hard"].value == value_of(6, 50) + 0.5
 
@@ -215,6 +216,9 @@ def test_what_is_saved_is_loaded_again(tmp_path):
     [
         ({"agents": [zero], "num_trajectories": 5}, "at least two agents, got 1"),
         ({"agents": "random", "num_trajectories": 5}, "agents must be a dict by name, or a list"),
+        ({"agents": zero, "num_trajectories": 5}, r"write compare\(\[first, second\], env"),
+        ({"agents": {"a": [zero, one], "b": one}, "num_trajectories": 5}, r"agents\['a'\] is a list of 2 agents"),
+        ({"seeds": [1, 1]}, "seed 1 is there twice"),
         ({}, "how many"),
         ({"num_trajectories": 5, "until_decided": 0.05}, "leave out num_trajectories"),
         ({"num_trajectories": 5, "max_trajectories": 9}, "max_trajectories is for until_decided"),
@@ -256,6 +260,55 @@ def test_what_is_finished_survives_ctrl_c(asked):
     assert 4 <= len(found.pairs[0]) < 2_000
     assert np.allclose(found.pairs[0].differences, 0.5)
     assert len(found["zero"]) == 2_000 or "bounds" in asked
+
+
+@pytest.mark.parametrize("interrupted", ["zero", "one", "start", "end", "other"])
+def test_what_earlier_agents_have_survives_ctrl_c(interrupted):
+    """While the first agent runs, before the second one has a trajectory, and while workers start or end."""
+    least = 5 if interrupted == "zero" else 0
+
+    def interrupt(snapshot):
+        if (snapshot.note or "").startswith(interrupted) and snapshot.n_trajectories >= least:
+            raise KeyboardInterrupt
+
+    class Interrupting(Levels):
+        n_made = 0
+
+        def __init__(self):
+            super().__init__()
+            Interrupting.n_made += 1
+            if interrupted == "start" and Interrupting.n_made > 1:
+                raise KeyboardInterrupt
+
+        def close(self):
+            if interrupted == "end":
+                raise KeyboardInterrupt
+
+    interrupt.interval = 0.0  # type: ignore[attr-defined]
+    agents = {"zero": zero, "one": one, "other": also_zero}
+    with pytest.raises(EvaluationInterruptedError) as caught:
+        compared(agents, Interrupting, num_trajectories=500, progress=interrupt)
+    found = caught.value.found
+    assert found.stopped == "interrupted"
+    assert isinstance(found, Comparison if interrupted == "other" else Evaluation)
+    whole = evaluate(zero, Levels, num_trajectories=500, seed=2, n_workers=0)
+    for each, more in zip(found.evaluations, (0, 0.5), strict=False):
+        assert each.returns.tolist() == (whole.returns[: len(each)] + more).tolist()
+        assert (len(each) == 500) is (interrupted != "zero")
+
+
+def test_pairs_are_printed():
+    found = compared(num_trajectories=40)
+    assert f"\n{found.pairs[0]}\n" in str(found)
+    assert str(found.pairs[0]).startswith("one minus zero: 40 pairs\n  difference of means")
+    assert (
+        repr(found.pairs[0])
+        == "Pairs(one minus zero: 40 pairs, mean difference 0.5, no interval: all differences are equal)"
+    )
+    with pytest.raises(KeyError, match="0: the keys are the names of agents, zero, one"):
+        found[0]
+    with pytest.raises(UsageError, match="all agents in one list or dict"):
+        compare(zero, one, Levels, n_trajectories=5)  # type: ignore[misc]
 
 
 def test_progress_names_the_agent_that_runs():

@@ -55,7 +55,7 @@ def test_exactly_so_many_on_any_number_of_workers():
 
 
 def test_one_for_each_seed_whatever_the_samplers_seed():
-    seeds = [5, 9, 9, 2**40, 0]
+    seeds = [5, 9, 8, 2**40, 0]
     first, second = (locally(seeds=seeds, seed=seed, n_workers=seed) for seed in (1, 2))
     assert first == second
     assert (first.seeds, first.seed) == (tuple(seeds), None)
@@ -68,7 +68,7 @@ def test_scenarios_are_found_by_their_names():
     assert [each.name for each in found] == ["high", "scenario 1", "3"]
     assert (found["high"].value, found["scenario 1"].value) == (value_of(4, 100), value_of(4))
     assert (found["3"].seed, found["3"].trajectory, found["3"].length) == (8, 2, LENGTH)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="there are high, scenario 1, 3; "):
         found["low"]
     own = locally(scenarios=[{"options": {"level": 7}}, {}], seed=5)
     with LocalSampler(zero, Known, seed=5) as sampler:
@@ -312,8 +312,17 @@ def test_what_raises_ends_the_evaluation_or_is_left_out():
     assert (found.seeds, found.left_out) == ((0, 1, 2, 4, 6, 7), 2)
     assert "2 trajectories raised and are left out" in str(found)
     assert found["seed 6"].value == value_of(6)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="seed 0, seed 1, seed 2, seed 4, seed 6, …"):
         found["seed 5"]
+    reasons = [f"trajectory {seed}, resetting the environment: ValueError: seed {seed} fails" for seed in (3, 5)]
+    assert list(found.failures) == reasons
+    assert "\n    ".join(["what is left is biased", *reasons]) in str(found)
+    assert Evaluation.from_json(found.to_json()) == found
+    many = locally(
+        env=functools.partial(Known, fails=(0, 2, 4, 5)), seeds=range(6), sampler_options={"on_failure": "drop"}
+    )
+    assert [each[:12] for each in many.failures] == ["trajectory 0", "trajectory 2", "trajectory 4"]
+    assert "seed 4 fails\n    …\n" in str(many)
 
 
 class Broken(Known):
@@ -394,8 +403,29 @@ def test_few_trajectories_have_no_interval():
     few = locally(env=functools.partial(Known, success="success"), seeds=range(9))
     assert few.success_interval == proportion_interval(3, 9), "an exact interval holds for any number"
     assert "nan" in str(locally(seeds=[7]))
-    same = str(locally(env=RARE, seeds=[1] * 60))
+    same = str(locally(env=RARE, seeds=range(1, 601, 10)))
     assert "all returns are equal; with 95 % confidence at most 4.87 % of trajectories have another one" in same
+
+
+def test_evaluations_show_their_interval_in_one_line():
+    found = locally(num_trajectories=30)
+    low, high = found.mean_interval.low, found.mean_interval.high
+    assert repr(found) == f"Evaluation(30 trajectories, mean return {found.mean:.5g}, 95 % [{low:.5g}, {high:.5g}])"
+    one = locally(num_trajectories=1)
+    assert repr(one).endswith(", no interval: 1 trajectory, fewer than 10)")
+    assert not one.mean_interval
+    assert found.mean_interval
+    with pytest.raises(KeyError, match=r"3: the keys are the names of scenarios.*returns\[i\]"):
+        found[3]
+
+
+def test_files_have_the_name_of_their_format(tmp_path):
+    found = locally(num_trajectories=1)
+    with pytest.raises(UsageError, match=r"the evaluation is written as JSON: end the name with .json"):
+        found.save(tmp_path / "found.csv")
+    with pytest.raises(UsageError, match="there is no directory"):
+        found.save(tmp_path / "nowhere" / "found.json")
+    assert Evaluation.load(found.save(tmp_path / "found")) == found
 
 
 class Nothing:
@@ -469,6 +499,9 @@ def test_files_that_are_something_else_are_refused(tmp_path, change, message):
         ({"num_trajectories": 3, "seeds": [1]}, "num_trajectories is 3, but there are 1 seeds"),
         ({"seeds": []}, "seeds is empty"),
         ({"seeds": 5}, "seeds must be a sequence"),
+        ({"seeds": [3, 1, 2, 1]}, r"seed 1 is there twice, in seeds\[1\] and seeds\[3\]"),
+        ({"seeds": [1, 1], "until_halfwidth": 1}, "seed 1 is there twice"),
+        ({"scenarios": [{"seed": 1}, {"seed": 1, "name": "b"}]}, r"twice, in scenarios\[0\] and scenarios\[1\]"),
         ({"seeds": [1.5]}, r"seeds\[0\] must be an integer"),
         ({"seeds": [1], "scenarios": [{}]}, "scenarios have seeds of their own"),
         ({"scenarios": []}, "scenarios is empty"),
@@ -517,6 +550,8 @@ def test_arguments_that_cannot_work_are_refused(arguments, message):
         ({"order": "arrival"}, "favours short"),
         ({"deterministic": True}, "deterministic is for agents with predict"),
         ({"vec_normalize": "file.pkl"}, "vec_normalize is for"),
+        ({"agent": [zero, zero]}, r"agent is a list of 2 agents: .* compare.* PerWorker"),
+        ({"agent": (zero,)}, "agent is a tuple of 1 agent: "),
     ],
 )
 def test_there_must_be_an_agent_an_environment_and_an_order(arguments, message):

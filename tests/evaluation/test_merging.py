@@ -130,6 +130,8 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
             merge(given, out)
     with pytest.raises(UsageError, match=r"part-2.json is one of the parts"):
         merge([one, two, three], two)
+    with pytest.raises(UsageError, match="merge writes the whole to a file: name it"):
+        merge([one, two, three])
     assert not out.exists()
     out.write_text("before")
     merge([one, two, three], out)

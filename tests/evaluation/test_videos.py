@@ -92,9 +92,9 @@ def test_the_best_the_worst_the_median_and_an_index(options: Any, kept: Any, tmp
 def test_seeds_and_a_sampler_that_is_there(kept: Any, tmp_path: Any) -> None:
     with LocalSampler(zero, Filmed, seed=1) as sampler:
         sampler.obtain_trajectories(2)
-        evaluate(sampler=sampler, seeds=[5, 5, 8], video=tmp_path, video_of=(1, "first"))
+        evaluate(sampler=sampler, seeds=[5, 6, 8], video=tmp_path, video_of=(1, "first"))
         assert [path.partition("_return")[0] for path in kept] == [
-            "trajectory-000001_seed-5", "trajectory-000000_seed-5"
+            "trajectory-000001_seed-6", "trajectory-000000_seed-5"
         ]  # fmt: skip
         scenarios = [{"seed": 3, "options": {"level": level}} for level in (1.0, 2.0)]
         found = evaluate(sampler=sampler, scenarios=scenarios, video=tmp_path, video_of=1)
@@ -131,6 +131,7 @@ def test_what_cannot_be_filmed_as_it_was_is_a_warning(kept: Any, tmp_path: Any, 
         ({"video": "v", "video_of": True}, "and indices, not True"),
         ({"video": "v", "video_of": ()}, "video_of is empty"),
         ({"video": "no/v"}, "there is no directory"),
+        ({"video": "v.mp4"}, "video is a folder for several videos: name it 'v', not 'v.mp4'"),
         ({"video": "file"}, "is a file, and videos go into a folder"),
         ({"video": "v", "env": Known}, "Known cannot be filmed: its render_mode is None"),
         ({"video": "v", "env": Known()}, "Make it with render_mode="),

@@ -57,6 +57,8 @@ def test_it_must_be_said_whose_return_counts(return_of: Any, words: str) -> None
         evaluate(POLICIES, Comings, num_trajectories=3, return_of=return_of, **HOW)
     with pytest.raises(UsageError, match="return_of is for environments of several agents"):
         evaluate("random", "CartPole-v1", num_trajectories=3, return_of="red_0", **HOW)
+    with pytest.raises(UsageError, match=r"'green'.*The keys 'red' and 'green' are the names of the agents to compare"):
+        compare({"red": "random", "green": "random"}, Comings, num_trajectories=3, return_of="green", **HOW)
 
 
 @pytest.mark.slow
