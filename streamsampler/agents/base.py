@@ -235,7 +235,7 @@ def _what_it_is(obj: Any) -> str:
 def adapter_line(obj: Any) -> str | None:
     """Return what to write to make an agent of another library's policy; None for any other object."""
     if callable(getattr(obj, "predict", None)) and (is_module(obj) or not callable(obj)):
-        return "SB3Agent(model), from streamsampler.adapters.sb3"
+        return "SB3Agent(model), or SB3Agent(model, deterministic=True), from streamsampler.adapters.sb3"
     if is_module(obj):
         return (
             "TorchAgent(module, env.action_space), from streamsampler.adapters.torch; or, where module(observation) "

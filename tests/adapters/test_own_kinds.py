@@ -131,7 +131,7 @@ def test_lazy_modules_are_refused_by_name_until_they_were_called():
 
 def test_a_bare_policy_as_an_agent_is_refused_with_the_line_to_write():
     model = ppo()
-    policy = r"pass SB3Agent\(model\), from"
+    policy = r"pass SB3Agent\(model\), or SB3Agent\(model, deterministic=True\), from"
     module = r"pass TorchAgent\(module, env\.action_space\), from streamsampler"
     for agent, line in ((network(1), module), (model, policy), (model.policy, policy)):
         for given in (agent, PerWorker([agent, agent])):
