@@ -10,11 +10,15 @@ from gymnasium import error
 
 from streamsampler.core.errors import ClosedError, UsageError
 
-__all__ = ["CallPendingError", "EnvsClosedError", "NoCallPendingError", "ResultsTimeoutError"]
+__all__ = ["CallPendingError", "EnvsClosedError", "NoCallPendingError", "ResetFirstError", "ResultsTimeoutError"]
 
 
 class EnvsClosedError(ClosedError, error.ClosedEnvironmentError):
     """The environments are closed."""
+
+
+class ResetFirstError(UsageError, error.ResetNeeded):
+    """An environment has no episode that an action could continue: it needs a reset."""
 
 
 class ResultsTimeoutError(TimeoutError, multiprocessing.TimeoutError):

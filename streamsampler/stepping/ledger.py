@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.core.errors import ProtocolError, UsageError
+from streamsampler.core.errors import ProtocolError
 from streamsampler.core.timing import Collector, Measured, ScriptTimes, collecting
 from streamsampler.data.statistics import Aggregation, Stats
 from streamsampler.protocol.messages import Times
-from streamsampler.stepping.call_errors import CallPendingError
+from streamsampler.stepping.call_errors import CallPendingError, ResetFirstError
 
 # ----------------------------------------------------------------------
 # What a manager of environments did, in numbers.
@@ -280,8 +280,6 @@ _WHAT_TO_DO = {
     EnvState.CLOSED: "call launch() first",
 }
 
-_OPEN = (EnvState.RESETTING, EnvState.STEPPING)
-
 
 class Ledger:
     """The state of each environment, and the results that have arrived and are not handed out yet.
@@ -313,7 +311,7 @@ class Ledger:
         """Raise if one of the environments does not await an action.
 
         Raises:
-            UsageError: The first such environment, its state, and what to do.
+            UsageError: The first such environment, its state, and what to do. Also an error of Gymnasium.
         """
         for env_id in env_ids:
             state = self.states[env_id]
@@ -321,7 +319,7 @@ class Ledger:
                 message = (
                     f"environment {env_id} awaits no action, it is {state.name}: {_WHAT_TO_DO[state].format(env_id)}"
                 )
-                raise CallPendingError(message, "send") if state in _OPEN else UsageError(message)
+                raise CallPendingError(message, "send") if state in _OPEN else ResetFirstError(message)
 
     def request(self, env_ids: Sequence[int], event: EnvEvent) -> None:
         """Open a request for each of the environments: `EnvEvent.SENT` or `EnvEvent.RESET`.

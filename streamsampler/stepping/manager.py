@@ -128,7 +128,7 @@ class BaseEnvManager(abc.ABC):
         """Launch where that was not done; a call of another thread may be at work."""
         if self._transport is None:
             if self._closed:
-                raise EnvsClosedError("the environments are closed: call launch() for new ones")
+                raise EnvsClosedError("the environments are closed: call manager.launch() for new ones")
             self.launch()
         assert self._transport is not None
         if not self._transport.is_ours:

@@ -123,8 +123,8 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     `reset` begins new episodes in all environments; the next `step` resets those that failed, and steps the others.
 
     A call that comes too early, too late or twice raises what can be caught as an exception of this package and as that
-    of Gymnasium's `AsyncVectorEnv`: `ClosedEnvironmentError`, `AlreadyPendingCallError`, `NoAsyncCallError`, and the
-    `TimeoutError` of `multiprocessing`.
+    of Gymnasium's `AsyncVectorEnv`: `ClosedEnvironmentError`, `AlreadyPendingCallError`, `NoAsyncCallError`,
+    `ResetNeeded`, and the `TimeoutError` of `multiprocessing`.
 
     Args:
         manager: The manager, which `close` closes.

@@ -180,7 +180,7 @@ def test_after_close(manager):
         lambda: manager.get_attr("level"), lambda: manager.set_attr("level", 1), lambda: manager.ready,
         lambda: manager.observation_space, face.reset, lambda: face.step([0, 0]), lambda: face.get_attr("level"),
     ):  # fmt: skip
-        with pytest.raises(ClosedError, match=r"the environments are closed: call launch\(\) for new ones"):
+        with pytest.raises(ClosedError, match=r"the environments are closed: call manager.launch\(\) for new ones"):
             call()
     assert face.closed
     manager.launch()

@@ -317,7 +317,7 @@ def test_each_environment_is_one_of_its_own(new_manager):
         assert seen == [[1, 1, 1], [2, 2, 2]]
     manager.close()
     manager.close()
-    with pytest.raises(ClosedError, match=r"call launch\(\)"):
+    with pytest.raises(ClosedError, match=r"call manager.launch\(\)"):
         manager.step(np.zeros(3, np.int64))
     manager.launch()
     with pytest.raises(UsageError, match="there already"):

@@ -320,7 +320,21 @@ def test_calls_at_the_wrong_time_raise_what_can_be_caught_as_gymnasiums_classes(
         assert env.step_wait(timeout=PATIENCE)[1].tolist() == [1, 1]
         env.close()
     for after_its_end in (env.reset, env.step_wait, lambda: env.step(ONES), lambda: env.call("level")):
-        assert_raised_as(after_its_end, ClosedError, error.ClosedEnvironmentError)
+        closed = assert_raised_as(after_its_end, ClosedError, error.ClosedEnvironmentError)
+        assert "manager.launch()" in str(closed)
+
+
+def test_an_action_without_an_episode_raises_gymnasiums_class():
+    env = serial(autoreset="disabled")
+    for without_an_episode in (lambda: env.step(ONES), lambda: env.step_async(ONES)):
+        needs_reset = assert_raised_as(without_an_episode, UsageError, error.ResetNeeded)
+        assert str(pickle.loads(pickle.dumps(needs_reset))) == str(needs_reset)
+    env.reset()
+    while not (ended := np.logical_or(*env.step(ONES)[2:4])).any():
+        pass
+    assert_raised_as(lambda: env.step(ONES), UsageError, error.ResetNeeded)
+    env.reset(options={"reset_mask": ended})
+    env.step(ONES)
 
 
 def assert_raised_as(call, *classes):
