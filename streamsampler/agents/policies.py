@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from streamsampler.agents.base import Agent, as_agent
+from streamsampler.agents.base import Agent, as_agent, binds, signature_of
 from streamsampler.core.errors import UsageError
 
 SHARED = "shared"
@@ -32,7 +32,8 @@ class Policies:
         policy_of: See `name_for`.
 
     Raises:
-        UsageError: There is no agent, a name is no string, or `policy_of` is neither a function nor a dict of names.
+        UsageError: There is no agent, a name is no string, or `policy_of` is neither a function of an agent id and a
+            trajectory index nor a dict of names.
     """
 
     def __init__(self, agents: Mapping[str, Any], policy_of: PolicyOf | None = None) -> None:
@@ -46,6 +47,11 @@ class Policies:
         elif not (policy_of is None or callable(policy_of)):
             raise UsageError(
                 f"policy_of is a function (agent_id, trajectory_index) -> policy name, or a dict, not {policy_of!r:.60}"
+            )
+        elif policy_of is not None and (found := signature_of(policy_of)) is not None and not binds(found, "", 0):
+            raise UsageError(
+                f"policy_of takes {found}, and is called with two arguments: policy_of(agent_id, trajectory_index) -> "
+                "policy name"
             )
 
     def name_for(self, agent_id: str, index: int) -> str:

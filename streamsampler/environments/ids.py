@@ -93,6 +93,13 @@ def _unknown(name: str) -> str:
                 f"unknown environment {name!r}. The package {module} registers such: ask for '{module}:{name}' "
                 f"(if it is not there, pip install '{package}')."
             )
+    namespace, slash, own_name = name.partition("/")
+    if slash and namespace in _PETTINGZOO_NAMESPACES:
+        module = f"{_PACKAGE}.{namespace}.{own_name.replace('-v', '_v')}"
+        return (
+            f"unknown environment {name!r}. It is PettingZoo's: ask for its module, {module!r}, or pass lambda: "
+            f"pettingzoo.make('parallel', '…')."
+        )
     # With and without version and namespace, in lower case; the newest version, and no namespace rather than one.
     names: dict[str, str] = {}
     for spec in sorted(gymnasium.registry.values(), key=lambda spec: (spec.namespace is None, spec.version or 0)):
@@ -114,6 +121,7 @@ PARALLEL, AEC = "parallel_env", "env"
 
 JOINT_VIEW = "wrap it in a gymnasium.Env in which one agent plays all (streamsampler/docs/several-agents.md shows how)"
 _PACKAGE = "pettingzoo"
+_PETTINGZOO_NAMESPACES = ("atari", "butterfly", "classic", "sisl")
 
 
 def is_pettingzoo_id(env_id: str) -> bool:

@@ -190,6 +190,17 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         """Return whether an agent is listed now."""
         return agent in self.env.agents
 
+    def change_of_possible_agents(self) -> str:
+        """Return a sentence about agents missing from `possible_agents`, which must not change; empty if none is."""
+        gone = set() if self.is_open else self.numbers.keys() - self.env.possible_agents
+        if not gone:
+            return ""
+        first = min(gone, key=self.numbers.__getitem__)
+        return (
+            f"possible_agents has lost {first!r} since the environment was made: let reset copy the list, "
+            "self.agents = list(self.possible_agents), or the removal of an ended agent from agents changes both"
+        )
+
     @abstractmethod
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
         """Return what an agent would get now, were it its turn: observation, reward, the two ends, and info."""
@@ -241,6 +252,15 @@ class ParallelEnv(MultiAgentEnv):
     def is_over(self, ended: Mapping[str, int]) -> bool:
         """Return whether all agents that are left have ended, or none is left."""
         return not self.turn(ended)
+
+    def explain_missing_action(self, error: KeyError, actions: Mapping[str, Any]) -> None:
+        """Add a note to an error of a step, if the environment may have looked for the action of an absent agent."""
+        agent = error.args[0] if error.args else None
+        if isinstance(agent, str) and agent in self.numbers and agent not in actions:
+            error.add_note(
+                f"(agent {agent!r} has no action in this step, because it has ended or is not in env.agents. Remove "
+                "ended agents from env.agents, and let step read the actions of the other agents alone)"
+            )
 
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
         """Raise: each step answers all agents that acted."""

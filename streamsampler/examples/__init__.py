@@ -33,4 +33,5 @@ def line_of(iteration: int, ended: list[float]) -> str:
     """Return what is printed of an iteration, with the returns of the episodes that ended in it."""
     if not ended:
         return f"iteration {iteration}: no episode ended"
-    return f"iteration {iteration}: mean return {sum(ended) / len(ended):.2f} of {len(ended)}"
+    episodes = "episode" if len(ended) == 1 else "episodes"
+    return f"iteration {iteration}: mean return {sum(ended) / len(ended):.2f} of {len(ended)} {episodes}"

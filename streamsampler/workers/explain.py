@@ -15,7 +15,7 @@ from gymnasium.spaces import Discrete
 
 from streamsampler.core.errors import ActionError, DataError, RemoteTraceback, UsageError
 from streamsampler.data.recorder import RolloutRecorder
-from streamsampler.environments.multi_agent import SpacesOfAgents
+from streamsampler.environments.multi_agent import ParallelEnv, SpacesOfAgents
 from streamsampler.environments.updates import EnvCloseError
 from streamsampler.protocol.messages import Phase
 
@@ -154,9 +154,11 @@ def explain_rollout(
         locate(data_error, env, None if row < 0 else row - recorder.n_timesteps)
     if phase is Phase.ACTION and isinstance(error, TypeError | ValueError) and raised_in(error, unpacking):
         raise UsageError("get_action must return (action, agent_info), with agent_info a dict") from error
-    better = step_error(error, action, env.action_space, unpacking) if phase is Phase.STEP else None
-    if better is not None:
-        raise better from error
+    if phase is Phase.STEP:
+        if (better := step_error(error, action, env.action_space, unpacking)) is not None:
+            raise better from error
+        if isinstance(error, KeyError) and isinstance(env.unwrapped, ParallelEnv):
+            env.unwrapped.explain_missing_action(error, action)
 
 
 # ----------------------------------------------------------------------

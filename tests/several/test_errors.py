@@ -26,7 +26,7 @@ from streamsampler.data.agent_rows import OF_AGENTS
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from streamsampler.protocol.messages import Ticket
 from streamsampler.workers.hooks import pickled_hooks
-from tests.scripted.games import IDS, Chooser, Comings, Turns
+from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns
 from tests.several.comparing import BOTH_LOOPS, LocalSampler, sampled
 from tests.workers.contexts import context_of, new_board
 
@@ -93,6 +93,36 @@ def stranger(game: Any, *result: Any) -> Any:
     return result
 
 
+class Forgetful(Comings):
+    """Lists agents that have ended, and reads their actions."""
+
+    def step(self, actions: Any) -> Any:
+        acted = self.agents
+        result = super().step(actions)
+        self.agents = acted
+        return result
+
+
+class Aliased(Comings):
+    """Has a single list for the agents that there are and for those that there may be."""
+
+    def __init__(self) -> None:
+        super().__init__({agent: Stay(0, 3 + number) for number, agent in enumerate(IDS)})
+        self.possible_agents = list(IDS)  # type: ignore[assignment]
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        result = super().reset(seed)
+        self.agents = self.possible_agents  # type: ignore[assignment]
+        return result
+
+    def step(self, actions: Any) -> Any:
+        shared = self.agents
+        result = super().step(actions)
+        shared[:] = self.agents
+        self.agents = shared
+        return result
+
+
 class SaysNothing(Turns):
     """Ends for all agents at once, without saying so."""
 
@@ -155,11 +185,11 @@ NOBODY = "no agent acted in the whole trajectory"
         (with_part(0, 3), None, "observations must be a dict by agent, and are 3"),
         (with_part(0, None, at=1), None, "observations must be a dict by agent, and are None"),
         (with_part(0, 0, at=3, red_0=None), None, "no last observation of agent 'red_0', which has ended"),
-        (with_part(1, 0, red_0=None), None, "a step gave no reward, or not both ends, of agent 'red_0', which acted"),
+        (with_part(1, 0, red_0=None), None, "gave no reward, terminated or truncated of agent 'red_0', which acted"),
         (with_part(1, 0, red_0="much"), None, "agent 'red_0': the reward should be a number"),
         (with_part(1, 1.0), None, "dict"),
         (with_part(2, 0, red_1="maybe"), None, "terminated of 'red_1' should be True or False"),
-        (with_part(3, 0, red_1=None), None, "a step gave no reward, or not both ends, of agent 'red_1'"),
+        (with_part(3, 0, red_1=None), None, "gave no reward, terminated or truncated of agent 'red_1'"),
         *((with_part(at, value), None, "dicts? by agent") for at in (2, 3) for value in (True, False, None)),
         (stepping(lambda game, *result: (*result[:2], True, False, result[4])), None, "dicts by agent"),
         (stepping(lambda game, *result: (*result[:2], False, False, result[4])), None, "dicts by agent"),
@@ -171,6 +201,7 @@ NOBODY = "no agent acted in the whole trajectory"
         (beginning(emptied), None, NOBODY),
         (beginning(emptied, Turns), None, NOBODY),
         (beginning(blinded), None, "there is no observation of agent 'red_1', which is to act"),
+        (Forgetful, None, "KeyError: 'red_0'\n.agent 'red_0' has no action in this step, because it has ended"),
         (SaysNothing, None, "is gone, and was neither terminated nor truncated"),
         (ShortTurns, None, r"last\(\) must return \(observation, reward, terminated, truncated, info\)"),
         (with_class(possible_agents=()), None, "possible_agents must be different strings, at least one"),
@@ -184,7 +215,7 @@ NOBODY = "no agent acted in the whole trajectory"
         ),
         (Comings, Acting(np.zeros(3)), "choosing an action.*agent 'red_0': action has the shape"),
         (Comings, Acting("up"), "choosing an action.*agent 'red_0': action"),
-        *((Comings, Acting(lambda _, it=it: it), r"get_action must return \(action, agent_info\)")
+        *((Comings, Acting(lambda _, it=it: it), r"get_action of policy 'shared' must return \(action, agent_info\)")
           for it in (3, (1, 2, 3), None)),
         (Comings, Acting(lambda _: (1, None)), "agent"),
         (Comings, {"red": Chooser(), "blue": Acting(tired)}, "choosing an action in trajectory 0(.|\n)*tired"),
@@ -220,6 +251,16 @@ def test_the_trajectory_is_named_also_where_an_agent_took_no_part_in_those_befor
     error = raised(ExistingEnvUpdate(stepping(change, 1, Late)()))
     assert "agent 'blue_1': the reward should be a number" in str(error)
     assert error.trajectory == 1
+
+
+@pytest.mark.parametrize("options", BOTH_LOOPS)
+def test_possible_agents_that_lose_an_agent(caplog: Any, options: Any) -> None:
+    assert re.search(f"{NOBODY}.*possible_agents has lost 'red_0' since", str(raised(Aliased, **options)))
+    assert not caplog.messages
+    lengths = sampled(Chooser(), Aliased, check=None, max_episode_length=4, **options)["shared"].lengths
+    assert lengths.tolist() == [3, 4, 4, 4, 4, 4, 4, 4]  # red_0 is absent in the second episode, red_1 in the third
+    (text,) = caplog.messages
+    assert "possible_agents has lost 'red_0' since the environment was made: let reset copy the list" in text
 
 
 class Blind:
@@ -258,6 +299,7 @@ def test_another_order_of_agents_in_another_worker() -> None:
         ({"x": 3}, {}, "an agent is"),
         (X, {"policy_of": {"red_0": "y"}}, "names the policy 'y' for agent 'red_0', and there are 'x'"),
         (X, {"policy_of": 3}, "policy_of is a function"),
+        (X, {"policy_of": lambda agent: "x"}, r"policy_of takes \(agent\), and is called with two arguments"),
         (X, {"observation_filter": RunningNorm()}, "observation_filter is a dict by policy name"),
         (X, {"reward_filter": {"y": RunningReturnNorm()}}, "reward_filter names the policies 'y'"),
         (Chooser(), {"observation_filter": {"y": RunningNorm()}}, "names the policies 'y', and agents has none"),

@@ -19,11 +19,11 @@ from streamsampler.core.timing import used
 from streamsampler.protocol.messages import Phase, Times
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of
+from streamsampler.workers.explain import begin_of, raised_in
 from streamsampler.workers.finishing import shares
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.restoring import own_copy
-from streamsampler.workers.several.players import Seat
+from streamsampler.workers.several.players import Seat, wrong_answer
 from streamsampler.workers.several.recorder import JointRecorder, reward_of
 
 _NO_LIMIT = 2**62
@@ -161,6 +161,7 @@ class ParallelLoop:
                 if not isinstance(observations, Mapping):
                     self.phase = _RECORDING
                 _say_whose(error, agent, observations)
+                _refuse_answer(error, seat)
                 raise
             self.phase = _STEP
             if is_due:
@@ -218,6 +219,12 @@ def _say_whose(error: Exception, agent: str, observations: Any) -> None:
         error.add_note(f"(agent {agent!r} was to act)")
 
 
+def _refuse_answer(error: Exception, seat: Seat) -> None:
+    """Raise a better error where the loop could not unpack what `get_action` returned."""
+    if isinstance(error, TypeError | ValueError) and raised_in(error, ParallelLoop.timesteps):
+        raise wrong_answer(seat) from error
+
+
 def _explained(error: Exception, result: Any, agent: str) -> Exception:
     """Return a better error for what a step returned, where it was not as it should be."""
     if isinstance(error, DataError):
@@ -230,7 +237,7 @@ def _explained(error: Exception, result: Any, agent: str) -> Exception:
     ]:
         return DataError(f"what step returns are dicts by agent, and {wrong[0]}")
     return (
-        DataError(f"a step gave no reward, or not both ends, of agent {agent!r}, which acted")
+        DataError(f"a step gave no reward, terminated or truncated of agent {agent!r}, which acted")
         if isinstance(error, KeyError)
         else error
     )

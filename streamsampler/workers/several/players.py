@@ -443,7 +443,7 @@ class Players:
                     error.add_note(f"(agent {seat.agent_id!r} was to act)")
                     raise
                 if not isinstance(chosen, tuple | list) or len(chosen) != 2:
-                    raise UsageError("get_action must return (action, agent_info), with agent_info a dict")
+                    raise wrong_answer(seat)
                 actions[seat.agent_id], seat.info = chosen
         if len(self._groups) > 1:
             actions = {seat.agent_id: actions[seat.agent_id] for seat in acting}
@@ -455,6 +455,14 @@ class Players:
             groups.setdefault(seat.policy, []).append(seat)
         self._groups = [(policy, seats, np.array([it.number for it in seats])) for policy, seats in groups.items()]
         self._grouped = self.acting
+
+
+def wrong_answer(seat: Seat) -> UsageError:
+    """Return the error of a `get_action` that returns no action and info."""
+    return UsageError(
+        f"get_action of policy {seat.policy.name!r} must return (action, agent_info), with agent_info a dict "
+        f"(agent {seat.agent_id!r} was to act)"
+    )
 
 
 def refuse_for_several(resets: Resets) -> None:

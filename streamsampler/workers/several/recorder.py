@@ -88,10 +88,16 @@ class JointRecorder(RolloutRecorder):
         """Start a trajectory; see `RolloutRecorder.begin`."""
         joint = self._of_no_agent(_mapping(reset_info, "infos"))
         self._refuse_own_name(joint)
+        if change := self.env.change_of_possible_agents():
+            self._remarks.setdefault("possible agents", change)
         first = super().begin(joint)
         self._forget_trajectory()
         self._reset_infos = self._infos = reset_info
         return first
+
+    def _nobody_acted(self) -> UsageError:
+        change = self.env.change_of_possible_agents()
+        return UsageError(f"{_NOBODY}. {change}" if change else _NOBODY)
 
     def record_metrics(self, metrics: dict[str, Any]) -> None:
         """Record metrics of hooks; see `RolloutRecorder.record_metrics`."""
@@ -137,7 +143,7 @@ class JointRecorder(RolloutRecorder):
         self._remark_listed(turn)
         began = len(self.float_rewards) > self.n_timesteps
         if not (turn or began) and self.env.is_over(self._ended):
-            raise UsageError(_NOBODY)
+            raise self._nobody_acted()
         there = [agent for agent in turn if agent in self._seated or agent in observations or not began]
         for agent in there:
             if agent not in self._seated:
@@ -247,7 +253,7 @@ class JointRecorder(RolloutRecorder):
                 if terminated[agent] is not False or truncated[agent] is not False:
                     self.take_in_end(agent, terminated[agent], truncated[agent])
         except KeyError as error:
-            raise DataError(f"a step gave no reward, or not both ends, of agent {error}, which acted") from None
+            raise DataError(f"a step gave no reward, terminated or truncated of agent {error}, which acted") from None
         self.float_rewards[-1] = total
         return self.take_in_rest(rewards, terminated, truncated, infos)
 
@@ -309,7 +315,7 @@ class JointRecorder(RolloutRecorder):
 
     def _take_in_last_end(self) -> tuple[bool, bool]:
         if not self._seated:
-            raise UsageError(_NOBODY)
+            raise self._nobody_acted()
         if self.env.takes_turns:
             self._end_rest()
         if self._last_ends == (False, False):
@@ -389,7 +395,7 @@ class JointRecorder(RolloutRecorder):
         if self._waiting:
             self._check_answered()
         if not self._seated:
-            raise UsageError(_NOBODY)
+            raise self._nobody_acted()
         if self.ending:
             self._end_agents(observations)
         for agent, seat in self._seated.items():
