@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import inspect
+import itertools
 import logging
 import os
 import re
@@ -472,7 +473,7 @@ def checked_file(value: str, suffix: str, *others: str, where: str) -> Path:
     Raises:
         click.BadParameter: It cannot be written, or has the suffix of another format.
     """
-    given = Path(value)
+    given = _named_file(value)
     suffix = next((each for each in others if given.name.endswith(each)), suffix)
     if given.is_dir() or not given.name:
         if (given / MANIFEST).exists():
@@ -489,6 +490,29 @@ def checked_file(value: str, suffix: str, *others: str, where: str) -> Path:
     return target
 
 
+def _named_file(value: str) -> Path:
+    """Return the path of a name; refuse names that stand for streams and devices, which get no suffix and no file.
+
+    Raises:
+        click.BadParameter: It is such a name.
+    """
+    path = Path(value)
+    is_device = path.exists() and not (path.is_file() or path.is_dir())
+    if value == "-" or is_device or path.parent == Path("/dev"):
+        raise _bad_out(f"{value!r} is no file: give the name of one. Standard output gets the summary alone")
+    return path
+
+
+def unused_beside(target: Path) -> Path:
+    """Return a file next to a target that is not there yet: `out.partial.npz`, or else `out.partial-2.npz` and so on.
+
+    What an interrupted run finished goes there where the target holds what another run wrote.
+    """
+    endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    names = (f"{target.stem}.partial{ending}{target.suffix}" for ending in endings)
+    return next(path for path in map(target.with_name, names) if not path.exists())
+
+
 def _check_format(given: Path, suffix: str, where: str) -> None:
     if given.suffix.lower() in _FORMATS - {suffix}:
         raise _bad_out(f"{str(given)!r}: {given.suffix} is not written. {where}")
@@ -496,7 +520,7 @@ def _check_format(given: Path, suffix: str, where: str) -> None:
 
 def checked_folder(value: str, suffix: str, where: str, *, resume: bool) -> Path:
     """Return a folder that shards can be written into; see `checked_file`."""
-    path = Path(value)
+    path = _named_file(value)
     if not path.exists():
         _check_format(path, suffix, where)
     try:

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from streamsampler.cli.naming import environment_of, is_model_file, load_agents
+from streamsampler.cli.naming import environment_of, is_model_file, load_agents, unused_beside
 from streamsampler.cli.running import Follower, Run, Tally
 from streamsampler.cli.streams import Interrupted
 from streamsampler.core.errors import DamagedShardError, SamplerError, UnwritableInfoError, UsageError
@@ -291,6 +291,8 @@ def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, r
             seconds, kept = follower.seconds, Tally.of_batch(batch)
         written = None if batch is None else request.out
         if batch is not None and written is not None:
+            # What a complete run wrote is worth more than the beginning of this one.
+            written = unused_beside(written) if interrupted and written.exists() else written
             own = {name: value for name, value in sampler.provenance().items() if name in _OF_THE_SAMPLER}
             provenance = {"library": f"streamsampler {__version__}", **request.described, **own}
             provenance |= {"wanted": {request.unit: request.total(sampler.n_workers)}, "interrupted": interrupted}
@@ -400,8 +402,12 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
 def as_text(request: Request, outcome: Outcome) -> str:
     """Return a summary for people, with the tree of timers where it was asked for."""
     timers = f"\n\n{timers_text(outcome.stats.timers())}" if request.options["timers"] else ""
-    facts, lost = as_json(request, outcome), outcome.stats.lost_timesteps
+    facts, stats, lost = as_json(request, outcome), outcome.stats, outcome.stats.lost_timesteps
     left_over = [_left_over(name, facts[name]) for name in _LEFT_OVER]
+    if outcome.shards is not None and outcome.interrupted and stats.surplus_trajectories:
+        left_over[_LEFT_OVER.index("surplus")] = (
+            f"{_amount(facts['surplus'])} of the unfinished shard, which --resume samples again"
+        )
     arguments = ", ".join(f"{key}={value!r}" for key, value in request.options["env_kwargs"].items())
     return table({
         "interrupted": _interrupted(request, outcome) if outcome.interrupted else "",
@@ -484,7 +490,8 @@ def _written(request: Request, outcome: Outcome) -> str:
     if outcome.written is not None:
         kept = count(outcome.kept.trajectories, "trajectory")
         were = "was" if outcome.kept.trajectories == 1 else "were"
-        return f"{outcome.written}" + (f" (the {kept} that {were} finished)" if outcome.interrupted else "")
+        stays = "" if outcome.written == request.out else f"; {request.out} stays as it was"
+        return f"{outcome.written}" + (f" (the {kept} that {were} finished{stays})" if outcome.interrupted else "")
     return "nothing: no trajectory was finished" if request.out is not None else ""
 
 
@@ -512,6 +519,10 @@ def _left_over(name: str, amount: dict[str, int]) -> str:
         # Of what was cut short at the end only the timesteps are known.
         return f"{count(amount['timesteps'], 'timestep')} {name}" if amount["timesteps"] else f"0 {name}"
     return f"{amount['trajectories']:,} {name} ({count(amount['timesteps'], 'timestep')})"
+
+
+def _amount(amount: dict[str, int]) -> str:
+    return f"{count(amount['trajectories'], 'trajectory')} ({count(amount['timesteps'], 'timestep')})"
 
 
 def _restarts(facts: dict[str, Any]) -> str:

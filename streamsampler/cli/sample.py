@@ -57,8 +57,9 @@ _ORDER = option(
 
 _OUTPUT = options_of(
     option("Output", "-o", "--out", metavar="FILE",
-        help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. After Ctrl-C it "
-        "gets those that are finished. With --shard-size, a folder of such files."),
+        help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. A file of that "
+        "name is replaced. After Ctrl-C it gets those that are finished; a file that was there before stays, and they "
+        "go into FILE.partial.npz. With --shard-size, a folder of such files."),
     option("Output", "--shard-size", type=shared.POSITIVE, metavar="N",
         help="Write files of at least N timesteps each into the folder --out, as they are complete. Memory holds about "
         "two of them, whatever the amount."),

@@ -47,6 +47,17 @@ def test_the_finished_prefix_is_kept(at_home: Path, announcements: Announcements
     assert kept == streamsampler.load("out.npz")[: len(kept)]
 
 
+def test_files_that_were_there_stay_and_what_is_finished_goes_next_to_them(at_home: Path) -> None:
+    for name in ("out.npz", "out.partial.npz"):
+        Path(name).write_bytes(b"hours of work")
+    result = invoke(*SAMPLE, "--workers", 0, "--agent", "scripted:later", "--num-trajectories", 900)
+    assert result.exit_code == 143, result.stderr
+    kept = streamsampler.load("out.partial-2.npz")
+    said = " ".join(result.stdout.split())
+    assert f"to out.partial-2.npz (the {len(kept)} trajectories that were finished; out.npz stays as it was)" in said
+    assert {Path(name).read_bytes() for name in ("out.npz", "out.partial.npz")} == {b"hours of work"}
+
+
 @pytest.mark.slow
 def test_a_signal_to_the_whole_group_is_one_to_the_command(at_home: Path, announcements: Announcements) -> None:
     process = start(*SAMPLE, "--num-trajectories", 40, *endless(announcements), cwd=at_home)
@@ -217,6 +228,15 @@ def test_an_interrupt_before_the_sampling_adds_nothing(at_home: Path) -> None:
     assert (summary["trajectories"], summary["shards"], summary["interrupted"]) == (0, 0, True)
     assert summary["to_go_on"].endswith("--resume")
     assert os.listdir("out") == ["manifest.json"]
+
+
+def test_trajectories_of_the_unfinished_shard_are_said_to_be_sampled_again(at_home: Path) -> None:
+    given = ("sample", "scripted:Scripted-v0", "--shard-size", 10_000, "--num-trajectories", 900, "--workers", 0)
+    result = invoke(*given, "--agent", "scripted:later", "--out", "out")
+    assert result.exit_code == 143, result.stderr
+    said = " ".join(result.stdout.split())
+    assert re.search(r"[0-9]+ trajectories \([0-9,]+ timesteps\) of the unfinished shard, which --resume samples", said)
+    assert "surplus" not in said
 
 
 # ---------------------------------------------------------------------- signals
