@@ -4,6 +4,16 @@ Each command is a function in a file of its own and adds only the checks that a 
 COMMAND --help` explains the options. The guide is `streamsampler/docs/cli.md`.
 """
 
-from streamsampler.cli.app import main
+import sys
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command `streamsampler`."""
+    try:
+        # Not above: Ctrl-C while the commands are imported would print a traceback.
+        from streamsampler.cli.app import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()

@@ -12,6 +12,7 @@ from streamsampler.cli.options import (
     AGENT,
     ENV_ID,
     ENVIRONMENT,
+    FROM_ZERO,
     POSITIVE,
     PRINTED,
     command,
@@ -32,7 +33,7 @@ _LIMITS = options_of(
 )  # fmt: skip
 
 _SEED = option(
-    "How", "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+    "How", "--seed", type=FROM_ZERO, default=0, show_default=True, metavar="N",
     help="The same seed runs the same trajectories.",
 )  # fmt: skip
 

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from streamsampler.cli.options import (
+    JSON_LINE,
     PRINTED,
+    PRINTED_LINE,
     QUIET,
     Count,
     SeveralArgument,
@@ -22,6 +24,10 @@ from streamsampler.cli.options import (
 
 # ----------------------------------------------------------------------
 # The command `export`.
+
+
+_OF_EVALUATIONS = "sb3"
+"""The format of evaluations; all others are of trajectories."""
 
 
 @command("Write trajectories in another library's format.")
@@ -57,7 +63,7 @@ from streamsampler.cli.options import (
     "Evaluations", "--timesteps", type=Count(min=0), multiple=True, metavar="N",
     help="With --to sb3, once for each FILE: for how many timesteps the agent had been trained.",
 )  # fmt: skip
-@options_of(PRINTED)
+@options_of(PRINTED_LINE)
 @click.pass_context
 def export(
     ctx: click.Context, /, sources: tuple[str, ...], name: str, out: str, as_json: bool, quiet: bool,
@@ -66,7 +72,8 @@ def export(
     """Write trajectories, or evaluations, in the format of another library.
 
     FILE or FOLDER is what `streamsampler sample --out` wrote, or a file that a batch's `save` did. Of a folder one
-    shard is in memory at a time.
+    shard is in memory at a time. Several folders are written one after the other, as one; --to sb3 takes several files
+    of evaluations.
 
     Examples:
       streamsampler export big --to minari --out cartpole --dataset-id cartpole/random-v0
@@ -81,10 +88,15 @@ def export(
     paths = [existing(source, ".npz") for source in sources]
     from streamsampler.cli.running import running
     from streamsampler.core.words import table
+    from streamsampler.formats.export import FORMATS
 
+    if name not in (*FORMATS, _OF_EVALUATIONS):
+        there = f"{', '.join(FORMATS)} and {_OF_EVALUATIONS}"
+        raise click.BadParameter(f"there is no format {name!r}, only {there}", param_hint="'--to'")
     with running(ctx, "exporting", quiet=quiet, imports=imports) as run:
         run.if_interrupted = "nothing was written"
-        if name == "sb3":
+        _check_kinds(paths, name)
+        if name == _OF_EVALUATIONS:
             facts = _export_evaluations(paths, Path(out), options)
         else:
             with run.bar:
@@ -93,8 +105,35 @@ def export(
     run.finish(json.dumps(facts) if as_json else table({**rows, "written to": facts["out"]}), kept=out)
 
 
+def _trajectory_formats() -> str:
+    """Return the options that export trajectories."""
+    from streamsampler.formats.export import FORMATS
+
+    return " or ".join(f"--to {name}" for name in FORMATS)
+
+
+def _check_kinds(paths: list[Path], name: str) -> None:
+    """Check that the format is for what the files hold.
+
+    Raises:
+        click.ClickException: It is for something else; names the format to give.
+    """
+    from streamsampler.cli.streams import failure
+    from streamsampler.evaluation.merging import kind_of
+
+    for path in paths:
+        kind = kind_of(path)
+        if kind == "comparison":
+            raise failure(f"{path} holds a comparison, and only trajectories and evaluations are exported")
+        if kind == "evaluation" and name != _OF_EVALUATIONS:
+            raise failure(f"{path} holds an evaluation: give --to {_OF_EVALUATIONS}")
+        if kind in ("folder", "file of trajectories") and name == _OF_EVALUATIONS:
+            raise failure(f"{path} holds trajectories: give {_trajectory_formats()}")
+
+
 def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[str, Any], bar: Any) -> dict[str, Any]:
     """Write trajectories, and return what was written."""
+    from streamsampler.data.folder import TrajectoryFolder
     from streamsampler.data.leaves import Leaves
     from streamsampler.formats.columns import open_source
     from streamsampler.formats.export import export as exported
@@ -104,32 +143,33 @@ def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[
         raise click.UsageError("--timesteps is for evaluations: give --to sb3, too.")
     leaves, policy = Leaves(without=options.pop("without")), options.pop("policy")
     metadata = by_key(options["metadata"], "key=text", "--metadata")
-    given = {key: value for key, value in {**options, "metadata": metadata}.items() if value}
+    given = {key: value for key, value in {**options, "metadata": metadata}.items() if value not in (None, (), {})}
     format_named(name, given)
-    if len(paths) > 1:
-        raise click.UsageError(f"--to {name} takes one FILE or FOLDER, and not {len(paths)}.")
-    source = open_source(paths[0], leaves, policy)
+    if len(paths) > 1 and not all(path.is_dir() for path in paths):
+        raise click.UsageError(f"--to {name} takes a single FILE, or one FOLDER or more, and not {len(paths)} of both.")
+    source = open_source(paths[0] if len(paths) == 1 else TrajectoryFolder(*paths), leaves, policy)
     exported(source, out, to=name, progress=bar, **given)
     return {"format": name, "trajectories": source.n_trajectories, "timesteps": source.n_timesteps, "out": str(out)}
 
 
 def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Write evaluations, and return what was written."""
+    from streamsampler.cli.naming import checked_file
+    from streamsampler.core.words import count
     from streamsampler.evaluation.evaluation import Evaluation
     from streamsampler.formats.export import save_evaluations
 
     if options["dataset_id"] or options["metadata"]:
         raise click.UsageError("--dataset-id and --metadata are for trajectories: give --to minari.")
     if options["without"] or options["policy"]:
-        raise click.UsageError("--without and --policy are for trajectories: give --to minari or --to parquet.")
-    timesteps = options["timesteps"] or ((0,) if len(paths) == 1 else ())
+        raise click.UsageError(f"--without and --policy are for trajectories: give {_trajectory_formats()}.")
+    timesteps = options["timesteps"]
     if len(timesteps) != len(paths) or len(set(timesteps)) != len(timesteps):
         raise click.UsageError(
-            f"Give --timesteps once for each FILE, each another number: there are {len(paths)} files and "
-            f"{len(timesteps)} timesteps."
+            f"Give --timesteps once for each FILE, each another number: there are {count(len(paths), 'file')}, and "
+            f"--timesteps is given {count(len(timesteps), 'time')}."
         )
-    if out.is_dir():
-        raise click.BadParameter(f"{str(out)!r} is a directory: name a file in it, such as evaluations.npz")
+    out = checked_file(str(out), ".npz", where="Evaluations go into a .npz file")
     evaluations = {number: Evaluation.load(path) for number, path in zip(timesteps, paths, strict=True)}
     written = save_evaluations(evaluations, out)
     n_trajectories = sum(map(len, evaluations.values()))
@@ -142,7 +182,7 @@ def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -
 
 @command("Show what is in a file or a folder.")
 @click.argument("path", metavar="FILE|FOLDER")
-@option("Output", "--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+@option("Output", "--json", "as_json", is_flag=True, help=JSON_LINE)
 @option("Output", "--quick", is_flag=True, help="Do not read every byte: damaged observations are not found.")
 @click.pass_context
 def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
@@ -203,14 +243,20 @@ def merge(ctx: click.Context, /, parts: tuple[str, ...], out: str, as_json: bool
     paths = [existing(name, what="PART") for name in parts]
     from streamsampler.cli.naming import checked_file
     from streamsampler.cli.running import running
-    from streamsampler.cli.streams import print_error
+    from streamsampler.cli.streams import failure, print_error
+    from streamsampler.core.errors import UsageError
     from streamsampler.core.words import count
+    from streamsampler.evaluation.merging import check_paths
     from streamsampler.evaluation.merging import merge as merged_parts
 
     target = Path(checked_file(out, ".json", where="What is merged goes into a .json file, as the parts are"))
     with running(ctx, "merging", quiet=quiet) as run:
         run.if_interrupted = "the parts are not merged"
-        merged = merged_parts(paths, target)
+        check_paths(paths, target)
+        try:
+            merged = merged_parts(paths, target)
+        except UsageError as error:
+            raise failure(str(error)) from None  # about what the files hold, and not how the command was typed
     if not run.shows_end:
         print_error(f"{count(len(parts), 'part')} merged")
     run.finish(merged.to_json().rstrip("\n") if as_json else f"{merged}\nwritten to: {target}", kept=target)

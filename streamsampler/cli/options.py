@@ -33,6 +33,13 @@ _JOINED = {"seeds", "without_infos"}
 """Options of one text that may be a list in a file."""
 
 
+_OTHER_WORDS = {
+    "--num-trajectories": ("--episodes", "--n-episodes", "--num-episodes", "--trajectories", "--n-trajectories"),
+    "--num-samples": ("--timesteps", "--n-timesteps", "--num-timesteps", "--total-timesteps", "--steps", "--n-steps"),
+}
+"""Options by the words of other libraries, which are no slips of the hand."""
+
+
 RUNS, _, WHERE, REPRODUCIBLE, RECORDED, FAILS, _ = GROUPS
 """Headings of groups of options, as the library has them for its arguments."""
 
@@ -113,7 +120,13 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, and keep what was typed: `ctx.meta[TYPED]`."""
         ctx.meta[TYPED] = (ctx.command_path, *args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            there = {name for param in self.params for name in param.opts}
+            if meant := [name for name, others in _OTHER_WORDS.items() if error.option_name in others]:
+                error.possibilities = [name for name in meant if name in there]
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups into the help."""
@@ -204,7 +217,16 @@ _PART = re.compile(r"([0-9]{1,18}) ?/ ?([0-9]{1,18})")
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
-ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+class _Number(click.FloatRange):
+    name = "number"  # which errors say: click's own name is "float range"
+
+
+class _WholeNumber(click.IntRange):
+    name = "whole number"
+
+
+ABOVE_ZERO = _Number(min=0, min_open=True)
+FROM_ZERO = _WholeNumber(min=0)
 
 
 class Count(click.IntRange):
@@ -420,7 +442,7 @@ ENVIRONMENT = options_of(
 
 HOW = options_of(
     option(
-        WHERE, "--workers", type=click.IntRange(min=0), metavar="N", show_default="the cores there are to use",
+        WHERE, "--workers", type=FROM_ZERO, metavar="N", show_default="the cores there are to use",
         help="How many processes; 0 for none but this one."),
     option(WHERE, "--vec", type=POSITIVE, metavar="N",
         help="Run N environments side by side in each process, and ask the agent for their actions at once: faster "
@@ -438,7 +460,7 @@ HOW = options_of(
     option(WHERE, "--start-method", type=click.Choice(START_METHODS),
         help="How processes are started. 'fork' and 'spawn' choose --engine queues."),
     option(
-        REPRODUCIBLE, "--seed", type=click.IntRange(min=0), metavar="N",
+        REPRODUCIBLE, "--seed", type=FROM_ZERO, metavar="N",
         show_default="a random one, shown in the summary",
         help="The same seed gives the same trajectories, whatever the number of workers."),
 )  # fmt: skip
@@ -480,11 +502,17 @@ QUIET_WITH_MODELS = option(
 )  # fmt: skip
 """Of the commands that take `--agent`."""
 
+JSON_LINE = "Print the result as one JSON object in a single line."
+
 PRINTED = options_of(
-    option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object."),
+    option("Output", "--json", "as_json", is_flag=True,
+        help="Print the result as one JSON object over several lines; 'jq -c' puts it into one."),
     QUIET_WITH_MODELS,
-)
-"""What is printed."""
+)  # fmt: skip
+"""What is printed by commands whose result is a document, such as an evaluation."""
+
+PRINTED_LINE = options_of(option("Output", "--json", "as_json", is_flag=True, help=JSON_LINE), QUIET_WITH_MODELS)
+"""What is printed by the others."""
 
 PART = option(
     "In parts", "--part", type=_part, metavar="I/N",

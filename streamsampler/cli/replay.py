@@ -40,7 +40,7 @@ _HOW = options_of(
 _OUTPUT = options_of(
     option("Output", "--video", type=click.Path(path_type=Path), metavar="FILE.mp4",
         help=f"Film the trajectory. {shared.VIDEO_EXTRA}"),
-    option("Output", "--json", "as_json", is_flag=True, help="Print what came of it as one JSON object."),
+    option("Output", "--json", "as_json", is_flag=True, help=shared.JSON_LINE),
     shared.QUIET_WITH_MODELS,
 )  # fmt: skip
 

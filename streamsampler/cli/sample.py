@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -65,8 +66,8 @@ _OUTPUT = options_of(
         "two of them, whatever the amount."),
     option("Output", "--resume", is_flag=True,
         help="Continue the folder --out after whatever ended the run that wrote it. Complete shards stay; the finished "
-        "folder is the same as without the interruption. With a larger amount also a finished folder "
-        "goes on."),
+        "folder is the same as without the interruption. --shard-size may be left out. With a larger amount also a "
+        "finished folder goes on."),
     option("Output", "--without-infos", is_flag=False, flag_value="*", type=_without_infos,
         metavar="[NAME,...]", help="Leave infos out of the file or the folder: objects in them cannot be written: "
         "all infos, or those of some names, such as --without-infos handle,pose. It stands after ENV_ID."),
@@ -79,7 +80,7 @@ _OUTPUT = options_of(
 @command("Sample trajectories from an environment.")
 @shared.ENV_ID
 @options_of(_HOW_MUCH, shared.POLICIES, shared.ENVIRONMENT, _TASKS, shared.HOW, _ORDER,
-    shared.FINGERPRINT, shared.FAILURES, _OUTPUT, shared.PRINTED)  # fmt: skip
+    shared.FINGERPRINT, shared.FAILURES, _OUTPUT, shared.PRINTED_LINE)  # fmt: skip
 @click.pass_context
 def sample(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -101,6 +102,7 @@ def sample(
       0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
     ((kind, number),) = shared.given_amounts(ctx, options, _AMOUNTS).items()
+    _take_shard_size(options)
     _check(options, kind)
     from streamsampler.cli import request as report
     from streamsampler.cli import streams
@@ -125,6 +127,21 @@ def sample(
     if as_json:
         text = json.dumps(report.as_json(request, outcome), allow_nan=False)
     run.finish(text, kept=outcome.written)
+
+
+def _take_shard_size(options: dict[str, Any]) -> None:
+    """Take the size of shards from the folder that `--resume` continues, where `--shard-size` does not say it."""
+    if not options["resume"] or options["shard_size"] is not None or options["out"] is None:
+        return
+    from streamsampler.cli.streams import failure
+    from streamsampler.core.errors import StorageError
+    from streamsampler.data.shards import MANIFEST, read_manifest
+
+    if (Path(options["out"]) / MANIFEST).exists():
+        try:
+            options["shard_size"] = read_manifest(Path(options["out"])).shard_size
+        except StorageError as error:
+            raise failure(str(error)) from None
 
 
 def _check(options: dict[str, Any], kind: str) -> None:

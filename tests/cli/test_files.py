@@ -175,7 +175,7 @@ def test_evaluations_are_exported(made: Path, tmp_path: Path, monkeypatch: pytes
     for name in ("typed.npz", "file.npz"):
         with np.load(name) as found:
             assert (found["timesteps"].tolist(), found["results"].shape) == ([1_000, 2_000], (2, 40))
-    one = invoke("export", "early.json", "--to", "sb3", "--out", "one.npz", "--json")
+    one = invoke("export", "early.json", "--to", "sb3", "--timesteps", 0, "--out", "one.npz", "--json")
     assert json.loads(one.stdout) == {"format": "sb3", "evaluations": 1, "trajectories": 40, "out": "one.npz"}
 
 
@@ -191,6 +191,13 @@ def test_trajectories_are_exported(to: str, made: Path, tmp_path: Path, monkeypa
     assert int(told["timesteps"].replace(",", "")) == streamsampler.load(made / "folder").n_timesteps
     again = invoke("export", made / "folder", "--to", to, "--out", tmp_path / "out")
     assert (again.exit_code, "holds something already" in again.stderr) == (2, True)
+
+
+@pytest.mark.extras
+def test_several_folders_are_exported_as_one(made: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    told = rows("export", made / "folder", made / "folder", "--to", "parquet", "--out", tmp_path / "out", "--quiet")
+    assert told["trajectories"] == "80"
 
 
 @pytest.mark.extras
@@ -314,6 +321,15 @@ def test_what_is_complete_stays_as_it_is(folder: Path) -> None:
     (folder / "manifest.json").write_text("{}")
     result = invoke(*FOLDER, "--out", folder, "--resume")
     assert (result.exit_code, "manifest.json is no manifest of trajectories" in result.stderr) == (1, True)
+
+
+def test_a_folder_says_itself_how_large_its_shards_are(made: Path, folder: Path) -> None:
+    forget_shards(folder, 1)
+    arguments = [each for each in FOLDER if each not in ("--shard-size", 300)]
+    result = invoke(*arguments, "--out", folder, "--resume")
+    assert result.exit_code == 0, result.stderr
+    assert {path.name for path in folder.iterdir()} == {path.name for path in (made / "folder").iterdir()}
+    assert streamsampler.load(folder).to_batch() == streamsampler.load(made / "file")
 
 
 def test_an_empty_folder_is_resumed_from_its_beginning(tmp_path: Path) -> None:

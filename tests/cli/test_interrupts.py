@@ -7,12 +7,14 @@ import os
 import re
 import shlex
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import streamsampler
+import streamsampler.cli
 from streamsampler.checking.bench import BenchInterruptedError
 from streamsampler.checking.benchmark_report import BenchReport, WayMeasured
 from streamsampler.checking.check import CheckInterruptedError
@@ -240,6 +242,19 @@ def test_trajectories_of_the_unfinished_shard_are_said_to_be_sampled_again(at_ho
 
 
 # ---------------------------------------------------------------------- signals
+
+
+def test_ctrl_c_while_commands_are_imported_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "streamsampler.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "streamsampler.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as end:
+        streamsampler.cli.main()
+    assert end.value.code == 130
 
 
 def test_the_first_signal_raises_and_others_only_after_a_while() -> None:

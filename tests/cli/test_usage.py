@@ -68,6 +68,7 @@ def folder(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("file.npz", "evaluation.json"):
         shutil.copy(made / name, folder)
         (folder / f"cut{Path(name).suffix}").write_bytes((made / name).read_bytes()[:900])
+    shutil.copy(made / "comparison.json", folder)
     batch: Any = streamsampler.load(made / "file.npz")
     batch[:2].save(folder / "other", provenance={"environment": "CartPole-v1", "agent": "mine:it"})
     batch[:2].save(folder / "module", provenance={"environment": "this:It-v0", "agent": "random"})
@@ -114,7 +115,11 @@ USAGE = [
     (f"{SAMPLE} --tasks none.json", "'none.json' holds no task"),
     ("sample CartPole-v1 --trajectories-per-worker 2 --tasks tasks.json", "--tasks needs --num-trajectories"),
     (f"{SAMPLE} --tasks tasks.json --out x --shard-size 5", "and no --shard-size"),
+    ("sample CartPole-v1 --episodes 3", "--num-trajectories"),
+    ("bench CartPole-v1 --timesteps 3", "No such option"),
     # How.
+    (f"{SAMPLE} --workers two", "'two' is not a valid whole number."),
+    (f"{SAMPLE} --step-timeout soon", "'soon' is not a valid number."),
     (f"{SAMPLE} --ray-address h:1", "--ray-address needs --engine ray"),
     (f"{SAMPLE} --engine ray --start-method fork", "--engine ray takes no --start-method"),
     (f"{SAMPLE} --engine ray --workers 0", "only worker processes take --engine: give --workers 1 or more"),
@@ -159,6 +164,9 @@ USAGE = [
     (f"{SAMPLE} --out nowhere/x", "there is no directory"),
     (f"{SAMPLE} --out {'x' * 250}", "File name too long"),
     (f"{SAMPLE} --shard-size 5", "--shard-size needs --out: give it, too"),
+    (f"{SAMPLE} --out -", "'-' is no file: give the name of one. Standard output gets the summary alone"),
+    (f"{SAMPLE} --out /dev/null", "'/dev/null' is no file"),
+    (f"{SAMPLE} --out /dev/stdout --shard-size 5", "'/dev/stdout' is no file"),
     (f"{SAMPLE} --resume --out x", "--resume needs --shard-size: give it, too"),
     (f"{SAMPLE} --out folder --shard-size 5", "holds trajectories already"),
     (f"{SAMPLE} --out thesis.txt --shard-size 5", "is a file, and shards need a folder"),
@@ -197,10 +205,13 @@ USAGE = [
     ("merge evaluation.json", "Missing option '-o' / '--out'"),
     ("merge --out x", "Missing argument 'PART...'"),
     ("merge evaluation.json --out x.npz", "Invalid value for '--out': 'x.npz': .npz is not written"),
-    ("export folder --to excel --out x", f"there is no format 'excel' of trajectories, only {', '.join(FORMATS)}"),
+    ("export folder --to excel --out x", f"there is no format 'excel', only {', '.join(FORMATS)} and sb3"),
     ("export folder --to parquet --out x --timesteps 5", "--timesteps is for evaluations"),
     ("export folder --to parquet --out x --dataset-id a/b-v0", "takes no --dataset-id"),
-    ("export folder file.npz --to parquet --out x", "--to parquet takes one FILE or FOLDER, and not 2"),
+    ("export folder file.npz --to parquet --out x", "--to parquet takes a single FILE, or one FOLDER or more"),
+    ("export evaluation.json --to sb3 --out x", "there are 1 file, and --timesteps is given 0 times"),
+    ("export folder --to parquet --out x --dataset-id ''", "takes no --dataset-id"),
+    ("export evaluation.json --to sb3 --out - --timesteps 5", "'-' is no file: give the name of one"),
     ("export folder --to minari --out x --metadata author", "'author' is not of the form key=text"),
     ("export evaluation.json evaluation.json --to sb3 --out x", "Give --timesteps once for each FILE"),
     ("export evaluation.json --to sb3 --out x --policy red", "--without and --policy are for trajectories"),
@@ -230,8 +241,10 @@ FAILURES = [
     ("plot thesis.txt", "thesis.txt holds neither trajectories nor an evaluation nor a comparison of streamsampler"),
     ("plot cut.npz", "cut.npz"),
     ("merge thesis.txt --out x", "thesis.txt is no part: it holds neither an evaluation nor a comparison"),
-    ("export evaluation.json --to parquet --out x", "is no trajectory batch"),
-    ("export file.npz --to sb3 --out x", "is no evaluation of streamsampler"),
+    ("export evaluation.json --to parquet --out x", "evaluation.json holds an evaluation: give --to sb3"),
+    ("export comparison.json --to parquet --out x", "holds a comparison, and only trajectories and evaluations are"),
+    ("export file.npz --to sb3 --out x", "file.npz holds trajectories: give --to minari or --to parquet"),
+    ("merge evaluation.json --out x", "evaluation.json is no part"),
 ]
 MISSING = [
     ("ray", f"{SAMPLE} --engine ray", "RaySampler needs Ray: pip install ray (in a clone"),
