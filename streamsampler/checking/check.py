@@ -192,6 +192,8 @@ class CheckRun:
             return "the environment does not run"
         if self._refused:
             return f"samplers refuse what the environment returns: see {self._refused}"
+        if not self._step_seconds:
+            return "see runs"  # which was not checked
         return "the agent does not run" if self._failed(*names) else ""
 
     def _failed(self, *names: str) -> bool:
@@ -293,12 +295,13 @@ class CheckRun:
 
     def _others(self) -> None:
         facts = self._facts
+        several = facts is not None and facts.several
+        name, test = ("PettingZoo", run_pettingzoo_tests) if several else ("Gymnasium", run_gymnasium_checker)
         if facts is None or self._failed("runs"):
-            self._skip("Gymnasium", "the environment does not run")
+            self._skip(name, "the environment does not run")
         elif facts.n_slots is not None:
-            self._skip("Gymnasium", "its checker is not for vector environments")
+            self._skip(name, "its checker is not for vector environments")
         else:
-            name, test = ("PettingZoo", run_pettingzoo_tests) if facts.several else ("Gymnasium", run_gymnasium_checker)
             self.findings += (self._apart(name, test) or (0.0, []))[1]
 
     def _apart(self, name: str, function: Callable[[Any], Any]) -> Any:

@@ -228,13 +228,23 @@ def finding_of_obstacles(measured: BenchReport) -> Finding:
 _WIDTH = 100
 _VERDICT_WORDS = {"pass": "pass", "warning": "WARN", "failure": "FAIL", "not checked": "----"}
 _LINES_OF_DETAILS = 12
+_OPTIONS = {
+    'on_failure="drop"': "--on-failure drop",
+    "max_episode_length=… of samplers": "--max-episode-length",
+    "longer step_timeout": "longer --step-timeout",
+    "with step_timeout": "with --step-timeout",
+    "(max_restarts)": "(--max-restarts)",
+}
+"""Arguments that advice names, and the options of the command line."""
 
 
-def _finding(finding: Finding, width: int) -> list[str]:
+def _finding(finding: Finding, width: int, *, for_command: bool) -> list[str]:
     lines = _wrapped(f"  {_VERDICT_WORDS[finding.verdict]}  {finding.name:{width}}  ", finding.what)
     indent = " " * (width + 10)
-    if finding.advice:
-        lines += _wrapped(f"{indent}-> ", finding.advice)
+    if advice := finding.advice:
+        for argument, option in _OPTIONS.items() if for_command else ():
+            advice = advice.replace(argument, option)
+        lines += _wrapped(f"{indent}-> ", advice)
     if finding.verdict == "failure" and finding.details:
         shown = finding.details.splitlines()
         cut = ["…"] if len(shown) > _LINES_OF_DETAILS else []
@@ -298,16 +308,18 @@ class CheckReport:
         """Return this report as lines of text.
 
         Args:
-            for_command: Whether to recommend options of the command line, and not arguments in Python.
+            for_command: Whether to name options of the command line, and not arguments in Python.
         """
         lines = [f"{self.environment} with {self.agent}"]
         width = max(len(finding.name) for finding in self.findings)
         for finding in self.findings:
-            lines += _finding(finding, width)
+            lines += _finding(finding, width, for_command=for_command)
         if self.workers is not None:
             lines += ["", *self.workers.table(for_command=for_command)]
-        failures, warnings = len(self.failures), len(self.warnings)
-        return "\n".join([*lines, "", f"{count(failures, 'failure')}, {count(warnings, 'warning')}; seed {self.seed}"])
+        n_unknown = len(self._of("not checked"))
+        amounts = [count(len(self.failures), "failure"), count(len(self.warnings), "warning")]
+        amounts += [f"{n_unknown} not checked"] if n_unknown else []
+        return "\n".join([*lines, "", f"{', '.join(amounts)}; seed {self.seed}"])
 
     def __repr__(self) -> str:
         return f"CheckReport({self.environment}: {len(self.failures)} failures, {len(self.warnings)} warnings)"

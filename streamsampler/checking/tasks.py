@@ -485,6 +485,12 @@ _ADVICE = {
 }
 
 
+_OF_BASES = (
+    "Where a base class of PettingZoo's has the attribute, derive the environment from it: pettingzoo.ParallelEnv or "
+    "AECEnv; or ignore this: samplers do without"
+)
+
+
 def run_gymnasium_checker(env: Any) -> list[Finding]:
     """Run `gymnasium.utils.env_checker.check_env` without rendering: a dozen resets and steps."""
 
@@ -517,7 +523,10 @@ def _findings_of(name: str, what: str, run: Callable[[], Any]) -> list[Finding]:
             found.append(Finding(name, "warning", f"{what} finds: {why}", advice, traceback_of(error)))
         except (Exception, SystemExit) as error:
             text = f"{what} ended with {_plain(summary_of(error))}"
-            found.append(Finding(name, "warning", text, _ADVICE[name], traceback_of(error)))
+            lacks_base = name == "PettingZoo" and isinstance(error, AttributeError)
+            found.append(
+                Finding(name, "warning", text, _OF_BASES if lacks_base else _ADVICE[name], traceback_of(error))
+            )
     texts = dict.fromkeys(_plain(str(each.message)) for each in warned if issubclass(each.category, UserWarning))
     said = [text for text in texts if not any(part in text for part in _NO_FAULT[name])]
     found += [Finding(name, "warning", f"{what} warns: {text}", _ADVICE[name]) for text in said]

@@ -65,12 +65,20 @@ def test_it_is_printed():
     assert max(map(len, lines)) <= 100
     assert text.count("| line") == 12
     assert "4 workers: there are 4 cores; trajectories were cut after 300 timesteps" in text
-    assert lines[-1] == "2 failures, 2 warnings; seed 7"
+    assert lines[-1] == "2 failures, 2 warnings, 1 not checked; seed 7"
     assert "\nrecommended: Workers. " in text
     assert "\n  workers(n_workers=4)\n" in text
     assert "\n  --workers 4, or in Python\n  workers(n_workers=4)\n" in report().text(for_command=True)
     nothing = report(workers=None)
     assert ("recommended" in str(nothing), nothing.recommendation) == (False, None)
+
+
+def test_advice_names_options_where_it_is_printed_for_the_command():
+    advice = finding_of_ends([8], 1, 70, 50, None, None).advice
+    finding = Finding("runs", "failure", "it raised", f'on_failure="drop" leaves such out. {advice}')
+    assert "--on-failure drop leaves" in (text := report([finding]).text(for_command=True))
+    assert "--max-episode-length, or gymnasium.wrappers.TimeLimit" in " ".join(text.split())
+    assert 'on_failure="drop" leaves' in str(report([finding]))
 
 
 def test_it_is_json():

@@ -10,10 +10,18 @@ import pytest
 from gymnasium import wrappers
 
 from streamsampler import LocalSampler
+from streamsampler.checking import check as checking
 from streamsampler.checking import tasks
 from streamsampler.checking.check import CheckRun, Settings
 from streamsampler.checking.report import Finding
-from streamsampler.checking.tasks import CheckSetup, call_apart, probe_rows, run_gymnasium_checker, run_pettingzoo_tests
+from streamsampler.checking.tasks import (
+    CheckSetup,
+    TimeIsUpError,
+    call_apart,
+    probe_rows,
+    run_gymnasium_checker,
+    run_pettingzoo_tests,
+)
 from streamsampler.environments.updates import as_env_update
 from tests.checking.envs import Agent, Ball, Batched, Nested, Rule
 from tests.scripted.games import Chooser, Comings, Turns
@@ -85,6 +93,16 @@ def test_an_environment_that_breaks_a_rule(env, breaks):
     if breaks in REFUSED:
         assert findings["runs"].what == f"see {name}"
         assert findings["seed"].what == f"samplers refuse what the environment returns: see {name}"
+
+
+def test_what_was_not_run_in_time_is_not_compared(monkeypatch):
+    def late(*_):
+        raise TimeIsUpError
+
+    monkeypatch.setattr(checking, "run", late)
+    findings = by_name(run(Rule, stages=3).findings)
+    assert (findings["runs"].verdict, findings["runs"].what) == ("not checked", "the time limit was reached")
+    assert findings["seed"].what == findings["processes"].what == "see runs"
 
 
 @pytest.mark.parametrize("env", [Rule, Nested, Ball, "CartPole-v1"])
@@ -298,6 +316,18 @@ def test_what_is_wrong_with_several_agents_is_found(env, name, text):
     found = by_name(run(env, stages=2 if name == "seed" else 1, ends_within=50).findings)
     assert found[name].verdict == "failure"
     assert text in found[name].what
+
+
+def test_several_agents_that_do_not_run_are_no_matter_of_gymnasiums_checker():
+    checked = run(Vanishing)
+    checked._others()
+    assert checked.findings[-1] == Finding("PettingZoo", "not checked", "the environment does not run")
+
+
+def test_a_base_class_is_advised_where_pettingzoos_test_misses_its_attributes():
+    (found,) = tasks._findings_of("PettingZoo", "parallel_api_test", lambda: Rule().tag)
+    assert "AttributeError" in found.what
+    assert "derive the environment from it: pettingzoo.ParallelEnv" in found.advice
 
 
 def test_what_a_policy_does_wrong_is_found_and_pettingzoos_own_tests_need_it(monkeypatch):
