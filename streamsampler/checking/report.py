@@ -233,6 +233,7 @@ _OPTIONS = {
     "max_episode_length=… of samplers": "--max-episode-length",
     "longer step_timeout": "longer --step-timeout",
     "with step_timeout": "with --step-timeout",
+    "a longer time limit": "a longer --time-limit",
     "(max_restarts)": "(--max-restarts)",
 }
 """Arguments that advice names, and the options of the command line."""

@@ -523,10 +523,8 @@ def _findings_of(name: str, what: str, run: Callable[[], Any]) -> list[Finding]:
             found.append(Finding(name, "warning", f"{what} finds: {why}", advice, traceback_of(error)))
         except (Exception, SystemExit) as error:
             text = f"{what} ended with {_plain(summary_of(error))}"
-            lacks_base = name == "PettingZoo" and isinstance(error, AttributeError)
-            found.append(
-                Finding(name, "warning", text, _OF_BASES if lacks_base else _ADVICE[name], traceback_of(error))
-            )
+            advice = _OF_BASES if name == "PettingZoo" and isinstance(error, AttributeError) else _ADVICE[name]
+            found.append(Finding(name, "warning", text, advice, traceback_of(error)))
     texts = dict.fromkeys(_plain(str(each.message)) for each in warned if issubclass(each.category, UserWarning))
     said = [text for text in texts if not any(part in text for part in _NO_FAULT[name])]
     found += [Finding(name, "warning", f"{what} warns: {text}", _ADVICE[name]) for text in said]

@@ -124,8 +124,10 @@ class GroupedCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             there = {name for param in self.params for name in param.opts}
-            if meant := [name for name, others in _OTHER_WORDS.items() if error.option_name in others]:
-                error.possibilities = [name for name in meant if name in there]
+            for name, others in _OTHER_WORDS.items():
+                if name in there and error.option_name in others:
+                    message = f"No such option {error.option_name!r}. Did you mean {name!r}?"
+                    raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

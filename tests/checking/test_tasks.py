@@ -325,7 +325,7 @@ def test_several_agents_that_do_not_run_are_no_matter_of_gymnasiums_checker():
 
 
 def test_a_base_class_is_advised_where_pettingzoos_test_misses_its_attributes():
-    (found,) = tasks._findings_of("PettingZoo", "parallel_api_test", lambda: Rule().tag)
+    (found,) = tasks._findings_of("PettingZoo", "parallel_api_test", lambda: None.unwrapped)  # type: ignore[attr-defined]
     assert "AttributeError" in found.what
     assert "derive the environment from it: pettingzoo.ParallelEnv" in found.advice
 

@@ -329,7 +329,7 @@ def test_a_folder_says_itself_how_large_its_shards_are(made: Path, folder: Path)
     result = invoke(*arguments, "--out", folder, "--resume")
     assert result.exit_code == 0, result.stderr
     assert {path.name for path in folder.iterdir()} == {path.name for path in (made / "folder").iterdir()}
-    assert streamsampler.load(folder).to_batch() == streamsampler.load(made / "file")
+    assert streamsampler.TrajectoryFolder(folder).to_batch() == streamsampler.load(made / "file")
 
 
 def test_an_empty_folder_is_resumed_from_its_beginning(tmp_path: Path) -> None:
