@@ -27,6 +27,7 @@ from streamsampler.data.kept_infos import KeptInfos
 from streamsampler.data.shards import MANIFEST, read_manifest
 from streamsampler.data.statistics import Stats, timers_text
 from streamsampler.engines.registry import RAY
+from streamsampler.environments.ids import with_version
 from streamsampler.evaluation.agents import make_sampler
 from streamsampler.protocol.limits import Limits
 from streamsampler.samplers.base import Sampler
@@ -166,7 +167,7 @@ class Request:
         options = self.options
         said = ("tasks", "deterministic", "policies", "policy_of")
         return {
-            "environment": self.env_id,
+            "environment": with_version(self.env_id),  # another one may be the latest when this is run again
             "env_kwargs": storable(options["env_kwargs"]),
             **{name: options[name] for name in _DECIDING},
             **{name: options[name] for name in said if options[name] is not None},
@@ -411,7 +412,7 @@ def as_text(request: Request, outcome: Outcome) -> str:
     arguments = ", ".join(f"{key}={value!r}" for key, value in request.options["env_kwargs"].items())
     return table({
         "interrupted": _interrupted(request, outcome) if outcome.interrupted else "",
-        "environment": request.env_id + (f" ({arguments})" if arguments else ""),
+        "environment": facts["environment"] + (f" ({arguments})" if arguments else ""),
         "agent": request.options["agent"],
         "trajectories": f"{facts['trajectories']:,}",
         "timesteps": f"{facts['timesteps']:,}",

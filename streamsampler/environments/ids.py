@@ -56,8 +56,19 @@ def find_spec(env_id: str) -> EnvSpec:
             )
         raise UnknownEnvironmentError(_unknown(name))
     if latest is not None and (latest.version or 0) > (spec.version or 0):
-        gymnasium.logger.deprecation(f"The environment {name} is out of date. The latest version is {latest.id}.")
+        text = f"The environment {name} is out of date. The latest version is {latest.id}."
+        # As if raised in Gymnasium, whose filter shows its own warnings of this category alone, once each.
+        gymnasium.logger.warn(text, category=DeprecationWarning, stacklevel=0)
+    elif spec.id != name:
+        gymnasium.logger.warn(f"{name} has no version: {spec.id} is used, the latest one.", stacklevel=0)
     return spec
+
+
+def with_version(env_id: str) -> str:
+    """Return an id with the version that `find_spec` finds for one without, where its module has been imported."""
+    module, colon, name = env_id.rpartition(":")
+    spec = gymnasium.registry.get(name, _latest_version(name))
+    return env_id if spec is None else f"{module}{colon}{spec.id}"
 
 
 def _import_for(module: str, env_id: str) -> None:

@@ -117,6 +117,16 @@ def test_the_file_tells_where_it_comes_from_and_its_seed_repeats_it(at_home: Pat
     assert streamsampler.load("again.npz") == batch
 
 
+@pytest.mark.filterwarnings("default")
+def test_an_id_without_a_version_is_recorded_with_the_one_that_was_taken(tmp_path: Path) -> None:
+    given = ("--num-trajectories", 1, "--workers", 0, "--json", "--out", tmp_path / "out")
+    result = invoke("sample", "CartPole", *given)
+    assert result.stderr.startswith("Warning: CartPole has no version: CartPole-v1 is used, the latest one.\n")
+    assert json.loads(result.stdout)["environment"] == "CartPole-v1"
+    told = invoke("info", tmp_path / "out", "--json").stdout
+    assert json.loads(told)["provenance"]["environment"] == "CartPole-v1"
+
+
 def test_version() -> None:
     assert invoke("--version").stdout == f"streamsampler {streamsampler.__version__}\n"
 

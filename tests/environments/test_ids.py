@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import types
+from contextlib import nullcontext
 from typing import Any
 
 import cloudpickle
@@ -67,7 +68,8 @@ def test_an_id_makes_what_gymnasium_makes_without_its_checker():
 )
 def test_names_namespaces_and_versions(registry, registered, asked, found):
     register(*registered)
-    update = as_env_update(asked)
+    with pytest.warns(UserWarning, match=f"{asked} has no version: {found}") if found != asked else nullcontext():
+        update = as_env_update(asked)
     registry.clear()
     assert made(update).spec.id == describe(update) == found
 
