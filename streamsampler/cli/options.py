@@ -508,7 +508,7 @@ JSON_LINE = "Print the result as one JSON object in a single line."
 
 PRINTED = options_of(
     option("Output", "--json", "as_json", is_flag=True,
-        help="Print the result as one JSON object over several lines; 'jq -c' puts it into one."),
+        help="Print the result as one JSON object over several lines; '| jq -c .' puts it into one."),
     QUIET_WITH_MODELS,
 )  # fmt: skip
 """What is printed by commands whose result is a document, such as an evaluation."""
