@@ -7,6 +7,7 @@ test (`-x`, `--pdb`, `-s`), or with `--one-process`, pytest runs all tests in on
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -24,7 +25,7 @@ __all__ = ["pytest_addoption", "pytest_runtestloop"]
 
 N_PROCESSES = 8  # with four, two cores were idle for a quarter of the time
 MANY = 500  # tests; fewer are not worth it
-EACH = 2.0  # seconds between two reports of a file's tests
+EACH = 5.0  # seconds between two reports of a file's tests: each takes a line
 NUMBER = 2  # bytes of a file's number in the pipe
 
 
@@ -53,6 +54,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     gc.set_threshold(20_000, 20, 20)  # a parser's trees, for example, are looked through dozens of times by default
     processes = dict(_started(session, files, numbers) for _ in range(N_PROCESSES))
     capture.start_global_capturing()
+    capture.suspend_global_capture()  # as pytest does between tests, or what is reported is shown at the end only
     os.close(numbers)
     _relay(session, list(processes.values()))
     for pid in processes:
@@ -129,29 +131,37 @@ def _run(
         writing.send(None)
         os._exit(0)
     except BaseException:
-        plugins.getplugin("capturemanager").suspend_global_capture()
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # after Ctrl-C nobody reads it
+            writing.send(traceback.format_exc())
         os._exit(1)
 
 
 def _relay(session: pytest.Session, connections: list[connection.Connection]) -> None:
     """Report what the processes send, file by file, until all have come to their end."""
-    hook, unfinished = session.config.hook, len(connections)
+    unfinished = len(connections)
     while connections:
         for ready in connection.wait(connections):
             assert isinstance(ready, connection.Connection)
             try:
-                calls = ready.recv()
+                sent = ready.recv()
             except EOFError:
                 connections.remove(ready)
                 continue
-            if calls is None:
+            if sent is None:
                 unfinished -= 1
-                continue
-            for name, arguments in calls:
-                if "report" in arguments:
-                    data = arguments["report"]
-                    arguments["report"] = hook.pytest_report_from_serializable(config=session.config, data=data)
-                getattr(hook, name)(**arguments)
+            elif isinstance(sent, str):  # the traceback of a process that dies
+                print(sent, file=sys.stderr)
+            else:
+                _report(session, sent)
     if unfinished:
-        raise session.Failed("a process that ran tests has died, and did not report the tests of its file")
+        session.shouldfail = "a process that ran tests has died, and did not report the tests of its file"
+        raise session.Failed(session.shouldfail)
+
+
+def _report(session: pytest.Session, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    hook = session.config.hook
+    for name, arguments in calls:
+        if "report" in arguments:
+            data = arguments["report"]
+            arguments["report"] = hook.pytest_report_from_serializable(config=session.config, data=data)
+        getattr(hook, name)(**arguments)
