@@ -28,13 +28,12 @@ GROUPS = {
     "Reproducible": ("seed", "order", "staleness", "check", "fingerprint", "own_generators"),
     "What is recorded": (
         *("drop_if", "record_taken", "abnormal", "copy", "success", "return_of", "bounds", "video", "video_of"),
-        *("progress",),
     ),
     "When something fails": (
         *("on_failure", "step_timeout", "reset_timeout", "max_restarts", "restart_on", "restart_wait", "renew"),
         *("restore_limit", "verify", "limits"),
     ),
-    "Other arguments": ("options",),
+    "Other arguments": ("progress", "options"),
 }
 """The names of arguments, by their group's heading."""
 
@@ -59,7 +58,7 @@ def with_arguments_in_groups(*others: type) -> Callable[[Documented], Documented
         own.pop("self", None)
         parameters = dict(inspect.signature(others[0]).parameters) if others else own
         parameters |= {name: it for name, it in own.items() if name not in parameters and it.kind is it.KEYWORD_ONLY}
-        ordered = [parameters[name] for name in sorted(parameters, key=_PLACES.__getitem__)]
+        ordered = [parameters[name] for name in sorted(parameters, key=_place)]
         if isinstance(documented, type):
             documented.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
         if not documented.__doc__:  # Python runs without docstrings
@@ -69,6 +68,8 @@ def with_arguments_in_groups(*others: type) -> Callable[[Documented], Documented
         for each in (*(_EXPLAINED[other] for other in others), explained):
             known |= {name: text for name, text in each.items() if name not in known or ": See `" not in text}
         _EXPLAINED[documented] = known
+        if unexplained := parameters.keys() - known.keys():
+            raise LookupError(f"explain `{min(unexplained)}` under Args in the docstring of {documented.__name__}")
         groups = [
             f"{heading}:\n{''.join(known[name] for name in names if name in parameters).rstrip()}"
             for heading, names in GROUPS.items()
@@ -78,6 +79,17 @@ def with_arguments_in_groups(*others: type) -> Callable[[Documented], Documented
         return documented
 
     return decorate
+
+
+def _place(name: str) -> int:
+    """Return an argument's place in signatures.
+
+    Raises:
+        LookupError: It is in no group.
+    """
+    if name not in _PLACES:
+        raise LookupError(f"give `{name}` a group in GROUPS of streamsampler/core/arguments.py")
+    return _PLACES[name]
 
 
 def _parts(doc: str) -> tuple[str, dict[str, str], list[str]]:

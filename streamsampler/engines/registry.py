@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamsampler.core.errors import SamplerError, UsageError
-from streamsampler.engines.launch.start_methods import StartMethod, has_processes
+from streamsampler.engines.launch.start_methods import StartMethod, default_start_method, has_processes
 from streamsampler.protocol.limits import LIMITS
 
 if TYPE_CHECKING:  # the command's help is to come at once
@@ -29,7 +29,8 @@ class Capabilities:
             many workers, what makes one (pickled), and what `Limits` and `streamsampler.workers.threads` say of the
             others. With a limit `max_worker_memory` there is `report_memory=True`, unless that is in `lacks`.
         needs_linux: Whether it needs what only Linux has.
-        takes: Further arguments of the sampler that the class is called with: "start_method", or none.
+        takes: Further arguments of the sampler that the class is called with: "start_method", or none. Without it,
+            other start methods than the default are refused.
         lacks: What it cannot do, by the sampler's argument that needs it, with the reason.
     """
 
@@ -126,9 +127,9 @@ def check_engine(name: str | None, start_method: StartMethod, options: Mapping[s
             f'engine="{name}" needs Linux: this system lacks what its worker processes are started and ended with. '
             'engine="queues" returns the same batches, and so does LocalSampler, from this process alone'
         )
-    if able.needs_linux and start_method != "forkserver":
+    if "start_method" not in able.takes and start_method != default_start_method():
         raise UsageError(
-            f'engine="{name}" starts workers by a fork server: leave start_method={start_method!r} to engine="queues"'
+            f'engine="{name}" starts workers in its own way: leave start_method={start_method!r} to engine="queues"'
         )
     if not hasattr(os, "fork") and start_method != "spawn":
         raise UsageError(f"this system cannot {start_method}: start_method must be spawn")

@@ -14,6 +14,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, RaySampler, VecWorker
 from streamsampler.engines.launch.start_methods import has_processes
+from streamsampler.engines.registry import ENGINES as REGISTERED
 from streamsampler.samplers.base import Sampler
 from tests.patience import closing_patiently
 from tests.scripted.agents import Independent, always_zero
@@ -25,6 +26,11 @@ from tests.shared_memory import shared_memory
 # proof `contracts`.
 ALL_BY_ALL = "ALL_BY_ALL" in os.environ
 QUEUES = {f"queues {method}": method for method in ("fork", "spawn", "forkserver")}
+ADDED = [name for name in REGISTERED if name not in ("processes", "queues")]
+NAMED: dict[str, dict[str, Any]] = {
+    **{name: {"engine": "queues", "start_method": method} for name, method in QUEUES.items()},
+    **{name: {"engine": name} for name in ADDED},
+}
 PARENT = "parent"  # the agent stays in this process
 VEC = {"vec": "local", "vec processes": "processes"}  # workers of several environments, which are handed whole blocks
 SIDE_BY_SIDE = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
@@ -40,8 +46,8 @@ def slow(*engines: str) -> list[Any]:
 
 RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.extras])
 SLOW_QUEUES = slow(*QUEUES) if ALL_BY_ALL else slow("queues fork")
-PROCESSES = ["processes", *SLOW_QUEUES]
-ENGINES = ["local", *PROCESSES, *slow("vec processes", PARENT)]
+PROCESSES = ["processes", *SLOW_QUEUES]  # and added engines, where a test may kill a worker
+ENGINES = ["local", *PROCESSES, *(name for name in ADDED if name not in PROCESSES), *slow("vec processes", PARENT)]
 
 
 def on(*engines: Any) -> pytest.MarkDecorator:
@@ -129,8 +135,7 @@ class Maker:
             options.pop("order", None)  # it has one: of indices
             agents = copy.deepcopy(agents)  # the sampler has the very agent, and its updates would reach other samplers
             options["inference"] = "parent"
-        if self.engine in QUEUES:
-            options = {"engine": "queues", "start_method": QUEUES[self.engine], **options}
+        options = {**NAMED.get(self.engine, {}), **options}
         return self.adopt(MultiprocessingSampler(agents, envs, n_workers=n_workers, **options))
 
     def adopt(self, sampler: Sampler) -> Sampler:
@@ -168,7 +173,7 @@ def make_sampler(
         monkeypatch.setattr("streamsampler.engines.processes.engine.INLINE_LIMIT", INLINE_LIMITS[engine])
     if engine == "ray":
         request.getfixturevalue("ray_cluster")
-    for used in (*(("processes", PARENT) if has_processes() else ()), *((engine,) if engine in QUEUES else ())):
+    for used in (*(("processes", PARENT) if has_processes() else ()), *((engine,) if engine in NAMED else ())):
         warm_up(used)
     before, maker = Traces(), Maker(engine)
     yield maker

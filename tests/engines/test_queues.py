@@ -16,6 +16,7 @@ import pytest
 
 from streamsampler import Limits, MultiprocessingSampler
 from streamsampler.engines import queues as queue_link
+from streamsampler.engines.registry import ENGINES
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import open_files
@@ -44,7 +45,7 @@ def make(envs=ScriptedEnv, n_workers=1, start_method="fork", **options):
             {"start_method": "spawn", "limits": Limits(max_worker_memory=1 << 30)},
             r'start_method="spawn" takes no .* two out',
         ),
-        ({"engine": "queue"}, "engine must be one of processes, queues, got 'queue'"),
+        ({"engine": "queue"}, f"engine must be one of {', '.join(ENGINES)}, got 'queue'"),
         ({"engine": "processes", "start_method": "fork"}, "leave start_method='fork' to engine=\"queues\""),
         ({"inference": "parent", "start_method": "fork"}, r'"parent" takes no start_method: .* fork server\. Leave'),
     ],
