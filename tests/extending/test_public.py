@@ -7,6 +7,7 @@ import pathlib
 import re
 
 from tests.documentation.blocks import DOCS
+from tests.test_structure import ROOMS
 
 HERE = pathlib.Path(__file__).parent
 
@@ -32,6 +33,12 @@ def test_only_public_names_are_used():
             elif isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr) and ast.unparse(node.value) != "self":
                 wrong.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
     assert wrong == []
+
+
+def test_the_page_has_the_rooms_in_the_order_in_which_they_import():
+    table = (DOCS / "how-it-works.md").read_text().partition("| room | contents |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert rows == [room for room in reversed(ROOMS) if room not in ("", "__main__")]
 
 
 def test_every_public_name_is_documented():

@@ -96,7 +96,8 @@ def hints_of(cls):
 
 def test_what_samplers_hand_on_is_typed_as_it_is_in_the_first_one():
     names = [name for name in parameters(Sampler) if name not in ("agents", "envs")]
-    assert get_type_hints(AllSamplerOptions) == {name: hints_of(Sampler)[name] for name in names}
+    expected = {name: hints_of(Sampler)[name] for name in names}
+    assert get_type_hints(AllSamplerOptions) == expected, "type it in SamplerOptions, streamsampler/samplers/options.py"
 
 
 @pytest.mark.parametrize("cls", [Sampler, *ALL_SAMPLERS])
