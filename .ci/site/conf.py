@@ -16,6 +16,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 html_theme = "furo"
 html_title = f"streamsampler {release}"
 html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["narrow.css"]
 exclude_patterns = ["README.md"]
 
 myst_heading_anchors = 4

@@ -6,10 +6,10 @@ from streamsampler.core.arguments import with_arguments_in_groups
 
 
 def test_an_argument_without_a_group_is_named_with_the_place_of_groups():
-    def called(*, note=None):
+    def called(*, in_no_group=None):
         """Do something."""
 
-    with pytest.raises(LookupError, match=r"give `note` a group in GROUPS of streamsampler/core/arguments\.py"):
+    with pytest.raises(LookupError, match=r"give `in_no_group` a group in GROUPS of streamsampler/core/arguments\.py"):
         with_arguments_in_groups()(called)
 
 
