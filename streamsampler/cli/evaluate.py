@@ -219,7 +219,7 @@ def print_found(
         quiet: Whether to print nothing on standard error but errors.
         imports: Modules to import before.
     """
-    from streamsampler.cli.naming import checked_file
+    from streamsampler.cli.naming import checked_file, unused_beside
     from streamsampler.cli.running import running, translated
     from streamsampler.cli.streams import print_error, print_result
     from streamsampler.evaluation.evaluate import EvaluationInterruptedError
@@ -235,10 +235,11 @@ def print_found(
             found = interrupt.found
         except VideoError as error:
             found, problem = error.found, error
+        interrupted = run.interrupts.received is not None
         if out is not None:
+            out = unused_beside(out) if interrupted and out.exists() else out
             found.save(out)
         text = found.to_json().rstrip("\n") if as_json else str(found)
-    interrupted = run.interrupts.received is not None
     if interrupted or not run.shows_end:
         alone = "agents" in options and len(found.evaluations) == 1
         print_error(_line(found, perf_counter() - begun, interrupted=interrupted, alone=alone))

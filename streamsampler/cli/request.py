@@ -297,7 +297,8 @@ def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, r
             own = {name: value for name, value in sampler.provenance().items() if name in _OF_THE_SAMPLER}
             provenance = {"library": f"streamsampler {__version__}", **request.described, **own}
             provenance |= {"wanted": {request.unit: request.total(sampler.n_workers)}, "interrupted": interrupted}
-            batch.save(written, provenance={**provenance, "fingerprints": sorted(batch.fingerprints)})
+            provenance["fingerprints"] = sorted(batch.fingerprints)
+            batch.save(written, provenance=provenance, compress=request.options["compress"])
     except (SamplerError, OSError) as error:
         error.add_note(f"The seed was {sampler.seed}; --seed {sampler.seed} samples the same again.")
         raise
@@ -311,7 +312,9 @@ def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower,
     """Sample into a folder of shards."""
     assert request.out is not None
     options, interrupted = request.options, False
-    amount = {"n_timesteps" if request.unit == "timesteps" else "n_trajectories": request.total(sampler.n_workers)}
+    amount: dict[str, Any] = {
+        "n_timesteps" if request.unit == "timesteps" else "n_trajectories": request.total(sampler.n_workers)
+    }
     try:
         with run.bar:
             sample_to_folder(
@@ -320,6 +323,7 @@ def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower,
                 **amount,
                 shard_size=options["shard_size"],
                 resume=options["resume"],
+                compress=options["compress"],
                 provenance=request.described,
                 infos=request.kept_infos,
                 progress=follower,

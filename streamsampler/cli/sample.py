@@ -63,11 +63,14 @@ _OUTPUT = options_of(
         "go into FILE.partial.npz. With --shard-size, a folder of such files."),
     option("Output", "--shard-size", type=shared.POSITIVE, metavar="N",
         help="Write files of at least N timesteps each into the folder --out, as they are complete. Memory holds about "
-        "two of them, whatever the amount."),
+        "three of them, whatever the amount."),
     option("Output", "--resume", is_flag=True,
         help="Continue the folder --out after whatever ended the run that wrote it. Complete shards stay; the finished "
         "folder is the same as without the interruption. --shard-size may be left out. With a larger amount also a "
         "finished folder goes on."),
+    option("Output", "--compress", is_flag=True,
+        help="Compress the arrays of the file, or of the folder's new files: smaller, and slower to write. Images gain "
+        "most."),
     option("Output", "--without-infos", is_flag=False, flag_value="*", type=_without_infos,
         metavar="[NAME,...]", help="Leave infos out of the file or the folder: objects in them cannot be written: "
         "all infos, or those of some names, such as --without-infos handle,pose. It stands after ENV_ID."),
@@ -150,7 +153,7 @@ def _check(options: dict[str, Any], kind: str) -> None:
         raise click.UsageError("--tasks needs --num-trajectories or --num-samples, and no --shard-size.")
     if options["shard_size"] is not None and (options["vec"] or 1) > 1:
         raise click.UsageError("--shard-size needs workers that run each trajectory by itself: leave out --vec.")
-    needed = {"resume": "shard_size", "shard_size": "out", "without_infos": "out"}
+    needed = {"resume": "shard_size", "shard_size": "out", "without_infos": "out", "compress": "out"}
     for name, other in needed.items():
         if options[name] not in (None, False) and options[other] is None:
             option, missing = name.replace("_", "-"), other.replace("_", "-")

@@ -483,15 +483,17 @@ class TrajectoryBatch(
         path: str | PathLike[str],
         provenance: Mapping[str, Any] | None = None,
         *,
+        compress: bool = False,
         infos: bool | Iterable[str] = True,
     ) -> Path:
         """Write this batch to an `.npz` file; see `streamsampler.data.npz.save`.
 
-        `infos=False` writes no infos, and `infos=["x", "y"]` only those of these names.
+        `infos=False` writes no infos, and `infos=["x", "y"]` only those of these names. `compress=True` makes a smaller
+        file, and takes longer.
         """
         from streamsampler.data.npz import save  # the layer above
 
-        return save(self, path, provenance=provenance, infos=infos)
+        return save(self, path, provenance=provenance, compress=compress, infos=infos)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:

@@ -55,7 +55,7 @@ def save(
         batch: A `TrajectoryBatch` to write.
         path: Where to. Like NumPy, appends `.npz` to a name that does not end with it.
         provenance: What the header is to have under `provenance`: anything that JSON can hold.
-        compress: Compress the arrays; much slower.
+        compress: Compress the arrays; slower.
         infos: True for all infos, False for none, or the names of the outermost keys that are written, whichever of
             `env_infos`, `agent_infos` and `episode_infos` have them.
 

@@ -74,7 +74,7 @@ def sample_to_folder(
             sampler's arguments.
         infos: True for all infos, False for none, or the names of the outermost keys that are written, whichever of
             `env_infos`, `agent_infos` and `episode_infos` have them.
-        compress: Compress the arrays of each file that this call writes; much slower. Files are read alike either way,
+        compress: Compress the arrays of each file that this call writes; slower. Files are read alike either way,
             so an interrupted call may be resumed with another value.
         progress: See `Sampler.obtain_samples`.
 

@@ -289,6 +289,18 @@ def test_videos(at_home: Path) -> None:
 FOLDER = ("sample", "CartPole-v1", "--num-trajectories", 40, "--shard-size", 300, "--workers", 0)
 
 
+@pytest.mark.parametrize("sharding", [(), ("--shard-size", 300)])
+def test_compressed_files_hold_the_same_in_less_room(made: Path, tmp_path: Path, sharding: tuple[object, ...]) -> None:
+    common = ("sample", "CartPole-v1", "--num-trajectories", 30, "--seed", 3, "--workers", 0)
+    assert invoke(*common, "--out", tmp_path / "it", *sharding, "--compress").exit_code == 0
+    assert invoke(*common, "--out", tmp_path / "plain", *sharding).exit_code == 0
+    sizes = [sum(each.stat().st_size for each in tmp_path.rglob(f"{name}*/*.npz" if sharding else f"{name}.npz"))
+             for name in ("it", "plain")]  # fmt: skip
+    assert 0 < sizes[0] < sizes[1]
+    batches = [streamsampler.load(tmp_path / name) for name in ("it", "plain")]
+    assert list(batches[0]) == list(batches[1])
+
+
 def test_a_folder_holds_what_a_file_holds(made: Path, tmp_path: Path) -> None:
     folder = streamsampler.TrajectoryFolder(made / "folder")
     assert folder.to_batch() == streamsampler.load(made / "file")

@@ -106,6 +106,10 @@ def test_an_interrupted_evaluation_keeps_what_is_finished(at_home: Path) -> None
     kept = Evaluation.load("kept.json")
     assert (1 <= len(kept) < 600, kept.stopped) == (True, "interrupted")
     assert f"Interrupted: what follows is of {len(kept):,} trajector" in result.stderr
+    written = Path("kept.json").read_text()
+    more = invoke(*EVALUATE, "--agent", "scripted:later", "--num-trajectories", 900, "--out", "kept.json")
+    assert "written to: kept.partial.json" in more.stdout
+    assert (Path("kept.json").read_text(), Evaluation.load("kept.partial.json").stopped) == (written, "interrupted")
     assert "stopped: interrupted" in result.stdout
     assert "to get all: streamsampler evaluate scripted:Scripted-v0 --seed 5" in result.stdout
     again = invoke(*EVALUATE, "--agent", "scripted:later", "--num-trajectories", len(kept), "--json")

@@ -127,6 +127,7 @@ USAGE = [
     (f"{SAMPLE} --max-restarts -1", "'--max-restarts': '-1' is neither an integer of at least 0 nor 'none'"),
     (f"{SAMPLE} --max-worker-memory 2X", "'2X' is not an amount of memory with its unit, such as 500MB"),
     (f"{SAMPLE} --max-worker-memory 5", "'5' is not an amount of memory with its unit"),
+    (f"{SAMPLE} --engine queues --max-worker-memory 2GB", "--engine queues takes no --max-worker-memory"),
     # Which environment and agent.
     (f"{SAMPLE} --env-kwarg size", "'size' is not of the form key=value"),
     (f"{SAMPLE} --env-kwarg 'a b=1'", "'a b' is no Python name"),
