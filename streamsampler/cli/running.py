@@ -334,7 +334,8 @@ _OTHER_NAMES = {
 _PLAIN_WORDS = {"bounds", "guarantee"}
 """Arguments that go by their names alone; other names of one word are names of arguments where a value follows."""
 _NAMED = re.compile(
-    r"(?P<verb>\b[Pp]ass )?\b(?:limits\.)?(?P<name>[A-Za-z]\w*)(?P<value>=(?:True|…|'[^']*'|\"[^\"]*\"|\([^)]*\)|\[[^]]*\])?)?"
+    r"(?P<verb>\b[Pp]ass )?\b(?:limits\.)?(?P<name>[A-Za-z]\w*)"
+    r"(?P<value>=(?:True|…|'[^']*'|\"[^\"]*\"|\([^)]*\)|\[[^]]*\])?)?"
 )
 
 
