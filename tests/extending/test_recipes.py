@@ -32,7 +32,8 @@ def changed(text: str, diff: str, where: str) -> str:
         if all(re.search(pattern(line[1:]), text) for line in lines if line[0] == "+"):
             continue
         found = list(re.finditer(pattern(before), text))
-        assert len(found) == 1, f"{where} is there {len(found)} times; bring the page up to date:\n{before}"
+        if len(found) != 1:
+            raise LookupError(f"{where} is there {len(found)} times; bring the page up to date:\n{before}")
         for kept in found[0].groups():
             after = after.replace("…", kept, 1)
         text = text[: found[0].start()] + after + text[found[0].end() :]
@@ -50,7 +51,7 @@ def test_a_change_leaves_others_in_the_same_line_and_is_made_once() -> None:
     once = changed(text, diff, "it")
     assert once == "names = (a, mine, b)\n    mine: 0\n    b: 1\n    c: 2\n"
     assert changed(once, diff, "it") == once
-    with pytest.raises(AssertionError, match="it is there 0 times; bring the page up to date"):
+    with pytest.raises(LookupError, match="it is there 0 times; bring the page up to date"):
         changed("other", diff, "it")
 
 
