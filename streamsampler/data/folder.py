@@ -42,8 +42,10 @@ def load(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Traject
         StorageError: The file holds no trajectories, is damaged or cut short, or is of a newer format.
         FileNotFoundError: There is no such file or folder.
         DataError: The folders have different spaces.
-        UsageError: A folder is given twice.
+        UsageError: A folder is given twice, or a list.
     """
+    if isinstance(path, list | tuple):
+        raise UsageError("load takes several folders one by one: load(*paths)")
     if not more and not Path(path).is_dir():
         return load_file(path)
     # Most code needs only what a folder and a batch have in common.

@@ -478,7 +478,11 @@ class ShardWriter:
             if there.get(name) != here.get(name) and name != "wanted"
         ]
         if differences:
-            raise UsageError(f"{str(self._path)!r} was begun with other arguments: {'; '.join(differences)}")
+            new = there.get("agent_version") != here.get("agent_version")
+            raise UsageError(
+                f"{str(self._path)!r} was begun with other arguments: {'; '.join(differences)}"
+                + (". A sampler counts its calls: make a new one with the same seed" if new else "")
+            )
         if there["wanted"] != here["wanted"]:
             self._extend(manifest.target)
 

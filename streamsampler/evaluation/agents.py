@@ -359,7 +359,8 @@ def _team(trajectory: MultiAgentBatch, return_of: tuple[str, ...] | None, polici
     if not team:
         raise DataError(
             f"none of {', '.join(names)} took part in trajectory {trajectory.indices[0]}, whose return is not known "
-            f"then; there were {', '.join(there)}"
+            f"then; there were {', '.join(there)}. Let it play in each trajectory by another policy_of, or return_of "
+            "name an agent that acts in each"
         )
     return list(dict.fromkeys(team))
 

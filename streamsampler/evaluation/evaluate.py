@@ -315,7 +315,7 @@ class EvaluationInterruptedError(KeyboardInterrupt):
     """
 
     def __init__(self, found: Any, n_trajectories: int) -> None:
-        super().__init__(f"interrupted after {count(n_trajectories, 'trajectory')}")
+        super().__init__(f"interrupted after {count(n_trajectories, 'trajectory')}, which the exception has as found")
         self.found = found
 
 

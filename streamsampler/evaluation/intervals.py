@@ -30,6 +30,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import UsageError
 from streamsampler.core.words import count
 from streamsampler.evaluation.quantiles import beta_quantile, student_quantile
 
@@ -110,7 +111,18 @@ def mean_interval(
         bounds: The least and the largest value there can be; None where they are not known.
         of: What the values are, in one word: "return" or "difference".
         rounding: How much equal values may differ; None for what sums of rewards differ by.
+
+    Raises:
+        UsageError: There is not one number for each trajectory or run, or `level` is no share.
     """
+    values = np.asarray(values)
+    if values.ndim != 1 or values.dtype.kind not in "fiub":
+        raise UsageError(
+            f"values has shape {values.shape} of {values.dtype}: pass one number for each trajectory, "
+            "evaluation.returns, or for each run, such as returns.mean(axis=1)"
+        )
+    if not 0 < level < 1:
+        raise UsageError(f"level must be between 0 and 1, such as 0.95, not {level}")
     n = len(values)
     rounding = rounding_of(values) if rounding is None else rounding
     if n < FEWEST:

@@ -189,7 +189,8 @@ def refuse_evaluation(source: Any, index: int) -> None:
     text = "an evaluation has returns, and no timesteps to compare with. "
     if found.seed is None:
         raise UsageError(
-            f"{text}Write the trajectory, and replay that: sampler.obtain_trajectories(seeds=[{seed}]).save('it.npz')"
+            f"{text}Write the trajectory, and replay that: sampler.obtain_trajectories(seeds=[{seed}]).save('it.npz'), "
+            "where its scenario has options with these as reset_options={…}"
         )
     limit = found.settings.get("max_episode_length")
     options = [

@@ -7,7 +7,7 @@ import pickle
 import select
 import signal
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -395,6 +395,11 @@ def test_several_folders_are_one(batch, path, tmp_path):
     for same in (path, tmp_path / "link"):
         with pytest.raises(UsageError, match="is given twice: its trajectories would be in the data twice"):
             streamsampler.load(path, tmp_path / "other", same)
+
+
+def test_a_list_of_folders_is_answered_with_the_call(path):
+    with pytest.raises(UsageError, match=r"one by one: load\(\*paths\)"):
+        streamsampler.load(cast("Any", [path, path]))
 
 
 def test_folders_of_different_spaces_are_refused_when_they_are_opened(batch, path, tmp_path):

@@ -267,6 +267,16 @@ def test_a_betting_sequence_is_all_means_that_no_bet_refuted():
         assert inside is not slow_betting(values, mean), mean
 
 
+def test_values_that_are_no_numbers_of_runs_are_refused_and_a_list_is_taken():
+    runs = np.arange(24.0).reshape(12, 2) ** 2
+    means = runs.mean(axis=1)
+    assert mean_interval(means.tolist()) == mean_interval(means)
+    with pytest.raises(UsageError, match=r"shape \(12, 2\) .* such as returns\.mean\(axis=1\)"):
+        mean_interval(runs)
+    with pytest.raises(UsageError, match=r"level must be between 0 and 1, such as 0\.95, not 95"):
+        mean_interval(means, 95)
+
+
 def test_values_outside_their_bounds_are_refused():
     with pytest.raises(UsageError, match=r"bounds are \(0, 1\), and there is a value of 1\.5"):
         BettingSequence().add(1.5)

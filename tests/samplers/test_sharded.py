@@ -376,6 +376,11 @@ def test_an_unfinished_folder_is_not_resumed_with_other_arguments(tmp_path: Path
         with make(**options) as sampler, pytest.raises(UsageError, match="begun with other arguments") as caught:
             sample_to_folder(sampler, out, **{**AMOUNT, **arguments}, resume=True)
         assert words in str(caught.value)
+        assert "counts its calls" not in str(caught.value)
+    with make() as sampler:
+        sampler.obtain_samples(1)
+        with pytest.raises(UsageError, match="counts its calls: make a new one with the same seed"):
+            sample_to_folder(sampler, out, **AMOUNT, resume=True)
     assert contents(out) == before
     (out / shard_name(1)).unlink()
     with make() as sampler, pytest.raises(DamagedShardError, match=r"shard-000001\.npz is missing"):
