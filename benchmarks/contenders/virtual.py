@@ -249,7 +249,7 @@ class VirtualSampler(Sampler[Any, Any]):
 
     def __init__(self, distribution: Distribution, n_workers: int, costs: Costs = Costs(), seed: int = 1) -> None:
         self._make: Callable[[WorkerSetup], VirtualEngine] = lambda setup: VirtualEngine(setup, distribution, costs)
-        self._limits = {"step_timeout": costs.step_timeout}
+        self._step_timeout = costs.step_timeout
         super().__init__(
             chosen,
             Replayed,

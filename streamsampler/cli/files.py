@@ -143,7 +143,11 @@ def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[
         raise click.UsageError("--timesteps is for evaluations: give --to sb3, too.")
     leaves, policy = Leaves(without=options.pop("without")), options.pop("policy")
     metadata = by_key(options["metadata"], "key=text", "--metadata")
-    given = {key: value for key, value in {**options, "metadata": metadata}.items() if value not in (None, (), {})}
+    # A flag that was not given is False, which equals 0: that may be a value.
+    given = {
+        key: value for key, value in {**options, "metadata": metadata}.items()
+        if value is not False and value not in (None, (), {})
+    }  # fmt: skip
     format_named(name, given)
     if len(paths) > 1 and not all(path.is_dir() for path in paths):
         raise click.UsageError(f"--to {name} takes a single FILE, or one FOLDER or more, and not {len(paths)} of both.")

@@ -196,7 +196,10 @@ def test_trajectories_are_exported(to: str, made: Path, tmp_path: Path, monkeypa
 @pytest.mark.extras
 def test_several_folders_are_exported_as_one(made: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    told = rows("export", made / "folder", made / "folder", "--to", "parquet", "--out", tmp_path / "out", "--quiet")
+    shutil.copytree(made / "folder", tmp_path / "another")
+    told = rows(
+        "export", made / "folder", tmp_path / "another", "--to", "parquet", "--out", tmp_path / "out", "--quiet"
+    )
     assert told["trajectories"] == "80"
 
 

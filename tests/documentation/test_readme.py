@@ -65,7 +65,7 @@ def test_options_are_options_of_the_command():
 
 @pytest.mark.slow
 def test_what_the_first_command_prints_is_what_the_readme_says():
-    shown = re.search(r"The first command prints [^\n]*:\n\n```text\n(.*?)```", README, re.DOTALL).group(1)
+    shown = re.search(r"It prints [^\n]*:\n\n```text\n(.*?)```", README, re.DOTALL).group(1)
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit):
         cli(["sample", "CartPole-v1", "--num-samples", "100000", "--seed", "1", "--workers", "0"])
