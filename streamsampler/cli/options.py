@@ -511,10 +511,10 @@ PRINTED = options_of(
         help="Print the result as one JSON object over several lines; '| jq -c .' puts it into one."),
     QUIET_WITH_MODELS,
 )  # fmt: skip
-"""What is printed by commands whose result is a document, such as an evaluation."""
+"""Options of output, of commands that print a document, such as an evaluation."""
 
 PRINTED_LINE = options_of(option("Output", "--json", "as_json", is_flag=True, help=JSON_LINE), QUIET_WITH_MODELS)
-"""What is printed by the others."""
+"""Options of output, of commands that print a summary."""
 
 PART = option(
     "In parts", "--part", type=_part, metavar="I/N",

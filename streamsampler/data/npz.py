@@ -245,7 +245,7 @@ def read(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Array], d
         `seeds` and `provenance`.
 
     Raises:
-        StorageError: As `load`, and where there is no such array; names those that there are.
+        StorageError: As `load`, and where there is no such array; names the arrays of the file.
         FileNotFoundError: There is no such file.
     """
     return _read(_existing(Path(path)), names)
@@ -262,7 +262,7 @@ def read_trees(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Any
         `(trees, header)`: the trees by name, nested as in a batch; and the header.
 
     Raises:
-        StorageError: As `load`, and where there is no such tree; names those that there are.
+        StorageError: As `load`, and where there is no such tree; names the trees of the file.
     """
     path = _existing(Path(path))
     header = _read(path, ())[1]
