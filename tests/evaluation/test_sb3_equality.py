@@ -14,7 +14,7 @@ from streamsampler.adapters.sb3 import SB3Agent
 
 pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore::UserWarning")]
 
-SEEDS = [*range(40, 56), 3, 3]
+SEEDS = [*range(40, 56), 3, 4]
 
 
 class FromSeeds(gymnasium.Wrapper):
