@@ -97,8 +97,6 @@ _IN_WORKERS = {"worker"}
 _ONE_EACH = "and not one for each worker: use inference"
 REFUSALS: list[Refusal] = [
     # By the constructor.
-    Refusal({"agent": {"rows alone"}, "worker": {"default", "seams"}, "inference": _IN_WORKERS}, "constructor",
-            "has get_actions alone"),
     Refusal({"worker": _VEC, "on_failure": {"drop"}}, "constructor", "VecWorker cannot leave out trajectories"),
     Refusal({"inference": _PARENT, "on_failure": {"drop"}}, "constructor", "VecWorker cannot leave out trajectories"),
     Refusal({"inference": _PARENT, "worker": {"seams"}}, "constructor", "takes no worker_class=Seamed"),
@@ -136,6 +134,8 @@ REFUSALS: list[Refusal] = [
     *(each for call in ("stream", "fragments", "folder", "evaluate")
       for each in _of_calls(call, "staleness=", staleness={"1"})),
     # By workers, which make the environment.
+    Refusal({"agent": {"rows alone"}, "worker": {"default", "seams"}, "inference": _IN_WORKERS}, "worker",
+            "has get_actions alone"),
     Refusal({"agent": {"policies"}, "world": {"world"}}, "worker", "is for environments of several agents"),
     Refusal({"world": _GAMES, "worker": _VEC}, "worker", "is an environment of several agents"),
     Refusal({"world": _GAMES, "inference": _PARENT}, "worker", "is an environment of several agents"),
