@@ -103,7 +103,7 @@ REFUSALS: list[Refusal] = [
     Refusal({"inference": _PARENT, "order": {"arrival"}}, "constructor", "takes no order"),
     Refusal({"inference": _PARENT, "staleness": {"1"}}, "constructor", "takes no staleness"),
     Refusal({"inference": _PARENT, "given": _EACH}, "constructor", _ONE_EACH),
-    Refusal({"inference": _PARENT, "memory": {"limited"}}, "constructor", r"takes no limits\.max_worker_memory"),
+    Refusal({"inference": _PARENT, "memory": {"limited"}}, "constructor", "takes no limits.max_worker_memory"),
     Refusal({"inference": _PARENT, "agent": {"policies"}}, "constructor", "takes one agent"),
     Refusal({"worker": _VEC, "agent": {"policies"}}, "constructor", "VecWorker does not run"),
     Refusal({"staleness": {"1"}, "order": {"arrival"}}, "constructor", 'staleness=1 needs order="index"'),
