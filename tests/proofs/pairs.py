@@ -322,7 +322,10 @@ class Run:
         return self._batch_seen(folder.to_batch())
 
     def _evaluate(self, sampler: Any, arguments: Any) -> Any:
-        amount: dict[str, Any] = {"seeds": arguments["seeds"]} if "seeds" in arguments else {"num_trajectories": 6}
+        # Evaluations take each seed once.
+        amount: dict[str, Any] = (
+            {"seeds": list(dict.fromkeys(arguments["seeds"]))} if "seeds" in arguments else {"num_trajectories": 6}
+        )
         several: dict[str, Any] = {"return_of": "all"} if self._row["world"] in _GAMES else {}
         agent, env = arguments.get("agent_update"), arguments.get("env_update")
         agent = None if self._row["update"] == "parameters" else agent  # it takes agents alone
