@@ -22,7 +22,8 @@ from streamsampler.core.errors import SamplerError
 from streamsampler.core.words import count
 from streamsampler.data.trees import map_tree
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, describe
-from streamsampler.workers.explain import begin_of, summary_of
+from streamsampler.rollouts.script import begin_of
+from streamsampler.workers.explain import summary_of
 
 # ----------------------------------------------------------------------
 # How many worker processes keep the cores busy.

@@ -241,11 +241,14 @@ class RolloutRecorder:
         observation_dtype: See there.
         observation_shape: See there.
         integer_actions: Where a loop may append actions that are integers of Python itself; None where it may not.
-        float_rewards: Where a loop may append rewards that are floats of Python itself.
+        float_rewards: Where a loop may append rewards of the class `reward_class`.
+        reward_class: Floats of Python itself; a class that no reward has where all rewards go to `record_reward`.
         n_trajectories: How many trajectories have ended.
         n_timesteps: How many timesteps those have in all.
         metrics: How each metric that was recorded becomes one number for a batch, by name.
     """
+
+    reward_class: type = float
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, allocate: Allocate = np.empty) -> None:
         self._action_space = action_space
@@ -365,6 +368,10 @@ class RolloutRecorder:
         observations, actions = self._observations.view(first, last), self._actions.view(first, last)
         rewards = np.array(self._rewards[first:], dtype=np.float64)
         return trees.map_tree(np.copy, observations), trees.map_tree(np.copy, actions), rewards
+
+    def forget_observation(self) -> None:
+        """Forget the observation that no action was chosen on: the trajectory goes on from it in a later ticket."""
+        self._observations.truncate(len(self._rewards))
 
     def abandon(self) -> None:
         """Forget the trajectory in hand."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.data.trees import leaves, map_tree, map_trees
 from streamsampler.environments.parameters import Parameters, SetParameters
+from streamsampler.rollouts.script import begin_of
 from streamsampler.stepping.rows import Rows
-from streamsampler.workers.explain import begin_of
 from streamsampler.workers.restoring import NotRestoredError, Said, say_again
 from streamsampler.workers.vec.rows import row_of
 

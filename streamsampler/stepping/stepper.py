@@ -24,6 +24,7 @@ from streamsampler.data.trees import snapshot
 from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
 from streamsampler.environments.updates import EnvUpdate, apply_any_env_update, apply_env_update, for_worker
 from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.script import begin_of
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.histories import (
     BEFORE,
@@ -36,7 +37,7 @@ from streamsampler.stepping.histories import (
 from streamsampler.stepping.ledger import IN_STEP, EnvTimes
 from streamsampler.stepping.rows import Rows
 from streamsampler.workers.board import WorkerRow, phase_number
-from streamsampler.workers.explain import begin_of, name_of_env, raised_in, step_error, summary_of
+from streamsampler.workers.explain import name_of_env, raised_in, step_error, summary_of
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.known_wrappers import EnvFacts
 from streamsampler.workers.resets import ResetOrder, carry_out

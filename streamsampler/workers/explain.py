@@ -18,6 +18,7 @@ from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.multi_agent import ParallelEnv, SpacesOfAgents
 from streamsampler.environments.updates import EnvCloseError
 from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.script import trajectory
 
 _SUMMARY_LENGTH = 2_000
 
@@ -76,18 +77,6 @@ def row_at_fault(error: BaseException, default: int) -> int:
     return default if not isinstance(error, DataError) or error.row is None else error.row
 
 
-def begin_of(result: Any) -> tuple[Any, Any]:
-    """Return the observation and the info that an environment's reset returned.
-
-    Raises:
-        UsageError: The reset returned something else.
-    """
-    if not isinstance(result, tuple) or len(result) != 2:
-        size = f" of {len(result)}" if isinstance(result, tuple) else ""
-        raise UsageError(f"reset must return (observation, info), got {type(result).__name__}{size}")
-    return result
-
-
 def raised_in(error: BaseException, function: Any) -> bool:
     """Return whether a line of `function` itself raised, such as the unpacking of what user code returned."""
     frame = error.__traceback__
@@ -96,7 +85,9 @@ def raised_in(error: BaseException, function: Any) -> bool:
     return frame is None or frame.tb_frame.f_code is function.__code__
 
 
-def step_error(error: BaseException, action: Any, space: Space[Any], function: Any) -> UsageError | ActionError | None:
+def step_error(
+    error: BaseException, action: Any, space: Space[Any], function: Any = trajectory
+) -> UsageError | ActionError | None:
     """Return a better error for what a step raised, or None.
 
     Args:
@@ -132,30 +123,35 @@ def _wrong_action(what: str, action: Any, space: Space[Any] | None) -> ActionErr
 
 
 def explain_rollout(
-    error: BaseException, phase: Phase, action: Any, unpacking: Any, env: Any, recorder: RolloutRecorder | None
-) -> None:
-    """Raise a better error for what a rollout raised where the reason is known; otherwise return.
+    worker: Any, error: BaseException, action: Any, env: Any, recorder: RolloutRecorder, *, asking: Any,
+    stepping: Any = trajectory,
+) -> None:  # fmt: skip
+    """Raise a better error for an exception of a rollout where the reason is known; otherwise return.
 
     Args:
+        worker: The worker, which has noted the phase.
         error: The exception; an error about recorded data is told where it happened.
-        phase: What the worker was doing.
         action: The last action.
-        unpacking: The function that unpacks what the agent and the environment return.
         env: The environment.
         recorder: Where the trajectory was recorded.
+        asking: The function that unpacks the agent's answer.
+        stepping: The function that unpacks the environment's.
 
     Raises:
         UsageError: The agent or the environment returned something else than it must.
         ActionError: The last action is outside its space.
     """
+    phase = worker.phase
     data_error = error if isinstance(error, ActionError) or phase is Phase.RECORDING else None
-    if isinstance(data_error, DataError) and recorder is not None:
+    if isinstance(data_error, DataError):
         row = len(recorder.float_rewards) if data_error.row is None else data_error.row
         locate(data_error, env, None if row < 0 else row - recorder.n_timesteps)
-    if phase is Phase.ACTION and isinstance(error, TypeError | ValueError) and raised_in(error, unpacking):
+    if phase is Phase.ACTION and isinstance(error, TypeError | ValueError) and raised_in(error, asking):
         raise UsageError("get_action must return (action, agent_info), with agent_info a dict") from error
     if phase is Phase.STEP:
-        if (better := step_error(error, action, env.action_space, unpacking)) is not None:
+        if (better := step_error(error, action, env.action_space, stepping)) is not None:
+            if isinstance(better, ActionError):
+                worker.phase = Phase.ACTION
             raise better from error
         if isinstance(error, KeyError) and isinstance(env.unwrapped, ParallelEnv):
             env.unwrapped.explain_missing_action(error, action)

@@ -1,10 +1,10 @@
 """Run fragments: the same number of timesteps in each environment, of episodes that go on from call to call.
 
 An episode's part in a call is what a trajectory is elsewhere. What is kept of an environment from call to call is a
-`Row`, whatever runs it: here the loop for one environment, in which a `Course` takes the environment's place; in
-`vec.fragments` the environments of a group, which take each timestep together. An environment's episodes are a function
-of their seeds and of the parameters in each call, whichever worker runs them, next to which others: everything that
-they draw from is their own.
+`Row`, whatever runs it: here a `FragmentEnv`, whose script is suspended between calls; in `vec.fragments` the
+environments of a group, which take each timestep together. An environment's episodes are a function of their seeds and
+of the parameters in each call, whichever worker runs them, next to which others: everything that they draw from is
+their own.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.data.recorder import EnvFragment, EpisodeState, RolloutRecorder, Rollouts
 from streamsampler.environments.updates import AnyEnv, apply_env_update, for_worker
 from streamsampler.protocol.messages import Phase, Ticket, Times
+from streamsampler.rollouts.script import NO_LIMIT, End, Script
 from streamsampler.workers.base import Outcome, Worker
-from streamsampler.workers.explain import begin_of
 from streamsampler.workers.finishing import UNKNOWN, give_memory, is_restorable, memory_of, with_filters
-from streamsampler.workers.generators import drawn_states, generator_states, put_states, set_states
-from streamsampler.workers.hooks import HookCaller, Kept, Seams, TrajectoryContext, WorkerWithSeams
+from streamsampler.workers.generators import drawn_states, generator_states, set_states
+from streamsampler.workers.hooks import HookCaller, Kept, Seams, WorkerWithSeams
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing, reset_one
 from streamsampler.workers.restoring import (
@@ -44,6 +44,7 @@ from streamsampler.workers.restoring import (
     release,
     rounding_for,
 )
+from streamsampler.workers.single import Part, SingleDriver
 
 # ----------------------------------------------------------------------
 # What is kept of environments from call to call, whatever loop runs them.
@@ -141,13 +142,20 @@ class Row:
         worker.take_in_hand(self.index)
         seed = self.seed
         self._fresh = set_states(seed, None)
+        limit = worker.context.max_episode_length or NO_LIMIT
         try:
-            last, digests, ran = apply_actions(self.env, seed, standing, worker.row, worker.spaces, version)
+            restored = apply_actions(self.env, seed, standing, worker.row, worker.spaces, version, limit)
         except NotRestoredError as error:
             self.lose(str(error))
             return error.ran
-        self.observation, self.info, self._digests, self.length = *last, digests, standing.state.length
-        return ran
+        self._take_script(restored.script)
+        self.observation, self.info = restored.end.observation, restored.end.info
+        self._digests, self.length = restored.digests, standing.state.length
+        return restored.n_timesteps
+
+    def _take_script(self, script: Script) -> None:
+        """Take the script of an episode that was restored, which is cut: here the environment alone goes on."""
+        script.close()
 
     def told(self, compared: Compared, position: int, ends: list[int], **of_state: Any) -> EnvFragment:
         """Return what the fragment consists of.
@@ -318,138 +326,134 @@ def packed_memory(worker: Worker, remembered: Any) -> bytes:
 
 
 # ----------------------------------------------------------------------
-# An environment of fragments in the loop for one environment.
-#
-# In a worker's loop a `Course` takes the environment's place. Where an episode goes on, `Course.reset` returns the
-# observation that the last call ended with. Everything that an episode draws from has its own state in each course:
-# the agent is a copy for each, and the global generators are set to where the episode left them.
+# An environment of fragments in a worker that runs one after the other. Everything that an episode draws from has its
+# own state in each: the agent is a copy for each, and the global generators are set to where the episode left them.
 
 
-class Course(Row):
-    """One environment of fragments, with a copy of the agent, and the episode that goes on in it.
+class FragmentEnv(Row):
+    """One environment of fragments, with a copy of the agent, and the script of the episode that goes on in it.
 
     Args:
         worker: The worker.
         args: Those of `Row`.
 
     Attributes:
-        agent: The copy of the agent.
-        reset_agent: Resets it, where an episode begins; None if it has no `reset`.
-        step: The environment's.
-        rounding: Gives actions the floats of their space.
         restorable: Whether another copy of the agent can go on in the middle of an episode.
-        masks: Finds masks of actions, for an agent that takes them.
     """
 
-    def __init__(self, worker: Worker, *args: Any) -> None:
+    def __init__(self, worker: WorkerWithSeams, *args: Any) -> None:
         super().__init__(*args)
-        self.step = self.env.step
-        self.rounding = rounding_for(self.env.action_space)
-        self.agent: Any = None
-        self.reset_agent: Callable[[int], None] | None = None
-        self._worker, self._most = worker, worker.context.max_episode_length
+        self._worker, self._limit = worker, worker.context.max_episode_length or NO_LIMIT
+        self._rounding = rounding_for(self.env.action_space)
         self._in_force = InForce(worker, self._update)
-        self._agent_function: Callable[[int], None] | None = None
+        self._agent: Any = None
+        self._reset_agent: Callable[[int], None] | None = None
+        self._masks: MaskFinder | None = None
         self._agent_is_new = self.restorable = False
-        self.masks: MaskFinder | None = None
+        self._script: Script | None = None  # suspended between calls
         self._generators: Any = None
-        self._remaining = 0
         self._resets = Resets()
-        self._its_seed = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env":  # not there yet
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     # ------------------------------------------------------------------ agents
 
     def _update(self, update: Any) -> None:
-        self.agent = updated_agent(self.agent, update, self._worker.spaces)
+        self._agent = updated_agent(self._agent, update, self._worker.spaces)
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
         """Bring the agent up to date; a new one in the middle of an episode is reset as at its start."""
         if not self._in_force.apply(load):
             return
-        self._agent_is_new, self.restorable = True, is_restorable(self.agent)
-        self.masks = finder_of(self.agent, self.env, self._worker.warn_once)
-        self._agent_function = reset_agent_function(self.agent)
-        self.reset_agent = None if self._agent_function is None else self._reset_agent
+        self._agent_is_new, self.restorable = True, is_restorable(self._agent)
+        self._masks = finder_of(self._agent, self.env, self._worker.warn_once)
+        self._reset_agent = reset_agent_function(self._agent)
 
-    def _reset_agent(self, seed: int) -> None:
-        if self._agent_is_new or not self.length:
-            assert self._agent_function is not None
-            self._agent_function(seed)
-            self._agent_is_new = False
+    # ------------------------------------------------------------------ fragments
 
-    # ------------------------------------------------------------------ what the loop asks for
+    def run(self, version: int, n_timesteps: int, resets: Resets, recorder: RolloutRecorder) -> tuple[int, Times]:
+        """Run a fragment.
 
-    def indices(self) -> Iterator[int]:
-        """Yield the trajectory index of each episode, until there are as many timesteps as are wanted."""
-        while self._remaining:
-            if not self.length:
-                self._its_seed = self.seed
-            yield self.index
+        Args:
+            version: The version of the ticket.
+            n_timesteps: How many timesteps it has.
+            resets: The options that episodes are reset with which begin in it.
+            recorder: Records the episodes' parts.
+
+        Returns:
+            What `SingleDriver.run` does, and the seconds of resets, of the agent and of all else.
+        """
+        self._resets, self._recorder = resets, recorder
+        self.begin_fragment()
+        if callable(begin_part := getattr(self._agent, "begin_part", None)):
+            begin_part()
+        self._seams = None
+        if self.caller is not None:
+            self._seams = Seams(
+                self._worker, self.caller, version, self._agent, self.env, recorder, self._reset_agent, self._rounding,
+                self._masks, self._reset,
+            )  # fmt: skip
+        driver = SingleDriver(
+            self._worker, version, recorder, self.env, self._reset, self._agent, self._reset_agent, seams=self._seams,
+            masks=self._masks, info=self.info, rounding=self._rounding,
+        )  # fmt: skip
+        abandoned = driver.run(self._parts(driver, n_timesteps), self._take_end)
+        if self.length and abandoned < 0:
+            self._generators = drawn_states(self._fresh)  # the next one to run seeds the global generators
+        return abandoned, driver.seconds
+
+    def _reset(self, *, seed: int) -> Any:
+        self._fresh = generator_states()  # the driver has seeded the global generators
+        return reset_one(self.env, self._resets, 0, seed)
+
+    def _parts(self, driver: SingleDriver, n_timesteps: int) -> Iterator[Part]:
+        """Yield the part of each episode, until there are as many timesteps as are wanted."""
+        while n_timesteps:
+            before = len(self._recorder.float_rewards)
+            if self._script is None:
+                self._agent_is_new = False  # the script resets it
+                script = self._script = driver.script(self.seed, self._limit)
+                yield self.index, self.seed, script, None, n_timesteps
+            else:
+                self._go_on()
+                yield self.index, None, self._script, driver.binding, n_timesteps
+            n_timesteps -= len(self._recorder.float_rewards) - before
+
+    def _go_on(self) -> None:
+        """Prepare to go on with the episode of an earlier call."""
+        worker, seed = self._worker, self.seed
+        worker.trajectory = self.index
+        worker.enter(Phase.RESET)
+        set_states(seed, self._generators)
+        if self._seams is not None:
+            self._seams.resume(self.index, seed, self.length, self.kept, self.info)
+        if self._agent_is_new and self._reset_agent is not None:
+            worker.enter(Phase.AGENT_RESET)
+            self._reset_agent(derived_seed(seed, Stream.AGENT))
+        self._agent_is_new = False
+
+    def _take_end(self, end: End) -> None:
+        """Take the end of an episode, or of the fragment."""
+        recorder = self._recorder
+        self.length += len(recorder.float_rewards) - recorder.n_timesteps
+        self.info = end.info
+        if end.ended:
+            self._script = self._generators = None
+        elif self._seams is not None:
+            self.kept = self._seams.kept()
+        self.end_part(end.observation, ended=end.ended)
+        recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
 
     def recorded(self) -> range:
         """Return the trajectory indices of the episodes in this call's fragment."""
         first = self.number + self.first * self._n_envs
         return range(first, first + self.n_episodes * self._n_envs, self._n_envs)
 
-    def seeds(self) -> Iterator[int]:
-        """Yield the seeds of these episodes."""
-        while True:
-            yield self._its_seed
-
-    def lengths(self) -> Iterator[int]:
-        """Yield how many timesteps each may have in this fragment."""
-        while True:
-            yield self._remaining if self._most is None else min(self._remaining, self._most - self.length)
-
-    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment, or return what the episode that goes on was left with."""
-        # The loop has seeded the global generators.
-        if not self.length:
-            self._fresh = generator_states()
-            return begin_of(reset_one(self.env, self._resets, 0, seed))
-        if self._generators is not None:
-            put_states(self._generators)
-        return self.observation, self.info
-
-    def end_episode(self, observation: Any, length: int, terminated: bool, truncated: bool, *, limited: bool) -> bool:
-        """Take in the end of an episode, or of the fragment; return whether the episode is truncated."""
-        self.length += length
-        self._remaining -= length
-        truncated = truncated or (limited and self.length == self._most)
-        self.end_part(observation, ended=terminated or truncated)
-        if not self.length:
-            self._generators = None
-        return truncated
-
-    # ------------------------------------------------------------------ fragments
-
-    def begin(self, n_timesteps: int, resets: Resets) -> None:
-        """Begin a fragment.
-
-        Args:
-            n_timesteps: How many timesteps it has.
-            resets: The options that episodes are reset with which begin in it.
-        """
-        self._remaining, self._resets = n_timesteps, resets
-        self.begin_fragment()
-        if callable(begin_part := getattr(self.agent, "begin_part", None)):
-            begin_part()
-
-    def suspend(self) -> None:
-        """Note where the episode that goes on stands: the next one to run seeds the global generators."""
-        if self.length:
-            self._generators = drawn_states(self._fresh)
+    # ------------------------------------------------------------------ losses
 
     def memory(self) -> Any:
         """Return what the episode that goes on remembers besides its environment; None for nothing."""
         if not self.length:
             return None
-        remembered = memory_of(self.agent) if self.restorable else None, self._generators, self.kept
+        remembered = memory_of(self._agent) if self.restorable else None, self._generators, self.kept
         return None if all(each is None for each in remembered) else remembered
 
     def take_over(self, standing: Standing, version: int) -> int:
@@ -457,13 +461,16 @@ class Course(Row):
         state = standing.state
         ran = self.restore(self._worker, standing, version, agent_is_known=state is not None and state.restorable)
         if self.length:
-            self._its_seed = self.seed
             try:
                 with no_failure(whose_memory(self._worker)):
                     self._generators = self._restore_agent(standing)
             except NotRestoredError as error:
                 self.lose(str(error))
+                self._script = None
         return ran
+
+    def _take_script(self, script: Script) -> None:
+        self._script = script
 
     def _restore_agent(self, standing: Standing) -> Any:
         """Give the agent its memory, unless it was replaced; return the states of the global generators."""
@@ -471,9 +478,9 @@ class Course(Row):
         packed = standing.state.memory
         memory, generators, self.kept = (None, None, None) if packed is None else _unpacked(*packed)
         if not standing.agent_is_replaced:
-            if self._agent_function is not None:
-                self._agent_function(derived_seed(self._its_seed, Stream.AGENT))
-            give_memory(self.agent, memory)
+            if self._reset_agent is not None:
+                self._reset_agent(derived_seed(self.seed, Stream.AGENT))
+            give_memory(self._agent, memory)
             self._agent_is_new = False
         return generators
 
@@ -485,112 +492,53 @@ def _unpacked(packed: bytes, position: int) -> Any:
 # ----------------------------------------------------------------------
 
 
-class CourseSeams(Seams):
-    """Calls the hooks of a course: an episode starts and ends once, in whichever calls."""
-
-    def __init__(self, worker: WorkerWithSeams, course: Course, version: int, recorder: RolloutRecorder) -> None:
-        assert course.caller is not None
-        super().__init__(
-            worker, course.caller, version, course.agent, course.env, recorder, course.reset_agent, course.rounding,
-            course.masks,
-        )  # fmt: skip
-        self._course = course
-        self._most = worker.context.max_episode_length
-
-    def _context_of(self, index: int, seed: int) -> TrajectoryContext:
-        context, course = super()._context_of(index, seed), self._course
-        context.reset = course.reset
-        if course.kept is not None:
-            context.go_on(course.kept, course.length)
-        return context
-
-    def start(self, info: dict[str, Any]) -> None:
-        """Show an episode that begins."""
-        if not self._course.length:
-            super().start(info)
-
-    def end(self, *, limited: bool) -> None:
-        """Show the end of an episode; or keep what is needed in the next call, where the fragment alone ends."""
-        context = self._context
-        assert context is not None
-        limited = limited and context.timestep == self._most
-        if context.terminated or context.truncated or limited:
-            super().end(limited=limited)
-        else:
-            self._course.kept = context.kept()
-
-
-RunCourse = Callable[[int, Course, RolloutRecorder], tuple[int, Times]]
-
-
-class _FragmentRecorder(RolloutRecorder):
-    """Records the episodes of one course after the other.
-
-    Attributes:
-        course: The one in hand.
-    """
-
-    course: Course
-
-    def begin(self, reset_info: dict[str, Any]) -> int:
-        """Start the part of an episode; of one that goes on, the reset's info is recorded already."""
-        return super().begin({} if self.course.length else reset_info)
-
-    def end(self, last_observation: Any, terminated: bool, truncated: bool, *, limited: bool = False) -> None:
-        """End the part of the episode in hand that is in this fragment."""
-        length = len(self.float_rewards) - self.n_timesteps
-        truncated = self.course.end_episode(last_observation, length, terminated, truncated, limited=limited)
-        super().end(last_observation, terminated, truncated)
-
-
 class RunningEnvs(Running):
     """The environments of fragments that a worker has, which run one after the other; see `Running`."""
 
-    def __init__(self, worker: Worker, base_version: int) -> None:
-        super().__init__(worker, base_version)
-        self._recorder = _FragmentRecorder(*worker.spaces, worker.context.allocate)
-        self._courses: dict[int, Course] = {}
+    _worker: WorkerWithSeams
 
-    def run(self, ticket: Ticket, resets: Resets, order: FragmentOrder, run_course: RunCourse) -> Outcome:
+    def __init__(self, worker: WorkerWithSeams, base_version: int) -> None:
+        super().__init__(worker, base_version)
+        self._recorder = RolloutRecorder(*worker.spaces, worker.context.allocate)
+        self._of_number: dict[int, FragmentEnv] = {}
+
+    def run(self, ticket: Ticket, resets: Resets, order: FragmentOrder) -> Outcome:
         """Run the fragments of a ticket: its indices are the numbers of environments."""
         worker, recorder = self._worker, self._recorder
         recorder.clear()
-        seconds, courses, restored = Times(), [], 0
+        seconds, envs, restored = Times(), [], 0
         for number in ticket.indices:
             try:
-                course, ran = self._course(number, order, ticket.version)
+                env, ran = self._env(number, order, ticket.version)
             except AbandonedError as error:
                 worker.ran_timesteps += restored + error.ran
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
             restored += ran
-            course.begin(order.n_timesteps, resets)
-            recorder.course = course
-            abandoned, more = run_course(ticket.version, course, recorder)
+            abandoned, more = env.run(ticket.version, order.n_timesteps, resets, recorder)
             seconds = seconds.plus(more)
             if abandoned >= 0:
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, 1, abandoned, seconds)
-            course.suspend()
-            courses.append(course)
+            envs.append(env)
         worker.ran_timesteps += restored
-        owners = [index for course in courses for index in course.recorded()]
+        owners = [index for env in envs for index in env.recorded()]
         rollouts = worker.finished(recorder.finish, owners, worker.environments()[0])
-        memories = [course.memory() for course in courses]
+        memories = [env.memory() for env in envs]
         packed = b"" if all(memory is None for memory in memories) else packed_memory(worker, memories)
         places = [None if memory is None else (packed, place) for place, memory in enumerate(memories)]
-        rollouts.fragments = tuple(told(courses, rollouts, [course.restorable for course in courses], places))
+        rollouts.fragments = tuple(told(envs, rollouts, [env.restorable for env in envs], places))
         metrics = tuple(recorder.metrics.items())
         return Outcome(rollouts, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds, metrics=metrics)
 
-    def _course(self, number: int, order: FragmentOrder, version: int) -> tuple[Course, int]:
+    def _env(self, number: int, order: FragmentOrder, version: int) -> tuple[FragmentEnv, int]:
         """Return an environment with the agent in force, and how many timesteps it was run to restore its episode."""
-        worker, course = self._worker, self._courses.get(number)
+        worker, env = self._worker, self._of_number.get(number)
         worker.trajectory = None  # what is made and updated here is of none
-        is_new = course is None
-        if course is None:
+        is_new = env is None
+        if env is None:
             (claimed,) = self._claimed(1)
-            course = self._courses[number] = Course(worker, number, *claimed, order.n_envs, self._seeds)
-        course.update_agent(self._load)
+            env = self._of_number[number] = FragmentEnv(worker, number, *claimed, order.n_envs, self._seeds)
+        env.update_agent(self._load)
         if not is_new or number not in order.standings:
-            return course, 0
+            return env, 0
         worker.enter(Phase.RESET)
-        return course, course.take_over(order.standings[number], version)
+        return env, env.take_over(order.standings[number], version)

@@ -25,8 +25,9 @@ from streamsampler.data.statistics import check_aggregation
 from streamsampler.data.trees import Tree
 from streamsampler.environments.updates import AnyEnv
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
+from streamsampler.rollouts.script import begin_of
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
-from streamsampler.workers.explain import begin_of, summary_of
+from streamsampler.workers.explain import summary_of
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
@@ -244,16 +245,17 @@ class Seams:
         reset_agent: The agent's `reset`, if it has one.
         rounding: Gives actions the floats of their space.
         masks: Finds masks of actions, for an agent that takes them.
+        reset: Resets the environment; None where the call says how.
     """
 
     def __init__(
         self, worker: WorkerWithSeams, caller: HookCaller, version: int, agent: Any, env: Any,
         recorder: RolloutRecorder, reset_agent: Callable[[int], None] | None, rounding: Rounding = AS_GIVEN,
-        masks: MaskFinder | None = None,
+        masks: MaskFinder | None = None, reset: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         self._worker, self._caller, self._recorder = worker, caller, recorder
         self._version, self._env, self._agent = worker.agent_version(version), env, agent
-        self._reset_agent, self._rounding = reset_agent, rounding
+        self._reset, self._reset_agent, self._rounding = reset, reset_agent, rounding
         self._context: TrajectoryContext | None = None  # of the trajectory in hand
         self._chosen: Any = None
         self._masks = masks
@@ -273,8 +275,29 @@ class Seams:
         worker = self._worker
         return TrajectoryContext(
             self._env, self._agent, index, seed, self._version, worker.context.worker_number, self._recorder,
-            reset=reset_of(self._env, worker, index), reset_agent=self._reset_agent,
+            reset=self._reset or reset_of(self._env, worker, index), reset_agent=self._reset_agent,
         )  # fmt: skip
+
+    def resume(self, index: int, seed: int, timestep: int, kept: Kept | None, info: Any) -> None:
+        """Go on with an episode, which was shown in earlier calls.
+
+        Args:
+            index: The trajectory index.
+            seed: The trajectory's seed.
+            timestep: The timesteps that it had in earlier calls.
+            kept: Its metrics and memory; None if these are lost.
+            info: The info that came with its last observation.
+        """
+        context = self._context = self._context_of(index, seed)
+        if kept is not None:
+            context.go_on(kept, timestep)
+        context.info = self._info = info
+
+    def kept(self) -> Kept:
+        """Return the metrics and the memory of an episode that goes on in the next call."""
+        assert self._context is not None
+        kept, self._context = self._context.kept(), None
+        return kept
 
     def start(self, info: dict[str, Any]) -> None:
         """Show a trajectory whose reset is recorded."""
@@ -300,15 +323,13 @@ class Seams:
         context.action = self._rounding.round(self._chosen[0])
         return self._worker.after_step(context, context.env.step(action))
 
-    def timestep(
-        self, observation: Any, terminated: Any, truncated: Any, info: Any, agent_info: Any
-    ) -> None:  # fmt: skip
+    def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
         """Show a timestep that is recorded."""
         context = self._context
         assert context is not None
         context.terminated, context.truncated = bool(terminated), bool(truncated)
         context.observation, context.reward, context.info = observation, self._recorder.float_rewards[-1], info
-        context.agent_info, self._info = agent_info, info
+        context.agent_info, self._info = self._chosen[1], info
         context.timestep += 1
         self._caller.timestep(context)
 

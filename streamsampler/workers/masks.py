@@ -45,7 +45,11 @@ def finder_of(agent: Any, env: Any, warn: Warn) -> MaskFinder | None:
 
 
 def masked_loop(
-    find: MaskFinder, reset: Callable[..., Any], get_action: Callable[..., Any], step: Callable[[Any], Any]
+    find: MaskFinder,
+    reset: Callable[..., Any],
+    get_action: Callable[..., Any],
+    step: Callable[[Any], Any],
+    info: Any = None,
 ) -> tuple[Any, Any, Any]:
     """Return what a loop calls instead of an environment's and an agent's methods, so that the agent gets masks.
 
@@ -54,11 +58,12 @@ def masked_loop(
         reset: Resets the environment.
         get_action: The agent's.
         step: The environment's.
+        info: The info that came with the observation from which an episode goes on.
 
     Returns:
         The three in their order; the second takes an observation alone.
     """
-    result: Any = None  # the last one, whose last part is the info once the loop has found it to be in order
+    result: Any = (info,)  # the last one, whose last part is the info once the loop has found it to be in order
 
     def reset_and_keep(**arguments: Any) -> Any:
         nonlocal result

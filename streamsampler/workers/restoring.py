@@ -21,6 +21,7 @@ from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, snapshot
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, describe
 from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.script import NO_LIMIT, Binding, Cut, End, Script, own_error, trajectory
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.resets import Resets, Standing, reset_one
@@ -298,10 +299,26 @@ def say_again(env: Any, begun: tuple[Any, Any], actions: Iterable[Any]) -> Itera
             return
 
 
+class Restored(NamedTuple):
+    """An episode that was restored.
+
+    Attributes:
+        script: Its script, cut at the observation that the next action is chosen on.
+        end: Where the last action led.
+        digests: Of the observations and rewards so far.
+        n_timesteps: The timesteps that were run for it.
+    """
+
+    script: Script
+    end: End
+    digests: Digests
+    n_timesteps: int
+
+
 def apply_actions(
-    env: Any, seed: int, standing: Standing, row: WorkerRow, spaces: Any, version: int
-) -> tuple[tuple[Any, Any], Digests, int]:
-    """Reset an environment, and apply an episode's actions.
+    env: Any, seed: int, standing: Standing, row: WorkerRow, spaces: Any, version: int, limit: int = NO_LIMIT
+) -> Restored:
+    """Drive a new script with an episode's actions.
 
     Args:
         env: The environment.
@@ -310,10 +327,7 @@ def apply_actions(
         row: The worker's row of the board, where progress shows.
         spaces: Observation and action space.
         version: The agent version in hand: where it may not run any more, nothing is restored.
-
-    Returns:
-        The observation and the info that the last action led to; the digests of what came before; and the number of
-        timesteps.
+        limit: The number of timesteps that the episode may have.
 
     Raises:
         NotRestoredError: What the environment says is not what it said before; or it raised.
@@ -321,33 +335,44 @@ def apply_actions(
     """
     recorder, state = RolloutRecorder(*spaces), standing.state
     assert state is not None
-    applied = singles_of(spaces[1], standing.actions)
+    script = trajectory(
+        lambda seed: reset_one(env, Resets(options=standing.options), 0, seed), Binding(env.step, recorder), seed,
+        limit=limit,
+    )  # fmt: skip
     try:
         with no_failure("its environment"):
-            begun = reset_one(env, Resets(options=standing.options), 0, seed)
-            for n, said in enumerate(say_again(env, begun, applied)):
-                if n == 0:
-                    recorder.begin(said.info)
-                    row.set_phase(Phase.STEP)
-                else:
-                    recorder.record_action(applied[n - 1])
-                    recorder.record_reward(said.reward)
-                    row.words[row.timesteps_word] = n
-                    if row.attention and not row.may_run(version):
-                        raise AbandonedError(n)
-                if n < len(applied) and not said.ended:
-                    recorder.record_observation(said.observation)
-                last = said.observation, said.info
-            recorder.end(last[0], False, False)
-            digests, compared = Digests(), compared_of(recorder.finish())
+            end = _applied(script, singles_of(spaces[1], standing.actions), recorder, row, version)
+            recorder.end(end.observation, False, False)
+            compared = compared_of(recorder.finish())
     except NotRestoredError as error:
         error.ran = len(recorder.float_rewards)
         raise
-    n = len(recorder.float_rewards)
+    n, digests = len(recorder.float_rewards), Digests()
     digests.add(compared, 0, n)
     if n != state.length or digests.values(compared, 0) != state.digests:
         raise NotRestoredError("the same actions did not lead to the same observations and rewards", n)
-    return last, digests, n
+    return Restored(script, end, digests, n)
+
+
+def _applied(script: Script, actions: Iterable[Any], recorder: RolloutRecorder, row: WorkerRow, version: int) -> End:
+    """Drive a script with actions; return its end, or where it is cut after the last one."""
+    try:
+        next(script)
+        row.set_phase(Phase.STEP)
+        for n, action in enumerate(actions, 1):
+            recorder.record_action(action)
+            try:
+                script.send(own_copy(action))
+            except StopIteration as stopped:
+                end: End = stopped.value
+                return end
+            row.words[row.timesteps_word] = n
+            if row.attention and not row.may_run(version):
+                raise AbandonedError(n)
+        cut: End = script.throw(Cut())
+    except RuntimeError as error:
+        raise own_error(error) from None
+    return cut
 
 
 # ----------------------------------------------------------------------

@@ -73,8 +73,11 @@ def test_what_an_environment_registered_for_the_end_of_its_process_runs(way, tmp
     with way(partial(Leaving, tmp_path)) as one:
         use(one)
         assert any(path.is_dir() for path in tmp_path.iterdir())
-    left = sorted(path.name.partition("-")[0] for path in tmp_path.iterdir())
-    assert left == ["finalizer", "finalizer", "first", "first"]
+    # Where one worker was slow to start, the other one may have run all trajectories.
+    left = sorted(tuple(path.name.split("-")) for path in tmp_path.iterdir())
+    pids = {pid for _, pid in left}
+    assert len(pids) in (1, 2)
+    assert left == sorted((name, pid) for name in ("finalizer", "first") for pid in pids)
 
 
 class Failing(Steps):

@@ -17,6 +17,7 @@ from streamsampler.errors import ActionError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
 from streamsampler.workers.hooks import refuse_ignored_seams
+from streamsampler.workers.single import SingleDriver
 from tests.workers.contexts import context_of, new_board
 
 
@@ -184,7 +185,7 @@ def test_a_newer_version_ends_the_rollout_within_its_timestep(kind, at, monkeypa
         if total == at:
             board.abandon_older(2)
 
-    monkeypatch.setattr("streamsampler.workers.default.perf_counter", lambda: now)
+    monkeypatch.setattr("streamsampler.workers.single.perf_counter", lambda: now)
     env = Env(length=90, on_step=on_step)
     worker, board = worker_of(env, kind=kind)
     outcome = run(worker, 1000)
@@ -241,7 +242,7 @@ class Clock:
 
     def __init__(self, monkeypatch, fails_at: tuple[int, ...]) -> None:
         self.now, self.fails_at, self.rebuilt = 0.0, fails_at, list[int]()
-        for module in ("default", "finishing"):
+        for module in ("single", "finishing"):
             monkeypatch.setattr(f"streamsampler.workers.{module}.perf_counter", lambda: self.now)
         self.env = Env(on_step=self.on_step)
         self.worker, self.board = worker_of(self.env, drop_unless=lambda kinds: False, rebuild=self.rebuild)
@@ -369,8 +370,13 @@ def test_seams_give_the_same_to_the_last_bit(seeds, limit, fails_at, drops):
 @pytest.mark.parametrize("kind", KINDS)
 def test_seams_are_called_where_a_method_is_overridden_alone(kind, monkeypatch):
     has_seams = []
-    ran = -1, (0.0, 0.0, 0.0)
-    monkeypatch.setattr(DefaultWorker, "_run", lambda *_, seams: has_seams.append(seams is not None) or ran)
+
+    class Driver(SingleDriver):
+        def __init__(self, *args: Any, seams: Any, **more: Any) -> None:
+            has_seams.append(seams is not None)
+            super().__init__(*args, seams=seams, **more)
+
+    monkeypatch.setattr("streamsampler.workers.default.SingleDriver", Driver)
     run(worker_of(Env(), kind=kind)[0], 1)
     assert has_seams == [kind is Seamed]
 

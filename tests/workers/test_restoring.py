@@ -52,8 +52,8 @@ def restore(ends_at: int, digests: tuple[int, ...]) -> Any:
 
 def test_the_actions_lead_where_they_led_and_that_is_compared():
     rewards, observations = np.arange(1, N + 1, dtype=np.float64), np.arange(N + 1, dtype=np.float32)[:, None]
-    _, ((observation, info), _, n) = restore(-1, (zlib.crc32(rewards.tobytes()), zlib.crc32(observations.tobytes())))
-    assert (observation.tolist(), info, n) == ([N], {}, N)
+    _, (_, end, _, n) = restore(-1, (zlib.crc32(rewards.tobytes()), zlib.crc32(observations.tobytes())))
+    assert (end.observation.tolist(), end.info, n) == ([N], {}, N)
     with pytest.raises(NotRestoredError):
         restore(-1, (1, 2))
     with pytest.raises(AbandonedError) as caught:

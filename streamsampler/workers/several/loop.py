@@ -17,9 +17,10 @@ from streamsampler.core.errors import DataError, ObservationError, UsageError
 from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.core.timing import used
 from streamsampler.protocol.messages import Phase, Times
+from streamsampler.rollouts.script import begin_of
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of, raised_in
+from streamsampler.workers.explain import raised_in
 from streamsampler.workers.finishing import shares
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.restoring import own_copy

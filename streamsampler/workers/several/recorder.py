@@ -23,6 +23,11 @@ from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.environments.multi_agent import MultiAgentEnv, returned
 from streamsampler.workers.several.players import Players, Seat
 
+
+class _NoReward:
+    """The class of nothing: of several agents, a step's rewards are a dict, and a float is an error."""
+
+
 _NOBODY = "no agent acted in the whole trajectory: there is nothing to learn from it, and nothing to save"
 COMMON = "__common__"
 """The name in infos under which environments say what is about no agent, or about all."""
@@ -43,6 +48,8 @@ class JointRecorder(RolloutRecorder):
         players: Who plays its agents.
         ending: Who ended in the last step, and waits for the last observation, with the two ends.
     """
+
+    reward_class = _NoReward
 
     def __init__(self, env: MultiAgentEnv, players: Players, allocate: Allocate = np.empty) -> None:
         nothing = gym_spaces.Dict({})

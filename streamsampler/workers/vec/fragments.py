@@ -18,8 +18,9 @@ from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.data.trees import snapshot
 from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.rollouts.script import begin_of
 from streamsampler.workers.base import Outcome, Worker
-from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
+from streamsampler.workers.explain import locate, row_at_fault, step_error
 from streamsampler.workers.fragments import InForce, Row, Running, packed_memory, told, whose_memory
 from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.masks import RowMasks

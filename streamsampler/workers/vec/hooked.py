@@ -13,8 +13,9 @@ from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.data.trees import Tree, snapshot
 from streamsampler.protocol.messages import Dropped, Phase
+from streamsampler.rollouts.script import begin_of
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
-from streamsampler.workers.explain import begin_of, summary_of
+from streamsampler.workers.explain import summary_of
 from streamsampler.workers.fragments import Row
 from streamsampler.workers.hooks import HookCaller, TrajectoryContext, check_metrics, reset_of
 from streamsampler.workers.restoring import own_copy

@@ -14,9 +14,10 @@ from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.data.trees import snapshot
 from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.rollouts.script import begin_of
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
+from streamsampler.workers.explain import locate, row_at_fault, step_error
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.resets import reset_one

@@ -23,9 +23,10 @@ from streamsampler.core.errors import DataError, ObservationError, UsageError
 from streamsampler.data.trees import Tree, leaves, map_tree, owned, same, snapshot
 from streamsampler.environments.updates import AnyVectorEnv, EnvUpdate, NewEnvUpdate
 from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.rollouts.script import begin_of
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of, locate, name_of_env, raised_in, row_at_fault
+from streamsampler.workers.explain import locate, name_of_env, raised_in, row_at_fault
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.masks import SlotMasks
 from streamsampler.workers.vec.agents import BatchedAgent

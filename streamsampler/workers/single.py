@@ -1,0 +1,210 @@
+"""Drive scripts in one environment, one after the other: ask the agent for each action, and show progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
+from typing import Any, cast
+
+from streamsampler.agents.masks import MaskFinder
+from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.timing import used
+from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.protocol.messages import Phase, Times
+from streamsampler.rollouts.script import NO_LIMIT, Binding, Cut, End, Script, own_error, phase_of, trajectory
+from streamsampler.workers.base import Worker
+from streamsampler.workers.board import phase_number
+from streamsampler.workers.explain import explain_rollout
+from streamsampler.workers.finishing import record_last_value, shares
+from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.hooks import Seams
+from streamsampler.workers.masks import masked_loop
+from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
+
+_PROGRESS_SECONDS = 1e-2
+"""How old a worker's progress on the board may be. Writing a word, or reading the clock twice, in each timestep costs 1
+to 2 % of a cheap environment's speed. With a network, which pushes this code out of the processor's caches, doing so in
+one timestep of eight cost 1 %. So it is done once in as many timesteps as take about this long, with at most
+`_MOST_APART` between. `StatusBoard.request_progress` asks for each timestep."""
+_MOST_APART = 63
+
+
+class _NoClass:
+    """The class of nothing."""
+
+
+_RECORDING, _ACTION = Phase.RECORDING, Phase.ACTION
+_RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Phase.AGENT_RESET)
+_ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
+
+Part = tuple[int, int | None, Script, Binding | None, int]
+"""A trajectory index; the seed for the global generators, None where these are set; the script; the binding that a
+script receives which goes on, None for a new one; and the number of timesteps after which the script is cut."""
+
+
+class SingleDriver:
+    """Drives scripts one after the other, with one environment and one agent.
+
+    Args:
+        worker: The worker, whose board shows the progress.
+        version: The version of the ticket: where it may not run any more, the trajectory is abandoned.
+        recorder: Records the trajectories.
+        env: The environment.
+        reset: Resets it: `reset(seed=seed)`.
+        agent: The agent; of several agents, the `Players`.
+        reset_agent: Resets the agent with a seed; None if it has no `reset`.
+        seams: Stand where environment and agent stand, and see each timestep; None without hooks.
+        masks: Finds masks of actions, for an agent that takes them.
+        info: The info that came with the observation from which an episode goes on.
+        rounding: Gives actions the floats of their space.
+
+    Attributes:
+        binding: For the scripts.
+        seconds: The seconds of resets, of the agent and of all else, when the drive is over.
+    """
+
+    def __init__(
+        self, worker: Worker, version: int, recorder: RolloutRecorder, env: Any, reset: Callable[..., Any], agent: Any,
+        reset_agent: Callable[[int], None] | None, *, seams: Seams | None = None, masks: MaskFinder | None = None,
+        info: Any = None, rounding: Rounding = AS_GIVEN,
+    ) -> None:  # fmt: skip
+        self._worker, self._version, self._recorder = worker, version, recorder
+        self._env, self._agent, self._seams, self._rounding = env, agent, seams, rounding
+        step, self._get_action = env.step, agent.get_action
+        if seams is not None:
+            reset, self._get_action, step, reset_agent = seams.reset, seams.get_action, seams.step, None
+        elif masks is not None:
+            reset, self._get_action, step = masked_loop(masks, reset, agent.get_action, step, info)
+        self._reset, self._reset_agent = reset, reset_agent
+        self.binding = Binding(step, recorder, seams)
+        self.seconds = Times()
+
+    def script(self, seed: int, limit: int) -> Script:
+        """Return a new script of a trajectory, which may have so many timesteps."""
+        begin = None if self._reset_agent is None else self._begin
+        return trajectory(self._reset, self.binding, seed, begin=begin, limit=limit)
+
+    def _begin(self, seed: int) -> None:
+        assert self._reset_agent is not None
+        self._worker.row.words[self._worker.row.phase_word] = _AGENT_RESET_NUMBER
+        self._reset_agent(derived_seed(seed, Stream.AGENT))
+
+    def whole(self, indices: Iterable[int], seeds: Iterable[int]) -> Iterator[Part]:
+        """Yield whole trajectories as parts."""
+        limit = self._worker.context.max_episode_length or NO_LIMIT
+        for index, seed in zip(indices, seeds, strict=True):
+            yield index, seed, self.script(seed, limit), None, NO_LIMIT
+
+    def _end(self, end: End) -> None:
+        self._recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
+
+    def run(  # noqa: C901 - see below
+        self, parts: Iterable[Part], take_end: Callable[[End], None] | None = None
+    ) -> int:
+        """Drive scripts, each to its end, or for as many timesteps as its part may have.
+
+        The package's speed depends on this function and on the script, so everything that it touches is in local
+        variables. With seams each timestep is due, and shown to them.
+
+        Args:
+            parts: The parts. The next one is asked for after each part.
+            take_end: Ends the record of a part; None for the recorder's `end`.
+
+        Returns:
+            -1, or the timesteps after which a trajectory was abandoned, which the recorder still has in hand.
+
+        Raises:
+            BaseException: What agent, environment or hooks raise; the worker has the phase and the trajectory.
+        """
+        worker, recorder, agent, seams = self._worker, self._recorder, self._agent, self._seams
+        take_end, version, in_action, in_recording = take_end or self._end, self._version, _ACTION, _RECORDING
+        get_action, clock, record_action = self._get_action, perf_counter, recorder.record_action
+        # Where a list may not be appended to, no action has the class.
+        actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
+        plain_action = _NoClass if actions is None else int
+        rounded_dtype, rounded = self._rounding
+        row = worker.row
+        words, timesteps_word = row.words, row.timesteps_word
+        phase_word, trajectory_word = row.phase_word, row.trajectory_word
+        attention: Any = row.attention if seams is None else True
+        is_used = used()  # then each timestep is due: what user code times belongs to the phase on the board
+        n_before = due = recorder.n_timesteps
+        reset_seconds = agent_seconds = step_seconds = 0.0
+        phase: Phase | None = None  # None: the worker's own
+        action: Any = None
+        began = clock()
+        # The timestep that is due, number `due` of the ticket, looks for the part's end, shows progress on the board,
+        # is timed, and sets the next one that is due. While the sampler asks for attention, every timestep is due.
+        try:
+            for index, seed, script, binding, n_timesteps in parts:
+                worker.trajectory = index
+                words[trajectory_word] = index + 1
+                words[phase_word] = _RESET_NUMBER
+                begin = clock()
+                if seed is not None:
+                    seed_generators(seed)
+                observation = script.send(binding)
+                reset_seconds += clock() - begin
+                words[phase_word] = _STEP_NUMBER
+                send, stop, end = script.send, recorder.n_timesteps + n_timesteps, None
+                if attention:
+                    due = 0
+                while end is None:
+                    if is_due := len(rewards) >= due:
+                        if len(rewards) >= stop:
+                            end = script.throw(Cut())
+                            break
+                        words[timesteps_word] = len(rewards)
+                        words[phase_word] = _ACTION_NUMBER
+                        before = clock()
+                    phase = in_action
+                    action, agent_info = get_action(observation)
+                    if is_due:
+                        between = clock()
+                        words[phase_word] = _STEP_NUMBER
+                    # `list.append` written like this is an instruction of its own: half the time of any call.
+                    if action.__class__ is plain_action:
+                        actions.append(action)
+                    else:
+                        record_action(action)
+                        if rounded_dtype is not None and getattr(action, "dtype", None) is not rounded_dtype:
+                            action = rounded(action)
+                        action = own_copy(action)
+                    phase = in_recording
+                    if agent_info.__class__ is not dict or agent_info:
+                        recorder.record_agent_info(len(rewards), agent_info)
+                    try:  # around `send`, and nothing else: a `StopIteration` of the agent is an error
+                        observation = send(action)
+                    except StopIteration as stopped:
+                        end = stopped.value
+                    if is_due:
+                        after = clock()
+                        agent_seconds += between - before
+                        step_seconds += after - between
+                        apart = 0 if is_used else min(int(_PROGRESS_SECONDS / (after - before + 1e-9)), _MOST_APART)
+                        due = min(len(rewards) + (apart if due > n_before else 0), stop)  # soon shows that it runs
+                    if attention and end is None:
+                        words[timesteps_word] = len(rewards)
+                        if not row.may_run(version):
+                            script.close()
+                            return len(rewards) - recorder.n_timesteps
+                        due = 0
+                if not end.terminated and agent_info.__class__ is dict and "value" in agent_info:
+                    phase = in_action
+                    record_last_value(recorder, agent, end.observation)
+                phase = in_recording
+                take_end(end)
+                phase = None
+        except BaseException as error:
+            raised = own_error(error)
+            worker.phase = phase_of(raised, phase, worker.phase)
+            if seams is not None:
+                seams.lost(raised)
+            explain_rollout(worker, raised, action, self._env, recorder, asking=SingleDriver.run)
+            if raised is not error:
+                raise raised from None
+            raise
+        finally:
+            worker.ran_timesteps += len(rewards) - n_before
+            self.seconds = shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
+        return -1
