@@ -56,8 +56,8 @@ class End(NamedTuple):
 class TrajectoryHooks(Protocol):
     """Sees the timesteps of a script's trajectory."""
 
-    def start(self, info: Any) -> None:
-        """See the reset, which is recorded."""
+    def start(self, observation: Any, info: Any) -> None:
+        """See the reset, whose info is recorded."""
 
     def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
         """See a timestep, which is recorded."""
@@ -113,19 +113,18 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         phase = phase and _AGENT_RESET
         begin(seed)
     phase = _RECORDING
-    start = recorder.begin(info)
+    recorder.begin(info)
     if hooks is not None:
         phase = None
-        hooks.start(info)
+        hooks.start(observation, info)
         phase = _RECORDING
-    flags = FLAGS
+    n_timesteps, flags = 0, FLAGS
     while True:
         # Where the recorder keeps no bytes, no observation has this dtype; where it takes no floats, no reward the
         # class.
         record, encoded = recorder.record_observation, recorder.encoded_observations
         dtype, shape = recorder.observation_dtype, recorder.observation_shape
         rewards, plain = recorder.float_rewards, recorder.reward_class
-        stop = start + limit
         try:
             while True:
                 # Before the agent sees it: the environment may use the array again in its next step, the agent may
@@ -140,6 +139,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                 action = yield observation
                 phase = _STEP
                 observation, reward, terminated, truncated, info = step(action)
+                n_timesteps += 1
                 phase = _RECORDING
                 if reward.__class__ is plain:
                     rewards.append(reward)  # type: ignore[arg-type]
@@ -157,17 +157,16 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                     phase = None
                     hooks.timestep(observation, terminated, truncated, info)
                     phase = _RECORDING
-                if ended or len(rewards) >= stop:
-                    limited = len(rewards) >= stop
+                if ended or n_timesteps == limit:
+                    limited = n_timesteps == limit
                     if hooks is not None:
                         phase = None
                         hooks.end(limited=limited)
                     return End(observation, bool(terminated), bool(truncated), limited, info)
         except Cut:
             recorder.forget_observation()
-        limit -= len(rewards) - start
         step, recorder, hooks = yield End(observation, terminated=False, truncated=False, limited=False, info=info)
-        start = recorder.begin({})
+        recorder.begin({})
 
 
 def begin_of(result: Any) -> tuple[Any, Any]:

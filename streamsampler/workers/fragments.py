@@ -424,7 +424,7 @@ class FragmentEnv(Row):
         worker.enter(Phase.RESET)
         set_states(seed, self._generators)
         if self._seams is not None:
-            self._seams.resume(self.index, seed, self.length, self.kept, self.info)
+            self._seams.resume(self._seams.context_of(self.index, seed), self.length, self.kept, self.info)
         if self._agent_is_new and self._reset_agent is not None:
             worker.enter(Phase.AGENT_RESET)
             self._reset_agent(derived_seed(seed, Stream.AGENT))

@@ -232,8 +232,89 @@ def refuse_ignored_seams(worker_class: type[Worker]) -> None:
         )
 
 
-class Seams:
-    """Stands in the loop where environment and agent stand: calls the seams of a worker, and its hooks.
+class ShownTrajectory:
+    """Shows a script's trajectory to hooks: an episode starts and ends once, in whichever calls.
+
+    Args:
+        worker: The worker, whose phase names the hook that is being called.
+        caller: Calls the hooks.
+        recorder: Records the trajectory.
+
+    Attributes:
+        context: The trajectory in hand; None between trajectories: what is found wrong after the end is not shown.
+        agent_info: The agent's info of the action in hand.
+    """
+
+    def __init__(self, worker: Worker, caller: HookCaller, recorder: Any) -> None:
+        self._worker, self._caller, self._recorder = worker, caller, recorder
+        self.context: TrajectoryContext | None = None
+        self.agent_info: Any = None
+
+    def resume(self, context: TrajectoryContext, timestep: int, kept: Kept | None, info: Any) -> None:
+        """Go on with an episode, which was shown in earlier calls.
+
+        Args:
+            context: Its context in this call.
+            timestep: The timesteps that it had in earlier calls.
+            kept: Its metrics and memory; None if these are lost.
+            info: The info that came with its last observation.
+        """
+        self.context = context
+        if kept is not None:
+            context.go_on(kept, timestep)
+        context.info = info
+
+    def kept(self) -> Kept:
+        """Return the metrics and the memory of an episode that goes on in the next call."""
+        assert self.context is not None
+        kept, self.context = self.context.kept(), None
+        return kept
+
+    def start(self, observation: Any, info: Any) -> None:
+        """Show a trajectory whose reset is recorded."""
+        assert self.context is not None
+        self._worker.enter(Phase.RECORDING)
+        self.context.observation, self.context.reset_info, self.context.info = observation, own_copy(info), info
+        self._caller.start(self.context)
+
+    def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        """Show a timestep that is recorded."""
+        context = self.context
+        assert context is not None
+        context.terminated, context.truncated = bool(terminated), bool(truncated)
+        context.observation, context.reward, context.info = observation, self._recorder.float_rewards[-1], info
+        context.agent_info = self.agent_info
+        context.timestep += 1
+        self._caller.timestep(context)
+
+    def end(self, *, limited: bool) -> None:
+        """Show the end of a trajectory, and record the metrics.
+
+        Args:
+            limited: Whether it has as many timesteps as it may have.
+        """
+        context, worker = self.context, self._worker
+        assert context is not None
+        context.truncated = context.truncated or limited
+        if isinstance(worker, WorkerWithSeams):
+            worker.end_trajectory(context)
+        self._caller.end(context)
+        worker.enter(Phase.RECORDING)
+        check_metrics(context)
+        if context.metrics:
+            self._recorder.record_metrics(context.metrics)
+            for name in context.metrics:
+                self._recorder.metrics[name] = self._caller.aggregation.get(name, "mean")
+        self.context = None
+
+    def lost(self, error: BaseException) -> None:
+        """Show an exception in a trajectory that has begun."""
+        if self.context is not None:
+            self._caller.lost(self.context, error)
+
+
+class Seams(ShownTrajectory):
+    """Stands where environment and agent stand: calls the seams of a worker, and its hooks.
 
     Args:
         worker: The worker whose seams are called.
@@ -248,67 +329,45 @@ class Seams:
         reset: Resets the environment; None where the call says how.
     """
 
+    _worker: WorkerWithSeams
+
     def __init__(
         self, worker: WorkerWithSeams, caller: HookCaller, version: int, agent: Any, env: Any,
         recorder: RolloutRecorder, reset_agent: Callable[[int], None] | None, rounding: Rounding = AS_GIVEN,
         masks: MaskFinder | None = None, reset: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
-        self._worker, self._caller, self._recorder = worker, caller, recorder
+        super().__init__(worker, caller, recorder)
         self._version, self._env, self._agent = worker.agent_version(version), env, agent
         self._reset, self._reset_agent, self._rounding = reset, reset_agent, rounding
-        self._context: TrajectoryContext | None = None  # of the trajectory in hand
-        self._chosen: Any = None
+        self._chosen: Any = None  # an action and an info
         self._masks = masks
         self._info: Any = None  # the last one, of which hooks have a copy
 
-    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
-        """Begin the trajectory that the worker has in hand; return the first observation, and the reset's info."""
-        worker, index = self._worker, self._worker.trajectory
-        assert index is not None
-        context = self._context = self._context_of(index, seed)
-        worker.enter(Phase.RESET)
-        context.observation, info = begin_of(worker.begin_trajectory(context))
-        self._info = info
-        return context.observation, info
-
-    def _context_of(self, index: int, seed: int) -> TrajectoryContext:
+    def context_of(self, index: int, seed: int) -> TrajectoryContext:
+        """Return the context of a trajectory that begins, or goes on."""
         worker = self._worker
         return TrajectoryContext(
             self._env, self._agent, index, seed, self._version, worker.context.worker_number, self._recorder,
             reset=self._reset or reset_of(self._env, worker, index), reset_agent=self._reset_agent,
         )  # fmt: skip
 
-    def resume(self, index: int, seed: int, timestep: int, kept: Kept | None, info: Any) -> None:
-        """Go on with an episode, which was shown in earlier calls.
+    def resume(self, context: TrajectoryContext, timestep: int, kept: Kept | None, info: Any) -> None:
+        """Go on with an episode, which was shown in earlier calls."""
+        super().resume(context, timestep, kept, info)
+        self._info = info
 
-        Args:
-            index: The trajectory index.
-            seed: The trajectory's seed.
-            timestep: The timesteps that it had in earlier calls.
-            kept: Its metrics and memory; None if these are lost.
-            info: The info that came with its last observation.
-        """
-        context = self._context = self._context_of(index, seed)
-        if kept is not None:
-            context.go_on(kept, timestep)
-        context.info = self._info = info
-
-    def kept(self) -> Kept:
-        """Return the metrics and the memory of an episode that goes on in the next call."""
-        assert self._context is not None
-        kept, self._context = self._context.kept(), None
-        return kept
-
-    def start(self, info: dict[str, Any]) -> None:
-        """Show a trajectory whose reset is recorded."""
-        assert self._context is not None
-        self._worker.enter(Phase.RECORDING)
-        self._context.reset_info, self._context.info = own_copy(info), info
-        self._caller.start(self._context)
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        """Begin the trajectory that the worker has in hand; return the first observation, and the reset's info."""
+        worker, index = self._worker, self._worker.trajectory
+        assert index is not None
+        context = self.context = self.context_of(index, seed)
+        worker.enter(Phase.RESET)
+        context.observation, self._info = begin_of(worker.begin_trajectory(context))
+        return context.observation, self._info
 
     def get_action(self, observation: Any) -> Any:
         """Return what the worker's `before_step` does: an action, and the agent's info."""
-        context = self._context
+        context = self.context
         assert context is not None
         context.observation = observation  # hooks had a copy, and may have changed it
         if self._masks is not None:
@@ -318,44 +377,15 @@ class Seams:
 
     def step(self, action: Any) -> Any:
         """Step the environment; return what the worker's `after_step` makes of it."""
-        context = self._context
+        context = self.context
         assert context is not None
-        context.action = self._rounding.round(self._chosen[0])
+        context.action, self.agent_info = self._rounding.round(self._chosen[0]), self._chosen[1]
         return self._worker.after_step(context, context.env.step(action))
 
     def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
         """Show a timestep that is recorded."""
-        context = self._context
-        assert context is not None
-        context.terminated, context.truncated = bool(terminated), bool(truncated)
-        context.observation, context.reward, context.info = observation, self._recorder.float_rewards[-1], info
-        context.agent_info, self._info = self._chosen[1], info
-        context.timestep += 1
-        self._caller.timestep(context)
-
-    def end(self, *, limited: bool) -> None:
-        """Show the end of a trajectory, and record the metrics.
-
-        Args:
-            limited: Whether it has as many timesteps as it may have.
-        """
-        context = self._context
-        assert context is not None
-        context.truncated = context.truncated or limited
-        self._worker.end_trajectory(context)
-        self._caller.end(context)
-        self._worker.enter(Phase.RECORDING)
-        check_metrics(context)
-        if context.metrics:
-            self._recorder.record_metrics(context.metrics)
-            for name in context.metrics:
-                self._recorder.metrics[name] = self._caller.aggregation.get(name, "mean")
-        self._context = None  # what is found wrong after the end is not shown
-
-    def lost(self, error: BaseException) -> None:
-        """Show an exception in a trajectory that has begun."""
-        if self._context is not None:
-            self._caller.lost(self._context, error)
+        self._info = info
+        super().timestep(observation, terminated, truncated, info)
 
 
 # ----------------------------------------------------------------------
