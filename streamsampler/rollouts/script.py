@@ -85,7 +85,7 @@ Script = Generator[Any, Any, End]
 
 
 def trajectory(  # noqa: C901 - one loop, with everything that it touches in local variables
-    reset: Callable[..., Any], binding: Binding, seed: int, *, begin: Callable[[Any], None] | None = None,
+    reset: Callable[..., Any], binding: Binding, seed: int, begin: Callable[[int], None] | None = None,
     limit: int = NO_LIMIT,
 ) -> Script:  # fmt: skip
     """Run one trajectory.

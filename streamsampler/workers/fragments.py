@@ -73,6 +73,7 @@ class Row:
         first: The number of the first one of these.
         continued: Whether that one goes on from an earlier call.
         lost: Why the episode that went on could not be restored after a loss, until it is told; empty if none was lost.
+        script: The script of the episode that goes on, which is cut; None if none does.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Row:
         self.observation: Any = None
         self.info: Any = None
         self.continued, self.lost = False, ""
+        self.script: Script | None = None
         self._digests = Digests()
         self._fresh: tuple[Any, ...] = ()  # the states of the global generators, seeded for the episode that goes on
 
@@ -111,7 +113,7 @@ class Row:
 
     def _begin_next(self) -> None:
         self.episode, self.length, self.observation, self._digests = self.episode + 1, 0, None, Digests()
-        self.kept = None
+        self.kept = self.script = None
 
     def lose(self, why: str) -> None:
         """Let a new episode begin instead of the one that went on."""
@@ -148,14 +150,10 @@ class Row:
         except NotRestoredError as error:
             self.lose(str(error))
             return error.ran
-        self._take_script(restored.script)
+        self.script = restored.script
         self.observation, self.info = restored.end.observation, restored.end.info
         self._digests, self.length = restored.digests, standing.state.length
         return restored.n_timesteps
-
-    def _take_script(self, script: Script) -> None:
-        """Take the script of an episode that was restored, which is cut: here the environment alone goes on."""
-        script.close()
 
     def told(self, compared: Compared, position: int, ends: list[int], **of_state: Any) -> EnvFragment:
         """Return what the fragment consists of.
@@ -350,7 +348,6 @@ class FragmentEnv(Row):
         self._reset_agent: Callable[[int], None] | None = None
         self._masks: MaskFinder | None = None
         self._agent_is_new = self.restorable = False
-        self._script: Script | None = None  # suspended between calls
         self._generators: Any = None
         self._resets = Resets()
 
@@ -408,13 +405,13 @@ class FragmentEnv(Row):
         """Yield the part of each episode, until there are as many timesteps as are wanted."""
         while n_timesteps:
             before = len(self._recorder.float_rewards)
-            if self._script is None:
+            if self.script is None:
                 self._agent_is_new = False  # the script resets it
-                script = self._script = driver.script(self.seed, self._limit)
+                script = self.script = driver.script(self.seed, self._limit)
                 yield self.index, self.seed, script, None, n_timesteps
             else:
                 self._go_on()
-                yield self.index, None, self._script, driver.binding, n_timesteps
+                yield self.index, None, self.script, driver.binding, n_timesteps
             n_timesteps -= len(self._recorder.float_rewards) - before
 
     def _go_on(self) -> None:
@@ -436,7 +433,7 @@ class FragmentEnv(Row):
         self.length += len(recorder.float_rewards) - recorder.n_timesteps
         self.info = end.info
         if end.ended:
-            self._script = self._generators = None
+            self._generators = None
         elif self._seams is not None:
             self.kept = self._seams.kept()
         self.end_part(end.observation, ended=end.ended)
@@ -466,11 +463,7 @@ class FragmentEnv(Row):
                     self._generators = self._restore_agent(standing)
             except NotRestoredError as error:
                 self.lose(str(error))
-                self._script = None
         return ran
-
-    def _take_script(self, script: Script) -> None:
-        self._script = script
 
     def _restore_agent(self, standing: Standing) -> Any:
         """Give the agent its memory, unless it was replaced; return the states of the global generators."""

@@ -14,6 +14,7 @@ import numpy as np
 from streamsampler.core.errors import DataError, NotReproducibleError, UsageError, WorkerError
 from streamsampler.data.recorder import Rollouts
 from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.rollouts.script import End
 from streamsampler.stepping.inference.asking import Asking
 from streamsampler.stepping.inference.environments import Environments, EnvProxy, History
 from streamsampler.workers.base import Outcome, Worker
@@ -24,7 +25,6 @@ from streamsampler.workers.hooks import TrajectoryContext
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.fragments import Group, RunningGroups
-from streamsampler.workers.vec.hooked import HookedGroup
 from streamsampler.workers.vec.rows import singles_of
 from streamsampler.workers.vec.steps import Trajectory
 from streamsampler.workers.vec.worker import DRAWS
@@ -101,6 +101,8 @@ class GroupElsewhere(Group):
         if isinstance(error, WorkerError):
             self._worker.trajectory = None  # the one in hand need not be the one that is lost
             return
+        if self._worker.phase is Phase.STEP and isinstance(error, DataError):
+            self._worker.phase = Phase.RECORDING  # what a step returned
         super()._explain(error)
 
 
@@ -138,11 +140,11 @@ class ParentGroup(GroupElsewhere):
         for position in range(len(self.rows)):
             self._go_on(position)
         while asking.live.any():
-            self._position = -1
+            self._row = -1
             if not asking.turn(self.agent, version, lambda: False):
                 return False
         if not asking.together and generator_states()[: len(before)] != before:
-            self._position = 0
+            self._row = 0
             raise UsageError(DRAWS)
         self._generators = drawn_states(fresh)
         return True
@@ -158,12 +160,12 @@ class ParentGroup(GroupElsewhere):
 
     def _begin_next(self, position: int) -> None:
         worker, row = self._worker, self.rows[position]
-        worker.phase, self._position = Phase.RESET, position
+        worker.phase, self._row = Phase.RESET, position
         worker.take_in_hand(row.index)
         self._asking.begin(position, None, 0, row.index)
         self._environments.reset(row.number, row.index, row.seed, worker.resets)
         self._begin_agent(position)
-        worker.phase, self._position = Phase.STEP, -1
+        worker.phase, self._row = Phase.STEP, -1
 
     def count(self, n: int) -> None:
         """Count timesteps that were run."""
@@ -173,14 +175,14 @@ class ParentGroup(GroupElsewhere):
 
     def take_in_hand(self, row: int) -> None:
         """Note that the next exception is about a row."""
-        self._position = row
+        self._row = row
 
     def row_ended(self, row: int) -> None:
         """End the part of a row's episode in this fragment, and begin the next episode if there are timesteps left."""
         part, of_env = self._asking.running[row], self.rows[row]
         of_env.length += part.length
-        of_env.observation, of_env.info = part.last, self._asking.last_infos.get(row)
-        self._end_part(row, part.last, part.terminated, part.truncated)
+        of_env.info = self._asking.last_infos.get(row)
+        self._end_part(row, End(part.last, part.terminated, part.truncated, limited=False, info=of_env.info))
         if not of_env.length and self._asking.left[row]:
             self._begin_next(row)
 
@@ -190,7 +192,7 @@ class ParentGroup(GroupElsewhere):
     # ------------------------------------------------------------------ errors
 
     def _position_at_fault(self, error: BaseException) -> int:
-        position = max(self._position, self.agent.row)
+        position = max(self._row, self.agent.row)
         self._singles = self._asking.last_actions(position)
         if position >= 0:
             return position
@@ -206,31 +208,34 @@ class ParentGroup(GroupElsewhere):
         return asked[0]
 
 
-class HookedParentGroup(HookedGroup, GroupElsewhere):
+class HookedParentGroup(GroupElsewhere):
     """The environments, which take each timestep together, with hooks in this process."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._environments.copies = True  # what a row goes on from in the next call, whatever is restored meanwhile
 
-    def _context_of(self, position: int) -> TrajectoryContext:
-        return without_env(super()._context_of(position))
+    def _context_of(self, row: int, index: int, seed: int, version: int) -> TrajectoryContext:
+        return without_env(super()._context_of(row, index, seed, version))
 
-    def _reset_env(self, row: Row) -> Any:
-        self._environments.reset(row.number, row.index, row.seed, self._worker.resets)
-        return begun_of(self._environments.proxies[row.number], self._worker)
+    def _reset_function(self, row: Row) -> Callable[..., Any]:
+        def reset(*, seed: int) -> Any:
+            self._environments.reset(row.number, row.index, seed, self._worker.resets)
+            return begun_of(self._environments.proxies[row.number], self._worker)
 
-    def _step_all(self, goes_on: bool) -> None:
+        return reset
+
+    def _step_all(self) -> None:
         numbers, proxies = [row.number for row in self.rows], self._environments.proxies
         self._environments.step(numbers, self._singles[: len(numbers)])
         for number in numbers:
             proxies[number].is_requested = True
-        super()._step_all(goes_on)
+        super()._step_all()
 
-    def _end_part(self, position: int, last: Any, terminated: bool, truncated: bool) -> None:
-        if terminated or truncated:
+    def _end_part(self, position: int, end: End) -> None:
+        if end.ended:
             self._environments.end(self.rows[position].number)
-        super()._end_part(position, last, terminated, truncated)
+        super()._end_part(position, end)
 
 
 # ----------------------------------------------------------------------

@@ -6,12 +6,12 @@ import copy
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from streamsampler.core.errors import NotReproducibleError, WorkerError, WorkerHungError
+from streamsampler.core.errors import DataError, NotReproducibleError, WorkerError, WorkerHungError
 from streamsampler.core.serialization import HeldPayload, Payload
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Answered, Event, Logged, Restored
@@ -20,6 +20,7 @@ from streamsampler.engines.local import LocalChannel, LocalEngine
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Message, Phase, Start, Ticket
 from streamsampler.protocol.restarts import Policy
+from streamsampler.rollouts.script import End
 from streamsampler.samplers.payloads import EnvironmentFacts
 from streamsampler.stepping.inference.asking import Asking
 from streamsampler.stepping.inference.environments import Environments
@@ -40,9 +41,9 @@ from streamsampler.workers.threads import ThreadLimit
 from streamsampler.workers.turns import turn
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import RunningGroups
-from streamsampler.workers.vec.hooked import HookedRunner
 from streamsampler.workers.vec.lanes import LaneRunner
-from streamsampler.workers.vec.steps import RunningTicket, Trajectory
+from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.tickets import RunningTicket
 from streamsampler.workers.vec.worker import VecWorker
 
 # ----------------------------------------------------------------------
@@ -85,19 +86,22 @@ class ParentRunner(LaneRunner):
         return super().forget()
 
 
-class HookedParentRunner(ParentRunner, HookedRunner):
-    """Steps all environments at the same time, calls hooks, and leaves out what `drop_if` marks; see `HookedRunner`."""
+class HookedParentRunner(ParentRunner):
+    """Steps all environments at the same time, calls hooks, and leaves out what `drop_if` marks."""
 
-    def _context_of(self, row: int, running: RunningTicket, position: int) -> TrajectoryContext:
-        return without_env(super()._context_of(row, running, position))
+    def _context_of(self, row: int, index: int, seed: int, version: int) -> TrajectoryContext:
+        return without_env(super()._context_of(row, index, seed, version))
 
-    def _reset(self, row: int, index: int, seed: int) -> Any:
-        self._environments.reset(row, index, seed, self._worker.resets)
-        return self._noted(row, begun_of(self._proxies[row], self._worker))
+    def _reset_function(self, row: int, index: int) -> Callable[..., Any]:
+        def reset(*, seed: int) -> Any:
+            self._environments.reset(row, index, seed, self._worker.resets)
+            return begun_of(self._proxies[row], self._worker)
 
-    def _end(self, row: int, observation: Any, terminated: bool, truncated: bool) -> None:
+        return reset
+
+    def _take_end(self, row: int, end: End) -> None:
         self._environments.end(row)
-        super()._end(row, observation, terminated, truncated)
+        super()._take_end(row, end)
 
     def _step_all(self) -> None:
         live, singles, proxies = self._live, self._singles, self._proxies
@@ -106,9 +110,9 @@ class HookedParentRunner(ParentRunner, HookedRunner):
             proxies[row].is_requested = True
         super()._step_all()
 
-    def _leave_out(self, row: int, error: AbnormalTrajectoryError) -> None:
+    def _end_left_out(self, row: int, error: AbnormalTrajectoryError) -> None:
         self._environments.end(row)
-        super()._leave_out(row, error)
+        super()._end_left_out(row, error)
 
 
 # ----------------------------------------------------------------------
@@ -215,6 +219,8 @@ class WaitingRunner(ParentRunner):
 
     def _explain(self, error: BaseException) -> None:
         self._singles = self._asking.last_actions(self._row)
+        if self._worker.phase is Phase.STEP and isinstance(error, DataError):
+            self._worker.phase = Phase.RECORDING  # what a step returned
         super()._explain(error)
 
     def _timestep_of(self, trajectory: Trajectory) -> int:

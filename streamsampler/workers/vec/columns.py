@@ -349,7 +349,7 @@ class _LeafColumn(Column):
             raise self._error(f"a batch for {self._path} is no array: {reason}; it is {short(batch)}") from reason
 
 
-class RowRecorder:
+class ColumnsRecorder:
     """Records what n rows did in each step, in columns, and gathers trajectories.
 
     The value of a row in a step has the number ``step * n_rows + row``.

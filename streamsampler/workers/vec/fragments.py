@@ -15,29 +15,25 @@ from typing import Any
 
 from streamsampler.core.errors import ActionError, DataError
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.data.trees import snapshot
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.rollouts.script import begin_of
+from streamsampler.rollouts.script import NO_LIMIT, Binding, Cut, End, Script, trajectory
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import locate, row_at_fault, step_error
 from streamsampler.workers.fragments import InForce, Row, Running, packed_memory, told, whose_memory
 from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.masks import RowMasks
-from streamsampler.workers.resets import FragmentOrder, Standing, reset_one
+from streamsampler.workers.resets import FragmentOrder, Standing, reset_function
 from streamsampler.workers.restoring import AS_GIVEN, AbandonedError, NotRestoredError, no_failure, rounding_for
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
-from streamsampler.workers.vec.lanes import SideBySide
+from streamsampler.workers.vec.driver import RowsDriver
 from streamsampler.workers.vec.steps import Trajectory
 
 # ----------------------------------------------------------------------
 # Environments of fragments that take each timestep together, and what goes on in them from call to call.
 
 
-_NEVER = 2**62
-
-
-class Group(SideBySide):
+class Group(RowsDriver):
     """The environments that take each timestep together.
 
     Args:
@@ -48,18 +44,20 @@ class Group(SideBySide):
     """
 
     def __init__(self, number: int, n_rows: int, rows: list[Row], worker: Worker) -> None:
-        super().__init__(worker, worker.spaces, n_rows)
+        callers = [row.caller for row in rows if row.caller is not None]
+        super().__init__(worker, [row.env for row in rows], worker.spaces, n_rows, callers)
         self.number, self.rows = number, rows
         self._live = list(range(len(rows)))
         if len(rows) < n_rows:
             self._sources = [row if row < len(rows) else 0 for row in range(n_rows)]
         self._rounds = rounding_for(self.spaces[1]) is not AS_GIVEN
-        self._position = -1  # of the row in hand; -1 while it is about all of them
-        self._most = worker.context.max_episode_length or _NEVER
+        self._most = worker.context.max_episode_length or NO_LIMIT
         self._pool = AgentPool(hint=worker.context.worker_number == 0 and not number)
         self._in_force = InForce(worker, lambda update: self._pool.update(update, n_rows, self.spaces))
         self._seed = rows[0].seed  # of the global generators, and of agents that are not reset by rows
         self._generators: Any = None
+        self._version = 0
+        self._goes_on = True  # whether another timestep follows in the fragment
         self._running: list[Trajectory] = []  # by row
         self._ended: list[list[Trajectory]] = []
 
@@ -85,7 +83,7 @@ class Group(SideBySide):
             if row.length:
                 self._begin_agent(position)
 
-    def _begin_agent(self, position: int) -> None:
+    def _begin_agent(self, position: int, _seed: int = 0) -> None:
         prepared = self.agent.prepare([self.rows[position].seed])
         if prepared is not None:
             self._worker.phase = Phase.AGENT_RESET
@@ -99,7 +97,8 @@ class Group(SideBySide):
         Raises:
             BaseException: What agent or environment raise; `worker.trajectory` says in which episode.
         """
-        self._position = self.agent.row = -1
+        self._row = self.agent.row = -1
+        self._version = version
         self._worker.take_in_hand(self.rows[0].index)
         try:
             self.agent.begin_part()
@@ -111,13 +110,13 @@ class Group(SideBySide):
     def _explain(self, error: BaseException) -> None:
         """Say in which row's episode it was raised, and raise a better error where the reason is known."""
         worker = self._worker
-        if worker.phase is Phase.STEP and isinstance(error, DataError):
-            worker.phase = Phase.RECORDING  # what a step returned
         position = self._position_at_fault(error)
         row = self.rows[position]
         worker.trajectory = row.index
+        if self._hooks:
+            self._hooks[position].lost(error)
         if worker.phase is Phase.STEP and self._singles:
-            better = step_error(error, self._singles[position], self.spaces[1], self._step_all)
+            better = step_error(error, self._singles[position], self.spaces[1])
             if better is not None:
                 worker.phase = Phase.ACTION if isinstance(better, ActionError) else worker.phase
                 raise better from error
@@ -126,7 +125,7 @@ class Group(SideBySide):
 
     def _position_at_fault(self, error: BaseException) -> int:
         """Return the position of the row that an exception is about; the first one, where it may be any."""
-        position = max(self._position, self.agent.row)
+        position = max(self._row, self.agent.row)
         if position < 0 and (position := row_at_fault(error, -1)) < 0:
             names = ", ".join(str(row.index) for row in self.rows)
             error.add_note(f"get_actions had the observations of trajectories {names}")
@@ -140,109 +139,90 @@ class Group(SideBySide):
         recorder.clear()
         self._ended = [[] for _ in rows]
         self._running = [Trajectory(None, 0, 0, position, 0) for position in range(len(rows))]
+        self.n_ran = worker.ran_timesteps
         for position in range(len(rows)):
             self._begin(position)
         for timestep in range(n_timesteps):
             board.set_phase(Phase.ACTION)
-            self._position, began = -1, perf_counter()
+            self._row, began = -1, perf_counter()
             self._choose()
             between = perf_counter()
             board.set_phase(Phase.STEP)
-            self._step_all(timestep + 1 < n_timesteps)
+            self._goes_on = timestep + 1 < n_timesteps
+            self._step_all()
             self.seconds[1] += between - began
             self.seconds[2] += perf_counter() - between
-            worker.ran_timesteps += len(rows)
-            board.words[board.timesteps_word] = worker.ran_timesteps
+            worker.ran_timesteps = board.words[board.timesteps_word] = self.n_ran
             if not board.may_run(version):
                 return False
         for position, row in enumerate(rows):
-            if row.length:
-                self._close(position, row.observation, False, False)
+            if row.script is not None:
+                self._take_end(position, row.script.throw(Cut()))
         self._generators = drawn_states(fresh)
         return True
 
     def _begin(self, position: int) -> None:
         """Begin an episode in a row, or go on with the one that is there."""
         worker, row, began = self._worker, self.rows[position], perf_counter()
-        self._position = position
         worker.row.set_phase(Phase.RESET)
-        info: dict[str, Any] = {}
         row.begin_fragment()
-        if not row.length:
-            row.observation, info = self._reset(position)
-            row.info = info
+        if row.script is None:
+            self._begin_next(position)
+        else:
+            if self._hooks:
+                context = self._context_of(position, row.index, row.seed, self._version)
+                self._hooks[position].resume(context, row.length, row.kept, row.info)
+            self._begin_part(position, row.script, self._binding(position))
+            self._recorder.rows[position].info = row.info
         self.seconds[0] += perf_counter() - began
-        self._record_first(position, row.observation, info)
-
-    def _reset(self, position: int) -> Any:
-        worker, row = self._worker, self.rows[position]
-        worker.phase = Phase.RESET
-        worker.take_in_hand(row.index)
-        result = begin_of(self._reset_env(row))
-        self._begin_agent(position)
-        return result
-
-    def _reset_env(self, row: Row) -> Any:
-        return reset_one(row.env, self._worker.resets, 0, row.seed)
-
-    def _record_first(self, position: int, observation: Any, info: dict[str, Any]) -> None:
-        """Record the observation that a row's episode begins with, or goes on from."""
-        recorder = self._recorder
-        self._worker.phase = Phase.RECORDING
-        trajectory = Trajectory(None, 0, self.rows[position].index, position, recorder.step)
-        trajectory.number = recorder.begin(position, observation, info)
-        self._running[position] = trajectory
-
-    def _step_all(self, goes_on: bool) -> None:
-        """Step the environments, and begin new episodes where some end, unless the fragment does."""
-        worker, recorder, most = self._worker, self._recorder, self._most
-        worker.phase = Phase.STEP
-        rewards = [0.0] * self._n_rows
-        first = (recorder.step - 1) * self._n_rows
-        words, timesteps_word, watched = worker.row.words, worker.row.timesteps_word, worker.row.attention
-        try:
-            for position, row in enumerate(self.rows):
-                observation, reward, terminated, truncated, info = row.env.step(self._singles[position])
-                if watched:
-                    words[timesteps_word] = worker.ran_timesteps + position + 1
-                rewards[position] = reward if reward.__class__ is float else number_of(reward)
-                if info.__class__ is not dict or info:
-                    recorder.record_env_info(first + position, info)
-                row.length += 1
-                if terminated is not False or truncated is not False or row.length == most:
-                    terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
-                    if terminated or truncated or row.length == most:
-                        self._close(position, observation, terminated, truncated or row.length == most)
-                        if goes_on:
-                            self._begin_next(position)
-                        continue
-                row.observation, row.info = observation, info
-                recorder.record(position, observation)
-        except BaseException:
-            self._position = position
-            raise
-        recorder.rewards.fromlist(rewards)
 
     def _begin_next(self, position: int) -> None:
         """Begin another episode in a row."""
-        row = self.rows[position]
-        row.observation, row.info = self._reset(position)
-        self._record_first(position, row.observation, row.info)
-        self._worker.phase = Phase.STEP
+        worker, row = self._worker, self.rows[position]
+        worker.phase = Phase.RESET
+        worker.take_in_hand(row.index)
+        if self._hooks:
+            self._hooks[position].context = self._context_of(position, row.index, row.seed, self._version)
+        row.script = trajectory(
+            self._reset_function(row), self._binding(position), row.seed, partial(self._begin_agent, position),
+            self._most,
+        )  # fmt: skip
+        self._begin_part(position, row.script)
+        worker.phase = Phase.STEP
 
-    def _take_infos(self) -> dict[int, Any]:
-        return {position: row.info for position, row in enumerate(self.rows)}
+    def _reset_function(self, row: Row) -> Callable[..., Any]:
+        return reset_function(row.env, self._worker.resets, (0,))
 
-    def _close(self, position: int, observation: Any, terminated: bool, truncated: bool) -> None:
-        """End the part of a row's episode that is in this fragment."""
-        self._running[position].length = self._recorder.step - self._running[position].begun
-        self._end_part(position, snapshot(observation), terminated, truncated)
+    def _begin_part(self, position: int, script: Script, binding: Binding | None = None) -> None:
+        recorder = self._recorder
+        self._running[position] = Trajectory(
+            None, 0, self.rows[position].index, position, recorder.step, recorder.n_begun
+        )
+        self._start(position, script, binding)
 
-    def _end_part(self, position: int, last: Any, terminated: bool, truncated: bool) -> None:
-        trajectory, row = self._running[position], self.rows[position]
-        trajectory.end(last, terminated, truncated, self.agent, self._worker)
-        self._ended[position].append(trajectory)
-        row.end_part(row.observation, ended=terminated or truncated)
+    def _take_end(self, row: int, end: End) -> None:
+        """End the part of a row's episode in this fragment, and begin the next episode if there are timesteps left."""
+        part, of_env = self._running[row], self.rows[row]
+        part.length = self._recorder.step - part.begun
+        of_env.length += part.length
+        of_env.info = end.info
+        self._end_part(row, end)
+        if end.ended and self._goes_on:
+            self._begin_next(row)
+
+    def _end_part(self, position: int, end: End) -> None:
+        part, row, recorder = self._running[position], self.rows[position], self._recorder.rows[position]
+        part.metrics, recorder.metrics = recorder.metrics, {}
+        if self._hooks and not end.ended:
+            row.kept = self._hooks[position].kept()
+        part.end(snapshot(end.observation), end.terminated, end.truncated or end.limited, self.agent, self._worker)
+        self._ended[position].append(part)
+        row.end_part(end.observation, ended=end.ended)
+
+    def metrics(self) -> tuple[tuple[str, str], ...]:
+        """Return how each metric of the fragment becomes one number; see `messages.Report`."""
+        parts = [part for ended in self._ended for part in ended]
+        return tuple({name: how for part in parts for name, how in part.metrics.items()}.items())
 
     # ------------------------------------------------------------------ what is told of it
 
@@ -334,7 +314,8 @@ class RunningGroups(Running):
         groups, self._groups = self._groups, {}
         for group in groups.values():
             for row in group.rows:
-                row.observation = None  # in memory that is shared with a process, maybe; groups are freed late, by `gc`
+                # In memory that is shared with a process, maybe; groups are freed late, by `gc`.
+                row.observation = row.script = None
         super().close()
 
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:

@@ -2,98 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
 import gymnasium
-import numpy as np
 
 from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.data.trees import snapshot
-from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.rollouts.script import begin_of
-from streamsampler.workers.base import Worker
+from streamsampler.protocol.messages import Dropped, Phase, Ticket
+from streamsampler.rollouts.script import NO_LIMIT, End
+from streamsampler.rollouts.script import trajectory as trajectory_script
+from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import locate, row_at_fault, step_error
+from streamsampler.workers.explain import locate, row_at_fault, step_error, summary_of
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.masks import RowMasks
-from streamsampler.workers.resets import reset_one
+from streamsampler.workers.resets import reset_function
 from streamsampler.workers.vec.agents import BatchedAgent
-from streamsampler.workers.vec.rows import padded, singles_of
-from streamsampler.workers.vec.steps import RunningTicket, RunningTickets, StepRecorder, Trajectory, positions_by_row
+from streamsampler.workers.vec.driver import RowsDriver
+from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.tickets import RunningTicket, RunningTickets, positions_by_row
 
-_NO_LIMIT = 2**62
 # An enum's member costs 100 ns to look up on Python 3.11.
-_RESET, _AGENT_RESET, _RECORDING = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING
-_STEP, _ACTION = Phase.STEP, Phase.ACTION
+_RESET, _AGENT_RESET, _RECORDING, _STEP = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING, Phase.STEP
 _RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Phase.AGENT_RESET)
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 
 
-class SideBySide:
-    """Lets an agent choose the actions of several rows together, and records them.
-
-    Args:
-        worker: Shows the phase.
-        spaces: Observation and action space of one environment.
-        n_rows: How many rows there are.
-
-    Attributes:
-        spaces: The same.
-        seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
-    """
-
-    def __init__(self, worker: Worker, spaces: tuple[Any, Any], n_rows: int) -> None:
-        self._worker, self.spaces, self._n_rows = worker, spaces, n_rows
-        self._recorder = StepRecorder(*spaces, n_rows)
-        self._agent: BatchedAgent | None = None
-        self._live: list[int] = []  # the rows that are not silent
-        self._sources: list[int] | None = None  # where some are silent: for each row the one that it is a copy of
-        self._singles: list[Any] = []  # the last actions, by row
-        self._masks: RowMasks | None = None  # for an agent that takes them
-        self._rounds = False  # whether environments get actions as they are recorded, and not as they were chosen
-        self.seconds = [0.0, 0.0, 0.0]
-
-    def metrics(self) -> tuple[tuple[str, str], ...]:
-        """Return how each metric of the ticket in hand becomes one number; see `messages.Report`."""
-        return ()
-
-    def _choose(self) -> None:
-        """Let the agent choose actions on the rows' observations, and record them."""
-        worker, recorder = self._worker, self._recorder
-        assert self._agent is not None
-        worker.phase = _RECORDING
-        sources = self._sources
-        batch = recorder.batch(sources)
-        masks = None if self._masks is None else self._masks.of(batch, self._take_infos(), self._live, sources)
-        actions, infos = self._agent.choose(batch, self._live, worker, self._record_agent_info, masks)
-        worker.phase = _ACTION
-        if sources is not None:
-            actions = padded(self.spaces[1], actions, sources)
-        columns = recorder.actions
-        columns.append(actions)
-        if self._rounds:
-            actions = columns.row_batch(columns.n_steps - 1)
-        self._singles = singles_of(self.spaces[1], actions)
-        if infos:
-            worker.phase = _RECORDING
-            self._record_agent_infos(infos)
-
-    def _take_infos(self) -> dict[int, Any]:
-        """Return the infos that came with the rows' observations, for masks; they are not needed again."""
-        raise NotImplementedError
-
-    def _record_agent_infos(self, infos: dict[str, Any]) -> None:
-        self._recorder.record_agent_infos(infos)
-
-    def _record_agent_info(self, row: int, info: Any) -> None:
-        self._recorder.record_agent_info((self._recorder.step - 1) * self._n_rows + row, info)
-
-
-class LaneRunner(SideBySide):
+class LaneRunner(RowsDriver):
     """Runs trajectories in a fixed number of environments, each of which is a row.
 
     *In lanes* the trajectory of index i runs in row i mod n. A row begins its next trajectory as soon as one has ended,
@@ -110,27 +50,22 @@ class LaneRunner(SideBySide):
         envs: The environments.
         worker: Shows phase and trajectory.
         fixed_rows: Whether trajectory i runs in row i mod n in blocks, too: the environments differ.
-
-    Attributes:
-        n_ran: Timesteps that were run and are in no answer yet.
+        callers: For each environment what calls its hooks; none without hooks.
     """
 
-    def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker, *, fixed_rows: bool = False) -> None:
+    def __init__(
+        self, envs: list[gymnasium.Env[Any, Any]], worker: Worker, *, fixed_rows: bool = False,
+        callers: Sequence[HookCaller] = (),
+    ) -> None:  # fmt: skip
         # Through wrappers it takes a microsecond to look the spaces up.
-        super().__init__(worker, (envs[0].observation_space, envs[0].action_space), len(envs))
-        self._envs = envs
-        self._limit = _NO_LIMIT if worker.context.max_episode_length is None else worker.context.max_episode_length
+        spaces = envs[0].observation_space, envs[0].action_space
+        super().__init__(worker, envs, spaces, len(envs), callers)
+        self._limit = worker.context.max_episode_length or NO_LIMIT
         self._tickets = RunningTickets(worker, self._n_rows)
         self._running: list[Trajectory | None] = [None] * self._n_rows
-        self._step_of: list[Any] = []  # the step methods of all environments
-        self._steps: list[Any] = []  # those of the rows that are not silent
         self._in_lanes = True
         self._fixed_rows = fixed_rows
-        self._row = -1  # the row in hand; -1 while it is about all of them
         self._at_fault: Trajectory | None = None
-        self._record_env_info: Callable[[int, Any], None] | None = None  # the recorder's, where infos are kept as well
-        self._infos: dict[int, Any] = {}  # by row, for masks
-        self.n_ran = 0
 
     @property
     def n_slots(self) -> int:
@@ -188,24 +123,9 @@ class LaneRunner(SideBySide):
         self.forget()
         self._agent = agent
         if agent.takes_masks != (self._masks is not None):
-            self._find_masks(agent.takes_masks)
+            masks = RowMasks(self._worker.warn_once, self._envs, self.spaces[1], self._n_rows)
+            self._masks = masks if agent.takes_masks else None
         return self._tickets.begin(ticket, seeds, agent)
-
-    def _find_masks(self, wanted: bool) -> None:
-        """Find masks for the agent from now on, or for none: then infos are recorded, and not looked at."""
-        recorder = self._recorder
-        self._record_env_info = self._record_env_info or recorder.record_env_info
-        recorder.record_env_info = self._record_and_keep_info if wanted else self._record_env_info
-        self._masks = RowMasks(self._worker.warn_once, self._envs, self.spaces[1], self._n_rows) if wanted else None
-
-    def _record_and_keep_info(self, number: int, info: Any) -> None:
-        assert self._record_env_info is not None
-        self._record_env_info(number, info)
-        self._infos[number % self._n_rows] = info
-
-    def _take_infos(self) -> dict[int, Any]:
-        infos, self._infos = self._infos, {}
-        return infos
 
     def ended(self) -> list[Trajectory]:
         """Return the trajectories of the ticket in hand that have ended, in its order."""
@@ -219,6 +139,10 @@ class LaneRunner(SideBySide):
         """Return the first trajectories of the ticket in hand, or all of them; see `StepRecorder.gather`."""
         return self._recorder.gather(self.ended()[:most], self._worker.context.allocate)
 
+    def metrics(self) -> tuple[tuple[str, str], ...]:
+        """Return how each metric of the ticket in hand becomes one number; see `messages.Report`."""
+        return tuple({name: how for each in self.ended() for name, how in each.metrics.items()}.items())
+
     def end_ticket(self) -> None:
         """Forget the ticket in hand."""
         self._tickets.end()
@@ -229,9 +153,11 @@ class LaneRunner(SideBySide):
         forgotten = sum(each.left_out is None for each in self._tickets.begun()), self.n_ran
         self._tickets.clear()
         self._running = [None] * self._n_rows
-        self._live, self._steps = [], []
+        self._sends = [None] * self._n_rows
+        self._live = []
         self._recorder.clear()
-        self._infos.clear()
+        for hooks in self._hooks:
+            hooks.context = None
         self.n_ran = 0
         return forgotten
 
@@ -243,60 +169,89 @@ class LaneRunner(SideBySide):
         for row, trajectory in enumerate(self._running):
             if trajectory is None and (found := self._tickets.next_in(row)) is not None:
                 self._begin(row, *found)
-        self._step_of = [env.step for env in self._envs]
         self._find_live()
         self.seconds[0] += perf_counter() - began
 
     def _find_live(self) -> None:
         running = self._running
         live = self._live = [row for row, trajectory in enumerate(running) if trajectory is not None]
-        self._steps, self._sources = self._step_of, None
+        self._sources = None
         if live and len(live) < self._n_rows:
-            self._steps = [self._step_of[row] for row in live]
             self._sources = [live[0] if each is None else row for row, each in enumerate(running)]
 
     def _begin(self, row: int, running: RunningTicket, position: int) -> None:
-        """Begin a trajectory in a row, and record its first observation."""
-        worker, recorder, agent, env = self._worker, self._recorder, self._agent, self._envs[row]
-        assert agent is not None
-        self._row = row
-        index = running.ticket.indices[position]
-        trajectory = Trajectory(running, position, index, row, recorder.step)
+        """Begin a trajectory in a row; where it is left out at its start, the next one."""
+        found: tuple[RunningTicket, int] | None = (running, position)
+        while found is not None:
+            try:
+                return self._begin_one(row, *found)
+            except AbnormalTrajectoryError as error:
+                self._hooks[row].lost(error)
+                self._end_left_out(row, error)
+                found = self._tickets.next_in(row)
+        return None
+
+    def _begin_one(self, row: int, running: RunningTicket, position: int) -> None:
+        worker, index, seed = self._worker, running.ticket.indices[position], running.seeds[position]
+        trajectory = Trajectory(running, position, index, row, self._recorder.step, self._recorder.n_begun)
         self._running[row] = trajectory
         running.begun.append(trajectory)
         words, phase_word = worker.row.words, worker.row.phase_word
         words[worker.row.trajectory_word] = index + 1
         words[phase_word] = _RESET_NUMBER
         worker.trajectory, worker.phase = index, _RESET
-        observation, info = begin_of(self._reset(row, index, running.seeds[position]))
-        if running.prepared is not None:
-            words[phase_word] = _AGENT_RESET_NUMBER
-            worker.phase = _AGENT_RESET
-            agent.begin(row, running.prepared, position)
-        worker.phase = _RECORDING
+        if self._hooks:
+            self._hooks[row].context = self._context_of(row, index, seed, running.ticket.version)
+        begin = None if running.prepared is None else partial(self._begin_agent, row, running.prepared, position)
         try:
-            trajectory.number = recorder.begin(row, observation, info)
+            self._start(
+                row, trajectory_script(self._reset_function(row, index), self._binding(row), seed, begin, self._limit)
+            )
         except DataError as error:
-            locate(error, env, 0)
+            if worker.phase is _RECORDING:
+                locate(error, self._envs[row], 0)
             raise
-        if self._masks is not None:
-            self._infos[row] = info
         words[phase_word] = _STEP_NUMBER
 
-    def _reset(self, row: int, index: int, seed: int) -> Any:
-        return reset_one(self._envs[row], self._worker.resets, index, seed)
+    def _reset_function(self, row: int, index: int) -> Callable[..., Any]:
+        """Return what resets a row's environment for a trajectory."""
+        return reset_function(self._envs[row], self._worker.resets, (index,))
 
-    def _end(self, row: int, observation: Any, terminated: bool, truncated: bool) -> None:
+    def _begin_agent(self, row: int, prepared: Any, position: int, _seed: int) -> None:
+        worker, agent = self._worker, self._agent
+        assert agent is not None
+        worker.row.words[worker.row.phase_word] = _AGENT_RESET_NUMBER
+        worker.phase = _AGENT_RESET
+        agent.begin(row, prepared, position)
+
+    def _take_end(self, row: int, end: End) -> None:
         """End a row's trajectory, and begin its next one, if there is one."""
-        trajectory = self._running[row]
+        trajectory, recorder = self._running[row], self._recorder.rows[row]
         assert trajectory is not None
         assert self._agent is not None
         trajectory.length = self._recorder.step - trajectory.begun
-        trajectory.end(snapshot(observation), terminated, truncated, self._agent, self._worker)
+        trajectory.metrics, recorder.metrics = recorder.metrics, {}
+        truncated = end.truncated or end.limited
+        trajectory.end(snapshot(end.observation), end.terminated, truncated, self._agent, self._worker)
         trajectory.ticket.n_ended += 1
         self._running[row] = None
         self._fill_row(row)
         self._worker.phase = _STEP
+
+    def _leave_out(self, row: int, error: AbnormalTrajectoryError) -> None:
+        self._end_left_out(row, error)
+        self._fill_row(row)
+        self._worker.phase = _STEP
+
+    def _end_left_out(self, row: int, error: AbnormalTrajectoryError) -> None:
+        """End a row's trajectory, which is in no batch."""
+        trajectory, hooks = self._running[row], self._hooks[row]
+        assert trajectory is not None
+        assert hooks.context is not None
+        trajectory.length = hooks.context.timestep
+        trajectory.left_out = Dropped(trajectory.position, str(self._worker.phase), summary_of(error))
+        trajectory.ticket.n_ended += 1
+        self._running[row] = None
 
     def _fill_row(self, row: int) -> None:
         """Begin a row's next trajectory, if there is one."""
@@ -338,57 +293,10 @@ class LaneRunner(SideBySide):
             raise
         return True
 
-    def _step_all(self) -> None:  # noqa: C901 - see below
-        """Step the environments, and record what they return.
-
-        The inner loop: it is measured, and nothing else belongs here.
-        """
-        recorder, live = self._recorder, self._live
-        n_rows, n_ran = self._n_rows, self.n_ran
-        # Where rows are not kept as bytes, no observation has this dtype.
-        encoded, dtype, shape = recorder.encoded, recorder.dtype, recorder.shape
-        record, record_info = recorder.record, recorder.record_env_info
-        first = (recorder.step - 1) * n_rows
-        rewards = [0.0] * n_rows
-        limit, float64, flags = self._limit, np.float64, FLAGS
-        begun = recorder.step - limit  # of a trajectory that is over
-        at_limit = limit < _NO_LIMIT and any(each is not None and each.begun <= begun for each in self._running)
-        board_row = self._worker.row
-        words, timesteps_word, watched = board_row.words, board_row.timesteps_word, board_row.attention
-        singles = self._singles if len(live) == n_rows else [self._singles[row] for row in live]
-        row = n_ended = 0
-        try:
-            for row, step, action in zip(live, self._steps, singles, strict=True):
-                observation, reward, terminated, truncated, info = step(action)
-                if watched:
-                    self.n_ran += 1
-                    words[timesteps_word] = self.n_ran
-                kind = reward.__class__
-                rewards[row] = reward if kind is float or kind is float64 else number_of(reward)
-                if info.__class__ is not dict or info:
-                    record_info(first + row, info)
-                if terminated is not False or truncated is not False or at_limit:
-                    if terminated.__class__ not in flags or truncated.__class__ not in flags:
-                        terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
-                    cut = at_limit and cast("Trajectory", self._running[row]).begun <= begun
-                    if terminated or truncated or cut:
-                        n_ended += 1
-                        self._end(row, observation, bool(terminated), bool(truncated) or cut)
-                        continue
-                try:
-                    if (observation.dtype is dtype or observation.dtype == dtype) and observation.shape == shape:
-                        encoded[row] = observation.tobytes()
-                    else:
-                        record(row, observation)
-                except AttributeError:
-                    record(row, observation)
-        except BaseException:
-            self._row = row
-            self.n_ran = n_ran + live.index(row)
-            raise
-        self.n_ran = n_ran + len(live)
-        recorder.rewards.fromlist(rewards)
-        if n_ended and None in self._running:
+    def _step_all(self) -> None:
+        """Send the scripts their actions, and look for rows that have become silent."""
+        super()._step_all()
+        if None in self._running:
             self._find_live()
 
     # ------------------------------------------------------------------ errors
@@ -403,19 +311,18 @@ class LaneRunner(SideBySide):
         if at_fault is not None:
             worker.trajectory, row = at_fault.index, at_fault.row
             timestep = self._timestep_of(at_fault)
-        in_step = worker.phase is Phase.STEP
-        if in_step and isinstance(error, DataError):
-            worker.phase = _RECORDING
-        elif in_step and self._singles and not isinstance(error, UsageError):  # which says what is wrong already
-            better = step_error(error, self._singles[row], self.spaces[1], self._step_all)
+            # What is raised for a later ticket is raised again at its turn.
+            if self._hooks and at_fault.ticket is self._tickets.in_hand:
+                self._hooks[row].lost(error)
+        if worker.phase is _STEP and self._singles and not isinstance(error, UsageError):  # which says it already
+            better = step_error(error, self._singles[row], self.spaces[1])
             if better is not None:
                 worker.phase = Phase.ACTION if isinstance(better, ActionError) else worker.phase
                 raise better from error
         recorded = isinstance(error, ActionError) or (isinstance(error, DataError) and worker.phase is _RECORDING)
         if recorded and timestep is not None:
-            # What a step returned is recorded as the next timestep's observation.
-            follows = in_step and isinstance(error, ObservationError)
-            locate(cast("DataError", error), self._envs[0], timestep - (not follows))
+            # A step's observation is recorded as the next timestep's.
+            locate(cast("DataError", error), self._envs[0], timestep - (not isinstance(error, ObservationError)))
 
     def _timestep_of(self, trajectory: Trajectory) -> int:
         return self._recorder.step - trajectory.begun

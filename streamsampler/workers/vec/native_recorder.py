@@ -14,7 +14,7 @@ from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace, check_rewards, short
 from streamsampler.data.trees import Tree, concatenate, leaves, take
-from streamsampler.workers.vec.columns import Column, Columns, RowRecorder
+from streamsampler.workers.vec.columns import Column, Columns, ColumnsRecorder
 from streamsampler.workers.vec.rows import BatchInfos, row_of
 
 _FLOAT64 = np.dtype(np.float64)
@@ -22,7 +22,7 @@ _EXACT = "?bBhHiIefd"  # the dtypes whose numbers a float64 holds
 _FINAL = ("final_obs", "final_info")
 
 
-class NativeRecorder(RowRecorder):
+class NativeRecorder(ColumnsRecorder):
     """Records the trajectories of a ticket in columns.
 
     Steps count on over the ticket's blocks. Each has a column of observations, those before the step, and columns of

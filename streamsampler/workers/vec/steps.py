@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError, ObservationError
-from streamsampler.data.copying import Allocate, make_recorder
+from streamsampler.data.copying import Allocate, Recorder, make_recorder
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.spaces import AnySpace
+from streamsampler.data.spaces import AnySpace, flag_of, reward_recorder
 from streamsampler.data.trees import Array, Tree, leaves, map_tree, object_array, snapshot
-from streamsampler.protocol.messages import Dropped, Phase, Ticket
+from streamsampler.protocol.messages import Dropped, Phase
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.agents import BatchedAgent
-from streamsampler.workers.vec.columns import RowRecorder
+from streamsampler.workers.vec.columns import ColumnsRecorder
+from streamsampler.workers.vec.rows import InfosInAnyOrder
 
 _ALIGNMENT = 64
 
@@ -45,6 +44,7 @@ class Trajectory:
         truncated: How it ended.
         left_out: Why it is left out; None if it is not.
         value: The agent's value of the last observation, if it was told while the agent remembered the trajectory.
+        metrics: How each of its metrics becomes one number for a batch, by name.
     """
 
     ticket: Any
@@ -59,6 +59,7 @@ class Trajectory:
     truncated: bool = False
     left_out: Dropped | None = None
     value: float | None = None
+    metrics: dict[str, str] = field(default_factory=dict)
 
     def end(self, last: Any, terminated: bool, truncated: bool, agent: BatchedAgent, worker: Worker) -> None:
         """Take in how it ends, and what the agent thinks of the last observation while it remembers the trajectory."""
@@ -69,8 +70,8 @@ class Trajectory:
             worker.phase = phase
 
 
-class TrajectoryRecorder(RowRecorder):
-    """Records what n rows did, whatever trajectories they are of; see `RowRecorder`."""
+class TrajectoryRecorder(ColumnsRecorder):
+    """Records what n rows did, whatever trajectories they are of; see `ColumnsRecorder`."""
 
     def __init__(self, observation_space: AnySpace, *args: Any) -> None:
         super().__init__(observation_space, *args)
@@ -121,7 +122,7 @@ def lengths_of(trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
 
 
 class StepRecorder(TrajectoryRecorder):
-    """Records what n rows did in each step, whatever trajectories the rows are of.
+    """Records what n rows did in each step, whatever trajectories the rows are of: their scripts write to `rows`.
 
     Steps are counted from the first one that is kept. While environments are stepped, `step` is the one after.
 
@@ -129,46 +130,29 @@ class StepRecorder(TrajectoryRecorder):
         observation_space: The space of a single observation.
         action_space: The space of a single action.
         n_rows: How many rows.
-        episode_infos: Records the infos of resets; None for what a recorder has by default.
 
     Attributes:
-        encoded: The rows' next observations: a loop may write the bytes of one of just that `dtype` and `shape`.
-        dtype: See there; where rows are not kept as bytes, no observation has it.
-        shape: See there.
-        rewards: The rewards: a loop appends n for each step.
+        rows: The recorders that the scripts of the rows write to.
+        rewards: The rewards: n for each step.
         record_env_info: Takes (number, info).
     """
 
-    def __init__(
-        self, observation_space: AnySpace, action_space: AnySpace, n_rows: int,
-        episode_infos: InfoRecorder | None = None,
-    ) -> None:  # fmt: skip
-        env_infos, self._resets = InfoRecorder("env_infos"), episode_infos or InfoRecorder("episode_infos")
-        super().__init__(observation_space, action_space, n_rows, env_infos, self._resets)
+    def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_rows: int) -> None:
+        env_infos, self.episode_infos = InfoRecorder("env_infos"), _EpisodeInfos("episode_infos")
+        super().__init__(observation_space, action_space, n_rows, env_infos, self.episode_infos)
         self.record_env_info: Callable[[int, dict[str, Any]], None] = env_infos.record
         self._is_encoded = self._last.encoded is not None
-        self.encoded, self.dtype, self.shape = [b""] * n_rows, self._last.dtype, self._last.shape
         self._copies = AlignedCopies()
         self.rewards = array("d")
+        self.rows = [RowRecorder(self, row, self._last) for row in range(n_rows)]
+        self._encoded = [row.encoded for row in self.rows]
 
     def clear(self) -> None:
         """Forget everything."""
         super().clear()
         del self.rewards[:]
-
-    def begin(self, row: int, observation: Any, reset_info: Any) -> int:
-        """Begin a trajectory with its first observation, and return its number.
-
-        Raises:
-            DataError: The info of its reset is no dict, or has a key that is no string.
-            ObservationError: The observation does not fit its space.
-        """
-        number = self.n_begun
-        if reset_info.__class__ is not dict or reset_info:
-            self._resets.record(number, reset_info)
-        self.n_begun = number + 1
-        self.record(row, observation)
-        return number
+        for row in self.rows:
+            row.clear()
 
     def record(self, row: int, observation: Any) -> None:
         """Record a row's next observation.
@@ -176,13 +160,10 @@ class StepRecorder(TrajectoryRecorder):
         Raises:
             ObservationError: It does not fit its space.
         """
-        if observation.__class__ is np.ndarray and observation.dtype == self.dtype and observation.shape == self.shape:
-            self.encoded[row] = observation.tobytes()
-            return
         columns, step = self.observations, self.step
         columns.put(step, row, observation)
         if self._is_encoded:
-            self.encoded[row] = cast("Array", columns.row_batch(step))[row].tobytes()
+            self._encoded[row].append(cast("Array", columns.row_batch(step))[row].tobytes())
         else:
             columns.n_steps = step + 1
 
@@ -192,13 +173,16 @@ class StepRecorder(TrajectoryRecorder):
         Args:
             sources: For each row the one whose observation it has, itself or another one; None for itself.
         """
-        columns, step, encoded = self.observations, self.step, self.encoded
+        columns, step, encoded = self.observations, self.step, self._encoded
         rows = columns.row_batch(step)
         if self._is_encoded:
-            if sources is not None:
-                encoded[:] = [encoded[row] for row in sources]
+            if sources is None:
+                shown = [each.pop() for each in encoded]
+            else:
+                own = [each.pop() if each else b"" for each in encoded]
+                shown = [own[row] for row in sources]
             array = cast("Array", rows)
-            array[...] = np.ndarray(array.shape, array.dtype, b"".join(encoded))
+            array[...] = np.ndarray(array.shape, array.dtype, b"".join(shown))
         elif sources is not None:
             for _, leaf in leaves(rows):
                 leaf[:] = leaf[sources]
@@ -238,12 +222,104 @@ class StepRecorder(TrajectoryRecorder):
         del self.rewards[: step * self.n_rows]
         for infos in (self._env_infos, self._agent_info, self.agent_infos):
             infos.forget_before(step * self.n_rows)
-        self._resets.forget_before(number)
+        self.episode_infos.forget_before(number)
         self.step -= step
         self.n_begun -= number
         for each in trajectories:
             each.begun -= step
             each.number -= number
+        for row in self.rows:
+            row.begun -= step
+            row.number -= number
+
+
+class RowRecorder:
+    """Records the environment's side of the trajectory in a row; for its attributes see `RolloutRecorder`.
+
+    Args:
+        steps: Records the steps of all rows.
+        row: The row.
+        like: Records observations of the same space.
+
+    Attributes:
+        begun: The step in which the trajectory in hand began.
+        number: How many trajectories had begun before.
+        info: The info that came with the observation which is to be acted on; None if that was empty.
+        encoded: The next observation, until the batch takes it.
+        float_rewards: The reward of the last step, until `step_rewards` takes it.
+        metrics: How each metric of the trajectory in hand becomes one number for a batch, by name.
+    """
+
+    reward_class = float
+
+    def __init__(self, steps: StepRecorder, row: int, like: Recorder) -> None:
+        self._steps, self._row = steps, row
+        self.begun = self.number = 0
+        self.info: Any = None
+        self.encoded: list[bytes] = []
+        self.encoded_observations = None if like.encoded is None else self.encoded
+        self.observation_dtype, self.observation_shape = like.dtype, like.shape
+        self.float_rewards: list[float] = []
+        self.record_reward = reward_recorder(self.float_rewards)
+        self.metrics: dict[str, str] = {}
+
+    def clear(self) -> None:
+        """Forget the trajectory in hand."""
+        self.begun = self.number = 0
+        self.encoded.clear()
+        self.float_rewards.clear()
+        self.metrics, self.info = {}, None
+
+    def begin(self, reset_info: Any) -> None:
+        """Begin a trajectory, whose first observation comes next.
+
+        Raises:
+            DataError: The info of its reset is no dict, or has a key that is no string.
+        """
+        steps = self._steps
+        self.begun, self.number, self.info = steps.step, steps.n_begun, reset_info
+        if reset_info.__class__ is not dict or reset_info:
+            steps.episode_infos.record(self.number, reset_info)
+        steps.n_begun += 1
+
+    def record_observation(self, observation: Any) -> None:
+        """Record the observation that the next action is chosen on; see `StepRecorder.record`."""
+        self._steps.record(self._row, observation)
+
+    def forget_observation(self) -> None:
+        """Forget the observation that no action was chosen on."""
+        self.encoded.clear()
+
+    def record_env_info(self, _step: int, info: Any) -> None:
+        """Record the info of the last step."""
+        steps = self._steps
+        steps.record_env_info((steps.step - 1) * steps.n_rows + self._row, info)
+        self.info = info
+
+    def record_metrics(self, metrics: dict[str, Any]) -> None:
+        """Record metrics of the trajectory in hand, which come back with the infos of its reset."""
+        self._steps.episode_infos.record(self.number, metrics)
+
+    def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+        """Return as booleans what the environment said; see `RolloutRecorder.flags`."""
+        return flag_of("terminated", terminated), flag_of("truncated", truncated)
+
+    def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
+        """Return copies of observations, actions and rewards of the trajectory in hand, as far as it was recorded."""
+        steps = self._steps
+        n_rewards = len(steps.rewards) // steps.n_rows - self.begun
+        numbers = (self.begun + np.arange(n_rewards + len(self.float_rewards))) * steps.n_rows + self._row
+        rewards = [steps.rewards[number] for number in numbers[:n_rewards].tolist()] + self.float_rewards
+        return steps.observations.gather(numbers), steps.actions.gather(numbers), np.array(rewards, np.float64)
+
+
+class _EpisodeInfos(InfosInAnyOrder):
+    """Collects infos of trajectories at their starts and their ends."""
+
+    def record(self, step: int, info: dict[str, Any]) -> None:
+        """Record a copy of an info; see `InfoRecorder.record`."""
+        InfoRecorder(self._path).record(step, info)  # checks it
+        super().record(step, {key: snapshot(value) for key, value in info.items()})
 
 
 class AlignedCopies:
@@ -287,137 +363,3 @@ def _aligned(like: Array) -> Array:
     memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
-
-
-# ----------------------------------------------------------------------
-# The tickets whose trajectories run in lanes: which trajectory begins next in a row.
-
-
-_LOOK_SECONDS = 1e-3
-"""How often rows without a trajectory look for a ticket: looking costs some microseconds."""
-
-
-def _position_of(trajectory: Trajectory) -> int:
-    return trajectory.position
-
-
-@dataclass(slots=True, eq=False)
-class RunningTicket:
-    """A ticket whose trajectories run, or will.
-
-    Attributes:
-        ticket: The ticket.
-        seeds: Its trajectories' seeds.
-        prepared: What the agent prepared for them.
-        waiting: For each row the positions of the trajectories that are to begin in it.
-        begun: The trajectories that have begun.
-        n_ended: How many of them have ended.
-    """
-
-    ticket: Ticket
-    seeds: list[int]
-    prepared: Any
-    waiting: list[Iterator[int]]
-    begun: list[Trajectory] = field(default_factory=list)
-    n_ended: int = 0
-
-    def ended(self) -> list[Trajectory]:
-        """Return the trajectories that have ended, in the ticket's order."""
-        ended = (each for each in self.begun if each.length and each.left_out is None)
-        return sorted(ended, key=_position_of)
-
-    def left_out(self) -> list[Trajectory]:
-        """Return the trajectories that were left out, in the ticket's order."""
-        return sorted((each for each in self.begun if each.left_out is not None), key=_position_of)
-
-
-def positions_by_row(indices: range, positions: range, n_rows: int) -> list[Iterator[int]]:
-    """Return for each row the positions of the trajectories that run in it: trajectory i runs in row i mod n_rows.
-
-    Args:
-        indices: The indices of a ticket. Where a queue has every k-th index, these go to all rows, too.
-        positions: Consecutive positions in the ticket.
-        n_rows: How many rows there are.
-    """
-    first = indices[positions.start] // indices.step
-    return [iter(positions[(row - first) % n_rows :: n_rows]) for row in range(n_rows)]
-
-
-class RunningTickets:
-    """The ticket that a worker has in hand, and those ahead of which it runs trajectories already.
-
-    Args:
-        worker: The worker, which looks ahead.
-        n_rows: How many rows there are.
-
-    Attributes:
-        alone: Whether no trajectory of a later ticket may begin.
-    """
-
-    def __init__(self, worker: Worker, n_rows: int) -> None:
-        self._worker, self._n_rows = worker, n_rows
-        self._agent: BatchedAgent | None = None
-        self._tickets: deque[RunningTicket] = deque()
-        self._look_at = 0.0
-        self.alone = True
-
-    @property
-    def in_hand(self) -> RunningTicket:
-        """The ticket that the worker has in hand."""
-        return self._tickets[0]
-
-    @property
-    def ran_ahead(self) -> bool:
-        """Whether trajectories of later tickets have begun."""
-        return any(later.begun for later in self._tickets if later is not self._tickets[0])
-
-    def begun(self) -> list[Trajectory]:
-        """Return all trajectories that have begun."""
-        return [trajectory for running in self._tickets for trajectory in running.begun]
-
-    def holds_first(self, ticket: Ticket) -> bool:
-        """Return whether a ticket is the one in hand."""
-        return bool(self._tickets) and self._tickets[0].ticket == ticket
-
-    def begin(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
-        """Take a ticket in hand, and forget all others."""
-        self._agent = agent
-        self._tickets.clear()
-        return self._append(ticket, seeds)
-
-    def end(self) -> None:
-        """Forget the ticket in hand: the one after it is in hand now."""
-        self._tickets.popleft()
-
-    def clear(self) -> None:
-        """Forget all tickets."""
-        self._tickets.clear()
-
-    def next_in(self, row: int) -> tuple[RunningTicket, int] | None:
-        """Return the trajectory that is to begin in a row, its ticket and its position there; None if there is none."""
-        for running in self._tickets:
-            if (position := next(running.waiting[row], None)) is not None:
-                return running, position
-        while self.look_ahead():
-            running = self._tickets[-1]
-            if (position := next(running.waiting[row], None)) is not None:
-                return running, position
-        return None
-
-    def look_ahead(self) -> bool:
-        """Take in one more ticket that the worker holds, and return whether there is one."""
-        if self.alone or (now := perf_counter()) < self._look_at:
-            return False
-        found = self._worker.look_ahead(len(self._tickets))
-        if found is None:
-            self._look_at = now + _LOOK_SECONDS
-            return False
-        self._append(*found)
-        return True
-
-    def _append(self, ticket: Ticket, seeds: list[int]) -> RunningTicket:
-        assert self._agent is not None
-        waiting = positions_by_row(ticket.indices, range(len(seeds)), self._n_rows)
-        running = RunningTicket(ticket, seeds, self._agent.prepare(seeds), waiting)
-        self._tickets.append(running)
-        return running

@@ -29,8 +29,7 @@ from streamsampler.workers.masks import masks_reach
 from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.restoring import are_one, close_all, refuse_copies_of
 from streamsampler.workers.vec.agents import AgentPool
-from streamsampler.workers.vec.fragments import Group, RunningGroups
-from streamsampler.workers.vec.hooked import HookedGroup, HookedRunner
+from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner, using_seeds
 from streamsampler.workers.vec.rows import noting
@@ -218,13 +217,11 @@ class VecWorker(Worker):
                     f"the environments of one worker must have the same spaces: one has {one[0]} and {one[1]}, "
                     f"another has {another[0]} and {another[1]}"
                 )
-        if self.context.hooks is None:
-            return LaneRunner(single, self, fixed_rows=differ)
         self._make_callers(len(single))
-        return HookedRunner(single, self, fixed_rows=differ, callers=self.hook_callers)
+        return LaneRunner(single, self, fixed_rows=differ, callers=self.hook_callers)
 
     def _make_callers(self, n: int) -> None:
-        if not self.hook_callers:
+        if self.context.hooks is not None and not self.hook_callers:
             self.hook_callers = [HookCaller(self, self.context.hooks) for _ in range(n)]
 
     @property
@@ -290,8 +287,7 @@ class VecWorker(Worker):
         return self._groups.run(ticket, order)
 
     def _make_groups(self, base_version: int) -> RunningGroups:
-        group = Group if self.context.hooks is None else HookedGroup
-        return RunningGroups(self, base_version, self._lane_runner.n_slots, group)
+        return RunningGroups(self, base_version, self._lane_runner.n_slots)
 
     def _forget_groups(self) -> None:
         """Close the environments of fragments, apart from the worker's own."""

@@ -211,7 +211,7 @@ class Tickets:
 
 @pytest.fixture(autouse=True)
 def _always_look(monkeypatch):
-    monkeypatch.setattr("streamsampler.workers.vec.steps._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("streamsampler.workers.vec.tickets._LOOK_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(

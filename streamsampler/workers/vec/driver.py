@@ -1,0 +1,190 @@
+"""Drive scripts side by side: one call of the agent chooses the actions of all rows that run one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamsampler.agents.base import reset_agent_function
+from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.script import Binding, End, Script, own_error, phase_of
+from streamsampler.workers.base import AbnormalTrajectoryError, Worker
+from streamsampler.workers.hooks import HookCaller, ShownTrajectory, TrajectoryContext, reset_of
+from streamsampler.workers.masks import RowMasks
+from streamsampler.workers.restoring import own_copy
+from streamsampler.workers.vec.agents import BatchedAgent
+from streamsampler.workers.vec.rows import info_of_row, padded, singles_of
+from streamsampler.workers.vec.steps import StepRecorder
+
+# An enum's member costs 100 ns to look up on Python 3.11.
+_RECORDING, _STEP, _ACTION = Phase.RECORDING, Phase.STEP, Phase.ACTION
+
+
+class RowsDriver:
+    """Drives the scripts of a fixed number of rows, each with an environment of its own.
+
+    A subclass starts scripts, and takes their ends.
+
+    Args:
+        worker: Shows the phase.
+        envs: The environments; there may be fewer than rows.
+        spaces: Observation and action space of one environment.
+        n_rows: How many rows there are.
+        callers: For each environment what calls its hooks: those that keep something from one timestep to the next see
+            one trajectory after the other, as in `DefaultWorker`. None without hooks.
+
+    Attributes:
+        spaces: The same.
+        seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
+        n_ran: The timesteps that were run and are in no answer yet.
+    """
+
+    def __init__(
+        self, worker: Worker, envs: Sequence[Any], spaces: tuple[Any, Any], n_rows: int,
+        callers: Sequence[HookCaller] = (),
+    ) -> None:  # fmt: skip
+        self._worker, self._envs, self.spaces, self._n_rows = worker, envs, spaces, n_rows
+        self._recorder = StepRecorder(*spaces, n_rows)
+        rows = zip(callers, self._recorder.rows, strict=False)
+        self._hooks = [ShownTrajectory(worker, caller, row) for caller, row in rows]
+        self._agent: BatchedAgent | None = None
+        self._sends: list[Any] = [None] * n_rows  # those of the rows' scripts
+        self._live: list[int] = []  # the rows that are not silent
+        self._sources: list[int] | None = None  # where some are silent: for each row the one that it is a copy of
+        self._singles: list[Any] = []  # the last actions, by row
+        self._masks: RowMasks | None = None  # for an agent that takes them
+        self._rounds = False  # whether environments get actions as they are recorded, and not as they were chosen
+        self._row = -1  # the row in hand; -1 while it is about all of them
+        self._infos_together: Mapping[str, Any] = {}  # the agent's, of all rows
+        self._info_of: dict[int, dict[str, Any]] = {}  # the agent's, where there is one for each row
+        self.seconds = [0.0, 0.0, 0.0]
+        self.n_ran = 0
+
+    # ------------------------------------------------------------------ scripts
+
+    def _binding(self, row: int) -> Binding:
+        """Return the binding of a script that runs in a row."""
+        hooks: Any = self._hooks[row] if self._hooks else None
+        recorder: Any = self._recorder.rows[row]
+        return Binding(self._envs[row].step, recorder, hooks)
+
+    def _start(self, row: int, script: Script, binding: Binding | None = None) -> None:
+        """Let a script run up to its first action in this call; a binding lets one go on."""
+        self._row, self._sends[row] = row, script.send
+        try:
+            script.send(binding)
+        except BaseException as error:
+            if (raised := self._noted(error)) is not error:
+                raise raised from None
+            raise
+
+    def _noted(self, error: BaseException) -> BaseException:
+        """Return an exception as it was raised, after noting the phase in which the script of the row in hand was."""
+        raised = own_error(error)
+        self._worker.phase = phase_of(raised, self._worker.phase, self._worker.phase)
+        return raised
+
+    def _context_of(self, row: int, index: int, seed: int, version: int) -> TrajectoryContext:
+        """Return the context of a trajectory for hooks."""
+        assert self._agent is not None
+        agents, one_by_one, worker = self._agent.agents, self._agent.one_by_one, self._worker
+        agent, env = agents[row % len(agents)], self._envs[row]
+        return TrajectoryContext(
+            env, agent, index, seed, worker.agent_version(version), worker.context.worker_number,
+            self._recorder.rows[row], reset=reset_of(env, worker, index),
+            reset_agent=reset_agent_function(agent) if one_by_one else None,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ a step of all rows
+
+    def _choose(self) -> None:
+        """Let the agent choose actions on the rows' observations, and record them."""
+        worker, recorder = self._worker, self._recorder
+        assert self._agent is not None
+        worker.phase = _RECORDING
+        sources = self._sources
+        batch = recorder.batch(sources)
+        masks = None if self._masks is None else self._masks.of(batch, self._take_infos(), self._live, sources)
+        self._infos_together = {}
+        self._info_of.clear()
+        actions, infos = self._agent.choose(batch, self._live, worker, self._record_agent_info, masks)
+        worker.phase = _ACTION
+        if sources is not None:
+            actions = padded(self.spaces[1], actions, sources)
+        columns = recorder.actions
+        columns.append(actions)
+        if self._rounds:
+            actions = columns.row_batch(columns.n_steps - 1)
+        self._singles = singles_of(self.spaces[1], actions)
+        if infos:
+            worker.phase = _RECORDING
+            recorder.record_agent_infos(infos)
+            self._infos_together = infos
+
+    def _take_infos(self) -> dict[int, Any]:
+        """Return the infos that came with the rows' observations, for masks; they are not needed again."""
+        infos = {}
+        for row in self._live:
+            recorder = self._recorder.rows[row]
+            infos[row], recorder.info = recorder.info, None
+        return infos
+
+    def _record_agent_info(self, row: int, info: Any) -> None:
+        self._recorder.record_agent_info((self._recorder.step - 1) * self._n_rows + row, info)
+        self._info_of[row] = info
+
+    def _step_all(self) -> None:  # noqa: C901 - see below
+        """Send the scripts their actions.
+
+        The inner loop: it is measured, and nothing else belongs here.
+        """
+        live, sends, singles, hooks = self._live, self._sends, self._singles, self._hooks
+        recorders, rewards, n_ran = self._recorder.rows, [0.0] * self._n_rows, self.n_ran
+        board_row = self._worker.row
+        words, timesteps_word = board_row.words, board_row.timesteps_word
+        watched: Any = board_row.attention if not hooks else True
+        self._worker.phase = _STEP
+        row = n = 0
+        end: End | AbnormalTrajectoryError | None = None
+        try:
+            for n, row in enumerate(live):
+                try:  # around `send`, and nothing else
+                    sends[row](self._shown(row) if hooks else singles[row])
+                except StopIteration as stopped:
+                    end = stopped.value
+                except AbnormalTrajectoryError as error:
+                    hooks[row].lost(end := error)
+                if watched:
+                    words[timesteps_word] = self.n_ran = n_ran + n + 1
+                rewards[row] = recorders[row].float_rewards.pop()
+                if end is not None:
+                    self._row = row
+                    if isinstance(end, End):
+                        self._take_end(row, end)
+                    else:
+                        self._leave_out(row, end)
+                    end = None
+        except BaseException as error:
+            self._row, self.n_ran = row, n_ran + n
+            if (raised := self._noted(error)) is not error:
+                raise raised from None
+            raise
+        self.n_ran = n_ran + len(live)
+        self._recorder.rewards.fromlist(rewards)
+
+    def _shown(self, row: int) -> Any:
+        """Show the action of a row to hooks; return a copy for its environment."""
+        hooks = self._hooks[row]
+        assert hooks.context is not None
+        self._worker.enter(_STEP)
+        hooks.context.action = self._singles[row]
+        hooks.agent_info = self._info_of.get(row) or info_of_row(self._infos_together, row)
+        return own_copy(hooks.context.action)
+
+    def _take_end(self, row: int, end: End) -> None:
+        """Take the end of a row's script."""
+        raise NotImplementedError
+
+    def _leave_out(self, row: int, error: AbnormalTrajectoryError) -> None:
+        """Take the end of a row's script whose trajectory is in no batch, which hooks have seen."""
+        raise NotImplementedError

@@ -1,0 +1,143 @@
+"""Keep the tickets whose trajectories run in lanes, and say which trajectory begins next in a row."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from streamsampler.protocol.messages import Ticket
+from streamsampler.workers.base import Worker
+from streamsampler.workers.vec.agents import BatchedAgent
+from streamsampler.workers.vec.steps import Trajectory
+
+_LOOK_SECONDS = 1e-3
+"""How often rows without a trajectory look for a ticket: looking costs some microseconds."""
+
+
+def _position_of(trajectory: Trajectory) -> int:
+    return trajectory.position
+
+
+@dataclass(slots=True, eq=False)
+class RunningTicket:
+    """A ticket whose trajectories run, or will.
+
+    Attributes:
+        ticket: The ticket.
+        seeds: Its trajectories' seeds.
+        prepared: What the agent prepared for them.
+        waiting: For each row the positions of the trajectories that are to begin in it.
+        begun: The trajectories that have begun.
+        n_ended: How many of them have ended.
+    """
+
+    ticket: Ticket
+    seeds: list[int]
+    prepared: Any
+    waiting: list[Iterator[int]]
+    begun: list[Trajectory] = field(default_factory=list)
+    n_ended: int = 0
+
+    def ended(self) -> list[Trajectory]:
+        """Return the trajectories that have ended, in the ticket's order."""
+        ended = (each for each in self.begun if each.length and each.left_out is None)
+        return sorted(ended, key=_position_of)
+
+    def left_out(self) -> list[Trajectory]:
+        """Return the trajectories that were left out, in the ticket's order."""
+        return sorted((each for each in self.begun if each.left_out is not None), key=_position_of)
+
+
+def positions_by_row(indices: range, positions: range, n_rows: int) -> list[Iterator[int]]:
+    """Return for each row the positions of the trajectories that run in it: trajectory i runs in row i mod n_rows.
+
+    Args:
+        indices: The indices of a ticket. Where a queue has every k-th index, these go to all rows, too.
+        positions: Consecutive positions in the ticket.
+        n_rows: How many rows there are.
+    """
+    first = indices[positions.start] // indices.step
+    return [iter(positions[(row - first) % n_rows :: n_rows]) for row in range(n_rows)]
+
+
+class RunningTickets:
+    """The ticket that a worker has in hand, and those ahead of which it runs trajectories already.
+
+    Args:
+        worker: The worker, which looks ahead.
+        n_rows: How many rows there are.
+
+    Attributes:
+        alone: Whether no trajectory of a later ticket may begin.
+    """
+
+    def __init__(self, worker: Worker, n_rows: int) -> None:
+        self._worker, self._n_rows = worker, n_rows
+        self._agent: BatchedAgent | None = None
+        self._tickets: deque[RunningTicket] = deque()
+        self._look_at = 0.0
+        self.alone = True
+
+    @property
+    def in_hand(self) -> RunningTicket:
+        """The ticket that the worker has in hand."""
+        return self._tickets[0]
+
+    @property
+    def ran_ahead(self) -> bool:
+        """Whether trajectories of later tickets have begun."""
+        return any(later.begun for later in self._tickets if later is not self._tickets[0])
+
+    def begun(self) -> list[Trajectory]:
+        """Return all trajectories that have begun."""
+        return [trajectory for running in self._tickets for trajectory in running.begun]
+
+    def holds_first(self, ticket: Ticket) -> bool:
+        """Return whether a ticket is the one in hand."""
+        return bool(self._tickets) and self._tickets[0].ticket == ticket
+
+    def begin(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
+        """Take a ticket in hand, and forget all others."""
+        self._agent = agent
+        self._tickets.clear()
+        return self._append(ticket, seeds)
+
+    def end(self) -> None:
+        """Forget the ticket in hand: the one after it is in hand now."""
+        self._tickets.popleft()
+
+    def clear(self) -> None:
+        """Forget all tickets."""
+        self._tickets.clear()
+
+    def next_in(self, row: int) -> tuple[RunningTicket, int] | None:
+        """Return the trajectory that is to begin in a row, its ticket and its position there; None if there is none."""
+        for running in self._tickets:
+            if (position := next(running.waiting[row], None)) is not None:
+                return running, position
+        while self.look_ahead():
+            running = self._tickets[-1]
+            if (position := next(running.waiting[row], None)) is not None:
+                return running, position
+        return None
+
+    def look_ahead(self) -> bool:
+        """Take in one more ticket that the worker holds, and return whether there is one."""
+        if self.alone or (now := perf_counter()) < self._look_at:
+            return False
+        found = self._worker.look_ahead(len(self._tickets))
+        if found is None:
+            self._look_at = now + _LOOK_SECONDS
+            return False
+        self._append(*found)
+        return True
+
+    def _append(self, ticket: Ticket, seeds: list[int]) -> RunningTicket:
+        assert self._agent is not None
+        waiting = positions_by_row(ticket.indices, range(len(seeds)), self._n_rows)
+        running = RunningTicket(ticket, seeds, self._agent.prepare(seeds), waiting)
+        self._tickets.append(running)
+        return running
