@@ -4,6 +4,9 @@ A script is a generator. It yields an observation wherever an action is needed, 
 environment, the recorder and the hooks. Its driver knows the agent: it asks for actions and records them, seeds the
 global generators, shows progress, and ends the record.
 
+Where a reset or a step is pending, because the environment is in another process, the script yields first what `reset`
+or `step` returned, and receives the result; a driver throws what the environment raised.
+
 - A suspended script is an episode that goes on. `close()` abandons it.
 - `throw(Cut())` ends a part of it: the script yields an `End`, and goes on when it is sent the next part's `Binding`.
 - To restore an episode is to drive a new script with the actions that were recorded.
@@ -39,6 +42,7 @@ class End(NamedTuple):
         truncated: Whether the environment truncated it.
         limited: Whether it has as many timesteps as it may have.
         info: The info that came with the last observation.
+        n_timesteps: The timesteps of the trajectory, in all its parts.
     """
 
     observation: Any
@@ -46,6 +50,7 @@ class End(NamedTuple):
     truncated: bool
     limited: bool
     info: Any
+    n_timesteps: int
 
     @property
     def ended(self) -> bool:
@@ -73,11 +78,13 @@ class Binding(NamedTuple):
         step: Steps the environment.
         recorder: Records the part.
         hooks: Sees its timesteps; None without hooks.
+        waits: Whether results of the environment are pending when `reset` and `step` return.
     """
 
     step: Callable[[Any], Any]
     recorder: RolloutRecorder
     hooks: TrajectoryHooks | None = None
+    waits: bool = False
 
 
 Script = Generator[Any, Any, End]
@@ -106,9 +113,12 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
     Returns:
         The end of the trajectory. The driver ends its record.
     """
-    step, recorder, hooks = binding
+    step, recorder, hooks, waits = binding
     phase = _RESET if hooks is None else None  # for `phase_of`; None while others note the phase themselves
-    observation, info = begin_of(reset(seed=seed))
+    result = reset(seed=seed)
+    if waits:
+        result = yield result
+    observation, info = begin_of(result)
     if begin is not None:
         phase = phase and _AGENT_RESET
         begin(seed)
@@ -138,7 +148,10 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                     record(observation)
                 action = yield observation
                 phase = _STEP
-                observation, reward, terminated, truncated, info = step(action)
+                result = step(action)
+                if waits:
+                    result = yield result
+                observation, reward, terminated, truncated, info = result
                 n_timesteps += 1
                 phase = _RECORDING
                 if reward.__class__ is plain:
@@ -162,10 +175,10 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                     if hooks is not None:
                         phase = None
                         hooks.end(limited=limited)
-                    return End(observation, bool(terminated), bool(truncated), limited, info)
+                    return End(observation, bool(terminated), bool(truncated), limited, info, n_timesteps)
         except Cut:
             recorder.forget_observation()
-        step, recorder, hooks = yield End(observation, terminated=False, truncated=False, limited=False, info=info)
+        step, recorder, hooks, waits = yield End(observation, False, False, False, info, n_timesteps)
         recorder.begin({})
 
 

@@ -2,158 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamsampler.core.errors import ActionError, DataError, UsageError, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.data.assembly import Delivery, assemble
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.copying import Allocate
 from streamsampler.data.infos import InfoRecorder
-from streamsampler.data.recorder import Rollouts
-from streamsampler.data.spaces import AnySpace, check_actions, short
-from streamsampler.data.trees import Array, Tree, snapshot, take
+from streamsampler.data.spaces import check_actions, short
+from streamsampler.data.trees import snapshot, take
 from streamsampler.protocol.result import Segment
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.steps import Steps
-from streamsampler.workers.vec.columns import Column
-from streamsampler.workers.vec.rows import BatchInfos, InfosInAnyOrder, row_of
-from streamsampler.workers.vec.steps import Trajectory, TrajectoryRecorder
+from streamsampler.workers.vec.rows import BatchInfos, row_of
+from streamsampler.workers.vec.steps import StepRecorder, Trajectory, record_infos_of_rows
 
 if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager
-
-# ----------------------------------------------------------------------
-# Record trajectories that run side by side, each at its own pace.
-
-
-_OWNER = np.dtype(np.int32)
-
-
-class _Line(Column):
-    """A column with one row."""
-
-    def put(self, numbers: NDArray[np.int64], values: Array) -> None:
-        """Write the values of some numbers."""
-        self._buffer[numbers, 0] = values
-
-    def between(self, first: int, stop: int) -> Array:
-        """Return the values of the numbers from `first` to `stop` - 1, a view."""
-        values: Array = self._buffer[first:stop, 0]
-        return values
-
-
-class TimestepRecorder(TrajectoryRecorder):
-    """Records timesteps in the order in which the agent is asked for their actions, whatever trajectories they are of.
-
-    Args:
-        observation_space: The space of a single observation.
-        action_space: The space of a single action.
-
-    Attributes:
-        record_info: Takes the number of a step, and its info.
-    """
-
-    def __init__(self, observation_space: AnySpace, action_space: AnySpace) -> None:
-        # Those of steps come in any order, and those of resets are not needed for as long.
-        env_infos, self._resets = InfosInAnyOrder("env_infos"), InfosInAnyOrder("episode_infos")
-        super().__init__(observation_space, action_space, 1, env_infos, self._resets)
-        self.record_info: Callable[[int, dict[str, Any]], None] = env_infos.record
-        self._rewards = _Line(1, np.dtype(np.float64))
-        self._owners = _Line(1, _OWNER)  # the row of each timestep
-
-    def begin(self, info: dict[str, Any]) -> int:
-        """Begin a trajectory with the info of its reset, and return its number."""
-        number = self.n_begun
-        self.n_begun = number + 1
-        if info:
-            self._resets.record(number, info)
-        return number
-
-    def record(self, rows: Array, observations: Tree, actions: Tree) -> NDArray[np.int64]:
-        """Record observations and actions of rows, leaves of (k, …) that fit their spaces; return their numbers."""
-        first, n = self.step, len(rows)
-        self.observations.extend(observations, n)
-        self.actions.extend(actions, n)
-        self._owners.extend(first, rows.astype(_OWNER))
-        self._rewards.extend(first, np.zeros(n))
-        self.step = first + n
-        return np.arange(first, first + n)
-
-    def record_rewards(self, numbers: NDArray[np.int64], rewards: Array) -> None:
-        """Record the rewards of timesteps."""
-        self._rewards.put(numbers, rewards)
-
-    def record_agent_infos(self, numbers: NDArray[np.int64], infos: Any, rows: Array, n_rows: int) -> None:
-        """Record what an agent said of some rows.
-
-        Args:
-            numbers: The timesteps' numbers.
-            infos: What it said of all rows, those included that have no timestep.
-            rows: The rows of these timesteps.
-            n_rows: How many rows there are.
-
-        Raises:
-            DataError: It is no dict, or not of so many rows; says both.
-        """
-        if not _has_rows(infos, n_rows):
-            BatchInfos("agent_infos").record(np.arange(n_rows), infos)  # raises, unless it can make rows of it
-        self.agent_infos.record(numbers, infos, rows)
-
-    def numbers_of(self, row: int, first: int, n: int) -> NDArray[np.int64]:
-        """Return the numbers of n timesteps of a row, from the one with the number `first` on."""
-        width = 64 * n  # they lie close to the first one: not all that came after it is looked through
-        while True:
-            stop = min(first + width, self.step)
-            found: NDArray[np.int64] = np.flatnonzero(self._owners.between(first, stop) == row)[:n] + first
-            if len(found) == n or stop == self.step:
-                return found
-            width *= 4
-
-    def history_of(self, row: int, first: int, n: int) -> tuple[Tree, Array]:
-        """Return the actions and the rewards of n timesteps of a row, from the one with the number `first` on."""
-        numbers = self.numbers_of(row, first, n)
-        return self.actions.gather(numbers), self._rewards.gather(numbers)
-
-    def gather(self, trajectories: Sequence[Trajectory], allocate: Allocate) -> Rollouts:
-        """Return trajectories that have ended, in order; see `gathered_trajectories`."""
-        numbers = [self.numbers_of(each.row, each.begun, each.length) for each in trajectories]
-        together = np.concatenate([np.arange(0), *numbers])
-        return self.gathered_trajectories(trajectories, together, allocate, self._rewards.gather)
-
-    def keep(self, trajectories: Sequence[Trajectory]) -> None:
-        """Forget what none of these trajectories needs, if that is worth it; all others are over."""
-        begun = [each.begun for each in trajectories if each.begun >= 0]
-        self._resets.keep({each.number for each in trajectories})
-        step = min(begun, default=self.step)
-        if not step or 2 * step < self.step:  # what is kept has to be moved
-            return
-        for column in (self._rewards, self._owners):
-            column.forget_before(step, self.step)
-        for columns in (self.observations, self.actions, self._env_infos, self._agent_info, self.agent_infos):
-            columns.forget_before(step)
-        self.step -= step
-        for each in trajectories:
-            if each.begun >= 0:
-                each.begun -= step
-
-
-def _has_rows(infos: Any, n_rows: int) -> bool:
-    """Whether infos are dicts of arrays, lists and tuples of so many rows."""
-    return isinstance(infos, Mapping) and all(
-        len(value) == n_rows
-        if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim)
-        else _has_rows(value, n_rows)
-        for value in infos.values()
-    )
-
-
-# ----------------------------------------------------------------------
 
 
 @suggesting()
@@ -172,7 +41,7 @@ class StepsRecorder:
         self._manager, self._spaces, self._episodes = manager, spaces, episodes
         self._max_held = positive("max_held", max_held)
         n_envs, first = manager.n_envs, episodes.first_to_come
-        self._timesteps = TimestepRecorder(*spaces)
+        self._timesteps = StepRecorder(*spaces, n_envs, in_order=False)
         self._n_results = episodes.n_results.copy()  # of each environment, before the next one that is added
         self._now: dict[int, Trajectory] = {}  # the episodes that go on, by environment
         self._begun: dict[int, dict[str, Any]] = {}  # the infos of resets in the step that ended the episode before
@@ -264,24 +133,32 @@ class StepsRecorder:
             self._close(env_id, None)
         if self._next[env_id] == number and env_id not in self._now:
             index = env_id + number * len(self._next)
-            self._now[env_id] = Trajectory(None, 0, index, env_id, -1, self._timesteps.begin(info))
+            recorder = self._timesteps
+            self._now[env_id] = Trajectory(None, 0, index, env_id, -1, recorder.n_begun)
+            if info:
+                recorder.episode_infos.record(recorder.n_begun, info)
+            recorder.n_begun += 1
 
     def _record(self, steps: Steps, rows: list[int], infos: Mapping[int, dict[str, Any]], agent_infos: Any) -> None:
         if not rows:
             return
         recorder, index = self._timesteps, np.array(rows)
         ids = steps.env_ids[index]
-        numbers = recorder.record(ids, take(steps.previous_observations, index), take(steps.actions, index))
-        recorder.record_rewards(numbers, steps.rewards[index])
+        everyone = len(ids) == recorder.n_rows and bool((ids[1:] > ids[:-1]).all())
+        recorder.begin_call(None if everyone else ids, len(ids))
+        recorder.observations.extend(take(steps.previous_observations, index), len(ids))
+        recorder.actions.extend(take(steps.actions, index), len(ids))
+        recorder.rewards.frombytes(steps.rewards[index].astype(np.float64).tobytes())
+        numbers = np.arange(recorder.first, recorder.step)
         if agent_infos is not None:
-            recorder.record_agent_infos(numbers, agent_infos, index, len(steps))
+            record_infos_of_rows(recorder.agent_infos, numbers, agent_infos, index, len(steps))
         for number, row, env_id in zip(numbers.tolist(), rows, ids.tolist(), strict=True):
             trajectory = self._now[env_id]
             if not trajectory.length:
-                trajectory.begun = number
+                trajectory.begun = recorder.first
             trajectory.length += 1
             if row in infos:
-                recorder.record_info(number, infos[row])
+                recorder.record_env_info(number, infos[row])
 
     def _end(self, steps: Steps, row: int) -> ActionError | None:
         """End an episode; return what is wrong with its actions, for which it is left out."""
@@ -290,7 +167,8 @@ class StepsRecorder:
         if steps.failed[row]:
             self._close(env_id, None)
             return None
-        actions, _ = self._timesteps.history_of(env_id, trajectory.begun, trajectory.length)
+        recorder = self._timesteps
+        actions = recorder.actions.gather(recorder.numbers_of(env_id, trajectory.begun, trajectory.length))
         if (outside := check_actions(self._spaces[1], actions)) is not None:
             self._close(env_id, None)
             timestep, message = outside

@@ -430,8 +430,7 @@ class FragmentEnv(Row):
     def _take_end(self, end: End) -> None:
         """Take the end of an episode, or of the fragment."""
         recorder = self._recorder
-        self.length += len(recorder.float_rewards) - recorder.n_timesteps
-        self.info = end.info
+        self.length, self.info = end.n_timesteps, end.info
         if end.ended:
             self._generators = None
         elif self._seams is not None:

@@ -72,7 +72,7 @@ def test_a_script_runs_to_the_end_and_its_driver_ends_the_record():
     assert hooks.events[0] == ("start", 0.0, {"seed": 7})
     assert hooks.events[1:] == [(float(t), t == 5, False) for t in range(1, 6)] + [("end", False)]
     recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
-    rollouts = recorder.finish()
+    rollouts: Any = recorder.finish()
     assert rollouts.observations[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert rollouts.last_observations[:, 0].tolist() == [5]
 
@@ -91,8 +91,8 @@ def test_the_limit_counts_timesteps_of_all_parts():
     end = driven(script, other)
     assert (end.limited, end.terminated, end.observation.tolist()) == (True, False, [5])
     other.end(end.observation, False, False, limited=True)
-    assert recorder.finish().observations[:, 0].tolist() == [0, 1, 2]
-    assert other.finish().observations[:, 0].tolist() == [3, 4]
+    parts: Any = recorder.finish(), other.finish()
+    assert [part.observations[:, 0].tolist() for part in parts] == [[0, 1, 2], [3, 4]]
 
 
 def test_hooks_see_a_cut_neither_as_an_end_nor_as_a_start():
@@ -194,6 +194,6 @@ def test_a_stop_iteration_of_an_environment_or_an_agent_is_an_error(worker, agen
 
 
 def test_an_end_says_whether_the_trajectory_has_ended():
-    cut = End(None, terminated=False, truncated=False, limited=False, info={})
+    cut = End(None, terminated=False, truncated=False, limited=False, info={}, n_timesteps=0)
     assert not cut.ended
     assert all(cut._replace(**{name: True}).ended for name in ("terminated", "truncated", "limited"))

@@ -11,7 +11,7 @@ from streamsampler.data.trees import same
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.samplers.processes import LocalSampler
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
-from streamsampler.stepping.recorder import TimestepRecorder
+from streamsampler.workers.vec.steps import StepRecorder
 from streamsampler.workers.vec.rows import row_of
 from tests.stepping.conftest import MODES, kill
 from tests.stepping.environments import Counting, Strolling, Varied
@@ -215,7 +215,7 @@ def test_a_call_that_is_broken_off_is_not_repeated(monkeypatch):
         recorder = manager.recorder()
         recorder.add(manager.reset())
         steps = manager.step([1])
-        monkeypatch.setattr(TimestepRecorder, "record_rewards", interrupted)
+        monkeypatch.setattr(StepRecorder, "begin_call", interrupted)
         with pytest.raises(KeyboardInterrupt):
             recorder.add(steps)
         for call in (lambda: recorder.add(steps), recorder.take):

@@ -11,9 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from streamsampler.core.errors import DataError, NotReproducibleError, WorkerError, WorkerHungError
+from streamsampler.core.errors import NotReproducibleError, WorkerHungError
 from streamsampler.core.serialization import HeldPayload, Payload
-from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Answered, Event, Logged, Restored
 from streamsampler.engines.launch.child import make_room
 from streamsampler.engines.local import LocalChannel, LocalEngine
@@ -22,21 +21,14 @@ from streamsampler.protocol.messages import Message, Phase, Start, Ticket
 from streamsampler.protocol.restarts import Policy
 from streamsampler.rollouts.script import End
 from streamsampler.samplers.payloads import EnvironmentFacts
-from streamsampler.stepping.inference.asking import Asking
 from streamsampler.stepping.inference.environments import Environments
-from streamsampler.stepping.inference.fragments import (
-    HookedParentGroup,
-    ParentGroup,
-    ParentGroups,
-    begun_of,
-    without_env,
-)
+from streamsampler.stepping.inference.fragments import RemoteGroup, RemoteGroups
 from streamsampler.stepping.inference.processes import Launch, RolloutTransport
+from streamsampler.stepping.inference.remote_rows import RemoteRows
 from streamsampler.stepping.options import watch_of
 from streamsampler.stepping.stepper import RolloutStepper
 from streamsampler.workers.base import AbnormalTrajectoryError, Outcome, Worker, WorkerContext
 from streamsampler.workers.factory import WorkerSetup
-from streamsampler.workers.hooks import TrajectoryContext
 from streamsampler.workers.threads import ThreadLimit
 from streamsampler.workers.turns import turn
 from streamsampler.workers.vec.agents import BatchedAgent
@@ -47,21 +39,21 @@ from streamsampler.workers.vec.tickets import RunningTicket
 from streamsampler.workers.vec.worker import VecWorker
 
 # ----------------------------------------------------------------------
-# Run trajectories side by side in environments of other processes, in lanes or in blocks.
 
 
-class ParentRunner(LaneRunner):
-    """Runs trajectories in environments of other processes.
+class RemoteLanes(RemoteRows, LaneRunner):
+    """Runs trajectories in environments of other processes, in lanes each at its own pace where the agent can wait.
+
+    In blocks, and where the agent remembers something from step to step, environments wait for each other.
 
     Args:
         environments: The environments.
         worker: Shows phase and trajectory.
-        more: What a subclass of another `LaneRunner` takes besides.
+        more: Further ones of `RemoteRows` and `LaneRunner`.
     """
 
     def __init__(self, environments: Environments, worker: Worker, **more: Any) -> None:
-        self._environments, self._proxies = environments, environments.proxies
-        super().__init__(list(environments.proxies), worker, **more)
+        super().__init__(list(environments.proxies), worker, environments=environments, **more)
         self._is_loss = False  # whether what was raised last is about a process, and no trajectory
 
     @property
@@ -69,173 +61,49 @@ class ParentRunner(LaneRunner):
         """Whether what was raised last may have been raised for a trajectory of a later ticket."""
         return not self._is_loss and super().failed_ahead
 
-    def _explain(self, error: BaseException) -> None:
-        self._is_loss = isinstance(error, WorkerError)
-        if self._is_loss:
-            self._worker.trajectory = None  # the one in hand need not be the one that is lost
-        else:
-            super()._explain(error)
-
-    def forget(self) -> tuple[int, int]:
-        """Forget all tickets; see `LaneRunner.forget`. Steps under way are waited for, so that they are counted."""
-        try:
-            self._environments.give_up()
-        except BaseException:
-            super().forget()
-            raise
-        return super().forget()
-
-
-class HookedParentRunner(ParentRunner):
-    """Steps all environments at the same time, calls hooks, and leaves out what `drop_if` marks."""
-
-    def _context_of(self, row: int, index: int, seed: int, version: int) -> TrajectoryContext:
-        return without_env(super()._context_of(row, index, seed, version))
-
-    def _reset_function(self, row: int, index: int) -> Callable[..., Any]:
-        def reset(*, seed: int) -> Any:
-            self._environments.reset(row, index, seed, self._worker.resets)
-            return begun_of(self._proxies[row], self._worker)
-
-        return reset
-
-    def _take_end(self, row: int, end: End) -> None:
-        self._environments.end(row)
-        super()._take_end(row, end)
-
-    def _step_all(self) -> None:
-        live, singles, proxies = self._live, self._singles, self._proxies
-        self._environments.step(live, singles if len(live) == self._n_rows else [singles[row] for row in live])
-        for row in live:
-            proxies[row].is_requested = True
-        super()._step_all()
-
-    def _end_left_out(self, row: int, error: AbnormalTrajectoryError) -> None:
-        self._environments.end(row)
-        super()._end_left_out(row, error)
-
-
-# ----------------------------------------------------------------------
-# Without waiting for slow environments: the agent is asked for the rows that are ready.
-
-
-class WaitingRunner(ParentRunner):
-    """Runs trajectories, in lanes each at the pace of its environment where the agent does not mind; see `Asking`.
-
-    In blocks, and where the agent remembers something from step to step, environments wait for each other.
-
-    Args:
-        environments: The environments.
-        worker: Shows phase and trajectory.
-        n_groups: Into how many groups rows are parted: environments of one step while the agent is asked for another.
-    """
-
-    def __init__(self, environments: Environments, worker: Worker, n_groups: int) -> None:
-        super().__init__(environments, worker)
-        self._asking = Asking(self, environments, worker, self.spaces, n_groups, rounds=False)
-
-    # ------------------------------------------------------------------ tickets
+    def _is_done(self) -> bool:
+        return self._tickets.in_hand.n_ended >= self._n_wanted
 
     def _begin_ticket(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
         running = super()._begin_ticket(ticket, seeds, agent)
-        self._asking.masks = self._masks
-        self._asking.together = not (agent.can_wait and self._in_lanes)
-        self._environments.history_of = self._asking.history_of
+        self.together = not (agent.can_wait and self._in_lanes)
+        self._environments.history_of = self.history_of
         return running
 
-    def gather(self, most: int | None) -> Rollouts:
-        """Return the first trajectories of the ticket in hand, or all of them."""
-        return self._asking.timesteps.gather(self.ended()[:most], self._worker.context.allocate)
+    def _reset_function(self, row: int, index: int) -> Callable[..., Any]:
+        return self._request_reset(row, index)
 
-    def end_ticket(self) -> None:
-        """Forget the ticket in hand."""
-        self._tickets.end()
-        self._asking.keep(self._tickets.begun())
+    def _take_end(self, row: int, end: End) -> None:
+        super()._take_end(row, end)
+        self._find_live()
+
+    def _leave_out(self, row: int, error: AbnormalTrajectoryError) -> None:
+        super()._leave_out(row, error)
+        self._find_live()
 
     def forget(self) -> tuple[int, int]:
-        """Forget all tickets; see `LaneRunner.forget`."""
+        """Forget all tickets; see `LaneRunner.forget`. Steps under way are waited for, so that they are counted."""
         self._environments.history_of = None
-        self._asking.clear()
-        return super().forget()
-
-    # ------------------------------------------------------------------ running
-
-    def _run(self, n_ended: int) -> bool:
-        running = self._tickets.in_hand
-        assert self._agent is not None
-        self.count(0)
         try:
-            self._begin_silent()
-            while running.n_ended < n_ended:
-                if None in self._running and self._tickets.look_ahead():
-                    self._begin_silent()
-                self._row = -1
-                if not self._asking.turn(self._agent, running.ticket.version, lambda: running.n_ended >= n_ended):
-                    return False
-        except BaseException as error:
-            self._explain(error)
-            raise
-        return True
-
-    def _begin_silent(self) -> None:
-        for row, trajectory in enumerate(self._running):
-            if trajectory is None and (found := self._tickets.next_in(row)) is not None:
-                self._begin(row, *found)
-
-    def _begin(self, row: int, running: RunningTicket, position: int) -> None:
-        """Begin a trajectory in a row: its environment is reset meanwhile."""
-        worker, agent, index = self._worker, self._agent, running.ticket.indices[position]
-        assert agent is not None
-        self._row = row
-        trajectory = self._running[row] = self._asking.begin(row, running, position, index)
-        running.begun.append(trajectory)
-        worker.row.words[worker.row.trajectory_word] = index + 1
-        worker.trajectory, worker.phase = index, Phase.RESET
-        self._environments.reset(row, index, running.seeds[position], worker.resets)
-        if running.prepared is not None:
-            worker.phase = Phase.AGENT_RESET
-            agent.begin(row, running.prepared, position)
-        worker.phase, self._row = Phase.STEP, -1
-
-    def count(self, n: int) -> None:
-        """Count timesteps that were run."""
-        self.n_ran += n
-        self._worker.row.words[self._worker.row.timesteps_word] = self.n_ran
-
-    def take_in_hand(self, row: int) -> None:
-        """Note that the next exception is about a row."""
-        self._row = row
-
-    def row_ended(self, row: int) -> None:
-        """Begin the next trajectory in a row, if there is one."""
-        ended, agent = self._asking.running[row], self._agent
-        assert agent is not None
-        ended.end(ended.last, ended.terminated, ended.truncated, agent, self._worker)
-        ended.ticket.n_ended += 1
-        self._running[row] = None
-        self._fill_row(row)
+            self._environments.give_up()
+        finally:
+            self._forget_rows()
+            forgotten = super().forget()
+        return forgotten
 
     # ------------------------------------------------------------------ errors
 
     def _explain(self, error: BaseException) -> None:
-        self._singles = self._asking.last_actions(self._row)
-        if self._worker.phase is Phase.STEP and isinstance(error, DataError):
-            self._worker.phase = Phase.RECORDING  # what a step returned
-        super()._explain(error)
-
-    def _timestep_of(self, trajectory: Trajectory) -> int:
-        return self._asking.timestep_of(trajectory.row)
+        self._is_loss = not self._prepare_explaining(error)
+        if not self._is_loss:
+            super()._explain(error)
 
     def _in_hand(self) -> list[Trajectory]:
         running = super()._in_hand()
         if self._worker.phase is Phase.STEP:
             return running
         # Environments of other rows step meanwhile: their observations may be ones that no agent is ever shown.
-        return [each for each in running if self._asking.asked[each.row]]
-
-    def _raises_alone(self, trajectory: Trajectory) -> bool:
-        assert self._agent is not None
-        return self._asking.raises_alone(self._agent, trajectory.row)
+        return [each for each in running if self._asked[each.row]]
 
 
 # ----------------------------------------------------------------------
@@ -293,11 +161,8 @@ class ParentWorker(VecWorker):
             self._environments = Environments(n_envs, self.launch, self.close_timeout)
         self._environments.update(env_update)
         self._envs = list(self._environments.proxies)
-        if self.context.hooks is None:
-            self._runner = WaitingRunner(self._environments, self, self._n_row_groups)
-        else:
-            self._make_callers(len(self._envs))
-            self._runner = HookedParentRunner(self._environments, self, callers=self.hook_callers)
+        self._make_callers(len(self._envs))
+        self._runner = RemoteLanes(self._environments, self, callers=self.hook_callers, n_groups=self._n_row_groups)
         if not self._agents.empty:
             self._choose_lanes()
 
@@ -342,9 +207,8 @@ class ParentWorker(VecWorker):
 
     def _make_groups(self, base_version: int) -> RunningGroups:
         assert self._environments is not None
-        own: dict[str, Any] = {"environments": self._environments, "agents": self._agents}
-        kind = partial(ParentGroup, n_groups=self._n_row_groups) if self.context.hooks is None else HookedParentGroup
-        return ParentGroups(self, base_version, self._environments, partial(kind, **own))
+        group = partial(RemoteGroup, environments=self._environments, agents=self._agents, n_groups=self._n_row_groups)
+        return RemoteGroups(self, base_version, self._environments, group)
 
     def abandon(self) -> tuple[int, int]:
         """Forget the trajectories of later tickets that run already; see `Worker.abandon`."""

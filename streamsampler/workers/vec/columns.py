@@ -206,9 +206,16 @@ class Columns:
 
     def extend(self, values: Tree, n: int) -> None:
         """Write copies of n values that were checked, leaves of (n, ...), as the next n steps; there is one row."""
-        for leaf, (_, part) in zip(self._leaves, leaves(values), strict=True):
-            leaf.extend(self.n_steps, part)
+        if self._only is not None:
+            self._only.extend(self.n_steps, cast("Array", values))
+        else:
+            for leaf, (_, part) in zip(self._leaves, leaves(values), strict=True):
+                leaf.extend(self.n_steps, part)
         self.n_steps += n
+
+    def nested(self, parts: Iterable[Array]) -> Tree:
+        """Nest arrays, one for each leaf in order, as the space does."""
+        return nested(self._space, iter(parts))
 
     def row_batch(self, step: int) -> Tree:
         """Return the (n_rows, ...) values of a step, which is at most the next one: views to read, or to write to.

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 from streamsampler.agents.base import reset_agent_function
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import Binding, End, Script, own_error, phase_of
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
+from streamsampler.workers.board import phase_number
 from streamsampler.workers.hooks import HookCaller, ShownTrajectory, TrajectoryContext, reset_of
 from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.rows import info_of_row, padded, singles_of
-from streamsampler.workers.vec.steps import StepRecorder
+from streamsampler.workers.vec.steps import BatchRecorder
 
 # An enum's member costs 100 ns to look up on Python 3.11.
 _RECORDING, _STEP, _ACTION = Phase.RECORDING, Phase.STEP, Phase.ACTION
+_ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 
 
 class RowsDriver:
@@ -32,6 +35,7 @@ class RowsDriver:
         n_rows: How many rows there are.
         callers: For each environment what calls its hooks: those that keep something from one timestep to the next see
             one trajectory after the other, as in `DefaultWorker`. None without hooks.
+        in_order: See `StepRecorder`.
 
     Attributes:
         spaces: The same.
@@ -41,10 +45,10 @@ class RowsDriver:
 
     def __init__(
         self, worker: Worker, envs: Sequence[Any], spaces: tuple[Any, Any], n_rows: int,
-        callers: Sequence[HookCaller] = (),
+        callers: Sequence[HookCaller] = (), *, in_order: bool = True,
     ) -> None:  # fmt: skip
         self._worker, self._envs, self.spaces, self._n_rows = worker, envs, spaces, n_rows
-        self._recorder = StepRecorder(*spaces, n_rows)
+        self._recorder = BatchRecorder(*spaces, len(envs), n_rows, in_order=in_order)
         rows = zip(callers, self._recorder.rows, strict=False)
         self._hooks = [ShownTrajectory(worker, caller, row) for caller, row in rows]
         self._agent: BatchedAgent | None = None
@@ -57,6 +61,7 @@ class RowsDriver:
         self._row = -1  # the row in hand; -1 while it is about all of them
         self._infos_together: Mapping[str, Any] = {}  # the agent's, of all rows
         self._info_of: dict[int, dict[str, Any]] = {}  # the agent's, where there is one for each row
+        self._version = 0  # of the ticket in hand
         self.seconds = [0.0, 0.0, 0.0]
         self.n_ran = 0
 
@@ -97,40 +102,60 @@ class RowsDriver:
 
     # ------------------------------------------------------------------ a step of all rows
 
-    def _choose(self) -> None:
-        """Let the agent choose actions on the rows' observations, and record them."""
+    def _round(self) -> None:
+        """Ask the agent once, and send the scripts their actions."""
+        row, seconds = self._worker.row, self.seconds
+        words = row.words
+        self._row = -1
+        words[row.phase_word] = _ACTION_NUMBER
+        began = perf_counter()
+        actions = self._choose(self._live, self._sources)
+        self._singles = singles_of(self.spaces[1], actions)
+        between = perf_counter()
+        words[row.phase_word] = _STEP_NUMBER
+        self._step_all()
+        words[row.timesteps_word] = self.n_ran
+        seconds[1] += between - began
+        seconds[2] += perf_counter() - between
+
+    def _choose(self, rows: list[int], sources: list[int] | None) -> Any:
+        """Let the agent choose actions on the observations of rows, and record them.
+
+        Args:
+            rows: The rows, rising.
+            sources: For each row of the agent's batch the one whose observation it has; None for itself.
+
+        Returns:
+            The actions of all rows of the batch, as environments get them.
+        """
         worker, recorder = self._worker, self._recorder
         assert self._agent is not None
         worker.phase = _RECORDING
-        sources = self._sources
-        batch = recorder.batch(sources)
-        masks = None if self._masks is None else self._masks.of(batch, self._take_infos(), self._live, sources)
+        batch = recorder.batch(rows, sources)
+        masks = None if self._masks is None else self._masks.of(batch, self._take_infos(rows), rows, sources)
         self._infos_together = {}
         self._info_of.clear()
-        actions, infos = self._agent.choose(batch, self._live, worker, self._record_agent_info, masks)
+        actions, infos = self._agent.choose(batch, rows, worker, self._record_agent_info, masks)
         worker.phase = _ACTION
         if sources is not None:
             actions = padded(self.spaces[1], actions, sources)
-        columns = recorder.actions
-        columns.append(actions)
-        if self._rounds:
-            actions = columns.row_batch(columns.n_steps - 1)
-        self._singles = singles_of(self.spaces[1], actions)
+        recorded = recorder.record_actions(rows, actions)
         if infos:
             worker.phase = _RECORDING
-            recorder.record_agent_infos(infos)
+            recorder.record_agent_infos(rows, infos)
             self._infos_together = infos
+        return recorded if self._rounds else actions
 
-    def _take_infos(self) -> dict[int, Any]:
+    def _take_infos(self, rows: Sequence[int]) -> dict[int, Any]:
         """Return the infos that came with the rows' observations, for masks; they are not needed again."""
         infos = {}
-        for row in self._live:
+        for row in rows:
             recorder = self._recorder.rows[row]
             infos[row], recorder.info = recorder.info, None
         return infos
 
     def _record_agent_info(self, row: int, info: Any) -> None:
-        self._recorder.record_agent_info((self._recorder.step - 1) * self._n_rows + row, info)
+        self._recorder.record_agent_info(self._recorder.first + self._recorder.position_of(row), info)
         self._info_of[row] = info
 
     def _step_all(self) -> None:  # noqa: C901 - see below
@@ -139,7 +164,7 @@ class RowsDriver:
         The inner loop: it is measured, and nothing else belongs here.
         """
         live, sends, singles, hooks = self._live, self._sends, self._singles, self._hooks
-        recorders, rewards, n_ran = self._recorder.rows, [0.0] * self._n_rows, self.n_ran
+        recorders, rewards, n_ran = self._recorder.rows, list[float](), self.n_ran
         board_row = self._worker.row
         words, timesteps_word = board_row.words, board_row.timesteps_word
         watched: Any = board_row.attention if not hooks else True
@@ -156,7 +181,7 @@ class RowsDriver:
                     hooks[row].lost(end := error)
                 if watched:
                     words[timesteps_word] = self.n_ran = n_ran + n + 1
-                rewards[row] = recorders[row].float_rewards.pop()
+                rewards.append(recorders[row].float_rewards.pop())
                 if end is not None:
                     self._row = row
                     if isinstance(end, End):
@@ -188,3 +213,16 @@ class RowsDriver:
     def _leave_out(self, row: int, error: AbnormalTrajectoryError) -> None:
         """Take the end of a row's script whose trajectory is in no batch, which hooks have seen."""
         raise NotImplementedError
+
+    def _raises_alone(self, row: int) -> bool:
+        """Return whether the agent raises when all rows have one row's observation."""
+        assert self._agent is not None
+        batch = self._recorder.repeated(row)
+        masks = None if self._masks is None else self._masks.repeated(row)
+        try:
+            self._agent.choose(batch, [row], self._worker, lambda _row, _info: None, masks)
+        except Exception:
+            return True
+        finally:
+            self._worker.phase = _ACTION
+        return False

@@ -41,11 +41,12 @@ class Group(RowsDriver):
         n_rows: How many rows a batch has.
         rows: The environments, as many at most.
         worker: The worker.
+        more: Further ones of `RowsDriver`.
     """
 
-    def __init__(self, number: int, n_rows: int, rows: list[Row], worker: Worker) -> None:
+    def __init__(self, number: int, n_rows: int, rows: list[Row], worker: Worker, **more: Any) -> None:
         callers = [row.caller for row in rows if row.caller is not None]
-        super().__init__(worker, [row.env for row in rows], worker.spaces, n_rows, callers)
+        super().__init__(worker, [row.env for row in rows], worker.spaces, n_rows, callers, **more)
         self.number, self.rows = number, rows
         self._live = list(range(len(rows)))
         if len(rows) < n_rows:
@@ -56,8 +57,7 @@ class Group(RowsDriver):
         self._in_force = InForce(worker, lambda update: self._pool.update(update, n_rows, self.spaces))
         self._seed = rows[0].seed  # of the global generators, and of agents that are not reset by rows
         self._generators: Any = None
-        self._version = 0
-        self._goes_on = True  # whether another timestep follows in the fragment
+        self._left: list[int] = []  # how many timesteps each row has still to take
         self._running: list[Trajectory] = []  # by row
         self._ended: list[list[Trajectory]] = []
 
@@ -133,33 +133,42 @@ class Group(RowsDriver):
         return position if 0 <= position < len(self.rows) else 0
 
     def _run(self, version: int, n_timesteps: int) -> bool:
-        worker, recorder, rows = self._worker, self._recorder, self.rows
-        board = worker.row
+        worker, rows = self._worker, self.rows
         fresh = set_states(self._seed, self._generators)
-        recorder.clear()
+        self._recorder.clear()
         self._ended = [[] for _ in rows]
         self._running = [Trajectory(None, 0, 0, position, 0) for position in range(len(rows))]
+        self._left = [n_timesteps] * len(rows)
         self.n_ran = worker.ran_timesteps
-        for position in range(len(rows)):
-            self._begin(position)
-        for timestep in range(n_timesteps):
-            board.set_phase(Phase.ACTION)
-            self._row, began = -1, perf_counter()
-            self._choose()
-            between = perf_counter()
-            board.set_phase(Phase.STEP)
-            self._goes_on = timestep + 1 < n_timesteps
-            self._step_all()
-            self.seconds[1] += between - began
-            self.seconds[2] += perf_counter() - between
-            worker.ran_timesteps = board.words[board.timesteps_word] = self.n_ran
-            if not board.may_run(version):
-                return False
-        for position, row in enumerate(rows):
-            if row.script is not None:
-                self._take_end(position, row.script.throw(Cut()))
+        if not self._run_rows(version):
+            return False
         self._generators = drawn_states(fresh)
         return True
+
+    def _run_rows(self, version: int) -> bool:
+        """Let all rows take the timesteps that they have left."""
+        worker = self._worker
+        for position in range(len(self.rows)):
+            self._begin(position)
+        while any(self._left):
+            self._round()
+            worker.ran_timesteps = self.n_ran
+            if not worker.row.may_run(version):
+                return False
+        return True
+
+    def _step_all(self) -> None:
+        """Send the scripts their actions; all rows have the same number of timesteps left."""
+        left = self._left[0] - 1
+        self._left = [left] * len(self.rows)
+        super()._step_all()
+        for position in range(len(self.rows)) if not left else ():
+            self._cut(position)
+
+    def _cut(self, position: int) -> None:
+        """End a row's part at the end of the fragment, if an episode goes on."""
+        if (script := self.rows[position].script) is not None:
+            self._take_end(position, script.throw(Cut()))
 
     def _begin(self, position: int) -> None:
         """Begin an episode in a row, or go on with the one that is there."""
@@ -194,20 +203,16 @@ class Group(RowsDriver):
         return reset_function(row.env, self._worker.resets, (0,))
 
     def _begin_part(self, position: int, script: Script, binding: Binding | None = None) -> None:
-        recorder = self._recorder
-        self._running[position] = Trajectory(
-            None, 0, self.rows[position].index, position, recorder.step, recorder.n_begun
-        )
+        self._running[position] = self._recorder.begin(None, 0, self.rows[position].index, position)
         self._start(position, script, binding)
 
     def _take_end(self, row: int, end: End) -> None:
         """End the part of a row's episode in this fragment, and begin the next episode if there are timesteps left."""
         part, of_env = self._running[row], self.rows[row]
-        part.length = self._recorder.step - part.begun
-        of_env.length += part.length
+        part.length, of_env.length = end.n_timesteps - of_env.length, end.n_timesteps
         of_env.info = end.info
         self._end_part(row, end)
-        if end.ended and self._goes_on:
+        if end.ended and self._left[row]:
             self._begin_next(row)
 
     def _end_part(self, position: int, end: End) -> None:

@@ -30,7 +30,7 @@ from streamsampler.workers.vec.tickets import RunningTicket, RunningTickets, pos
 # An enum's member costs 100 ns to look up on Python 3.11.
 _RESET, _AGENT_RESET, _RECORDING, _STEP = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING, Phase.STEP
 _RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Phase.AGENT_RESET)
-_ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
+_STEP_NUMBER = phase_number(Phase.STEP)
 
 
 class LaneRunner(RowsDriver):
@@ -51,21 +51,23 @@ class LaneRunner(RowsDriver):
         worker: Shows phase and trajectory.
         fixed_rows: Whether trajectory i runs in row i mod n in blocks, too: the environments differ.
         callers: For each environment what calls its hooks; none without hooks.
+        more: Further ones of `RowsDriver`.
     """
 
     def __init__(
         self, envs: list[gymnasium.Env[Any, Any]], worker: Worker, *, fixed_rows: bool = False,
-        callers: Sequence[HookCaller] = (),
+        callers: Sequence[HookCaller] = (), **more: Any,
     ) -> None:  # fmt: skip
         # Through wrappers it takes a microsecond to look the spaces up.
         spaces = envs[0].observation_space, envs[0].action_space
-        super().__init__(worker, envs, spaces, len(envs), callers)
+        super().__init__(worker, envs, spaces, len(envs), callers, **more)
         self._limit = worker.context.max_episode_length or NO_LIMIT
         self._tickets = RunningTickets(worker, self._n_rows)
         self._running: list[Trajectory | None] = [None] * self._n_rows
         self._in_lanes = True
         self._fixed_rows = fixed_rows
         self._at_fault: Trajectory | None = None
+        self._n_wanted = 0  # how many trajectories of the ticket in hand are to end
 
     @property
     def n_slots(self) -> int:
@@ -193,8 +195,7 @@ class LaneRunner(RowsDriver):
 
     def _begin_one(self, row: int, running: RunningTicket, position: int) -> None:
         worker, index, seed = self._worker, running.ticket.indices[position], running.seeds[position]
-        trajectory = Trajectory(running, position, index, row, self._recorder.step, self._recorder.n_begun)
-        self._running[row] = trajectory
+        trajectory = self._running[row] = self._recorder.begin(running, position, index, row)
         running.begun.append(trajectory)
         words, phase_word = worker.row.words, worker.row.phase_word
         words[worker.row.trajectory_word] = index + 1
@@ -229,7 +230,7 @@ class LaneRunner(RowsDriver):
         trajectory, recorder = self._running[row], self._recorder.rows[row]
         assert trajectory is not None
         assert self._agent is not None
-        trajectory.length = self._recorder.step - trajectory.begun
+        trajectory.length = end.n_timesteps
         trajectory.metrics, recorder.metrics = recorder.metrics, {}
         truncated = end.truncated or end.limited
         trajectory.end(snapshot(end.observation), end.terminated, truncated, self._agent, self._worker)
@@ -266,26 +267,16 @@ class LaneRunner(RowsDriver):
 
     def _run(self, n_ended: int) -> bool:
         """Step the environments until so many of the ticket's trajectories have ended, or its version may not run."""
-        worker, words, running = self._worker, self._worker.row.words, self._tickets.in_hand
-        version = running.ticket.version
-        phase_word, timesteps_word, seconds = worker.row.phase_word, worker.row.timesteps_word, self.seconds
-        words[timesteps_word] = self.n_ran
+        words, running = self._worker.row.words, self._tickets.in_hand
+        words[self._worker.row.timesteps_word] = self.n_ran
+        version = self._version = running.ticket.version
+        self._n_wanted = n_ended
         try:
             self._fill()
             while running.n_ended < n_ended:
                 if len(self._live) < self._n_rows and self._tickets.look_ahead():
                     self._fill()
-                self._row = -1
-                words[phase_word] = _ACTION_NUMBER
-                began = perf_counter()
-                self._choose()
-                between = perf_counter()
-                words[phase_word] = _STEP_NUMBER
-                worker.phase = _STEP
-                self._step_all()
-                words[timesteps_word] = self.n_ran
-                seconds[1] += between - began
-                seconds[2] += perf_counter() - between
+                self._round()
                 if words[0] > version:
                     return False
         except BaseException as error:
@@ -325,7 +316,7 @@ class LaneRunner(RowsDriver):
             locate(cast("DataError", error), self._envs[0], timestep - (not isinstance(error, ObservationError)))
 
     def _timestep_of(self, trajectory: Trajectory) -> int:
-        return self._recorder.step - trajectory.begun
+        return self._recorder.n_asked(trajectory.row, trajectory.begun)
 
     def _found_at_fault(self, error: BaseException) -> Trajectory | None:
         """Return the trajectory that an exception is about; None if it may be one of several."""
@@ -342,21 +333,8 @@ class LaneRunner(RowsDriver):
         names = ", ".join(str(each.index) for each in running)
         error.add_note(f"get_actions had the observations of trajectories {names}")
         if worker.phase is Phase.ACTION and isinstance(error, Exception) and self._in_lanes:
-            return next((each for each in running if self._raises_alone(each)), running[0])
+            return next((each for each in running if self._raises_alone(each.row)), running[0])
         return running[0]
 
     def _in_hand(self) -> list[Trajectory]:
         return [each for each in self._running if each is not None]
-
-    def _raises_alone(self, trajectory: Trajectory) -> bool:
-        """Return whether the agent raises when all rows have one trajectory's observation."""
-        assert self._agent is not None
-        batch = self._recorder.repeated(trajectory.row)
-        masks = None if self._masks is None else self._masks.repeated(trajectory.row)
-        try:
-            self._agent.choose(batch, [trajectory.row], self._worker, lambda _row, _info: None, masks)
-        except Exception:
-            return True
-        finally:
-            self._worker.phase = Phase.ACTION
-        return False

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.core.errors import DataError, ObservationError
+from streamsampler.core.errors import ActionError, DataError, ObservationError
 from streamsampler.data.copying import Allocate, Recorder, make_recorder
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace, flag_of, reward_recorder
-from streamsampler.data.trees import Array, Tree, leaves, map_tree, object_array, snapshot
+from streamsampler.data.trees import Array, Tree, map_tree, object_array, snapshot
 from streamsampler.protocol.messages import Dropped, Phase
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.agents import BatchedAgent
-from streamsampler.workers.vec.columns import ColumnsRecorder
-from streamsampler.workers.vec.rows import InfosInAnyOrder
+from streamsampler.workers.vec.columns import Columns, ColumnsRecorder
+from streamsampler.workers.vec.rows import BatchInfos, InfosInAnyOrder
 
 _ALIGNMENT = 64
 
@@ -36,7 +38,7 @@ class Trajectory:
         position: Its position in the ticket.
         index: Its index.
         row: The row that it runs in.
-        begun: The step in which it began.
+        begun: The number of the first timestep of the first call that is about it; negative before that is known.
         number: How many trajectories had begun before.
         length: Its timesteps, when it has ended.
         last: Its last observation.
@@ -70,33 +72,116 @@ class Trajectory:
             worker.phase = phase
 
 
-class TrajectoryRecorder(ColumnsRecorder):
-    """Records what n rows did, whatever trajectories they are of; see `ColumnsRecorder`."""
+class StepRecorder(ColumnsRecorder):
+    """Records the timesteps of n rows in the order in which the agent is asked for their actions.
 
-    def __init__(self, observation_space: AnySpace, *args: Any) -> None:
-        super().__init__(observation_space, *args)
+    A call of the agent is about all rows, or some of them: those that are ready. A timestep's number counts all
+    timesteps before it, those that were forgotten apart.
+
+    Args:
+        observation_space: The space of a single observation.
+        action_space: The space of a single action.
+        n_rows: How many rows.
+        in_order: Whether infos of timesteps come in the order of these, and are copied.
+
+    Attributes:
+        n_rows: The same.
+        first: The number of the first timestep of the last call; `step` is the one after its last.
+        rewards: The rewards, by number.
+        record_env_info: Takes (number, info).
+    """
+
+    def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_rows: int, *, in_order: bool) -> None:
+        env_infos = InfoRecorder("env_infos") if in_order else InfosInAnyOrder("env_infos")
+        self.episode_infos = EpisodeInfos("episode_infos")
+        super().__init__(observation_space, action_space, 1, env_infos, self.episode_infos)
+        self.n_rows = n_rows
+        self.record_env_info: Callable[[int, dict[str, Any]], None] = env_infos.record
         self._last = make_recorder(observation_space, "observation", ObservationError)
+        self.rewards = array("d")
+        self.first = 0
+        self._calls: list[tuple[int, NDArray[np.int64] | None]] = []  # first number, and rows; None for all of them
+        self._is_regular = True  # whether all calls were about all rows
 
-    def gathered_trajectories(
-        self, trajectories: Sequence[Trajectory], numbers: NDArray[np.int64], allocate: Allocate,
-        rewards: Callable[[NDArray[np.int64]], Array],
-    ) -> Rollouts:  # fmt: skip
+    def clear(self) -> None:
+        """Forget everything."""
+        super().clear()
+        del self.rewards[:], self._calls[:]
+        self.first, self._is_regular = 0, True
+
+    # ------------------------------------------------------------------ calls
+
+    def begin_call(self, rows: NDArray[np.int64] | None, n: int) -> None:
+        """Begin a call, which is about n rows, rising; None stands for all."""
+        self._calls.append((self.step, rows))
+        self._is_regular = self._is_regular and rows is None
+        self.first, self.step = self.step, self.step + n
+
+    def position_of(self, row: int) -> int:
+        """Return the position of a row in the last call."""
+        rows = self._calls[-1][1]
+        return row if rows is None else int(rows.searchsorted(row))
+
+    def numbers_of(self, row: int, begun: int, n: int) -> NDArray[np.int64]:
+        """Return the numbers of n timesteps of a row, from the first one on that is not before `begun`."""
+        if self._is_regular:
+            return begun + row + np.arange(n) * self.n_rows
+        return np.flatnonzero(self._owners(begun) == row)[:n] + begun
+
+    def n_asked(self, row: int, begun: int) -> int:
+        """Return for how many timesteps of a row, not before `begun`, the agent was asked."""
+        if self._is_regular:
+            return (self.step - begun) // self.n_rows
+        return int(np.count_nonzero(self._owners(begun) == row))
+
+    def _owners(self, begun: int) -> NDArray[np.int64]:
+        """Return the row of each timestep from a number on, with which a call begins."""
+        place = bisect_left(self._calls, begun, key=itemgetter(0))
+        everyone = np.arange(self.n_rows)
+        owners = [everyone if rows is None else rows for _, rows in self._calls[place:]]
+        return np.concatenate(owners) if owners else np.arange(0)
+
+    def _numbers(self, trajectories: Sequence[Trajectory], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of trajectories, one after the other."""
+        if not trajectories:
+            return np.arange(0)
+        begun = np.array([each.begun for each in trajectories], np.int64)
+        rows = np.array([each.row for each in trajectories], np.int64)
+        if self._is_regular:
+            stops = np.cumsum(lengths)
+            numbers = np.repeat(begun + rows - (stops - lengths) * self.n_rows, lengths)
+            return numbers + np.arange(0, len(numbers) * self.n_rows, self.n_rows)
+        start = int(begun.min())
+        owners = self._owners(start)
+        order = np.argsort(owners, kind="stable")  # by row, and then in time
+        firsts = np.searchsorted(owners[order], np.arange(self.n_rows + 1))
+        found = []
+        for trajectory, length in zip(trajectories, lengths.tolist(), strict=True):
+            own = order[firsts[trajectory.row] : firsts[trajectory.row + 1]]
+            place = int(own.searchsorted(trajectory.begun - start))
+            found.append(own[place : place + length])
+        return np.concatenate(found) + start
+
+    # ------------------------------------------------------------------ trajectories
+
+    def gather(self, trajectories: Sequence[Trajectory], allocate: Allocate) -> Rollouts:
         """Return trajectories that have ended, in order.
 
         Args:
             trajectories: The trajectories.
-            numbers: The numbers of all their values.
             allocate: Makes the arrays of what there is of each timestep.
-            rewards: Returns the rewards of numbers, in their order.
 
         Raises:
             ActionError: An action outside its space; its attribute `position` is the position in `trajectories`.
             ObservationError: A last observation that does not fit its space, with the same attribute.
             DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
         """
+        lengths = np.array([each.length for each in trajectories], dtype=np.int64)
         return self.gathered(
-            numbers, lengths_of(trajectories), np.array([each.number for each in trajectories], dtype=np.int64),
-            allocate, rewards=rewards, last_observations=partial(self._last_observations, trajectories),
+            self._numbers(trajectories, lengths), lengths, np.array([each.number for each in trajectories], np.int64),
+            # A view that stays would keep the rewards from growing.
+            allocate, rewards=lambda numbers: np.frombuffer(self.rewards, np.float64).take(numbers),
+            last_observations=partial(self._last_observations, trajectories),
             terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
             truncated=np.array([each.truncated for each in trajectories], dtype=np.bool_),
             values={place: each.value for place, each in enumerate(trajectories) if each.value is not None},
@@ -115,44 +200,65 @@ class TrajectoryRecorder(ColumnsRecorder):
             error.timestep = trajectories[error.position].length
             raise
 
+    def keep(self, trajectories: Sequence[Trajectory]) -> int:
+        """Forget what none of these trajectories needs, if that is worth it; all others are over.
 
-def lengths_of(trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
-    """Return the timesteps of trajectories that have ended."""
-    return np.array([each.length for each in trajectories], dtype=np.int64)
+        Returns:
+            By how much numbers are lower now.
+        """
+        self.episode_infos.keep({each.number for each in trajectories})
+        begun = [each for each in trajectories if each.begun >= 0]
+        step = min((each.begun for each in begun), default=self.step)
+        if not step or 2 * step < self.step:  # what is kept has to be moved
+            return 0
+        for columns in (self.observations, self.actions, self._env_infos, self._agent_info, self.agent_infos):
+            columns.forget_before(step)
+        del self.rewards[:step]
+        self._calls = [(first - step, rows) for first, rows in self._calls if first >= step]
+        self._is_regular = all(rows is None for _, rows in self._calls)
+        self.step, self.first = self.step - step, self.first - step
+        for each in begun:
+            each.begun -= step
+        return step
 
 
-class StepRecorder(TrajectoryRecorder):
-    """Records what n rows did in each step, whatever trajectories the rows are of: their scripts write to `rows`.
-
-    Steps are counted from the first one that is kept. While environments are stepped, `step` is the one after.
+class BatchRecorder(StepRecorder):
+    """Records the timesteps of rows whose scripts write to `rows`, and makes the agent's batches.
 
     Args:
         observation_space: The space of a single observation.
         action_space: The space of a single action.
         n_rows: How many rows.
+        width: How many rows the agent's batches have: as many, or more.
+        in_order: See `StepRecorder`.
 
     Attributes:
         rows: The recorders that the scripts of the rows write to.
-        rewards: The rewards: n for each step.
-        record_env_info: Takes (number, info).
     """
 
-    def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_rows: int) -> None:
-        env_infos, self.episode_infos = InfoRecorder("env_infos"), _EpisodeInfos("episode_infos")
-        super().__init__(observation_space, action_space, n_rows, env_infos, self.episode_infos)
-        self.record_env_info: Callable[[int, dict[str, Any]], None] = env_infos.record
+    def __init__(
+        self, observation_space: AnySpace, action_space: AnySpace, n_rows: int, width: int, *, in_order: bool
+    ) -> None:  # fmt: skip
+        super().__init__(observation_space, action_space, n_rows, in_order=in_order)
+        self._width = width
+        self._checked_actions = Columns(action_space, width, "action", ActionError)
+        self._shown = Columns(observation_space, n_rows, "observation", ObservationError)  # one step: the next ones
         self._is_encoded = self._last.encoded is not None
         self._copies = AlignedCopies()
-        self.rewards = array("d")
         self.rows = [RowRecorder(self, row, self._last) for row in range(n_rows)]
         self._encoded = [row.encoded for row in self.rows]
 
     def clear(self) -> None:
         """Forget everything."""
         super().clear()
-        del self.rewards[:]
         for row in self.rows:
             row.clear()
+
+    def begin(self, ticket: Any, position: int, index: int, row: int) -> Trajectory:
+        """Return a new trajectory, whose script is about to run in a row."""
+        number = self.rows[row].number = self.n_begun
+        self.n_begun += 1
+        return Trajectory(ticket, position, index, row, self.step, number)
 
     def record(self, row: int, observation: Any) -> None:
         """Record a row's next observation.
@@ -160,77 +266,92 @@ class StepRecorder(TrajectoryRecorder):
         Raises:
             ObservationError: It does not fit its space.
         """
-        columns, step = self.observations, self.step
-        columns.put(step, row, observation)
+        self._shown.put(0, row, observation)
         if self._is_encoded:
-            self._encoded[row].append(cast("Array", columns.row_batch(step))[row].tobytes())
-        else:
-            columns.n_steps = step + 1
+            self._encoded[row].append(cast("Array", self._shown.row_batch(0))[row].tobytes())
 
-    def batch(self, sources: list[int] | None) -> Tree:
-        """Begin the next step, and return a copy of the rows' observations.
+    def batch(self, rows: list[int], sources: list[int] | None) -> Tree:
+        """Begin a call for the actions of some rows, and return a copy of the observations.
 
         Args:
-            sources: For each row the one whose observation it has, itself or another one; None for itself.
+            rows: The rows, rising.
+            sources: For each row of the batch the one whose observation it has, itself or another one; None for itself.
         """
-        columns, step, encoded = self.observations, self.step, self._encoded
-        rows = columns.row_batch(step)
+        everyone, n = len(rows) == self.n_rows, len(rows)
+        shown = self._shown.row_batch(0)
         if self._is_encoded:
-            if sources is None:
-                shown = [each.pop() for each in encoded]
+            array, encoded = cast("Array", shown), self._encoded
+            if everyone:
+                array[...] = np.ndarray(array.shape, array.dtype, b"".join([each.pop() for each in encoded]))
             else:
-                own = [each.pop() if each else b"" for each in encoded]
-                shown = [own[row] for row in sources]
-            array = cast("Array", rows)
-            array[...] = np.ndarray(array.shape, array.dtype, b"".join(shown))
-        elif sources is not None:
-            for _, leaf in leaves(rows):
-                leaf[:] = leaf[sources]
-        self.step = columns.n_steps = step + 1
-        return self._copies.copy(rows)
+                joined = b"".join([encoded[row].pop() for row in rows])
+                array[rows] = np.ndarray((n, *array.shape[1:]), array.dtype, joined)
+        self.observations.extend(shown if everyone else map_tree(lambda leaf: leaf[rows], shown), n)
+        self.begin_call(None if everyone else np.array(rows), n)
+        return self._copies.copy(shown if sources is None else map_tree(lambda leaf: leaf[sources], shown))
+
+    def record_actions(self, rows: list[int], actions: Any) -> Tree:
+        """Record the actions of the last call, a batch; return it, with the dtypes of the space.
+
+        Raises:
+            ActionError: It does not fit the space.
+        """
+        checked = self._checked_actions.checked(actions, self._width)
+        n = len(rows)
+        all_actions = self._checked_actions.nested(checked)
+        if n < self._width:
+            checked = [leaf[rows] for leaf in checked]
+        self.actions.extend(self._checked_actions.nested(checked), n)
+        return all_actions
 
     def repeated(self, row: int) -> Tree:
-        """Return a batch that has one row's observation in the step before `step` in all rows."""
-        rows = self.observations.row_batch(self.step - 1)
-        return self._copies.copy(map_tree(lambda leaf: leaf[[row] * self.n_rows], rows))
+        """Return a batch that has in all rows the observation which one row had in the last call."""
+        return self._copies.copy(map_tree(lambda leaf: leaf[[row] * self._width], self._shown.row_batch(0)))
 
-    def record_agent_infos(self, infos: dict[str, Any]) -> None:
-        """Record the infos of all rows of the step before `step`, arrays of n rows each."""
-        first = (self.step - 1) * self.n_rows
-        self.agent_infos.record(np.arange(first, first + self.n_rows), infos)
-
-    def gather(self, trajectories: Sequence[Trajectory], allocate: Allocate) -> Rollouts:
-        """Return trajectories that have ended, in order; see `gathered_trajectories`."""
-        first = np.array([each.begun * self.n_rows + each.row for each in trajectories], dtype=np.int64)
-        return self.gathered_trajectories(
-            trajectories, self.numbers_from(first, lengths_of(trajectories)), allocate,
-            # A view that stays would keep the rewards from growing.
-            rewards=lambda numbers: np.frombuffer(self.rewards, np.float64).take(numbers),
-        )  # fmt: skip
-
-    def keep(self, trajectories: Sequence[Trajectory]) -> None:
-        """Forget what none of these trajectories needs, if that is worth it; all others are over."""
-        if not trajectories:
-            self.clear()
+    def record_agent_infos(self, rows: list[int], infos: dict[str, Any]) -> None:
+        """Record the infos of the last call, arrays with a row for each row of the batch."""
+        numbers = np.arange(self.first, self.step)
+        if len(rows) == self._width:
+            self.agent_infos.record(numbers, infos)
             return
-        step = min(each.begun for each in trajectories)
-        if 2 * step < self.step:  # what is kept has to be moved
-            return
-        number = min(each.number for each in trajectories)
-        for columns in (self.observations, self.actions):
-            columns.forget_before(step)
-        del self.rewards[: step * self.n_rows]
-        for infos in (self._env_infos, self._agent_info, self.agent_infos):
-            infos.forget_before(step * self.n_rows)
-        self.episode_infos.forget_before(number)
-        self.step -= step
-        self.n_begun -= number
-        for each in trajectories:
-            each.begun -= step
-            each.number -= number
+        record_infos_of_rows(self.agent_infos, numbers, infos, np.array(rows), self._width)
+
+    def keep(self, trajectories: Sequence[Trajectory]) -> int:
+        """Forget what none of these trajectories needs; see `StepRecorder.keep`."""
+        by = super().keep(trajectories)
         for row in self.rows:
-            row.begun -= step
-            row.number -= number
+            row.begun, row.asked = row.begun - by, max(row.asked - by, -1)
+        return by
+
+
+def record_infos_of_rows(
+    recorder: BatchInfos, numbers: NDArray[np.int64], infos: Any, rows: NDArray[np.int64], n_rows: int
+) -> None:
+    """Record an agent's infos of some rows of a batch.
+
+    Args:
+        recorder: Records them.
+        numbers: The numbers of the rows' timesteps.
+        infos: The infos of all rows of the batch.
+        rows: The rows.
+        n_rows: How many rows the batch has.
+
+    Raises:
+        DataError: The infos are no dict, or not of so many rows; says both.
+    """
+    if not _has_rows(infos, n_rows):
+        BatchInfos("agent_infos").record(np.arange(n_rows), infos)  # raises, unless it can make rows of it
+    recorder.record(numbers, infos, rows)
+
+
+def _has_rows(infos: Any, n_rows: int) -> bool:
+    """Whether infos are dicts of arrays, lists and tuples of so many rows."""
+    return isinstance(infos, Mapping) and all(
+        len(value) == n_rows
+        if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim)
+        else _has_rows(value, n_rows)
+        for value in infos.values()
+    )
 
 
 class RowRecorder:
@@ -242,19 +363,21 @@ class RowRecorder:
         like: Records observations of the same space.
 
     Attributes:
-        begun: The step in which the trajectory in hand began.
-        number: How many trajectories had begun before.
+        begun: What `Trajectory.begun` is.
+        number: What `Trajectory.number` is.
+        asked: The number of the timestep whose action was chosen last; -1 for the one in the last call.
         info: The info that came with the observation which is to be acted on; None if that was empty.
         encoded: The next observation, until the batch takes it.
-        float_rewards: The reward of the last step, until `step_rewards` takes it.
+        float_rewards: The reward of the last step, until the driver takes it.
         metrics: How each metric of the trajectory in hand becomes one number for a batch, by name.
     """
 
     reward_class = float
 
-    def __init__(self, steps: StepRecorder, row: int, like: Recorder) -> None:
+    def __init__(self, steps: BatchRecorder, row: int, like: Recorder) -> None:
         self._steps, self._row = steps, row
         self.begun = self.number = 0
+        self.asked = -1
         self.info: Any = None
         self.encoded: list[bytes] = []
         self.encoded_observations = None if like.encoded is None else self.encoded
@@ -276,11 +399,9 @@ class RowRecorder:
         Raises:
             DataError: The info of its reset is no dict, or has a key that is no string.
         """
-        steps = self._steps
-        self.begun, self.number, self.info = steps.step, steps.n_begun, reset_info
+        self.begun, self.info = self._steps.step, reset_info
         if reset_info.__class__ is not dict or reset_info:
-            steps.episode_infos.record(self.number, reset_info)
-        steps.n_begun += 1
+            self._steps.episode_infos.record(self.number, reset_info)
 
     def record_observation(self, observation: Any) -> None:
         """Record the observation that the next action is chosen on; see `StepRecorder.record`."""
@@ -293,7 +414,8 @@ class RowRecorder:
     def record_env_info(self, _step: int, info: Any) -> None:
         """Record the info of the last step."""
         steps = self._steps
-        steps.record_env_info((steps.step - 1) * steps.n_rows + self._row, info)
+        number = self.asked if self.asked >= 0 else steps.first + steps.position_of(self._row)
+        steps.record_env_info(number, info)
         self.info = info
 
     def record_metrics(self, metrics: dict[str, Any]) -> None:
@@ -306,14 +428,14 @@ class RowRecorder:
 
     def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
         """Return copies of observations, actions and rewards of the trajectory in hand, as far as it was recorded."""
-        steps = self._steps
-        n_rewards = len(steps.rewards) // steps.n_rows - self.begun
-        numbers = (self.begun + np.arange(n_rewards + len(self.float_rewards))) * steps.n_rows + self._row
-        rewards = [steps.rewards[number] for number in numbers[:n_rewards].tolist()] + self.float_rewards
+        steps, given = self._steps, self.float_rewards
+        n = max(steps.n_asked(self._row, self.begun) - (not given), 0)  # an action may have no reward yet
+        numbers = steps.numbers_of(self._row, self.begun, n)
+        rewards = [steps.rewards[number] for number in numbers[: n - len(given)].tolist()] + given
         return steps.observations.gather(numbers), steps.actions.gather(numbers), np.array(rewards, np.float64)
 
 
-class _EpisodeInfos(InfosInAnyOrder):
+class EpisodeInfos(InfosInAnyOrder):
     """Collects infos of trajectories at their starts and their ends."""
 
     def record(self, step: int, info: dict[str, Any]) -> None:

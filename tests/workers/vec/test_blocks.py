@@ -206,7 +206,8 @@ def test_the_time_of_every_reset_step_and_action_is_told(monkeypatch):
         nonlocal now
         now += {"reset": 100.0, "step": 1.0, "actions": 0.25}[what]
 
-    monkeypatch.setattr("streamsampler.workers.vec.lanes.perf_counter", lambda: now)
+    for module in ("driver", "lanes"):
+        monkeypatch.setattr(f"streamsampler.workers.vec.{module}.perf_counter", lambda: now)
     outcome = run(worker_of(Batched(tell), tell), [10] * 12)
     assert outcome.seconds[:3] == (12 * 100.0, 40 * 0.25, 120 * 1.0)
 

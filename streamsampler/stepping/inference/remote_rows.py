@@ -1,0 +1,379 @@
+"""Drive scripts whose environments are in other processes: their resets and steps are pending, until results arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.core.errors import DataError, UsageError, WorkerError
+from streamsampler.data.trees import leaves, snapshot
+from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.script import Binding, End, Script
+from streamsampler.stepping.inference.environments import Environments, History
+from streamsampler.workers.base import AbnormalTrajectoryError
+from streamsampler.workers.explain import locate
+from streamsampler.workers.hooks import TrajectoryContext
+from streamsampler.workers.vec.driver import RowsDriver
+from streamsampler.workers.vec.rows import singles_of
+
+# ----------------------------------------------------------------------
+# Which rows the agent is asked for together: all of them, or one half while environments of the other half step.
+
+
+class RowGroups:
+    """Parts rows into groups, and says of which groups the agent is to be asked.
+
+    Rows of one process lie next to each other: so every group has some rows of each process, as far as there are.
+
+    Args:
+        n_rows: How many rows there are.
+        n_groups: How many groups.
+    """
+
+    def __init__(self, n_rows: int, n_groups: int) -> None:
+        group_of = np.arange(n_rows) % n_groups
+        self._members = [group_of == group for group in range(n_groups)]
+        self._last = n_groups - 1  # the group that was returned last
+
+    def next(self, live: NDArray[np.bool_], ready: NDArray[np.bool_]) -> tuple[NDArray[np.bool_] | None, bool]:
+        """Return the rows of the group to ask for next, in turn, and whether all live rows of it are ready.
+
+        Groups of which all rows are ready come first; then those of which half are. No rows if there is none of these.
+
+        Args:
+            live: The rows that run a trajectory.
+            ready: Those that wait for an action; not to be changed.
+        """
+        if len(self._members) == 1:  # quicker, and by far the most frequent
+            n_live, n_ready = np.count_nonzero(live), np.count_nonzero(ready)
+            return (ready if n_ready and 2 * n_ready >= n_live else None), n_ready == n_live
+        for share in (1.0, 0.5):
+            if (found := self._first(live, ready, share)) is not None:
+                return found, share == 1.0
+        return None, not live.any()
+
+    def note(self, asked: NDArray[np.bool_]) -> None:
+        """Note which rows the agent is asked for: the next group comes after theirs."""
+        self._last = int(asked.argmax()) % len(self._members)
+
+    def _first(self, live: NDArray[np.bool_], ready: NDArray[np.bool_], share: float) -> NDArray[np.bool_] | None:
+        """Return the ready rows of the first group after the last one of whose live rows such a share are ready."""
+        for after in range(1, len(self._members) + 1):
+            members = self._members[(self._last + after) % len(self._members)]
+            found: NDArray[np.bool_] = ready & members
+            if found.any() and np.count_nonzero(found) >= share * np.count_nonzero(live & members):
+                return found
+        return None
+
+
+# ----------------------------------------------------------------------
+# Hooks, which are here and their environments elsewhere.
+
+
+class _EnvNotHere:
+    """Stands for the context's `env` and `reset` in hooks: the environment is in another process."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise UsageError(
+            'hooks have no context.env and no context.reset with inference="parent": the environment is in another '
+            'process. Let it say in its info what the hook needs, or use inference="worker"'
+        )
+
+    __getattr__ = __setattr__ = __call__ = _refuse
+
+
+# ----------------------------------------------------------------------
+
+
+def _pending(_action: Any) -> None:
+    """Stand for a remote environment's step: the driver requests the steps of all rows together."""
+
+
+class RemoteRows(RowsDriver):
+    """Drives rows whose environments are in other processes; a base class beside one that says which scripts run.
+
+    The agent is asked when all rows are ready; or, when half of them are, after as long as a call of it takes: so what
+    is lost by waiting for slow environments is at most what one more call would cost. Its batches always have all rows.
+    Those that are not ready have a copy of one that is, and what comes out for them is not used. An agent that cannot
+    wait is asked for all rows together; then their results are taken together, too, in their order.
+
+    Args:
+        args: Those of the other base class.
+        environments: The environments; row i has number i.
+        n_groups: Into how many groups rows are parted: environments of one step while the agent is asked for another.
+        more: Further ones of the other base class.
+
+    Attributes:
+        together: Whether rows wait for each other.
+    """
+
+    def __init__(self, *args: Any, environments: Environments, n_groups: int = 1, **more: Any) -> None:
+        super().__init__(*args, **more, in_order=False)
+        self._environments = environments
+        n_rows = len(self._envs)
+        self._groups = RowGroups(n_rows, n_groups)
+        self.together = True
+        self._runs, self._ready, self._asked = (np.zeros(n_rows, np.bool_) for _ in range(3))
+        self._scripts: list[Script | None] = [None] * n_rows
+        self._is_in_reset = np.zeros(n_rows, np.bool_)
+        self._call_seconds = 0.0  # what a call of the agent takes, on the average
+
+    def _forget_rows(self) -> None:
+        """Forget all scripts, whose environments may still be at a request."""
+        self._runs[:] = self._ready[:] = self._is_in_reset[:] = False
+        self._scripts = [None] * len(self._envs)
+
+    # ------------------------------------------------------------------ scripts
+
+    def _binding(self, row: int) -> Binding:
+        return super()._binding(row)._replace(step=_pending, waits=True)
+
+    def _context_of(self, row: int, index: int, seed: int, version: int) -> TrajectoryContext:
+        context = super()._context_of(row, index, seed, version)
+        context.env = context.reset = _EnvNotHere()  # type: ignore[assignment]
+        return context
+
+    def _request_reset(self, row: int, index: int) -> Callable[..., Any]:
+        """Return what requests the reset of a row's environment for a trajectory."""
+        return lambda *, seed: self._environments.reset(row, index, seed, self._worker.resets)
+
+    def _start(self, row: int, script: Script, binding: Binding | None = None) -> None:
+        """Let a script request its reset, or go on with an observation that it has."""
+        self._scripts[row], self._runs[row] = script, True
+        self._ready[row], self._is_in_reset[row] = binding is not None, binding is None
+        super()._start(row, script, binding)
+
+    # ------------------------------------------------------------------ a round
+
+    def _is_done(self) -> bool:
+        """Whether there is something else to do than to wait."""
+        return False
+
+    def _round(self) -> None:
+        """Take results until the agent is to be asked; ask it, and request the steps."""
+        worker, seconds = self._worker, self.seconds
+        self._row = -1
+        worker.enter(Phase.STEP)
+        began = perf_counter()
+        ready = self._wait_for_all() if self.together else self._wait()
+        between = perf_counter()
+        seconds[2] += between - began
+        if ready is None or not worker.row.may_run(self._version):
+            return
+        worker.enter(Phase.ACTION)
+        self._ask(ready)
+        elapsed = perf_counter() - between
+        seconds[1] += elapsed
+        self._call_seconds += 0.1 * (elapsed - self._call_seconds) if self._call_seconds else elapsed
+
+    def _ask(self, ready: NDArray[np.bool_]) -> None:
+        """Let the agent choose actions for rows that are ready, and request their steps."""
+        agent, recorder, width = self._agent, self._recorder, self._n_rows
+        assert agent is not None
+        self._asked = ready.copy()
+        self._groups.note(ready)
+        rows = np.flatnonzero(ready).tolist()
+        everyone = len(rows) == width
+        mask = None
+        if not everyone:
+            mask = np.zeros(width, np.bool_)
+            mask[rows] = True
+        if agent.draws is not None:
+            agent.draws.only(mask)
+        sources = None if mask is None else np.where(mask, np.arange(width), rows[0]).tolist()
+        actions = self._choose(rows, sources)
+        recorder.rewards.frombytes(bytes(8 * len(rows)))
+        self._worker.phase = Phase.STEP
+        singles = singles_of(self.spaces[1], actions) if self._hooks else None
+        if singles is not None:
+            self._singles = singles
+        for position, row in enumerate(rows):
+            recorder.rows[row].asked = recorder.first + position
+            self._sends[row](None if singles is None else self._shown(row))
+        self._ready[rows] = False
+        self._request_steps(rows, actions)
+
+    def _request_steps(self, rows: list[int], actions: Any) -> None:
+        """Request steps with actions: as they were recorded, or as the agent chose them."""
+        recorder = self._recorder
+        recorded = recorder.actions.gather(np.arange(recorder.first, recorder.step))
+        if self._rounds or _same_kind(actions, recorded):
+            self._environments.step_with(rows, recorded)
+        else:
+            singles = singles_of(self.spaces[1], actions)
+            self._environments.step(rows, [singles[row] for row in rows])
+
+    # ------------------------------------------------------------------ waiting
+
+    def _wait(self) -> NDArray[np.bool_] | None:
+        """Wait until the agent is to be asked, and return for which rows; None if there is something else to do."""
+        deadline = None
+        while True:
+            asked, is_whole = self._groups.next(self._runs, self._usable())
+            if is_whole or self._is_done():
+                return asked
+            timeout = None
+            if asked is not None:
+                now = perf_counter()
+                deadline = now + self._call_seconds if deadline is None else deadline
+                if now >= deadline:
+                    return asked
+                self._environments.transport.sleep(deadline - now)
+                timeout = 0.0
+            self._take(self._environments.take_arrived(timeout))
+
+    def _wait_for_all(self) -> NDArray[np.bool_] | None:
+        """Wait until all rows that run are ready, and return them; None if there is something else to do."""
+        environments, arrived = self._environments, set[int]()
+        while (self._runs & ~self._usable()).any():
+            if self._is_done():
+                return None
+            arrived.update(environments.take_arrived(None))
+            # What was restored meanwhile lies in its row again.
+            if arrived.issuperset(np.flatnonzero(self._runs & ~self._ready)) and arrived.isdisjoint(
+                environments.restoring
+            ):
+                self._take(sorted(arrived))
+                arrived.clear()
+        return self._ready if self._runs.any() else None
+
+    def _usable(self) -> NDArray[np.bool_]:
+        """Return which rows are ready, and not being restored; not to be changed."""
+        if not self._environments.restoring:
+            return self._ready
+        usable = self._ready.copy()
+        usable[list(self._environments.restoring & set(range(len(usable))))] = False
+        return usable
+
+    # ------------------------------------------------------------------ results
+
+    def _take(self, arrived: Sequence[int]) -> None:
+        """Send scripts the results of their environments."""
+        environments, worker = self._environments, self._worker
+        arrived = [row for row in arrived if self._runs[row]]  # others were given up
+        shared = environments.transport.rows
+        results = zip(
+            arrived, shared.rewards[arrived].tolist(), shared.terminated[arrived].tolist(),
+            shared.truncated[arrived].tolist(), strict=True,
+        )  # fmt: skip
+        stepped = [row for row in arrived if not (self._is_in_reset[row] or environments.has_raised(row))]
+        self._count(len(stepped))
+        for row, *result in list(results):
+            self._row, script = row, self._scripts[row]
+            assert script is not None
+            if environments.has_raised(row):
+                self._raise(row, script)
+            observation = environments.observation(row)
+            info = environments.take_info(row)
+            if self._is_in_reset[row]:
+                worker.phase, self._is_in_reset[row] = Phase.RESET, False
+                self._send(row, script, (observation, info))
+            else:
+                worker.phase = Phase.STEP
+                if self._is_last(row):
+                    observation = snapshot(observation)  # what the script goes on from in another call
+                self._send(row, script, (observation, *result, info))
+        self._row = -1
+
+    def _raise(self, row: int, script: Script) -> None:
+        """Raise what a row's environment raised."""
+        is_in_reset = self._is_in_reset[row]
+        self._worker.phase = Phase.RESET if is_in_reset else Phase.STEP
+        script.close()
+        try:
+            self._environments.check(row)
+        except DataError as error:
+            self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
+            if is_in_reset:
+                locate(error, self._envs[row], 0)
+            raise
+
+    def _is_last(self, row: int) -> bool:  # noqa: ARG002 - for those that go on in other calls
+        """Whether a row takes the last timestep of this call."""
+        return False
+
+    def _send(self, row: int, script: Script, result: Any) -> None:
+        """Send a script the result that it waits for."""
+        recorder, is_step = self._recorder.rows[row], len(result) == 5
+        end = self._sent(row, script, result)
+        if is_step:
+            self._recorder.rewards[recorder.asked] = recorder.float_rewards.pop()
+        if end is None:
+            self._ready[row] = True
+            if is_step:
+                self._stepped(row)
+            return
+        self._runs[row] = False
+        self._environments.end(row)
+        if isinstance(end, End):
+            self._take_end(row, end)
+        else:
+            self._leave_out(row, end)
+
+    def _sent(self, row: int, script: Script, result: Any) -> End | AbnormalTrajectoryError | None:
+        """Send a script a result; return the end of its trajectory, or why that is left out; None if it goes on."""
+        try:
+            script.send(result)
+        except StopIteration as stopped:
+            end: End = stopped.value
+            return end
+        except AbnormalTrajectoryError as error:
+            self._hooks[row].lost(error)
+            return error
+        except BaseException as error:
+            raised = self._noted(error)
+            if len(result) == 2 and isinstance(raised, DataError):
+                locate(raised, self._envs[row], 0)
+            if raised is not error:
+                raise raised from None
+            raise
+        return None
+
+    def _stepped(self, row: int) -> None:
+        """Note that a row, whose episode goes on, has taken a timestep."""
+
+    def _count(self, n: int) -> None:
+        """Count timesteps that were run."""
+        self.n_ran += n
+        row = self._worker.row
+        row.words[row.timesteps_word] = self.n_ran
+
+    # ------------------------------------------------------------------ losses and errors
+
+    def history_of(self, row: int, n: int, earlier: int = 0) -> History:
+        """Return the first actions of the trajectory in a row that are kept here, and the rewards that are known.
+
+        Args:
+            row: The row.
+            n: How many actions at most, those before `earlier` included.
+            earlier: How many timesteps the trajectory had before these.
+        """
+        recorder = self._recorder
+        if not self._runs[row] or self._is_in_reset[row]:
+            return History([], first=earlier)
+        numbers = recorder.numbers_of(row, recorder.rows[row].begun, n - earlier)
+        actions = recorder.actions.gather(numbers)
+        rewards = np.array([recorder.rewards[number] for number in numbers.tolist()], np.float64)
+        return History(singles_of(self.spaces[1], actions), rewards, earlier)
+
+    def _prepare_explaining(self, error: BaseException) -> bool:
+        """Prepare to explain an exception; return whether it is about a trajectory, and not about a process."""
+        worker = self._worker
+        if isinstance(error, WorkerError):
+            worker.trajectory = None  # the one in hand need not be the one that is lost
+            return False
+        if self._row >= 0 and self._runs[self._row] and not self._is_in_reset[self._row]:
+            self._singles = [self._environments.last_action(self._row)] * self._n_rows
+        return True
+
+
+def _same_kind(chosen: Any, actions: Any) -> bool:
+    """Whether what the agent chose has the dtypes of the actions that were made of it."""
+    if actions.__class__ is np.ndarray:
+        return chosen.__class__ is np.ndarray and chosen.dtype == actions.dtype
+    given = dict(leaves(chosen)) if isinstance(chosen, dict | tuple) else {}
+    return all(getattr(given.get(path), "dtype", None) == leaf.dtype for path, leaf in leaves(actions))
