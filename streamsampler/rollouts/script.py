@@ -136,7 +136,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         dtype, shape = recorder.observation_dtype, recorder.observation_shape
         rewards, plain = recorder.float_rewards, recorder.reward_class
         try:
-            while True:
+            for n_timesteps in range(n_timesteps + 1, limit + 1):  # noqa: B007, B020 - the count goes on after a cut
                 # Before the agent sees it: the environment may use the array again in its next step, the agent may
                 # change it.
                 try:
@@ -152,7 +152,6 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                 if waits:
                     result = yield result
                 observation, reward, terminated, truncated, info = result
-                n_timesteps += 1
                 phase = _RECORDING
                 if reward.__class__ is plain:
                     rewards.append(reward)  # type: ignore[arg-type]
@@ -160,23 +159,24 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                     recorder.record_reward(reward)
                 if info.__class__ is not dict or info:
                     recorder.record_env_info(len(rewards) - 1, info)
-                if terminated is not False or truncated is not False:
-                    if terminated.__class__ not in flags or truncated.__class__ not in flags:
-                        terminated, truncated = recorder.flags(terminated, truncated)
-                    ended = terminated or truncated
-                else:
-                    ended = False
+                if terminated is False and truncated is False:
+                    if hooks is None:
+                        continue
+                elif terminated.__class__ not in flags or truncated.__class__ not in flags:
+                    terminated, truncated = recorder.flags(terminated, truncated)
                 if hooks is not None:
                     phase = None
                     hooks.timestep(observation, terminated, truncated, info)
                     phase = _RECORDING
-                if ended or n_timesteps == limit:
-                    limited = n_timesteps == limit
-                    if hooks is not None:
-                        phase = None
-                        hooks.end(limited=limited)
-                    return End(observation, bool(terminated), bool(truncated), limited, info, n_timesteps)
+                if terminated or truncated:
+                    break
+            limited = n_timesteps == limit
+            if hooks is not None:
+                phase = None
+                hooks.end(limited=limited)
+            return End(observation, bool(terminated), bool(truncated), limited, info, n_timesteps)
         except Cut:
+            n_timesteps -= 1  # on the observation that was shown last, no action was chosen
             recorder.forget_observation()
         step, recorder, hooks, waits = yield End(observation, False, False, False, info, n_timesteps)
         recorder.begin({})

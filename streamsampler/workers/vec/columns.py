@@ -197,7 +197,7 @@ class Columns:
 
     def checked(self, batch: Any, n: int) -> list[Array]:
         """Check n values, and return each leaf of them, of the dtypes of the space; see `append`."""
-        return list(self._checked(batch, n))
+        return list(self._checked(batch, n)) if self._only is None else [self._only.checked(batch, n)]
 
     def put_checked(self, step: int, rows: list[int], checked: list[Array]) -> None:
         """Write a copy of values that were checked to some rows of a step."""
@@ -215,7 +215,7 @@ class Columns:
 
     def nested(self, parts: Iterable[Array]) -> Tree:
         """Nest arrays, one for each leaf in order, as the space does."""
-        return nested(self._space, iter(parts))
+        return next(iter(parts)) if self._only is not None else nested(self._space, iter(parts))
 
     def row_batch(self, step: int) -> Tree:
         """Return the (n_rows, ...) values of a step, which is at most the next one: views to read, or to write to.

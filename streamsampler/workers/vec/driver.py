@@ -48,11 +48,12 @@ class RowsDriver:
         callers: Sequence[HookCaller] = (), *, in_order: bool = True,
     ) -> None:  # fmt: skip
         self._worker, self._envs, self.spaces, self._n_rows = worker, envs, spaces, n_rows
-        self._recorder = BatchRecorder(*spaces, len(envs), n_rows, in_order=in_order)
+        self._recorder = BatchRecorder(*spaces, len(envs), n_rows, in_order=in_order, shared=in_order and not callers)
         rows = zip(callers, self._recorder.rows, strict=False)
         self._hooks = [ShownTrajectory(worker, caller, row) for caller, row in rows]
         self._agent: BatchedAgent | None = None
-        self._sends: list[Any] = [None] * n_rows  # those of the rows' scripts
+        self._sends: list[Any] = [None] * len(envs)  # those of the rows' scripts
+        self._bindings: list[Binding] = []  # for scripts that begin
         self._live: list[int] = []  # the rows that are not silent
         self._sources: list[int] | None = None  # where some are silent: for each row the one that it is a copy of
         self._singles: list[Any] = []  # the last actions, by row
@@ -66,6 +67,10 @@ class RowsDriver:
         self.n_ran = 0
 
     # ------------------------------------------------------------------ scripts
+
+    def _bind(self) -> None:
+        """Look up what scripts call from now on."""
+        self._bindings = list(map(self._binding, range(len(self._envs))))
 
     def _binding(self, row: int) -> Binding:
         """Return the binding of a script that runs in a row."""
@@ -164,24 +169,29 @@ class RowsDriver:
         The inner loop: it is measured, and nothing else belongs here.
         """
         live, sends, singles, hooks = self._live, self._sends, self._singles, self._hooks
-        recorders, rewards, n_ran = self._recorder.rows, list[float](), self.n_ran
+        recorder, rewards, n_ran, first = self._recorder, list[float](), self.n_ran, self.n_ran
+        if len(live) < len(sends):
+            sends = [sends[row] for row in live]
+            singles = [singles[row] for row in live]
         board_row = self._worker.row
         words, timesteps_word = board_row.words, board_row.timesteps_word
         watched: Any = board_row.attention if not hooks else True
         self._worker.phase = _STEP
-        row = n = 0
+        row = -1
         end: End | AbnormalTrajectoryError | None = None
         try:
-            for n, row in enumerate(live):
+            for row, send, action in zip(live, sends, singles, strict=False):
                 try:  # around `send`, and nothing else
-                    sends[row](self._shown(row) if hooks else singles[row])
+                    send(self._shown(row) if hooks else action)
                 except StopIteration as stopped:
                     end = stopped.value
                 except AbnormalTrajectoryError as error:
                     hooks[row].lost(end := error)
                 if watched:
-                    words[timesteps_word] = self.n_ran = n_ran + n + 1
-                rewards.append(recorders[row].float_rewards.pop())
+                    n_ran += 1
+                    words[timesteps_word] = self.n_ran = n_ran
+                    if hooks:
+                        rewards.append(recorder.rows[row].float_rewards.pop())
                 if end is not None:
                     self._row = row
                     if isinstance(end, End):
@@ -190,12 +200,13 @@ class RowsDriver:
                         self._leave_out(row, end)
                     end = None
         except BaseException as error:
-            self._row, self.n_ran = row, n_ran + n
+            self._row, self.n_ran = row, first + live.index(row)
             if (raised := self._noted(error)) is not error:
                 raise raised from None
             raise
-        self.n_ran = n_ran + len(live)
-        self._recorder.rewards.fromlist(rewards)
+        self.n_ran = first + len(live)
+        recorder.rewards.fromlist(rewards or recorder.given)
+        recorder.given.clear()
 
     def _shown(self, row: int) -> Any:
         """Show the action of a row to hooks; return a copy for its environment."""

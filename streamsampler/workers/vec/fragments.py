@@ -136,6 +136,7 @@ class Group(RowsDriver):
         worker, rows = self._worker, self.rows
         fresh = set_states(self._seed, self._generators)
         self._recorder.clear()
+        self._bind()
         self._ended = [[] for _ in rows]
         self._running = [Trajectory(None, 0, 0, position, 0) for position in range(len(rows))]
         self._left = [n_timesteps] * len(rows)
@@ -181,7 +182,7 @@ class Group(RowsDriver):
             if self._hooks:
                 context = self._context_of(position, row.index, row.seed, self._version)
                 self._hooks[position].resume(context, row.length, row.kept, row.info)
-            self._begin_part(position, row.script, self._binding(position))
+            self._begin_part(position, row.script, self._bindings[position])
             self._recorder.rows[position].info = row.info
         self.seconds[0] += perf_counter() - began
 
@@ -193,7 +194,7 @@ class Group(RowsDriver):
         if self._hooks:
             self._hooks[position].context = self._context_of(position, row.index, row.seed, self._version)
         row.script = trajectory(
-            self._reset_function(row), self._binding(position), row.seed, partial(self._begin_agent, position),
+            self._reset_function(row), self._bindings[position], row.seed, partial(self._begin_agent, position),
             self._most,
         )  # fmt: skip
         self._begin_part(position, row.script)
@@ -217,7 +218,8 @@ class Group(RowsDriver):
 
     def _end_part(self, position: int, end: End) -> None:
         part, row, recorder = self._running[position], self.rows[position], self._recorder.rows[position]
-        part.metrics, recorder.metrics = recorder.metrics, {}
+        if recorder.metrics:
+            part.metrics, recorder.metrics = tuple(recorder.metrics.items()), {}
         if self._hooks and not end.ended:
             row.kept = self._hooks[position].kept()
         part.end(snapshot(end.observation), end.terminated, end.truncated or end.limited, self.agent, self._worker)
@@ -227,7 +229,7 @@ class Group(RowsDriver):
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """Return how each metric of the fragment becomes one number; see `messages.Report`."""
         parts = [part for ended in self._ended for part in ended]
-        return tuple({name: how for part in parts for name, how in part.metrics.items()}.items())
+        return tuple({name: how for part in parts for name, how in part.metrics}.items())
 
     # ------------------------------------------------------------------ what is told of it
 

@@ -123,6 +123,7 @@ class LaneRunner(RowsDriver):
 
     def _begin_ticket(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
         self.forget()
+        self._bind()
         self._agent = agent
         if agent.takes_masks != (self._masks is not None):
             masks = RowMasks(self._worker.warn_once, self._envs, self.spaces[1], self._n_rows)
@@ -143,7 +144,7 @@ class LaneRunner(RowsDriver):
 
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """Return how each metric of the ticket in hand becomes one number; see `messages.Report`."""
-        return tuple({name: how for each in self.ended() for name, how in each.metrics.items()}.items())
+        return tuple({name: how for each in self.ended() for name, how in each.metrics}.items())
 
     def end_ticket(self) -> None:
         """Forget the ticket in hand."""
@@ -167,11 +168,13 @@ class LaneRunner(RowsDriver):
 
     def _fill(self) -> None:
         """Begin trajectories in the rows that are silent."""
-        began = perf_counter()
+        began, order = perf_counter(), self._live
         for row, trajectory in enumerate(self._running):
             if trajectory is None and (found := self._tickets.next_in(row)) is not None:
                 self._begin(row, *found)
         self._find_live()
+        if 0 < len(order) < len(self._live):
+            self._recorder.put_in_order([*order, *sorted(set(self._live).difference(order))])
         self.seconds[0] += perf_counter() - began
 
     def _find_live(self) -> None:
@@ -183,17 +186,6 @@ class LaneRunner(RowsDriver):
 
     def _begin(self, row: int, running: RunningTicket, position: int) -> None:
         """Begin a trajectory in a row; where it is left out at its start, the next one."""
-        found: tuple[RunningTicket, int] | None = (running, position)
-        while found is not None:
-            try:
-                return self._begin_one(row, *found)
-            except AbnormalTrajectoryError as error:
-                self._hooks[row].lost(error)
-                self._end_left_out(row, error)
-                found = self._tickets.next_in(row)
-        return None
-
-    def _begin_one(self, row: int, running: RunningTicket, position: int) -> None:
         worker, index, seed = self._worker, running.ticket.indices[position], running.seeds[position]
         trajectory = self._running[row] = self._recorder.begin(running, position, index, row)
         running.begun.append(trajectory)
@@ -204,10 +196,14 @@ class LaneRunner(RowsDriver):
         if self._hooks:
             self._hooks[row].context = self._context_of(row, index, seed, running.ticket.version)
         begin = None if running.prepared is None else partial(self._begin_agent, row, running.prepared, position)
+        reset = self._reset_function(row, index)
         try:
-            self._start(
-                row, trajectory_script(self._reset_function(row, index), self._binding(row), seed, begin, self._limit)
-            )
+            self._start(row, trajectory_script(reset, self._bindings[row], seed, begin, self._limit))
+        except AbnormalTrajectoryError as error:
+            self._hooks[row].lost(error)
+            self._end_left_out(row, error)
+            if (found := self._tickets.next_in(row)) is not None:
+                self._begin(row, *found)
         except DataError as error:
             if worker.phase is _RECORDING:
                 locate(error, self._envs[row], 0)
@@ -231,7 +227,8 @@ class LaneRunner(RowsDriver):
         assert trajectory is not None
         assert self._agent is not None
         trajectory.length = end.n_timesteps
-        trajectory.metrics, recorder.metrics = recorder.metrics, {}
+        if recorder.metrics:
+            trajectory.metrics, recorder.metrics = tuple(recorder.metrics.items()), {}
         truncated = end.truncated or end.limited
         trajectory.end(snapshot(end.observation), end.terminated, truncated, self._agent, self._worker)
         trajectory.ticket.n_ended += 1
