@@ -17,8 +17,8 @@ import pytest
 from streamsampler import Limits, LocalSampler, MultiprocessingSampler, NewEnvUpdate, RandomAgent, VecWorker
 from streamsampler.errors import ActionError, RolloutError, SamplerError, UsageError
 from streamsampler.filters import RunningNorm
-from streamsampler.stepping.inference.remote_rows import RowGroups
 from streamsampler.stepping.inference.processes import EnvironmentRaisedError
+from streamsampler.stepping.inference.remote_rows import RowGroups
 from streamsampler.stepping.links import EnvPool
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import Alone, Drawn, Fleeting, Mixing, Noisy, Restorable, Sticky
