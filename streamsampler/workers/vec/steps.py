@@ -426,7 +426,7 @@ class RowRecorder:
             self._steps.episode_infos.record(self.number, reset_info)
 
     def record_observation(self, observation: Any) -> None:
-        """Record the observation that the next action is chosen on; see `StepRecorder.record`."""
+        """Record the observation that the next action is chosen on; see `BatchRecorder.record`."""
         self._steps.record(self._row, observation)
 
     def forget_observation(self) -> None:
