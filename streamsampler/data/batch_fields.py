@@ -17,7 +17,7 @@ from streamsampler.data import trees
 from streamsampler.data.agent_rows import AgentRows
 from streamsampler.data.infos import concatenate_infos, is_mask, validate_infos
 from streamsampler.data.recorder import check_fragments, joined_fragments
-from streamsampler.data.spaces import AnySpace, validate
+from streamsampler.data.spaces import AnySpace, same_space, validate
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import Array, Tree
 
@@ -291,7 +291,7 @@ def check_same_spaces(batches: Sequence[Any]) -> None:
         equal = {id(first)}  # to compare two spaces takes longer than to join two batches
         for position, batch in enumerate(batches):
             space = getattr(batch, name)
-            if id(space) not in equal and space != first:
+            if id(space) not in equal and not same_space(space, first):
                 raise DataError(f"{name} differs: {first} in batch 0, {space} in batch {position}")
             equal.add(id(space))
 

@@ -23,6 +23,7 @@ from streamsampler.data.batch_fields import ActionsT, AnyActionsT, AnyObservatio
 from streamsampler.data.codec import damage_raised, decode_space
 from streamsampler.data.shards import ShardFiles, read_manifest
 from streamsampler.data.shards import load as load_file
+from streamsampler.data.spaces import same_space
 
 if TYPE_CHECKING:
     from streamsampler.data.sequences import SequenceDataset
@@ -271,7 +272,7 @@ def _check_same_spaces(folders: Sequence[ShardFiles]) -> None:
             for each, spaces in (said[0], (path, its)):
                 with damage_raised(each):
                     found.append(decode_space(spaces[name]))
-            if found[0] != found[1]:
+            if not same_space(found[0], found[1]):
                 raise DataError(
                     f"{name} differs: {found[0]} in {said[0][0].parent}, {found[1]} in {path.parent}; open folders of "
                     "different spaces one by one"

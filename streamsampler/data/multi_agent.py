@@ -20,6 +20,7 @@ from streamsampler.data import batch_fields
 from streamsampler.data.agent_rows import OF_AGENTS, AgentRows
 from streamsampler.data.assembly import Delivery, GrowingBatch, Origins, assemble
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.spaces import same_spaces
 from streamsampler.data.trees import Array
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.protocol.result import Segment
@@ -356,7 +357,7 @@ def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
     """Return the spaces that come with what a policy played, which are the same."""
     first = pieces[0]
     for each in pieces[1:]:
-        if each.spaces != first.spaces:
+        if not same_spaces(each.spaces, first.spaces):
             played = " and ".join(repr(it.agents.known[0]) for it in (first, each))
             raise DataError(
                 f"policy {name!r} played {played}, whose spaces differ: give each of them a policy of its own, by "

@@ -6,9 +6,9 @@ tuples of what they hold, and every other space (Text, Sequence, Graph, ...) as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
@@ -16,7 +16,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError
-from streamsampler.data.trees import Array, Tree
+from streamsampler.data.trees import Array, Tree, same
 
 AnySpace: TypeAlias = Space[Any]
 AnyTuple: TypeAlias = "gym_spaces.Tuple[Any]"
@@ -30,6 +30,39 @@ def row_spec(space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
         # By its name: one that was unpickled is another object than NumPy's own, which loops may compare with.
         return tuple(space.shape or ()), np.dtype(np.dtype(space.dtype).str)
     return (), np.dtype(object)
+
+
+def same_space(one: Any, other: Any) -> bool:
+    """Return whether two spaces are equal.
+
+    Custom spaces without an `==` of their own are compared by their attributes, but for the random generator: a copy
+    that came through a pickle is the same space.
+    """
+    if one is other or one == other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, gym_spaces.Dict):
+        return one.spaces.keys() == other.spaces.keys() and all(
+            same_space(child, other.spaces[key]) for key, child in one.spaces.items()
+        )
+    if isinstance(one, gym_spaces.Tuple | gym_spaces.OneOf):
+        return len(one.spaces) == len(other.spaces) and all(map(same_space, one.spaces, other.spaces))
+    if isinstance(one, gym_spaces.Sequence):
+        return one.stack == other.stack and same_space(one.feature_space, other.feature_space)
+    if cast(Any, type(one)).__eq__ is not object.__eq__:
+        return False
+    mine, theirs = ({key: it for key, it in vars(space).items() if key != "_np_random"} for space in (one, other))
+    return mine.keys() == theirs.keys() and all(_same_attribute(it, theirs[key]) for key, it in mine.items())
+
+
+def _same_attribute(one: Any, other: Any) -> bool:
+    return same_space(one, other) if isinstance(one, Space) else same(one, other)
+
+
+def same_spaces(one: Collection[AnySpace], other: Collection[AnySpace]) -> bool:
+    """Return whether an observation space and an action space are equal to others; see `same_space`."""
+    return len(one) == len(other) and all(map(same_space, one, other))
 
 
 def space_leaves(

@@ -16,6 +16,7 @@ from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.assembly import Delivery, GrowingBatch
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import assembled
+from streamsampler.data.spaces import same_spaces
 from streamsampler.data.statistics import (
     REMEMBERED,
     DroppedTrajectory,
@@ -350,7 +351,7 @@ class BatchMaker:
         first_worker = min(of_workers)
         first: Spaces = of_workers[first_worker]
         for worker, spaces in sorted(of_workers.items()):
-            if spaces != first:
+            if not same_spaces(spaces, first):
                 raise DataError(
                     "the environments of one batch must have the same spaces: "
                     f"worker {first_worker} has {first[0]} and {first[1]}, worker {worker} has {spaces[0]} and "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.serialization import Payload, dumps, loads
-from streamsampler.data.trees import leaves, map_tree, map_trees
+from streamsampler.data.trees import digest, map_tree, map_trees, same
 from streamsampler.environments.parameters import Parameters, SetParameters
 from streamsampler.rollouts.script import begin_of
 from streamsampler.stepping.rows import Rows
@@ -208,6 +207,7 @@ class RestoreOrder:
         requests: What is to be repeated that was requested before and between these actions.
         options: Those of the reset, where they are forgotten since; None where they are those that are remembered.
         parameters: Those that the reset set; None where it set none.
+        objects: What the last observation has that is no array of one size, and so is not in memory that is shared.
     """
 
     env_id: int
@@ -220,14 +220,7 @@ class RestoreOrder:
     options: dict[str, Any] | None = None
     parameters: NumberedParameters | None = None
     requests: Sequence[PastRequest] = ()
-
-
-def digest_of(observation: Any) -> int:
-    """Return the digest of one observation."""
-    digest = 0
-    for _, leaf in leaves(observation):
-        digest = zlib.crc32(np.ascontiguousarray(leaf), digest)  # type: ignore[arg-type]
-    return digest
+    objects: Sequence[Any] = ()
 
 
 class Histories:
@@ -306,7 +299,7 @@ class Histories:
         if self._digests is not None:
             for row, (env_id, timestep) in enumerate(zip(ids.tolist(), timesteps.tolist(), strict=True)):
                 if timestep <= self.limit:
-                    self._digests[timestep, env_id] = digest_of(row_of(observations, row))
+                    self._digests[timestep, env_id] = digest(row_of(observations, row))
 
     def begin(self, env_id: int) -> None:
         """Begin an episode, with the seed and the parameters in the environment's rows."""
@@ -354,7 +347,7 @@ class Histories:
         parameters = self._parameters.numbered(self.set_numbers[env_id])
         return RestoreOrder(
             env_id, remake, self.seeds[env_id], actions=actions, rewards=rewards, slot=slot, digests=digests,
-            parameters=parameters,
+            parameters=parameters, objects=self._rows.objects_of_observation(slot, env_id),
         )  # fmt: skip
 
 
@@ -393,10 +386,10 @@ def replay(
             _compare(said, float(order.rewards[t - 1]), t)
         if order.digests is not None or t == n:
             seen.put(0, 0, said.observation)
-        if order.digests is not None and t < len(order.digests) and digest_of(seen.view(0, 0)) != order.digests[t]:
+        if order.digests is not None and t < len(order.digests) and digest(seen.view(0, 0)) != order.digests[t]:
             raise _differs(f"its observation of timestep {t} is another one than before")
         yield
-    _compare_last(order, seen.view(0, 0), rows)
+    _compare_last(order, seen.parts(0, 0), rows)
     for request in requests[n]:
         repeat(request)
 
@@ -409,19 +402,20 @@ def _actions(
     for t in range(len(order.rewards)):
         for request in requests.get(t, ()):
             repeat(request)
-        yield rows.kept_action(order.actions, t)
+        yield rows.kept_action(order.env_id, order.actions, t)
 
 
-def _compare_last(order: RestoreOrder, seen: Any, rows: Rows) -> None:
+def _compare_last(order: RestoreOrder, seen: Sequence[tuple[str, Any]], rows: Rows) -> None:
     """Compare the last observation with what lies in the rows.
 
     Raises:
         NotRestoredError: They differ.
     """
     assert order.rewards is not None
-    before = rows.view(order.slot, order.env_id)
-    for (path, now), (_, then) in zip(leaves(seen), leaves(before), strict=True):
-        if now.tobytes() != then.tobytes():
+    rows.put_objects_of_observation(order.slot, order.env_id, order.objects)
+    before = rows.parts_of_observation(order.slot, order.env_id)
+    for (path, now), (_, then) in zip(seen, before, strict=True):
+        if not same(now, then):
             raise _differs(f"its last observation{path}, of timestep {len(order.rewards)}, is another one than before")
 
 

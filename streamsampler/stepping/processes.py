@@ -9,8 +9,8 @@
     └────────┘                                                                  └──────────┘
 
 All rows lie in one anonymous memory file, and each has one writer. A message wakes the other end for a group of
-environments. Nothing is locked, and nothing is pickled in a step but infos that are not empty. What starts, watches and
-ends the processes is what does it for samplers.
+environments. Nothing is locked, and nothing is pickled in a step but infos that are not empty, and values that are no
+arrays of one size (see `stepping.objects`). What starts, watches and ends the processes is what does it for samplers.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from streamsampler.samplers.supervisor import Hang, unpickled
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.links import EnvLink, EnvPool
+from streamsampler.stepping.objects import step_frame, unpacked_result
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows, bytes_needed
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.transport import (
@@ -57,7 +58,6 @@ from streamsampler.stepping.transport import (
     Setbacks,
     Transport,
     UnansweredError,
-    ids_frame,
     ids_in,
     pickle_frame,
     request_frame,
@@ -205,7 +205,7 @@ class ProcessTransport(Transport):
     def step(self, env_ids: Sequence[int]) -> None:
         """Request steps, with one message to each worker."""
         for number, ids in self._by_worker(env_ids):
-            self._post(number, ids, ids_frame(ids))
+            self._post(number, ids, step_frame(self.rows, ids))
 
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
         """Request resets."""
@@ -438,27 +438,32 @@ class ProcessTransport(Transport):
         raise ProtocolError("a worker sent what is no message")
 
     def _done(self, link: EnvLink, env_ids: list[int], infos: Mapping[int, tuple[str, bytes]]) -> list[Event]:
-        """Return the results of environments; those have failed whose infos cannot be unpickled.
+        """Return the results of environments; those have failed that cannot be unpickled.
 
         Args:
             link: Their worker.
             env_ids: The environments.
-            infos: The infos that are not empty: what the environment did, and its info, pickled.
+            infos: Where a result is more than what lies in the rows: what the environment did, and the rest, pickled.
         """
         link.waiting.difference_update(env_ids)
         readable: dict[int, Any] = {}
+        unreadable: list[int] = []
         failed: list[Event] = []
         for env_id, (phase, info) in infos.items():
             try:
-                readable[env_id] = pickle.loads(info)
+                result = unpacked_result(self.rows, env_id, info)
             except Exception as reason:  # anything: it is user code
-                error = DataError(f"its info cannot be unpickled here: {summary_of(reason)}")
+                what = "its observation or info" if self.rows.observations_have_objects else "its info"
+                error = DataError(f"{what} cannot be unpickled here: {summary_of(reason)}")
                 error.__cause__ = reason
                 raised = self.setbacks.raised(env_id, link.number, phase, summary_of(error), error, error)
                 failed.append(Broken.alone(env_id, raised))
+                unreadable.append(env_id)
+            else:
+                if result:
+                    readable[env_id] = result
         if not failed:
             return [Done(env_ids, readable)]
-        unreadable = [env_id for env_id in infos if env_id not in readable]
         link.write(pickle_frame(("ended", unreadable)))  # the worker does not know that they failed
         return [Done([env_id for env_id in env_ids if env_id not in unreadable], readable), *failed]
 

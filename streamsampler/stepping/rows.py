@@ -1,4 +1,9 @@
-"""One row for each environment: what its worker writes there alone, and what the parent writes there alone."""
+"""One row for each environment: what its worker writes there alone, and what the parent writes there alone.
+
+Leaves of spaces whose values are arrays of one size lie in memory that both share. Values of others (Text, Sequence,
+Graph, OneOf, custom spaces) are Python objects, of which each of the two has its own: they travel in messages, see
+`stepping.objects`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,9 @@ from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
-from streamsampler.data.spaces import AnySpace, row_spec
-from streamsampler.data.trees import Array, leaves, map_tree, map_trees, object_array
-from streamsampler.workers.vec.columns import Columns, nested, sequence_of
+from streamsampler.data.spaces import AnySpace, row_spec, same_space
+from streamsampler.data.trees import Array, leaves, map_tree, object_array, owned, snapshot
+from streamsampler.workers.vec.columns import Columns, leaves_of, nested, sequence_of, values_of
 
 # ----------------------------------------------------------------------
 # Observations or actions, one of each environment: stacked where their spaces have one layout.
@@ -31,18 +36,20 @@ class EnvValues:
         n_slots: How many values each environment has.
         path: What a value is called in errors.
         error: What is raised for a value that does not fit.
-        allocate: Makes an array of zeros.
+        allocate: Makes an array of zeros, for leaves that are no objects.
 
     Attributes:
         arrays: Leaves of (n_slots, n_envs, ...); where the layouts of spaces differ, each environment has arrays of its
             own, and these are (n_slots, n_envs) objects that are all None.
         is_stacked: Whether the spaces have one layout.
+        has_objects: Whether values of an environment have parts that are no arrays of one size.
     """
 
     def __init__(
         self, spaces: Sequence[AnySpace], n_slots: int, path: str, error: type[DataError], allocate: Allocate
     ) -> None:
         self._path, self._error = path, error
+        self.has_objects = any(row_spec(leaf)[1].hasobject for space in spaces for _, leaf in leaves_of(space, path))
         self.is_stacked = len({id(space) for space in spaces}) == 1 or all(
             _layout_of(space) == _layout_of(spaces[0]) for space in spaces
         )
@@ -122,7 +129,8 @@ class EnvValues:
             env_ids: The environments.
         """
         if self.is_stacked:
-            return map_tree(lambda leaf: leaf[slots, env_ids], self.arrays)
+            values = map_tree(lambda leaf: leaf[slots, env_ids], self.arrays)
+            return owned(values) if self.has_objects else values
         both = np.broadcast_arrays(slots, env_ids)
         return object_array([self.read(slot, env_id) for slot, env_id in zip(*map(np.ravel, both), strict=True)])
 
@@ -130,7 +138,8 @@ class EnvValues:
         """Return a copy of a value of an environment, of the type that its space's own samples have."""
         _, row, space, arrays = self._of[env_id]
         if arrays.__class__ is np.ndarray and arrays.ndim == 2 and not isinstance(space, gym_spaces.Box):
-            return arrays[slot, row]  # what follows takes ten times as long
+            value = arrays[slot, row]  # what follows takes ten times as long
+            return snapshot(value) if self.has_objects else value
         return _row_at(space, arrays, (slot, row))
 
     def read_unstacked(self, slot: int, env_id: int) -> Any:
@@ -140,13 +149,45 @@ class EnvValues:
         """
         _, row, _, arrays = self._of[env_id]
         if arrays.__class__ is np.ndarray and arrays.ndim == 2:
-            return arrays[slot, row]  # what follows takes ten times as long
+            value = arrays[slot, row]  # what follows takes ten times as long
+            return snapshot(value) if self.has_objects else value
         return _unstacked(arrays, (slot, row))
 
     def view(self, slot: int, env_id: int) -> Any:
         """Return a value of an environment, not to be kept."""
         _, row, _, arrays = self._of[env_id]
         return map_tree(lambda leaf: leaf[slot, row], arrays)
+
+    def parts(self, slot: int, env_id: int) -> list[tuple[str, Any]]:
+        """Return what each leaf has of a value of an environment, with its path: not to be kept."""
+        _, row, _, arrays = self._of[env_id]
+        return [(path, leaf[slot, row]) for path, leaf in leaves(arrays)]
+
+    def put_exactly(self, slot: int, env_id: int, value: Any) -> bool:
+        """Write a value of an environment; return False, and write nothing, where it would be read as another one."""
+        _, row, space, arrays = self._of[env_id]
+        if arrays.__class__ is np.ndarray:  # quicker
+            fits = _is_row(arrays, value)
+            if fits:
+                arrays[slot, row] = value
+            return fits
+        found: list[tuple[Array, Any]] = []
+        fits = _fits_exactly(space, arrays, value, found)
+        for leaf, part in found if fits else ():
+            leaf[slot, row] = part
+        return fits
+
+    def objects(self, slot: int, env_id: int) -> list[Any]:
+        """Return the parts of a value of an environment that are no arrays of one size: not to be kept."""
+        _, row, _, arrays = self._of[env_id]
+        return [leaf[slot, row] for _, leaf in leaves(arrays) if leaf.dtype.hasobject]
+
+    def put_objects(self, slot: int, env_id: int, objects: Sequence[Any]) -> None:
+        """Write what `objects` returned in another process."""
+        _, row, _, arrays = self._of[env_id]
+        with_objects = (leaf for _, leaf in leaves(arrays) if leaf.dtype.hasobject)
+        for leaf, value in zip(with_objects, objects, strict=True):
+            leaf[slot, row] = value
 
 
 def _layout_of(space: Any) -> Any:
@@ -164,12 +205,34 @@ def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
     if isinstance(space, gym_spaces.Tuple):
         return tuple(_arrays(child, shape, allocate) for child in space.spaces)
     row_shape, dtype = row_spec(space)
-    if dtype.hasobject:
-        raise UsageError(
-            f"environments that are stepped from the parent have spaces of arrays, nested or not; "
-            f"{space} is none: flatten it, or use a sampler"
+    return np.full(shape, None) if dtype.hasobject else allocate((*shape, *row_shape), dtype)
+
+
+def _fits_exactly(space: AnySpace, arrays: Any, value: Any, found: list[tuple[Array, Any]]) -> bool:
+    """Whether a value is nested as its space, and has the dtype and shape of each leaf; `found` gets what is written."""
+    if isinstance(space, gym_spaces.Dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() == arrays.keys()
+            and all(_fits_exactly(child, arrays[key], value[key], found) for key, child in space.spaces.items())
         )
-    return allocate((*shape, *row_shape), dtype)
+    if isinstance(space, gym_spaces.Tuple):
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(arrays)
+            and all(_fits_exactly(child, arrays[i], value[i], found) for i, child in enumerate(space.spaces))
+        )
+    found.append((arrays, value))
+    return _is_row(arrays, value)
+
+
+def _is_row(leaf: Array, value: Any) -> bool:
+    """Whether a value is just what is read when it has been written to a leaf."""
+    dtype = leaf.dtype
+    if dtype.hasobject:
+        return True
+    fits = value.__class__ is dtype.type or (value.__class__ is np.ndarray and value.dtype == dtype)
+    return fits and np.shape(value) == leaf.shape[2:]
 
 
 def _row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
@@ -178,6 +241,8 @@ def _row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
         return {key: _row_at(child, arrays[key], index) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):
         return tuple(_row_at(child, arrays[i], index) for i, child in enumerate(space.spaces))
+    if arrays.dtype.hasobject:
+        return snapshot(arrays[index])
     row = arrays[index]
     # A sample of a Box is always an array.
     return row if row.__class__ is not np.ndarray and not isinstance(space, gym_spaces.Box) else np.array(row)
@@ -185,7 +250,12 @@ def _row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
 
 def _unstacked(arrays: Any, index: Any) -> Any:
     """Return a copy of one of several stacked values."""
-    return map_tree(lambda leaf: leaf[index].copy(), arrays)
+    return map_tree(lambda leaf: _copied(leaf, index), arrays)
+
+
+def _copied(leaf: Array, index: Any) -> Any:
+    """Return a copy of what lies in a leaf: a scalar where it has no dimensions."""
+    return snapshot(leaf[index]) if leaf.dtype.hasobject else leaf[index].copy()
 
 
 # ----------------------------------------------------------------------
@@ -210,7 +280,8 @@ class EnvSpaces:
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         self.observation, self.action = (
-            tuple(each[0] if space == each[0] else space for space in each) for each in zip(*pairs, strict=True)
+            tuple(each[0] if same_space(space, each[0]) else space for space in each)
+            for each in zip(*pairs, strict=True)
         )
 
     def common(self, kind: Kind) -> Any:
@@ -263,6 +334,8 @@ class Rows:
         seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
         parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
         has_views: Whether the environments' observations lie in `observations`.
+        observations_have_objects, actions_have_objects: Whether some parts of them are no arrays of one size, and come
+            in messages: see `stepping.objects`.
     """
 
     def __init__(self, spaces: EnvSpaces, allocate: Allocate) -> None:
@@ -272,6 +345,9 @@ class Rows:
         self._last = EnvValues(spaces.observation, 1, "observation", ObservationError, allocate)
         self._actions = EnvValues(spaces.action, 1, "action", ActionError, allocate)
         self.has_views = self._observations.is_stacked
+        self.observations_have_objects = self._observations.has_objects
+        self.actions_have_objects = self._actions.has_objects
+        self._ended: set[int] = set()  # environments with a last observation whose objects were not taken yet
         self.observations = self._observations.arrays
         self.last_observations, self.actions = (
             map_tree(operator.itemgetter(0), it.arrays) for it in (self._last, self._actions)
@@ -301,6 +377,8 @@ class Rows:
     def put_last_observation(self, env_id: int, value: Any) -> None:
         """Write the last observation of an episode; see `put_observation`."""
         self._last.put(0, env_id, value)
+        if self.observations_have_objects:
+            self._ended.add(env_id)
 
     def observation(self, env_id: int) -> Any:
         """Return a copy of the last observation of an environment."""
@@ -327,15 +405,22 @@ class Rows:
         space = self._spaces.observation[0 if self.has_views else env_id]
         return EnvValues([space], 1, "observation", ObservationError, np.zeros)
 
-    def kept_action(self, kept: Any, index: int) -> Any:
+    def kept_action(self, env_id: int, kept: Any, index: int) -> Any:
         """Return a copy of one of the actions of an environment that were kept, as `action` does."""
         if self._actions.is_stacked:
             return _unstacked(kept, index)
-        return map_trees(lambda leaf: np.array(leaf)[()], kept[index])  # a scalar where it has no dimensions
+        space = self._spaces.action[env_id]
+        parts = values_of(space, kept[index], "action", ActionError)
+        of_leaves = zip(leaves_of(space, "action"), parts, strict=True)
+        return nested(space, (_alone(leaf, part) for (_, leaf), part in of_leaves))
 
     def action(self, env_id: int) -> Any:
         """Return a copy of the action of an environment, as `VecWorker` and Gymnasium's vector environments pass it."""
         return self._actions.read_unstacked(0, env_id)
+
+    def put_action_exactly(self, env_id: int, action: Any) -> bool:
+        """Write the action of an environment; see `EnvValues.put_exactly`."""
+        return self._actions.put_exactly(0, env_id, action)
 
     def put_actions(self, env_ids: list[int], actions: Any) -> Any:
         """Write the actions of K environments; see `EnvValues.put_some`.
@@ -349,6 +434,44 @@ class Rows:
     def stacked_actions(self, env_ids: list[int], actions: list[Any]) -> Any:
         """Return actions as `put_actions` does, and write nothing."""
         return self._actions.stacked(env_ids, actions)
+
+    def parts_of_observation(self, slot: int, env_id: int) -> list[tuple[str, Any]]:
+        """Return what each leaf has of an observation of an environment; see `EnvValues.parts`."""
+        return self._observations.parts(slot, env_id)
+
+    def objects_of_observation(self, slot: int, env_id: int) -> list[Any]:
+        """Return what an observation of an environment has that is no array of one size; see `EnvValues.objects`."""
+        return self._observations.objects(slot, env_id)
+
+    def put_objects_of_observation(self, slot: int, env_id: int, objects: Sequence[Any]) -> None:
+        """Write what `objects_of_observation` returned."""
+        self._observations.put_objects(slot, env_id, objects)
+
+    def objects_of_result(self, env_id: int) -> tuple[int, list[Any], list[Any] | None]:
+        """Return the slot and the objects of an environment's observation, and those of an episode's last one."""
+        slot, has_ended = int(self.slots[env_id]), env_id in self._ended
+        self._ended.discard(env_id)
+        return slot, self._observations.objects(slot, env_id), self._last.objects(0, env_id) if has_ended else None
+
+    def put_objects_of_result(self, env_id: int, slot: int, objects: list[Any], last: list[Any] | None) -> None:
+        """Write what `objects_of_result` returned."""
+        self._observations.put_objects(slot, env_id, objects)
+        if last is not None:
+            self._last.put_objects(0, env_id, last)
+
+    def objects_of_actions(self, env_ids: Sequence[int]) -> list[list[Any]]:
+        """Return what the action of each of some environments has that is no array of one size."""
+        return [self._actions.objects(0, env_id) for env_id in env_ids]
+
+    def put_objects_of_actions(self, env_ids: Sequence[int], objects: Sequence[Sequence[Any]]) -> None:
+        """Write what `objects_of_actions` returned."""
+        for env_id, of_one in zip(env_ids, objects, strict=True):
+            self._actions.put_objects(0, env_id, of_one)
+
+
+def _alone(space: AnySpace, part: Any) -> Any:
+    """Return a copy of a part of a value, which lies in no array: a scalar where it has no dimensions."""
+    return snapshot(part) if row_spec(space)[1].hasobject else np.array(part)[()]
 
 
 def bytes_needed(spaces: EnvSpaces) -> int:

@@ -17,6 +17,7 @@ from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.engines.launch.exit_handlers import run_finalizers
 from streamsampler.engines.processes.worker_main import Begun, begin
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
+from streamsampler.stepping.objects import given_actions, packed_result, put_actions
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.transport import (
@@ -27,7 +28,6 @@ from streamsampler.stepping.transport import (
     ids_in,
     log_frame,
     pickle_frame,
-    pickled,
 )
 from streamsampler.workers.explain import summary_of, traceback_of
 from streamsampler.workers.generators import set_states
@@ -86,7 +86,8 @@ class EnvWorker:
         stepper.on_draws = self._report_draws
         self._messages: dict[str, Callable[..., None]] = {
             "rows": self._open_rows,
-            "actions": self._stepper.take_actions,
+            "actions": lambda actions: self._stepper.take_actions(given_actions(actions)),
+            "step": self._steps_with,
             "options": self._set_options,
             "settings": self._set_settings,
             "reset": self._resets,
@@ -181,6 +182,10 @@ class EnvWorker:
         self._send_done()
         self._stepper.rest()
 
+    def _steps_with(self, env_ids: list[int], objects: Payload) -> None:
+        put_actions(self._stepper.rows, env_ids, objects)
+        self._steps(env_ids)
+
     def _resets(self, env_ids: list[int], options: Payload) -> None:
         self._set_options(options)
         for env_id in env_ids:
@@ -210,9 +215,9 @@ class EnvWorker:
 
     def _run(self, env_id: int, phase: str, carry_out: Callable[[int], dict[str, Any]]) -> None:
         try:
-            info = carry_out(env_id)
-            if info:
-                self._infos[env_id] = phase, pickled(info)
+            packed = packed_result(self._stepper.rows, env_id, carry_out(env_id))
+            if packed is not None:
+                self._infos[env_id] = phase, packed
         except BaseException as error:  # see above
             phase = self._stepper.phase_at_failure
             self._stepper.end_episodes([env_id])

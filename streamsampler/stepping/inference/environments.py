@@ -14,11 +14,9 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from streamsampler.core.errors import NotReproducibleError, WorkerError
 from streamsampler.core.serialization import Payload
-from streamsampler.data.trees import Array, Tree, leaves, map_tree, same, snapshot
+from streamsampler.data.trees import Array, Tree, leaves, same, snapshot
 from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.stepping.inference.processes import (
     HIDDEN,
@@ -157,26 +155,6 @@ class Episode:
         return True
 
 
-def put_exactly(rows: Any, env_id: int, action: Any) -> bool:
-    """Write an action into its row; False where it would be another one there."""
-    if rows.__class__ is np.ndarray:
-        fits = action.__class__ is rows.dtype.type or (action.__class__ is np.ndarray and action.dtype == rows.dtype)
-        if fits and np.shape(action) == rows.shape[1:]:
-            rows[env_id] = action
-            return True
-        return False
-    parts = dict(leaves(rows))
-    given = dict(leaves(action)) if isinstance(action, dict | tuple) else {}
-    fits = parts.keys() == given.keys() and all(
-        getattr(given[name], "dtype", None) == part.dtype and np.shape(given[name]) == part.shape[1:]
-        for name, part in parts.items()
-    )
-    if fits:
-        for name, part in parts.items():
-            part[env_id] = given[name]
-    return fits
-
-
 # ----------------------------------------------------------------------
 
 
@@ -277,7 +255,7 @@ class Environments:
     def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> None:
         """Request a step of each of some environments that have no open request."""
         given, now = {}, []
-        rows = self.transport.rows.actions
+        rows = self.transport.rows
         for env_id, action in zip(env_ids, actions, strict=True):
             episode = self._episodes[env_id]
             episode.actions[episode.n_asked] = action
@@ -285,7 +263,7 @@ class Environments:
             if env_id in self.restoring:
                 continue  # it is asked when it is what it was
             now.append(env_id)
-            if not put_exactly(rows, env_id, action):
+            if not rows.put_action_exactly(env_id, action):
                 given[env_id] = action
         if given:
             self.transport.give(given)
@@ -312,7 +290,7 @@ class Environments:
             self.transport.reset([env_id], {env_id: episode.order})  # type: ignore[dict-item]
             return
         action = episode.actions[episode.n_carried_out - 1]
-        if not put_exactly(self.transport.rows.actions, env_id, action):
+        if not self.transport.rows.put_action_exactly(env_id, action):
             self.transport.give({env_id: action})
         self.transport.step([env_id])
 
@@ -532,7 +510,7 @@ class Environments:
             self._to_ask[env_id] = None
 
     def _observed(self, env_id: int, slot: int) -> Any:
-        return map_tree(np.array, self.transport.rows.view(slot, env_id))
+        return [(path, snapshot(part)) for path, part in self.transport.rows.parts_of_observation(slot, env_id)]
 
     def _results(self, env_id: int) -> tuple[float, bool, bool]:
         rows = self.transport.rows

@@ -15,12 +15,14 @@ from streamsampler.core.errors import (
     WorkerHungError,
 )
 from streamsampler.core.serialization import Payload
+from streamsampler.data.spaces import same_spaces
 from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.links import EnvLink
+from streamsampler.stepping.objects import given_frame
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import KINDS
-from streamsampler.stepping.transport import Broken, Setbacks, UnansweredError, pickle_frame, request_frame
+from streamsampler.stepping.transport import Broken, Setbacks, UnansweredError, request_frame
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvFacts
 
@@ -94,7 +96,7 @@ class RolloutTransport(ProcessTransport):
     def give(self, actions: Mapping[int, Any]) -> None:
         """Give environments actions before their next step; see `Stepper.take_actions`."""
         for number, ids in self._by_worker(list(actions)):
-            self._link(number).write(pickle_frame(("actions", {env_id: actions[env_id] for env_id in ids})))
+            self._link(number).write(given_frame(self.rows, {env_id: actions[env_id] for env_id in ids}))
 
     def close_environments(self, close_timeout: float) -> list[BaseException]:
         """Let all workers close their environments, and go on; kill those that do not in time.
@@ -223,7 +225,7 @@ class EnvProcesses:
         transport.renew(updates)
         spaces = transport.request(range(self._n_envs), "update", "update", list(updates.values()))
         rows = transport.rows
-        return all(pair == (rows.observation_space, rows.action_space) for pair in spaces)
+        return all(same_spaces(pair, (rows.observation_space, rows.action_space)) for pair in spaces)
 
     def record_success(self, env_id: int) -> None:
         """Forget the equal failures of an environment that did what it was not asked before."""

@@ -21,6 +21,7 @@ from streamsampler.core.errors import ActionError, DataError, UsageError
 from streamsampler.core.seeding import seed_of_agent
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.data import trees
+from streamsampler.data.spaces import same_spaces
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.workers.finishing import value_by_row, value_of, with_filter
 from streamsampler.workers.masks import Warn, masks_reach
@@ -169,7 +170,7 @@ class _Policy:
             give_spaces(self._agent, *spaces)
             if self._filter is not None:
                 self._apply_filter(spaces[0])
-        elif self.spaces != spaces:
+        elif not same_spaces(self.spaces, spaces):
             raise UsageError(
                 f"policy {self.name!r} plays {self._first!r} and {agent_id!r}, whose spaces differ: {self.spaces[0]} "
                 f"and {self.spaces[1]}, {spaces[0]} and {spaces[1]}. Give each of them a policy of its own, by "

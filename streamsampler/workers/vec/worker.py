@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 
 from streamsampler.core.errors import DataError, UsageError, positive
 from streamsampler.core.serialization import dumps, loads
+from streamsampler.data.spaces import same_spaces
 from streamsampler.environments.updates import (
     AnyEnv,
     AnyVectorEnv,
@@ -212,7 +213,7 @@ class VecWorker(Worker):
         single = [env for env in envs if isinstance(env, gymnasium.Env)]
         one = first.observation_space, first.action_space
         for env in single[1:]:
-            if (another := (env.observation_space, env.action_space)) != one:
+            if not same_spaces(another := (env.observation_space, env.action_space), one):
                 raise DataError(
                     f"the environments of one worker must have the same spaces: one has {one[0]} and {one[1]}, "
                     f"another has {another[0]} and {another[1]}"

@@ -1,0 +1,65 @@
+"""Carry values that are no arrays of one size: by pickle, in the messages beside the rows.
+
+A message that says of environments whose arrays lie in shared memory brings the rest: actions with the request of a
+step, and observations with its answer. Where all parts of a space are arrays, messages are as short as they can be.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.stepping.rows import Rows
+from streamsampler.stepping.transport import ids_frame, pickle_frame, pickled
+
+_ACTIONS = "the action of an environment"
+
+# ----------------------------------------------------------------------
+# To a worker: what the agent may have defined in the caller's script goes by value.
+
+
+def step_frame(rows: Rows, env_ids: Sequence[int]) -> bytes:
+    """Return a message that requests steps with the actions in rows."""
+    if not rows.actions_have_objects:
+        return ids_frame(env_ids)
+    return pickle_frame(("step", list(env_ids), dumps(rows.objects_of_actions(env_ids), _ACTIONS).owned()))
+
+
+def put_actions(rows: Rows, env_ids: Sequence[int], objects: Payload) -> None:
+    """Write what `step_frame` was given in the other process."""
+    rows.put_objects_of_actions(env_ids, loads(objects))
+
+
+def given_frame(rows: Rows, actions: Mapping[int, Any]) -> bytes:
+    """Return a message with whole actions, which are of another dtype than the rows'."""
+    return pickle_frame(("actions", dumps(actions, _ACTIONS).owned() if rows.actions_have_objects else actions))
+
+
+def given_actions(actions: Any) -> Mapping[int, Any]:
+    """Return the actions of a `given_frame`."""
+    found: Mapping[int, Any] = loads(actions) if isinstance(actions, Payload) else actions
+    return found
+
+
+# ----------------------------------------------------------------------
+# From a worker.
+
+
+def packed_result(rows: Rows, env_id: int, info: dict[str, Any]) -> bytes | None:
+    """Return what a result has besides what lies in rows; None where that is nothing."""
+    if rows.observations_have_objects:
+        return pickled((info, rows.objects_of_result(env_id)))
+    return pickled(info) if info else None
+
+
+def unpacked_result(rows: Rows, env_id: int, packed: bytes) -> dict[str, Any]:
+    """Write what a result has besides what lies in rows, and return its info."""
+    result = pickle.loads(packed)
+    if not rows.observations_have_objects:
+        info: dict[str, Any] = result
+        return info
+    info, objects = result
+    rows.put_objects_of_result(env_id, *objects)
+    return info
