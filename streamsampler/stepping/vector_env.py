@@ -8,16 +8,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+from gymnasium import spaces as gym_spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError, WorkerError, positive
 from streamsampler.data.infos import Infos
-from streamsampler.data.trees import map_trees, object_array
+from streamsampler.data.spaces import row_spec
+from streamsampler.data.trees import map_tree, map_trees, object_array
 from streamsampler.stepping.call_errors import NoCallPendingError
 from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.steps import Steps, joined_infos
+from streamsampler.workers.vec.columns import leaves_of
 from streamsampler.workers.vec.rows import row_of
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ def send_on(manager: BaseEnvManager, actions: Any) -> None:
         manager.send(actions)
         return
     others = [env_id for env_id in range(manager.n_envs) if env_id not in failed]
-    manager.send(_rows(actions, others, manager.n_envs), others)
+    manager.send(_rows(manager.action_space, actions, others, manager.n_envs), others)
     manager.async_reset(failed)
 
 
@@ -96,14 +99,20 @@ def _failed(manager: BaseEnvManager) -> list[int]:
     return [env_id for env_id, state in enumerate(states) if state is EnvState.FAILED]
 
 
-def _rows(actions: Any, rows: list[int], n: int) -> Any:
+def _rows(space: Any, actions: Any, rows: list[int], n: int) -> Any:
     """Return some rows of stacked actions; those that have not n of them are left to be refused."""
-    if isinstance(actions, dict):
-        return {key: _rows(part, rows, n) for key, part in actions.items()}
-    if isinstance(actions, tuple):
-        return tuple(_rows(part, rows, n) for part in actions)
-    stacked = np.asarray(actions)
-    return stacked[rows] if stacked.shape[:1] == (n,) else stacked
+    if isinstance(space, gym_spaces.Dict) and isinstance(actions, Mapping):
+        return {key: _rows(space.spaces.get(key), part, rows, n) for key, part in actions.items()}
+    if isinstance(space, gym_spaces.Tuple) and isinstance(actions, tuple) and len(actions) == len(space.spaces):
+        return tuple(_rows(child, part, rows, n) for child, part in zip(space.spaces, actions, strict=True))
+    if isinstance(actions, np.ndarray):
+        return actions[rows] if actions.shape[:1] == (n,) else actions
+    return [actions[row] for row in rows] if isinstance(actions, list | tuple) and len(actions) == n else actions
+
+
+def _as_gymnasium_has_it(leaf: Any) -> Any:
+    """Return a leaf of stacked observations: values that are no arrays of one size are a tuple there."""
+    return tuple(leaf) if leaf.dtype.hasobject else leaf
 
 
 # ----------------------------------------------------------------------
@@ -141,6 +150,9 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         self.single_action_space = manager.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._has_objects = any(
+            row_spec(leaf)[1].hasobject for _, leaf in leaves_of(self.single_observation_space, "observation")
+        )
         self.metadata = {**manager.get_attr("metadata", [0])[0], "autoreset_mode": self._mode}
         self.render_mode = manager.get_attr("render_mode", [0])[0]
         self.spec = manager.get_attr("spec", [0])[0]
@@ -197,7 +209,8 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         if self._has_options:
             self.manager.forget_options(env_ids)  # Gymnasium's environments reset themselves without options
         infos = self._infos({env_ids[row]: info for row, info in steps.info_by_row.items()})
-        return steps.observations if len(env_ids) == self.num_envs else self.manager.observations(), infos
+        observations = steps.observations if len(env_ids) == self.num_envs else self.manager.observations()
+        return self._batched(observations), infos
 
     def step(self, actions: Any) -> _Stepped:
         """Step all environments with one action each."""
@@ -239,7 +252,10 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
             infos |= {"env_failed": steps.failed.copy(), "_env_failed": steps.failed}
         if self._mode is AutoresetMode.SAME_STEP and steps.ended.any():
             infos |= _final(steps, infos)
-        return steps.observations, steps.rewards, steps.terminated, steps.truncated, infos
+        return self._batched(steps.observations), steps.rewards, steps.terminated, steps.truncated, infos
+
+    def _batched(self, observations: Any) -> Any:
+        return map_tree(_as_gymnasium_has_it, observations) if self._has_objects else observations
 
     def _infos(self, by_env: Mapping[int, dict[str, Any]]) -> Infos:
         return joined_infos(by_env, self.num_envs)

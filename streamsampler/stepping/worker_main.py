@@ -86,7 +86,7 @@ class EnvWorker:
         stepper.on_draws = self._report_draws
         self._messages: dict[str, Callable[..., None]] = {
             "rows": self._open_rows,
-            "actions": lambda actions: self._stepper.take_actions(given_actions(actions)),
+            "actions": self._take_actions,
             "step": self._steps_with,
             "options": self._set_options,
             "settings": self._set_settings,
@@ -181,6 +181,9 @@ class EnvWorker:
             seconds[env_id] = min(took, expected + 0.1 * (took - expected))
         self._send_done()
         self._stepper.rest()
+
+    def _take_actions(self, actions: Any) -> None:
+        self._stepper.take_actions(given_actions(actions))
 
     def _steps_with(self, env_ids: list[int], objects: Payload) -> None:
         put_actions(self._stepper.rows, env_ids, objects)

@@ -340,7 +340,7 @@ class NativeRunner:
         if self._n_silent:
             first = int(self._live.argmax())
             for _, leaf in leaves(shown):
-                leaf[self._silent] = leaf[first]
+                leaf[self._silent] = leaf[[first]]  # a value that is a sequence itself is one object
         return shown
 
     def _flags(self, values: Any, name: str) -> NDArray[np.bool_]:

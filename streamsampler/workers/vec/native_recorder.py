@@ -179,7 +179,7 @@ def _append(columns: Columns, batch: Any, unused: NDArray[np.bool_]) -> None:
             error.row = row
             raise
     for _, leaf in leaves(columns.row_batch(step)):
-        leaf[unused] = leaf[rows[0]] if len(rows) else 0
+        leaf[unused] = leaf[rows[:1]] if len(rows) else 0  # a value that is a sequence itself is one object
     columns.n_steps = step + 1
 
 
