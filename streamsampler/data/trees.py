@@ -157,8 +157,8 @@ def same(one: Any, other: Any) -> bool:
     for kind, comparison in _COMPARISONS:
         if isinstance(one, kind):
             return comparison(one, other)
-    if cast(Any, type(one)).__eq__ is object.__eq__ and hasattr(one, "__dict__"):
-        return same(vars(one), vars(other))
+    if cast(Any, type(one)).__eq__ is object.__eq__:
+        return same(vars(one), vars(other)) if hasattr(one, "__dict__") else digest(one) == digest(other)
     return bool(np.all(one == other))
 
 

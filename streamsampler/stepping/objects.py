@@ -10,9 +10,11 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from streamsampler.core.errors import SerializationError
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.transport import ids_frame, pickle_frame, pickled
+from streamsampler.workers.explain import summary_of
 
 _ACTIONS = "the action of an environment"
 
@@ -49,9 +51,12 @@ def given_actions(actions: Any) -> Mapping[int, Any]:
 
 def packed_result(rows: Rows, env_id: int, info: dict[str, Any]) -> bytes | None:
     """Return what a result has besides what lies in rows; None where that is nothing."""
-    if rows.observations_have_objects:
+    if not rows.observations_have_objects:
+        return pickled(info) if info else None
+    try:
         return pickled((info, rows.objects_of_result(env_id)))
-    return pickled(info) if info else None
+    except Exception as error:  # anything: it is user code
+        raise SerializationError(f"its observation or info cannot be pickled: {summary_of(error)}") from error
 
 
 def unpacked_result(rows: Rows, env_id: int, packed: bytes) -> dict[str, Any]:

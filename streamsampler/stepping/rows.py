@@ -99,7 +99,7 @@ class EnvValues:
             return nested(space, iter(checked))
         each = self._checked(env_ids, values)
         for env_id, checked in zip(env_ids, each, strict=True):
-            self._of[env_id][0].put_checked(slot, [0], checked)
+            self._of[env_id][0].put_converted(slot, 0, checked)
         return self.taken(slot, env_ids)
 
     def stacked(self, env_ids: list[int], values: list[Any]) -> Any:

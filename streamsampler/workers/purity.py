@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from streamsampler.data.trees import same
 from streamsampler.workers.base import Worker
 from streamsampler.workers.explain import is_interrupt, name_of_env
 from streamsampler.workers.known_wrappers import files_of, kind_of, stateful_wrapper
@@ -231,7 +232,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return one == other or (one != one and other != other)
     try:
-        return bool(one == other)
+        return bool(one == other) or same(one, other)
     except Exception:
         return True  # what cannot be compared is no verdict
 

@@ -236,7 +236,9 @@ class Digests:
 def _digest(rows: Array, so_far: int) -> int:
     """Return the digest of some rows and of those before, of which it takes the digest: another one if a byte is."""
     if rows.dtype.hasobject:
-        return trees.digest(rows, so_far)
+        for row in rows:
+            so_far = trees.digest((row,), so_far)
+        return so_far
     if rows.nbytes >= _LARGE_ROW * len(rows) > 0:
         rows = _weighted_sums(rows)
     return zlib.crc32(np.ascontiguousarray(rows), so_far)  # type: ignore[arg-type]

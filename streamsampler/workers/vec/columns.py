@@ -236,8 +236,12 @@ class Columns:
         if (only := self._only) is not None:
             only.at(step)[row] = only.converted(value)
             return
-        for leaf, part in zip(self._leaves, values_of(self._space, value, self._path, self._error), strict=True):
-            leaf.at(step)[row] = leaf.converted(part)
+        self.put_converted(step, row, self.converted(value))
+
+    def put_converted(self, step: int, row: int, converted: list[Any]) -> None:
+        """Write what `converted` returned to a row of a step."""
+        for leaf, part in zip(self._leaves, converted, strict=True):
+            leaf.at(step)[row] = part
 
     def converted(self, value: Any) -> list[Any]:
         """Check a single value as `put` does, and return each leaf of it as it is stored."""
