@@ -14,7 +14,8 @@ from streamsampler.agents.base import mask_argument, reset_agent_function, row_k
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.masks import ACTION_MASKS
 from streamsampler.core.errors import UsageError
-from streamsampler.data.trees import digest, map_trees
+from streamsampler.data.digests import digest
+from streamsampler.data.trees import map_trees
 
 __all__ = ["probe"]
 

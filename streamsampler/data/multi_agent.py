@@ -357,7 +357,7 @@ def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
     """Return the spaces that come with what a policy played, which are the same."""
     first = pieces[0]
     for each in pieces[1:]:
-        if not same_spaces(each.spaces, first.spaces):
+        if not same_spaces(cast("tuple[Any, Any]", each.spaces), cast("tuple[Any, Any]", first.spaces)):
             played = " and ".join(repr(it.agents.known[0]) for it in (first, each))
             raise DataError(
                 f"policy {name!r} played {played}, whose spaces differ: give each of them a policy of its own, by "
@@ -370,7 +370,7 @@ def _spaces_of(name: str, agents: Sequence[str], spaces: tuple[Any, Any]) -> tup
     """Return the spaces of the agents that a policy played, which are the same."""
     first = spaces[0][agents[0]], spaces[1][agents[0]]
     for agent in agents[1:]:
-        if (spaces[0][agent], spaces[1][agent]) != first:
+        if not same_spaces((spaces[0][agent], spaces[1][agent]), first):
             raise DataError(
                 f"policy {name!r} played {agents[0]!r} and {agent!r}, whose spaces differ: give each of them a policy "
                 "of its own, by policy_of="

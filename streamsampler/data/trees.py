@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import copy
 import operator
-import re
 import struct
-import types
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError
+from streamsampler.data.digests import digest
 
 Array: TypeAlias = NDArray[Any]
 Tree: TypeAlias = "Array | dict[str, Tree] | tuple[Tree, ...]"
@@ -162,65 +160,6 @@ def same(one: Any, other: Any) -> bool:
     return bool(np.all(one == other))
 
 
-def digest(value: Any, so_far: int = 0) -> int:
-    """Return a number that is another one if a value is another one, as `same` compares them.
-
-    Args:
-        value: A value: numbers, strings, arrays, and what holds such.
-        so_far: The digest of what comes before, of which the result is a digest, too.
-    """
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        return zlib.crc32(np.ascontiguousarray(value), so_far)  # type: ignore[arg-type]
-    return _digest_of_object(value, so_far, ())
-
-
-def _digest_of_object(value: Any, so_far: int, within: tuple[int, ...]) -> int:
-    """Return the digest of a value that is part of others, whose ids are `within`: it may hold one of these."""
-    kind = type(value)
-    so_far = zlib.crc32(kind.__qualname__.encode(), so_far)
-    if id(value) in within:
-        return so_far
-    within = (*within, id(value))
-    if isinstance(value, np.ndarray | np.generic):
-        so_far = zlib.crc32(f"{value.dtype.str}{value.shape}".encode(), so_far)
-        if not value.dtype.hasobject:
-            return zlib.crc32(np.ascontiguousarray(value), so_far)  # type: ignore[arg-type]
-        value = value.ravel().tolist()
-    if isinstance(value, float):
-        return zlib.crc32(struct.pack("<d", value), so_far)
-    if isinstance(value, list | tuple):
-        for part in value:
-            so_far = _digest_of_object(part, so_far, within)
-        return zlib.crc32(b"%d" % len(value), so_far)
-    if isinstance(value, Mapping):  # whatever the order of its keys
-        pairs = sum(_digest_of_object(part, _digest_of_object(key, 0, within), within) for key, part in value.items())
-        return zlib.crc32(b"%d" % pairs, so_far)
-    if isinstance(value, set | frozenset):
-        return zlib.crc32(b"%d" % sum(_digest_of_object(part, 0, within) for part in value), so_far)
-    if isinstance(value, _SAID_BY_NAME):
-        return zlib.crc32(value.__qualname__.encode(), so_far)
-    return (
-        zlib.crc32(repr(value).encode(errors="replace"), so_far)
-        if kind in _IMMUTABLE
-        else _digest_of_other(value, so_far, within)
-    )
-
-
-def _digest_of_other(value: Any, so_far: int, within: tuple[int, ...]) -> int:
-    """Return the digest of an instance of any class: of what a pickle of it would hold."""
-    try:
-        parts = value.__reduce_ex__(4)
-        # After what makes an instance: its arguments, its state, the items of a list, those of a dict.
-        arguments, state, items, pairs = (
-            (*parts[1:5], None, None, None)[:4] if isinstance(parts, tuple) else (parts,) * 4
-        )
-        parts = arguments, state, None if items is None else list(items), None if pairs is None else dict(pairs)
-    except Exception:  # anything: it is user code
-        # Without the place in memory that Python writes for objects that say nothing of themselves.
-        return zlib.crc32(_PLACE.sub("", repr(value)).encode(errors="replace"), so_far)
-    return _digest_of_object(parts, so_far, within)
-
-
 def snapshot(value: Any) -> Any:
     """Return a copy of a value that its owner may change later."""
     kind = value.__class__
@@ -259,9 +198,6 @@ def _same_sequences(one: Sequence[Any], other: Sequence[Any]) -> bool:
 def _same_floats(one: float, other: float) -> bool:
     return struct.pack("<d", one) == struct.pack("<d", other)
 
-
-_SAID_BY_NAME = type, types.FunctionType, types.BuiltinFunctionType
-_PLACE = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 _IMMUTABLE = frozenset((bool, int, float, complex, str, bytes, type(None)))
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.serialization import Payload, dumps, loads
-from streamsampler.data.trees import digest, map_tree, map_trees, same
+from streamsampler.data.digests import digest
+from streamsampler.data.trees import map_tree, map_trees, same
 from streamsampler.environments.parameters import Parameters, SetParameters
 from streamsampler.rollouts.script import begin_of
 from streamsampler.stepping.rows import Rows

@@ -209,7 +209,14 @@ def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
 
 
 def _fits_exactly(space: AnySpace, arrays: Any, value: Any, found: list[tuple[Array, Any]]) -> bool:
-    """Whether a value is nested as its space, and has the dtype and shape of each leaf; `found` gets what is written."""
+    """Whether a value is nested as its space, and has the dtype and shape of each leaf.
+
+    Args:
+        space: The space.
+        arrays: Where values are written.
+        value: The value.
+        found: Gets each leaf's array, and what is to be written there.
+    """
     if isinstance(space, gym_spaces.Dict):
         return (
             isinstance(value, dict)

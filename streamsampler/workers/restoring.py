@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from streamsampler.core.errors import ActionError, UsageError, WorkerError
 from streamsampler.data import trees
 from streamsampler.data.copying import Leaf
+from streamsampler.data.digests import digest
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, snapshot
@@ -237,7 +238,7 @@ def _digest(rows: Array, so_far: int) -> int:
     """Return the digest of some rows and of those before, of which it takes the digest: another one if a byte is."""
     if rows.dtype.hasobject:
         for row in rows:
-            so_far = trees.digest((row,), so_far)
+            so_far = digest((row,), so_far)
         return so_far
     if rows.nbytes >= _LARGE_ROW * len(rows) > 0:
         rows = _weighted_sums(rows)

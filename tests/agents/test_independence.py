@@ -8,7 +8,9 @@ from gymnasium import spaces
 
 from streamsampler import RandomAgent
 from streamsampler.agents.independence import probe
+from streamsampler.data.trees import object_array
 from streamsampler.errors import UsageError
+from tests.scripted.kinds import Thing
 
 N_ROWS = 11
 EXAMPLE = np.random.default_rng(1).standard_normal((N_ROWS, 4)).astype(np.float32)
@@ -154,6 +156,31 @@ def test_agents_whose_rows_are_independent_are_left_in_peace(agent, example, n_r
     shows = probe(agent, example, n_rows)
     assert shows == (n_rows == 1 or not isinstance(agent, RandomAgent))
     assert np.abs(EXAMPLE).max() < 5, "the example is not the agent's to change"
+
+
+class Wordy:
+    """Chooses objects that only their attributes tell apart; looks at strings, which no number stands for."""
+
+    row_independent = True
+
+    def __init__(self, mixes=None):
+        self.mixes = mixes
+
+    def get_actions(self, observations):
+        parts = {"x": observations["x"][:, 0], "name": np.array([len(name) for name in observations["name"]])}
+        if self.mixes is not None:
+            parts[self.mixes] = np.cumsum(parts[self.mixes])
+        return [Thing(n, x) for n, x in zip(parts["name"].tolist(), parts["x"].tolist(), strict=True)], {}
+
+
+@pytest.mark.parametrize("mixes", [None, "x", "name"])
+def test_agents_for_values_that_are_no_arrays(mixes):
+    example = {"x": EXAMPLE, "name": object_array(["x" * (1 + row % 3) for row in range(len(EXAMPLE))])}
+    if mixes is None:
+        assert probe(Wordy(), example, N_ROWS)
+        return
+    with pytest.raises(UsageError, match=DEPENDS):
+        probe(Wordy(mixes), example, N_ROWS)
 
 
 def test_an_agent_that_always_raises_is_not_judged(caplog):

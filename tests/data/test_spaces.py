@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from streamsampler.data import copying, trees
 from streamsampler.data.copying import make_recorder
-from streamsampler.data.spaces import check_actions, row_spec, validate
+from streamsampler.data.digests import digest
+from streamsampler.data.spaces import check_actions, row_spec, same_space, same_spaces, validate
 from streamsampler.errors import ActionError, DataError, ObservationError
 
 IMAGES = S.Box(0, 255, (70, 80), np.uint8)
@@ -287,3 +288,75 @@ def test_equality_is_bit_for_bit():
         (objects([(1,)]), objects([[1]])),
     ):
         assert not trees.same(one, other)
+
+
+class Slots:
+    __slots__ = ("number",)
+
+    def __init__(self, number):
+        self.number = number
+
+
+class Holder(Slots):
+    """Has attributes besides, one of which may be itself."""
+
+    def __init__(self, number, array=()):
+        super().__init__(number)
+        self.array, self.itself = np.array(array, np.float32), self
+
+
+OBJECTS: list[Any] = [
+    None, 0, 1, 1.0, -0.0, 0.0, float("nan"), 2 + 1j, "a", "b", b"a", [], (), [1], (1,), [1, 2], [2, 1], [[1], 2],
+    {"a": 1}, {"a": 2}, {"a": {"a": 1}}, {1, 2}, {1, 3}, np.int64(1), np.float32(1), np.zeros(2), np.zeros((2, 1)),
+    np.zeros(2, bool), trees.object_array([np.zeros(2), "a"]), trees.object_array([np.ones(2), "a"]), Slots(1),
+    Slots(2), Holder(1), Holder(1, [1]), len, max, Slots, np.zeros(3000), np.arange(3000) == 1500,
+    *(S.GraphInstance(np.full((1, 2), value), None, None) for value in (0.0, 1.0)),
+]  # fmt: skip
+
+
+def test_objects_are_told_apart_by_what_they_hold():
+    """And are the same when they have come through a pickle, which they do."""
+    digests = [digest((value,)) for value in OBJECTS]
+    assert len(set(digests)) == len(OBJECTS)
+    copies = [pickle.loads(pickle.dumps(value)) for value in OBJECTS]
+    assert [digest((value,)) for value in copies] == digests
+    assert digest(({"a": 1, "b": 2},)) == digest(({"b": 2, "a": 1},))
+    assert digest(("a", "b")) == digest(("a", "b"), 0) != digest(("a", "b"), 1)
+    for i, j in itertools.product(range(len(OBJECTS)), repeat=2):
+        if Holder not in (type(OBJECTS[i]), type(OBJECTS[j])):
+            assert trees.same(OBJECTS[i], copies[j]) == (i == j)
+
+
+def test_what_cannot_be_taken_apart_is_told_by_its_name():
+    """And not by its place in memory, which is another one in each process."""
+    one, other = ((each for each in range(3)) for _ in range(2))
+    assert digest((one,)) == digest((other,))
+
+
+class Own(S.Space[Any]):
+    """A custom space without an `==`."""
+
+    def __init__(self, number, space):
+        super().__init__()
+        self.number, self.space = number, space
+
+
+def test_custom_spaces_are_compared_by_their_attributes():
+    def of(number=1, size=2):
+        own = Own(number, S.Box(0, 1, (size,)))
+        own.seed(number)
+        return own
+
+    for make in (
+        lambda each: each, lambda each: S.Dict(a=S.Discrete(2), b=each), lambda each: S.Tuple([each]), S.Sequence,
+        lambda each: S.OneOf([S.Discrete(2), each]),
+    ):  # fmt: skip
+        one = make(of())
+        assert same_space(one, pickle.loads(pickle.dumps(one)))
+        assert same_space(one, make(of()))
+        assert not same_space(one, make(of(2)))
+        assert not same_space(one, make(of(size=3)))
+        assert not same_space(one, of(3))
+    assert same_spaces((of(), S.Discrete(2)), (of(), S.Discrete(2)))
+    assert not same_spaces((of(), S.Discrete(2)), (of(), S.Discrete(3)))
+    assert not same_space(S.Sequence(of(), stack=False), S.Sequence(of(), stack=True))

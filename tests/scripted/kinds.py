@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from streamsampler.data.trees import take
+from streamsampler.workers.vec.rows import row_of
 
 __all__ = ["KINDS", "PAIRS", "Asked", "Kinds", "Mission", "RowsAsked", "Thing"]
 
@@ -64,7 +64,9 @@ KINDS: dict[str, Callable[[], spaces.Space[Any]]] = {
     "one of": lambda: spaces.OneOf([spaces.Discrete(3), _box(), spaces.Text(3)]),
     "mission": Mission,
     "things": Things,
-    "grid": lambda: spaces.Dict(image=spaces.Box(0, 255, (7, 7, 3), np.uint8), mission=Mission(), way=KINDS["number"]()),
+    "grid": lambda: spaces.Dict(
+        image=spaces.Box(0, 255, (7, 7, 3), np.uint8), mission=Mission(), way=KINDS["number"]()
+    ),
     "pair": lambda: spaces.Tuple([spaces.Text(5), spaces.Discrete(3)]),
     "nested": lambda: spaces.Dict(a=spaces.Tuple([_box(), KINDS["list"]()]), b=spaces.Dict(c=spaces.Text(4))),
 }
@@ -140,4 +142,4 @@ class RowsAsked(Asked):
         leaf = observations
         while isinstance(leaf, dict | tuple):
             leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
-        return [self.get_action(take(observations, row))[0] for row in range(len(leaf))], {}
+        return [self.get_action(row_of(observations, row))[0] for row in range(len(leaf))], {}

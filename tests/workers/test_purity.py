@@ -17,6 +17,7 @@ from streamsampler.workers import purity
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.purity import PurityCheck, check_purity
 from streamsampler.workers.vec.worker import VecWorker
+from tests.scripted.kinds import KINDS, Thing
 from tests.workers.contexts import context_of, new_board
 
 
@@ -162,9 +163,20 @@ class Odd(Carrying):
         return np.nan if what == "reward" else 0.0
 
 
+class Shapeless(Carrying):
+    """Shows objects that only their attributes tell from each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = KINDS["things"]()
+
+    def shown(self, number):
+        return Thing(number, np.zeros(2))
+
+
 @pytest.mark.parametrize("n_envs", [None, 3])
 @pytest.mark.parametrize(
-    "env", [Carrying, Wide, Structured, Odd, lambda: gymnasium.wrappers.RecordEpisodeStatistics(Carrying())]
+    "env", [Carrying, Shapeless, Wide, Structured, Odd, lambda: gymnasium.wrappers.RecordEpisodeStatistics(Carrying())]
 )
 def test_nothing_is_found_where_nothing_is_carried(make_worker, env, n_envs):
     outcome = check(make_worker(env, lambda: RandomAgent(spaces.Discrete(2)), n_envs=n_envs))

@@ -16,12 +16,14 @@ from gymnasium import spaces
 from streamsampler import DefaultWorker, VecWorker
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.data.recorder import EpisodeState, RolloutRecorder
+from streamsampler.data.trees import object_array
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Ticket
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing
 from streamsampler.workers.restoring import AbandonedError, Digests, NotRestoredError, apply_actions, compared_of
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import Steps
+from tests.scripted.kinds import Thing
 from tests.workers.contexts import context_of, new_board
 
 N, VERSION, SEED = 30, 4, 5
@@ -118,3 +120,5 @@ def test_any_object_that_differs_gives_other_digests():
     texts = np.array(["a", "b", "a", "c"], object)
     assert digests_of(texts) == digests_of(texts, [2])
     assert digests_of(texts) != digests_of(np.array(["a", "b", "a", "d"], object))
+    things = [object_array([Thing(n, np.arange(2000) == at) for n in range(4)]) for at in (1000, 1000, 1001)]
+    assert digests_of(things[0]) == digests_of(things[1], [1, 3]) != digests_of(things[2])

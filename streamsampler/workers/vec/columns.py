@@ -236,7 +236,8 @@ class Columns:
         if (only := self._only) is not None:
             only.at(step)[row] = only.converted(value)
             return
-        self.put_converted(step, row, self.converted(value))
+        for leaf, part in zip(self._leaves, values_of(self._space, value, self._path, self._error), strict=True):
+            leaf.at(step)[row] = leaf.converted(part)
 
     def put_converted(self, step: int, row: int, converted: list[Any]) -> None:
         """Write what `converted` returned to a row of a step."""
