@@ -42,8 +42,9 @@ def _with_masks(columns: Infos, by_row: Mapping[int, Mapping[str, Any]], n_rows:
 class Steps:
     """The results of K environments, each of the last request to it: a step, or a reset.
 
-    Observations are leaves of (K, ...), and so are actions. Where environments have spaces of other shapes, dtypes or
-    structures, they are not stacked: (K,) objects, each of its environment's space.
+    Observations are leaves of (K, ...), and so are actions: objects where values of a space are no arrays of one size,
+    as those of Text, Sequence, Graph, OneOf and custom spaces. Where environments have spaces of other shapes, dtypes
+    or structures, they are not stacked: (K,) objects, each of its environment's space.
 
     In a row that is the result of a reset, `timesteps` is 0, no reward was got, and `actions` and
     `previous_observations` mean nothing.
