@@ -54,8 +54,8 @@ def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -
     """
     rows = np.arange(n_rows)
     given = map_trees(lambda leaf: _moderate(leaf[rows % len(leaf)]), example)
-    rolled = map_trees(_rolled, given)
-    zeros, ones, noise = (map_trees(_made_by(others), given) for others in (np.zeros_like, np.ones_like, _noise))
+    zeros, ones, noise = (map_trees(others, given) for others in (np.zeros_like, np.ones_like, _noise))
+    rolled = map_trees(lambda leaf: np.roll(leaf, 1, axis=0), given)
     masks = None if mask_size is None else np.ones((n_rows, mask_size), np.bool_)
     ask = _question(agent, given, n_rows, {ACTION_MASKS: masks} if takes_masks(agent, together=True) else {})
     plain, expected = next(((each, known) for each in (given, ones, zeros) if (known := ask(each))), (None, None))
@@ -161,15 +161,6 @@ def _noise(leaf: NDArray[Any]) -> NDArray[Any]:
         return np.random.default_rng(0).standard_normal(leaf.shape).astype(leaf.dtype)
     # Other indices, masks and pixels, most of which are in the space.
     return leaf ^ np.ones_like(leaf) if leaf.dtype.kind in "iub" else leaf
-
-
-def _rolled(leaf: NDArray[Any]) -> NDArray[Any]:
-    return np.roll(leaf, 1, axis=0)
-
-
-def _made_by(others: Callable[[NDArray[Any]], NDArray[Any]]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return what makes other observations of numbers; objects, of which none can be made up, change places."""
-    return lambda leaf: _rolled(leaf) if leaf.dtype.hasobject else others(leaf)
 
 
 def _merged(keeps: NDArray[np.bool_], leaf: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from streamsampler import LocalSampler
+from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.data.trees import leaves, same
 from streamsampler.errors import ActionError, RolloutError
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
@@ -151,6 +151,72 @@ def test_what_is_returned_is_a_copy(new_manager):
     steps.observations[0].append("mine")
     assert manager.observations().tolist() == [[0, 1], [0, 1]]
     assert manager.ready[0] == [0, 1]
+
+
+class Nesting(Kinds):
+    """Changes a part of its actions."""
+
+    def __init__(self):
+        super().__init__("number", "number")
+        self.action_space = spaces.Dict(a=KINDS["things"](), b=spaces.Discrete(3))
+
+    def step(self, action):
+        result = super().step(action["b"])
+        action["a"].append("changed")
+        return result
+
+
+def test_an_environment_may_change_its_actions(new_manager, tmp_path):
+    """Also while it is restored: what is kept of them, to restore it once more, stays as it was."""
+    faults = Faults(tmp_path, *[Fault("raise", "step", step=2)] * 2)
+    manager = new_manager(faults.env(Nesting), n_envs=2, seed=0)
+    manager.reset()
+    for t in range(4):
+        actions = [{"a": [t, env_id], "b": 1} for env_id in range(2)]
+        steps = manager.step(actions)
+        running = np.flatnonzero(steps.timesteps)
+        assert [actions[row]["a"] for row in running] == [steps.actions["a"][row] for row in running]
+        assert [steps.actions["a"][row] for row in running] == [[t, row] for row in running]
+    assert (faults.fired(), manager.stats.restored, manager.stats.not_restored) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("in_parent", [False, True])
+def test_classes_of_the_callers_script(in_parent):
+    """They are known by no name where the environments are."""
+
+    class Word:
+        def __init__(self, letters):
+            self.letters = letters
+
+    class Words(Kinds):
+        def __init__(self):
+            super().__init__("things", "things")
+            self.t = -1
+
+        def drawn(self):
+            return Word("ab")
+
+        def step(self, action):
+            assert type(action) is Word
+            return super().step(action.letters)
+
+    if not in_parent:
+        with EnvManager(Words, n_envs=2, n_workers=2, seed=0) as manager:
+            assert [type(each) for each in manager.reset().observations] == [Word, Word]
+            assert [each.letters for each in manager.step([Word("a"), Word("b")]).actions] == ["a", "b"]
+        return
+
+    class Writing:
+        row_independent = True
+
+        def get_actions(self, observations):
+            return [Word(getattr(each, "letters", "") + "c") for each in observations], {}
+
+    options: Any = {"inference": "parent", "worker_args": {"n_envs": 2}, "check": None}
+    with MultiprocessingSampler(Writing(), Words, n_workers=2, seed=0, **options) as sampler:
+        batch = sampler.obtain_trajectories(3)
+    assert {(type(each), each.letters) for each in batch.observations} == {(Word, "ab")}
+    assert {each.letters for each in batch.actions} == {"abc"}
 
 
 def test_the_form_of_values_is_that_of_batches(new_manager):
