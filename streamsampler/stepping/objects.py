@@ -49,10 +49,10 @@ def given_actions(actions: Any) -> Mapping[int, Any]:
 # From a worker.
 
 
-def packed_result(rows: Rows, env_id: int, info: dict[str, Any]) -> bytes | None:
-    """Return what a result has besides what lies in rows; None where that is nothing."""
+def packed_result(rows: Rows, env_id: int, info: dict[str, Any]) -> bytes:
+    """Return what a result has besides what lies in rows."""
     if not rows.observations_have_objects:
-        return pickled(info) if info else None
+        return pickled(info)
     try:
         return pickled((info, rows.objects_of_result(env_id)))
     except Exception as error:  # anything: it is user code

@@ -83,6 +83,7 @@ class EnvWorker:
         self._done: list[int] = []
         self._infos: dict[int, tuple[str, bytes]] = {}
         self._sent_at = 0.0
+        self._has_objects = False  # whether results are more than what lies in rows, whatever the infos
         stepper.on_draws = self._report_draws
         self._messages: dict[str, Callable[..., None]] = {
             "rows": self._open_rows,
@@ -146,7 +147,8 @@ class EnvWorker:
         parameters: dict[int, NumberedParameters]
         spaces, options, parameters, settings = loads(payload)
         self._set_settings(settings)
-        self._stepper.rows = self._new_rows(spaces)
+        rows = self._stepper.rows = self._new_rows(spaces)
+        self._has_objects = rows.observations_have_objects
         for env_id, given in options.items():
             self._stepper.set_options(env_id, given)
         for env_id, of_one in parameters.items():
@@ -218,9 +220,9 @@ class EnvWorker:
 
     def _run(self, env_id: int, phase: str, carry_out: Callable[[int], dict[str, Any]]) -> None:
         try:
-            packed = packed_result(self._stepper.rows, env_id, carry_out(env_id))
-            if packed is not None:
-                self._infos[env_id] = phase, packed
+            info = carry_out(env_id)
+            if info or self._has_objects:
+                self._infos[env_id] = phase, packed_result(self._stepper.rows, env_id, info)
         except BaseException as error:  # see above
             phase = self._stepper.phase_at_failure
             self._stepper.end_episodes([env_id])

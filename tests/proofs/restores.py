@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium import spaces
 
 from streamsampler import EnvManager, Limits, SerialEnvManager
+from streamsampler.data.digests import digest
 from streamsampler.data.trees import leaves
 
 N_ENVS, N_ROWS, N_KILLS = 7, 60, 10
@@ -62,6 +63,35 @@ class Maze(gymnasium.Env[Any, Any]):
         return self._observation(), float(self._place[2] * luck), luck > 0.97, self._t >= 40, info
 
 
+class Tale(Maze):
+    """Shows what is no array of one size, too, in a list that it uses again; is told words."""
+
+    observation_space = spaces.Dict(
+        maze=Maze.observation_space, words=spaces.Text(99), places=spaces.Sequence(spaces.Box(-np.inf, np.inf, (3,)))
+    )
+    action_space = spaces.Dict(**Maze.action_space, word=spaces.Text(9))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._words, self._places = "", list[Any]()
+
+    def _observation(self) -> dict[str, Any]:
+        if not self._t:
+            self._words = ""
+            self._places.clear()
+        self._places[self._t % 5 :] = [self._place.astype(np.float32)]
+        return {"maze": super()._observation(), "words": self._words or "once", "places": self._places}
+
+    def step(self, action: dict[str, Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._words = f"{self._words[-9:]} {action['word']}"
+        return super().step(action)
+
+
+def tale_actions(digests: list[int]) -> dict[str, Any]:
+    """Return actions that depend on what was seen."""
+    return {**maze_actions(digests), "word": [f"{each:x}" for each in digests]}
+
+
 def maze_actions(digests: list[int]) -> dict[str, Any]:
     """Return actions that depend on what was seen."""
     values = np.array(digests)
@@ -70,6 +100,7 @@ def maze_actions(digests: list[int]) -> dict[str, Any]:
 
 ENVS: dict[str, tuple[Any, Callable[[list[int]], Any]]] = {
     "maze": (Maze, maze_actions),
+    "tale": (Tale, tale_actions),
     "CartPole-v1": ("CartPole-v1", lambda digests: np.array(digests) % 2),
 }
 
@@ -95,8 +126,11 @@ def worlds(n: int) -> Iterator[World]:
 
 
 def bytes_of(tree: Any) -> tuple[bytes, ...]:
-    """Return the bytes of all leaves."""
-    return tuple(np.ascontiguousarray(leaf).tobytes() for _, leaf in leaves(tree))
+    """Return the bytes of all leaves; of objects their digests."""
+    return tuple(
+        b"%d" % digest(leaf) if leaf.dtype.hasobject else np.ascontiguousarray(leaf).tobytes()
+        for _, leaf in leaves(tree)
+    )
 
 
 def stream_of(manager: Any, world: World, after_results: Callable[[int], None]) -> Stream:
