@@ -69,7 +69,7 @@ class Tale(Maze):
     observation_space = spaces.Dict(
         maze=Maze.observation_space, words=spaces.Text(99), places=spaces.Sequence(spaces.Box(-np.inf, np.inf, (3,)))
     )
-    action_space = spaces.Dict(**Maze.action_space, word=spaces.Text(9))
+    action_space = spaces.Dict({**Maze.action_space.spaces, "word": spaces.Text(9)})
 
     def __init__(self) -> None:
         super().__init__()
