@@ -76,13 +76,13 @@ class SingleDriver:
         elif masks is not None:
             reset, self._get_action, step = masked_loop(masks, reset, agent.get_action, step, info)
         self._reset, self._reset_agent = reset, reset_agent
+        self._begin_agent = None if reset_agent is None else self._begin
         self.binding = Binding(step, recorder, seams)
         self.seconds = Times()
 
     def script(self, seed: int, limit: int) -> Script:
         """Return a new script of a trajectory, which may have so many timesteps."""
-        begin = None if self._reset_agent is None else self._begin
-        return trajectory(self._reset, self.binding, seed, begin=begin, limit=limit)
+        return trajectory(self._reset, self.binding, seed, self._begin_agent, limit)
 
     def _begin(self, seed: int) -> None:
         assert self._reset_agent is not None
@@ -92,11 +92,9 @@ class SingleDriver:
     def whole(self, indices: Iterable[int], seeds: Iterable[int]) -> Iterator[Part]:
         """Yield whole trajectories as parts."""
         limit = self._worker.context.max_episode_length or NO_LIMIT
+        reset, binding, begin = self._reset, self.binding, self._begin_agent
         for index, seed in zip(indices, seeds, strict=True):
-            yield index, seed, self.script(seed, limit), None, NO_LIMIT
-
-    def _end(self, end: End) -> None:
-        self._recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
+            yield index, seed, trajectory(reset, binding, seed, begin, limit), None, NO_LIMIT
 
     def run(  # noqa: C901 - see below
         self, parts: Iterable[Part], take_end: Callable[[End], None] | None = None
@@ -117,7 +115,7 @@ class SingleDriver:
             BaseException: What agent, environment or hooks raise; the worker has the phase and the trajectory.
         """
         worker, recorder, agent, seams = self._worker, self._recorder, self._agent, self._seams
-        take_end, version, in_action, in_recording = take_end or self._end, self._version, _ACTION, _RECORDING
+        version, in_action, in_recording = self._version, _ACTION, _RECORDING
         get_action, clock, record_action = self._get_action, perf_counter, recorder.record_action
         # Where a list may not be appended to, no action has the class.
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
@@ -143,10 +141,11 @@ class SingleDriver:
                 begin = clock()
                 if seed is not None:
                     seed_generators(seed)
-                observation = script.send(binding)
+                send, end = script.send, None
+                observation = send(binding)
                 reset_seconds += clock() - begin
                 words[phase_word] = _STEP_NUMBER
-                send, stop, end = script.send, recorder.n_timesteps + n_timesteps, None
+                stop = recorder.n_timesteps + n_timesteps
                 if attention:
                     due = 0
                 while end is None:
@@ -193,7 +192,10 @@ class SingleDriver:
                     phase = in_action
                     record_last_value(recorder, agent, end.observation)
                 phase = in_recording
-                take_end(end)
+                if take_end is None:
+                    recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
+                else:
+                    take_end(end)
                 phase = None
         except BaseException as error:
             raised = own_error(error)

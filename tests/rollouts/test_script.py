@@ -1,5 +1,6 @@
 """A script resets, steps and records one trajectory; drivers send it actions, cut it, close it and let it go on."""
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -196,4 +197,4 @@ def test_a_stop_iteration_of_an_environment_or_an_agent_is_an_error(worker, agen
 def test_an_end_says_whether_the_trajectory_has_ended():
     cut = End(None, terminated=False, truncated=False, limited=False, info={}, n_timesteps=0)
     assert not cut.ended
-    assert all(cut._replace(**{name: True}).ended for name in ("terminated", "truncated", "limited"))
+    assert all(replace(cut, **{name: True}).ended for name in ("terminated", "truncated", "limited"))
