@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 from streamsampler.core.errors import UsageError
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import FLAGS
 from streamsampler.protocol.messages import Phase
-
-NO_LIMIT = 2**62
 
 # An enum's member costs 100 ns to look up on Python 3.11.
 _RESET, _AGENT_RESET, _RECORDING, _STEP = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING, Phase.STEP
@@ -95,7 +94,7 @@ Script = Generator[Any, Any, End]
 
 def trajectory(  # noqa: C901 - one loop, with everything that it touches in local variables
     reset: Callable[..., Any], binding: Binding, seed: int, begin: Callable[[int], None] | None = None,
-    limit: int = NO_LIMIT,
+    limit: int | None = None,
 ) -> Script:  # fmt: skip
     """Run one trajectory.
 
@@ -106,7 +105,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         binding: The environment's step, the recorder and the hooks.
         seed: The trajectory's seed.
         begin: Called with the seed after the environment's reset: begins the agent.
-        limit: The number of timesteps that the trajectory may have.
+        limit: The number of timesteps that the trajectory may have; None for any.
 
     Yields:
         An observation, which is recorded, for each action; an `End` for each `Cut`, after which it receives a
@@ -138,7 +137,8 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         dtype, shape = recorder.observation_dtype, recorder.observation_shape
         rewards, plain = recorder.float_rewards, recorder.reward_class
         try:
-            for n_timesteps in range(n_timesteps + 1, limit + 1):  # noqa: B007, B020 - the count goes on after a cut
+            numbers = count(n_timesteps + 1) if limit is None else range(n_timesteps + 1, limit + 1)
+            for n_timesteps in numbers:  # noqa: B007 - the count goes on after a cut
                 # Before the agent sees it: the environment may use the array again in its next step, the agent may
                 # change it.
                 try:

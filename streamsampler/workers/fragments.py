@@ -24,7 +24,7 @@ from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.data.recorder import EnvFragment, EpisodeState, RolloutRecorder, Rollouts
 from streamsampler.environments.updates import AnyEnv, apply_env_update, for_worker
 from streamsampler.protocol.messages import Phase, Ticket, Times
-from streamsampler.rollouts.script import NO_LIMIT, End, Script
+from streamsampler.rollouts.script import End, Script
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.finishing import UNKNOWN, give_memory, is_restorable, memory_of, with_filters
 from streamsampler.workers.generators import drawn_states, generator_states, set_states
@@ -144,7 +144,7 @@ class Row:
         worker.take_in_hand(self.index)
         seed = self.seed
         self._fresh = set_states(seed, None)
-        limit = worker.context.max_episode_length or NO_LIMIT
+        limit = worker.context.max_episode_length
         try:
             restored = apply_actions(self.env, seed, standing, worker.row, worker.spaces, version, limit)
         except NotRestoredError as error:
@@ -341,7 +341,7 @@ class FragmentEnv(Row):
 
     def __init__(self, worker: WorkerWithSeams, *args: Any) -> None:
         super().__init__(*args)
-        self._worker, self._limit = worker, worker.context.max_episode_length or NO_LIMIT
+        self._worker, self._limit = worker, worker.context.max_episode_length
         self._rounding = rounding_for(self.env.action_space)
         self._in_force = InForce(worker, self._update)
         self._agent: Any = None

@@ -22,7 +22,7 @@ from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, snapshot
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, describe
 from streamsampler.protocol.messages import Phase
-from streamsampler.rollouts.script import NO_LIMIT, Binding, Cut, End, Script, own_error, trajectory
+from streamsampler.rollouts.script import Binding, Cut, End, Script, own_error, trajectory
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.resets import Resets, Standing, reset_one
@@ -317,7 +317,7 @@ class Restored(NamedTuple):
 
 
 def apply_actions(
-    env: Any, seed: int, standing: Standing, row: WorkerRow, spaces: Any, version: int, limit: int = NO_LIMIT
+    env: Any, seed: int, standing: Standing, row: WorkerRow, spaces: Any, version: int, limit: int | None = None
 ) -> Restored:
     """Drive a new script with an episode's actions.
 
@@ -328,7 +328,7 @@ def apply_actions(
         row: The worker's row of the board, where progress shows.
         spaces: Observation and action space.
         version: The agent version in hand: where it may not run any more, nothing is restored.
-        limit: The number of timesteps that the episode may have.
+        limit: The number of timesteps that the episode may have; None for any.
 
     Raises:
         NotRestoredError: What the environment says is not what it said before; or it raised.

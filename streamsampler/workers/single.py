@@ -11,7 +11,7 @@ from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.core.timing import used
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.protocol.messages import Phase, Times
-from streamsampler.rollouts.script import NO_LIMIT, Binding, Cut, End, Script, own_error, phase_of, trajectory
+from streamsampler.rollouts.script import Binding, Cut, End, Script, own_error, phase_of, trajectory
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import explain_rollout
@@ -27,6 +27,8 @@ to 2 % of a cheap environment's speed. With a network, which pushes this code ou
 one timestep of eight cost 1 %. So it is done once in as many timesteps as take about this long, with at most
 `_MOST_APART` between. `StatusBoard.request_progress` asks for each timestep."""
 _MOST_APART = 63
+_WHOLE = 2**62
+"""As the timesteps of a part: it is not cut."""
 
 
 class _NoClass:
@@ -80,8 +82,8 @@ class SingleDriver:
         self.binding = Binding(step, recorder, seams)
         self.seconds = Times()
 
-    def script(self, seed: int, limit: int) -> Script:
-        """Return a new script of a trajectory, which may have so many timesteps."""
+    def script(self, seed: int, limit: int | None) -> Script:
+        """Return a new script of a trajectory, which may have so many timesteps; None for any number."""
         return trajectory(self._reset, self.binding, seed, self._begin_agent, limit)
 
     def _begin(self, seed: int) -> None:
@@ -91,10 +93,10 @@ class SingleDriver:
 
     def whole(self, indices: Iterable[int], seeds: Iterable[int]) -> Iterator[Part]:
         """Yield whole trajectories as parts."""
-        limit = self._worker.context.max_episode_length or NO_LIMIT
+        limit = self._worker.context.max_episode_length
         reset, binding, begin = self._reset, self.binding, self._begin_agent
         for index, seed in zip(indices, seeds, strict=True):
-            yield index, seed, trajectory(reset, binding, seed, begin, limit), None, NO_LIMIT
+            yield index, seed, trajectory(reset, binding, seed, begin, limit), None, _WHOLE
 
     def run(  # noqa: C901 - see below
         self, parts: Iterable[Part], take_end: Callable[[End], None] | None = None

@@ -17,7 +17,7 @@ from streamsampler.core.errors import ActionError, DataError
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.trees import snapshot
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.rollouts.script import NO_LIMIT, Binding, Cut, End, Script, trajectory
+from streamsampler.rollouts.script import Binding, Cut, End, Script, trajectory
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import locate, row_at_fault, step_error
 from streamsampler.workers.fragments import InForce, Row, Running, packed_memory, told, whose_memory
@@ -52,7 +52,7 @@ class Group(RowsDriver):
         if len(rows) < n_rows:
             self._sources = [row if row < len(rows) else 0 for row in range(n_rows)]
         self._rounds = rounding_for(self.spaces[1]) is not AS_GIVEN
-        self._most = worker.context.max_episode_length or NO_LIMIT
+        self._most = worker.context.max_episode_length
         self._pool = AgentPool(hint=worker.context.worker_number == 0 and not number)
         self._in_force = InForce(worker, lambda update: self._pool.update(update, n_rows, self.spaces))
         self._seed = rows[0].seed  # of the global generators, and of agents that are not reset by rows

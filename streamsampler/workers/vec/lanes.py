@@ -13,7 +13,7 @@ from streamsampler.core.errors import ActionError, DataError, ObservationError, 
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.trees import snapshot
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
-from streamsampler.rollouts.script import NO_LIMIT, End
+from streamsampler.rollouts.script import End
 from streamsampler.rollouts.script import trajectory as trajectory_script
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.board import phase_number
@@ -61,7 +61,7 @@ class LaneRunner(RowsDriver):
         # Through wrappers it takes a microsecond to look the spaces up.
         spaces = envs[0].observation_space, envs[0].action_space
         super().__init__(worker, envs, spaces, len(envs), callers, **more)
-        self._limit = worker.context.max_episode_length or NO_LIMIT
+        self._limit = worker.context.max_episode_length
         self._tickets = RunningTickets(worker, self._n_rows)
         self._running: list[Trajectory | None] = [None] * self._n_rows
         self._in_lanes = True
