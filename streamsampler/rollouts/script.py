@@ -119,7 +119,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
     result = reset(seed=seed)
     if waits:
         result = yield result
-    observation, info = begin_of(result)
+    observation, info = result if result.__class__ is tuple and len(result) == 2 else begin_of(result)
     if begin is not None:
         phase = phase and _AGENT_RESET
         begin(seed)

@@ -52,6 +52,7 @@ class DefaultWorker(WorkerWithSeams):
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
         self._running: RunningEnvs | None = None
+        self._has_seams = self.overrides_seams()
         self.hook_callers = () if context.hooks is None else (HookCaller(self, context.hooks),)
         self._last_info: Any = None  # of the last trajectory
         self._broken_off = Times()  # what the trajectories took that ended with the last exception
@@ -249,7 +250,7 @@ class DefaultWorker(WorkerWithSeams):
         hooks, env, agent = () if rehearsing else self.hook_callers, self._env, self._agent
         assert env is not None
         seams = None
-        if hooks or self.overrides_seams():
+        if hooks or self._has_seams:
             seams = Seams(
                 self, hooks[0] if hooks else HookCaller(self, Hooks()), version, agent, env=env, recorder=recorder,
                 reset_agent=self._reset_agent, masks=self._masks,

@@ -168,8 +168,11 @@ class WorkerLoop:
         # Once a version, not once an environment: stale reports are not read, spaces included.
         self._spaces_sent = False
         try:
-            # What constructors draw must not depend on the process either, nor on when it was started.
-            seed_constructors(self._seed)
+            updates = {kind: getattr(start, kind) for kind in _PHASES}
+            updates = {kind: payload for kind, payload in updates.items() if payload is not None}
+            if updates:
+                # What constructors draw must not depend on the process either, nor on when it was started.
+                seed_constructors(self._seed)
             if self._worker is None:
                 self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
                 self._worker = self._make_worker(self._context)
@@ -177,8 +180,6 @@ class WorkerLoop:
                 self._worker.in_force, self._worker.load = self._in_force, self._channel.load
             worker = self._worker
             worker.trajectory = None
-            updates = {kind: getattr(start, kind) for kind in _PHASES}
-            updates = {kind: payload for kind, payload in updates.items() if payload is not None}
             if "agent" in updates:
                 self._in_force.pop("parameters", None)  # a new agent comes without them
             self._in_force.update(updates)
