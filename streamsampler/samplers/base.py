@@ -161,8 +161,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(brackets)
 
-    _kept_in_copies = *ObtainingSampler._kept_in_copies, "_n_envs", "policy_names"
-    _n_envs: int | None = None
+    _kept_in_copies = *ObtainingSampler._kept_in_copies, "policy_names"
     _default_workers: int | None = None
     _given_factory: WorkerFactory | None = None
     _step_timeout: float | None = None  # a subclass whose workers can be killed sets it before it calls `__init__`
@@ -244,7 +243,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         refuse_rows_alone(updates.about("agent"), updates.about("env"), worker_class)
         dumps(filters, "the filters")
         lag = Lag() if check_staleness(staleness, order, filters) else None
-        self._begin_life(updates, 0, filters, lag)
+        self._given_envs = updates.about("env")
+        self._begin_life(updates, filters, lag)
 
     @classmethod
     def from_worker_factory(
@@ -365,11 +365,6 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         if self._n_envs is not None:
             return self._n_envs
         return self._most_envs or max(_N_ENVS, self.layout.rows)
-
-    @property
-    def _most_envs(self) -> int | None:
-        """How many environments there can be for fragments; None for any number."""
-        return None
 
     def _check_fragments(self, n_envs: int, *updates: Any) -> None:
         self.refuse_lag("fragments")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from streamsampler.core.by_value import dumps_by_value
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch_fields import sums
-from streamsampler.data.recorder import EnvFragment, Rollouts
+from streamsampler.data.plain import plain_tree, tree_of
+from streamsampler.data.recorder import EnvFragment, EpisodeState, Rollouts
 from streamsampler.data.statistics import EndedEpisodes
 from streamsampler.data.trees import Array
 from streamsampler.protocol.plans import Fragments
@@ -31,6 +34,8 @@ class Earlier(NamedTuple):
 
 
 _NOTHING = Earlier()
+_WITH_ITS_WORKER = "was lost with its worker, and"
+_OF_STATE = "in the state that was loaded"
 
 
 def order_of(plan: Fragments, base_version: int, standings: Mapping[int, Standing] | None = None) -> FragmentOrder:
@@ -68,10 +73,16 @@ class FragmentLedger:
         self.ended = EndedEpisodes()
         self._so_far: dict[int, Earlier] = {}  # by environment, of the episode that goes on after its last fragment
         self._agent_is_replaced = False  # by this call
+        self._loaded: set[int] = set()  # environments that have not run since `of_state`
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last call is complete: else its environments stand at different timesteps."""
+        return len(self._arrived) == self.n_envs
 
     def goes_on_in(self, plan: Fragments) -> bool:
         """Whether the episodes go on in another call: the last one is complete, and has the same environments."""
-        return len(self._arrived) == self.n_envs == plan.n_envs
+        return self.is_complete and self.n_envs == plan.n_envs
 
     def begin_call(self, plan: Fragments, options: dict[str, Any] | None, *, agent_is_replaced: bool) -> None:
         """Begin another call.
@@ -85,6 +96,59 @@ class FragmentLedger:
         self._arrived = set()
         self._earlier, self.ended = {}, EndedEpisodes()
         self._agent_is_replaced = agent_is_replaced
+
+    def state(self) -> dict[str, Any]:
+        """Return where all environments stand, after a complete call, with numbers, strings and bytes alone.
+
+        Actions, digests and lengths are readable; the memories of agents and hooks, the states of global generators
+        and the options of resets are pickled.
+        """
+        memories: list[bytes] = []  # each once: the environments of a ticket have theirs together
+        standings = self._standings.known(range(self.n_envs))
+        environments = [self._state_of(number, standings[number], memories) for number in range(self.n_envs)]
+        return {"base_version": self.base_version, "environments": environments, "memories": memories}
+
+    def _state_of(self, number: int, standing: Standing, memories: list[bytes]) -> dict[str, Any]:
+        state, earlier, place = standing.state, self._so_far.get(number, _NOTHING), None
+        if state is not None and state.memory is not None:
+            packed, position = state.memory
+            if not any(packed is known for known in memories):
+                memories.append(packed)
+            place = [next(i for i, known in enumerate(memories) if known is packed), position]
+        return {
+            "episode": standing.episode,
+            "length": 0 if state is None else state.length,
+            "digests": [] if state is None else list(state.digests),
+            "restorable": state is not None and state.restorable,
+            "memory": place,
+            "actions": None if standing.actions is None else plain_tree(standing.actions),
+            "agent": standing.agent,
+            "options": None if standing.options is None else dumps_by_value(standing.options),
+            "earlier": [earlier.length, earlier.returned],
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], plan: Fragments) -> FragmentLedger:
+        """Return the ledger of what `state` returned.
+
+        Args:
+            state: The same.
+            plan: Any plan for its environments.
+        """
+        ledger = cls(plan, state["base_version"])
+        standings: dict[int, Standing] = {}
+        for number, it in enumerate(state["environments"]):
+            of_episode = None
+            if it["length"]:
+                memory = None if it["memory"] is None else (state["memories"][it["memory"][0]], it["memory"][1])
+                of_episode = EpisodeState(it["length"], memory, tuple(it["digests"]), it["restorable"])
+                ledger._so_far[number] = Earlier(*it["earlier"])
+            actions = None if it["actions"] is None else tree_of(it["actions"])
+            options = None if it["options"] is None else pickle.loads(it["options"])
+            standings[number] = Standing(it["episode"], of_episode, actions, it["agent"], options)
+        ledger._standings.put(standings)
+        ledger._arrived, ledger._loaded = set(standings), set(standings)
+        return ledger
 
     def group_of(self, trajectory: int) -> int:
         """Return the index in the plan of the group whose episode has a trajectory index."""
@@ -111,11 +175,12 @@ class FragmentLedger:
         lost = [fragment for fragment in rollouts.fragments if fragment.lost]
         for fragment in lost:
             logger.warning(
-                "the episode that went on in environment %d was lost with its worker, and cannot be restored: %s; "
-                "a new episode was begun",
+                "the episode that went on in environment %d %s cannot be restored: %s; a new episode was begun",
                 fragment.number,
+                _OF_STATE if fragment.number in self._loaded else _WITH_ITS_WORKER,
                 fragment.lost,
             )
+        self._loaded.difference_update(fragment.number for fragment in rollouts.fragments)
         return len(lost)
 
     def earlier_of(self, fragment: EnvFragment) -> Earlier:

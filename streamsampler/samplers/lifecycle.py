@@ -66,7 +66,7 @@ class SamplerLife(ABC):
     _kept_in_copies: tuple[str, ...] = ("_setup", "_order", "_policy", "_holds_agent")
     """The attributes that an unpickled sampler has as this one; a subclass adds its own."""
 
-    def _begin_life(self, updates: Updates[Payload], version: int, filters: Filters, lag: Lag | None) -> None:
+    def _begin_life(self, updates: Updates[Payload], filters: Filters, lag: Lag | None) -> None:
         self._lag = lag
         self._filters = filters
         self._returned: list[Summaries] = []  # which `_filters` have not
@@ -83,7 +83,7 @@ class SamplerLife(ABC):
         self._pending: tuple[Updates[Payload], int] | None = None
         self._busy = False
         self._streaming: Call | None = None
-        self._start(updates, version)
+        self._start(updates, 0)
 
     def _start(self, updates: Updates[Payload], version: int) -> None:
         engine = self.make_engine(self._setup)
@@ -233,6 +233,12 @@ class SamplerLife(ABC):
         self._finalizer.detach()
         self._start(*self._pending)
         self._pending = None
+
+    def _restart(self, version: int) -> None:
+        """Replace the engine by one whose workers have run nothing, after an agent version."""
+        updates = self._updates_in_force() if self._pending is None else self._pending[0]
+        self._pending = updates, version
+        self._replace_engine()
 
     @property
     def agent_version(self) -> int:
@@ -404,20 +410,6 @@ class SamplerLife(ABC):
             # What is already on its way matters more than what closing found.
             if kind is None:
                 raise
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._check_usable()
-        updates = self._updates_in_force()
-        lag = None if self._lag is None else Lag(self._lag.first)  # whose workers have not begun with anything
-        return {
-            "life": (updates, self.agent_version, self.filters, lag),
-            **{name: getattr(self, name) for name in self._kept_in_copies},
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        life = state.pop("life")
-        vars(self).update(state)
-        self._begin_life(*life)
 
 
 def _end(session: Session, lock: Lock) -> list[Answered | Logged]:

@@ -30,7 +30,7 @@ from streamsampler.environments.updates import EnvUpdate, for_worker
 from streamsampler.protocol.messages import Failure, Report, Start, Ticket, agree
 from streamsampler.protocol.plans import Exactly, Fragments, GatherPlan, Streamed
 from streamsampler.protocol.result import Segment
-from streamsampler.samplers.lifecycle import SamplerLife
+from streamsampler.samplers.checkpoints import CheckpointedSampler
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put, versions_of
 from streamsampler.samplers.per_worker import Updates
 from streamsampler.samplers.recorded import episode_of, of_version, recorded_one, resets_as_recorded
@@ -334,7 +334,7 @@ _OF_FRAGMENTS = (
 _SIDE_BY_SIDE = "an episode of fragments that stepped side by side with others is replayed without the agent only: "
 
 
-class ReplayingSampler(SamplerLife):
+class ReplayingSampler(CheckpointedSampler):
     """What all samplers have that runs a trajectory again."""
 
     def replay(

@@ -286,6 +286,21 @@ class Session:
     def _new_record(self, worker: int) -> WorkerRecord:
         return WorkerRecord(SamplerSide(worker, self.ticket_version, self.capacity))
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no agent version was used up, and workers were sent nothing."""
+        return self.version == 0 and self.plan is None and not self.suspect
+
+    def continue_from(self, version: int, fragments: FragmentLedger | None) -> None:
+        """Let the next call be the one after a version, as if an engine before this one had run that.
+
+        Args:
+            version: The agent version.
+            fragments: What goes on from its call to the next; None for nothing.
+        """
+        self.version = self.sampled_version = version
+        self.fragments = fragments
+
     # ------------------------------------------------------------------ calls
 
     def publish_filters(self, filters: Filters) -> None:

@@ -1,0 +1,304 @@
+"""Say where a sampler stands after a call, so that another one in another process goes on to the same bits.
+
+Trajectories are functions of seeds, agents and environments. So the state of a sampler is small: which agent version
+comes next, what filters have learnt, what was counted, which environment calls have put in force, and, of fragments,
+where their episodes stand. The last is what a worker gets in place of a lost one (see `FragmentLedger`): the new
+sampler's workers restore these episodes in its next call for fragments.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from streamsampler.agents.filters import Filters
+from streamsampler.core.by_value import dumps_by_value
+from streamsampler.core.errors import UsageError
+from streamsampler.core.serialization import HeldPayload, Payload
+from streamsampler.core.words import count
+from streamsampler.data.plain import plain_stats, stats_of
+from streamsampler.data.statistics import Stats
+from streamsampler.protocol.plans import Fragments
+from streamsampler.samplers.fragments import FragmentLedger
+from streamsampler.samplers.lagging import Lag
+from streamsampler.samplers.lifecycle import SamplerLife
+from streamsampler.samplers.payloads import name_of_worker, put
+from streamsampler.samplers.per_worker import Kind, Updates
+
+FORMAT = 1
+"""The format of states; another number wherever this version could not read the states of another one."""
+
+_Packed = dict[Kind, tuple[bool, list[Any]]]
+"""By kind whether all workers have the same update, and each update's payload with what is known of it."""
+
+
+def _packed(updates: Updates[Payload], kinds: Sequence[Kind]) -> bytes | None:
+    """Return what is in force of some kinds, pickled; None if nothing is."""
+    found: _Packed = {}
+    for kind, of_workers in updates.snapshot().items():
+        if kind in kinds:
+            items = of_workers.items[:1] if of_workers.shared else of_workers.items
+            found[kind] = of_workers.shared, [
+                None if it.payload is None else (_own(it.payload), it.about) for it in items
+            ]
+    return dumps_by_value(found) if found else None
+
+
+def _own(payload: Payload) -> Payload:
+    return replace(payload.pickled(), about=None) if isinstance(payload, HeldPayload) else payload.owned()
+
+
+def _kind_of(given: Any) -> Any:
+    """Return the name of a filter's class, or these names by policy; None for none."""
+    if isinstance(given, Mapping):
+        return {policy: _kind_of(each) for policy, each in given.items()}
+    return None if given is None else type(given).__qualname__
+
+
+class _Loaded(NamedTuple):
+    """What a state says, read and checked."""
+
+    version: int
+    lag: Lag | None
+    n_envs: int | None
+    fragments: FragmentLedger | None
+    filters: Filters
+    stats: Stats
+    updates: _Packed
+
+
+_SAME: Mapping[str, tuple[str, str]] = {
+    "seed": ("the seed", "pass seed={0!r} to the sampler"),
+    "policies": ("the policies", "pass agents of these names"),
+    "worker_class": ("workers of the kind", "pass this worker_class"),
+    "rows": ("the number of environments that a worker runs side by side,", 'pass worker_args={{"n_envs": {0}}}'),
+    "staleness": ("staleness", "pass staleness={0}"),
+    "filters": ("the filters", "pass filters of these classes"),
+}
+"""What a state and the sampler that loads it must agree in, and how to make the sampler so."""
+
+
+class CheckpointedSampler(SamplerLife):
+    """Samplers whose state can be saved, and loaded in another process."""
+
+    _kept_in_copies = *SamplerLife._kept_in_copies, "_given_envs"
+    _given_envs: tuple[Any, ...]
+    """What is known of the environments that the sampler was made with, by worker."""
+    _n_envs: int | None = None
+    policy_names: tuple[str, ...]
+
+    @property
+    def _most_envs(self) -> int | None:
+        """How many environments there can be for fragments; None for any number."""
+        return None
+
+    # ------------------------------------------------------------------ say where it stands
+
+    def state_dict(self, agents: bool = False) -> dict[str, Any]:
+        """Return where this sampler stands between two calls, for `load_state_dict` in another process.
+
+        A sampler that is made with the same arguments, loads the state and gets the same calls from there on returns
+        the same bits as this one, with any number of workers and on any engine. The state has the seed and the agent
+        version, the filters with their statistics, `stats`, an environment that an `env_update` has put in force, and
+        the episodes of fragments that go on, as far as they can be restored (see `obtain_fragments`).
+
+        Args:
+            agents: Whether the state also has the agent, with its parameters, as the last call used it. Without it the
+                sampler that loads the state uses the agent it has: make it with the agent of the last call, or pass
+                parameters as `agent_update` in the next call. With `staleness=1` it is needed after each call, since
+                the next batch is of the last call's parameters.
+
+        Returns:
+            A dict of numbers, strings, bytes, None, and dicts and lists of these alone: `torch.save`, `pickle` and
+            others can write it next to your learner's state, and `torch.load(weights_only=True)` reads it. What is of
+            any class (filters, environments, agents, their memories) is in it pickled, as bytes.
+
+        Raises:
+            UsageError: A stream is open; or the sampler has `staleness=1`, and `agents` is false.
+            SerializationError: The agent that this process holds cannot be pickled.
+            ClosedError: The sampler is closed.
+            ConcurrentCallError: A call is under way.
+        """
+        with self._exclusive():
+            if self._streaming is not None:
+                raise UsageError(
+                    "state_dict() is for between calls, and a stream is open: leave its loop, or close it, before"
+                )
+            if self._lag is not None and self._lag.first is not None and not agents:
+                raise UsageError(
+                    "state_dict() of a sampler with staleness=1 lacks the parameters of the last call, which its next "
+                    "batch is sampled with: pass agents=True"
+                )
+            return self._state(["agent", "parameters"] if agents else [])
+
+    def _state(self, kinds: list[Kind] | None) -> dict[str, Any]:
+        """Return the state; with what is in force of some kinds, and of environments if calls have updated these.
+
+        Args:
+            kinds: These kinds; None for no updates at all.
+        """
+        session, filters = self._session, self.filters
+        fragments = session.fragments
+        if session.suspect or fragments is None or not fragments.is_complete:
+            fragments = None
+        if kinds is not None and self._envs_are_updated:
+            kinds = [*kinds, "env"]
+        return {
+            "format": FORMAT,
+            "agent_version": self.agent_version,
+            **self._identity(filters),
+            "n_workers": self.n_workers,
+            "per_worker": session.updates.differ,
+            "first_trajectory": None if self._lag is None else self._lag.first,
+            "n_envs": self._n_envs,
+            "fragments": None if fragments is None else fragments.state(),
+            "filters_pickle": dumps_by_value(filters) if filters else None,
+            "updates": _packed(self._updates_in_force(), kinds) if kinds else None,
+            "stats": plain_stats(self.stats),
+        }
+
+    @property
+    def _envs_are_updated(self) -> bool:
+        """Whether calls have put other environments in force than those that the sampler was made with."""
+        in_force = self._session.updates.about("env")
+        return any(now is not given for now, given in zip(in_force, self._given_envs, strict=True))
+
+    def _identity(self, filters: Filters) -> dict[str, Any]:
+        """Return what a state and the sampler that loads it must agree in; see `_SAME`."""
+        factory = self._setup.factory
+        return {
+            "seed": self.seed,
+            "policies": list(self.policy_names),
+            "worker_class": name_of_worker(factory.worker_class),
+            "rows": factory.layout.rows,
+            "staleness": int(self._lag is not None),
+            "filters": {
+                "observation_filter": _kind_of(filters.observation), "reward_filter": _kind_of(filters.reward),
+            },
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------ go on from there
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where another sampler stood, whose `state_dict` this is: the next call is the one after its last.
+
+        The sampler must have the same arguments, but for the engine, the number of workers and what changes no
+        trajectory. Episodes of fragments are restored in the next call for fragments, which steps their environments
+        again from their resets. Where that cannot be (the episode is longer than `restore_limit`, the agent remembers
+        and has no `get_state`, the environment does something else) a new episode begins there, with a warning, as
+        after a loss; it counts as failed, the others do not. `stats` goes on from the state's.
+
+        May be called at any time between calls. In a sampler that has run calls it replaces all that they have left:
+        workers are started again, and an open stream ends. The agent in force stays, unless the state has one.
+
+        Args:
+            state: What `state_dict` returned. Load only what you trust: it has pickles as bytes, which can run code.
+
+        Raises:
+            UsageError: It is no such state, or is of a sampler with another seed, kind of worker, number of
+                environments side by side, `staleness`, policies, filters, or number of workers where they have agents
+                or environments of their own; says both values. Or this sampler's environment was updated by a call, and
+                the state has none. Nothing changes.
+            ClosedError: The sampler is closed.
+            ConcurrentCallError: A call is under way.
+        """
+        with self._exclusive():
+            self._check_state(state)
+            loaded = self._read(state)
+            self._end_stream()
+            if not self._session.is_new:
+                self._restart(loaded.version)
+            self._install(loaded)
+
+    def _check_state(self, state: Any) -> None:
+        if not isinstance(state, Mapping) or "format" not in state:
+            raise UsageError(f"load_state_dict takes what state_dict returned, got {state!r:.60}")
+        if state["format"] != FORMAT:
+            raise UsageError(
+                f"the state has format {state['format']!r}, and this version of streamsampler reads format {FORMAT}: "
+                "load it with the version that saved it"
+            )
+        for name, own in self._identity(self.filters).items():
+            if state[name] != own:
+                what, advice = _SAME[name]
+                raise UsageError(
+                    f"the state is of {what} {_shown(state[name])}, and this sampler's is {_shown(own)}: "
+                    f"{advice.format(state[name])}, or load the state of a sampler like this one"
+                )
+        own_items = self._session.updates.differ
+        if (own_items or state["per_worker"]) and state["n_workers"] != self.n_workers:
+            raise UsageError(
+                f"the state is of {count(state['n_workers'], 'worker')}, and this sampler has {self.n_workers}: where "
+                "workers have agents or environments of their own, results depend on their number"
+            )
+        fragments, most = state["fragments"], self._most_envs
+        if fragments is not None and most is not None and len(fragments["environments"]) > most:
+            raise UsageError(
+                f"the state has fragments of {len(fragments['environments'])} environments, and with "
+                f'inference="parent" this sampler has {most}: pass worker_args={{"n_envs": …}} for more'
+            )
+
+    def _read(self, state: Mapping[str, Any]) -> _Loaded:
+        try:
+            fragments = state["fragments"]
+            loaded = _Loaded(
+                state["agent_version"],
+                Lag(state["first_trajectory"]) if state["staleness"] else None,
+                state["n_envs"],
+                None if fragments is None else FragmentLedger.of_state(fragments, self._any_plan(fragments)),
+                Filters() if state["filters_pickle"] is None else pickle.loads(state["filters_pickle"]),
+                stats_of(state["stats"], self.n_workers, self.stats.script),
+                {} if state["updates"] is None else pickle.loads(state["updates"]),
+            )
+        except Exception as error:  # unpickling runs anything
+            raise UsageError(f"the state cannot be read: {type(error).__name__}: {error}") from error
+        if "env" not in loaded.updates and self._envs_are_updated:
+            raise UsageError(
+                "the state is of the environment that its sampler was made with, and a call has updated this "
+                "sampler's: load it into a new sampler"
+            )
+        return loaded
+
+    def _any_plan(self, fragments: Mapping[str, Any]) -> Fragments:
+        """Return a plan for the environments of a state, until a call has its own."""
+        n_rows = self._setup.factory.layout.rows
+        return Fragments(1, len(fragments["environments"]), self.n_workers, n_rows)
+
+    def _install(self, loaded: _Loaded) -> None:
+        session = self._session
+        if loaded.updates:
+            for kind in ("agent", "parameters", "env"):
+                if kind in loaded.updates:
+                    shared, items = loaded.updates[kind]
+                    payloads = [None if it is None else replace(it[0], about=it[1]) for it in items]
+                    put(session.updates, kind, payloads[0] if shared else payloads, session.publish)
+            session.unpublish_old()
+        if "env" in loaded.updates:
+            self._checks.renew()
+        session.continue_from(loaded.version, loaded.fragments)
+        self._lag, self._n_envs, self.stats = loaded.lag, loaded.n_envs, loaded.stats
+        self._ran_before = self.stats.ran_timesteps
+        self.put_back_filters(loaded.filters)
+
+    # ------------------------------------------------------------------ pickling
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_usable()
+        kept = {name: getattr(self, name) for name in self._kept_in_copies}
+        # Together, because what is known of the environments is one object in both.
+        return {"life": (self._updates_in_force(), self._state(None)), **kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        updates, life = state.pop("life")
+        vars(self).update(state)
+        self._begin_life(updates, Filters(), None)
+        self._install(self._read(life))
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return repr(value)
+    given = {name: each for name, each in value.items() if each is not None}
+    return ", ".join(f"{name}={each}" for name, each in given.items()) or "none"
