@@ -40,9 +40,10 @@ def _packed(updates: Updates[Payload], kinds: Sequence[Kind]) -> bytes | None:
     for kind, of_workers in updates.snapshot().items():
         if kind in kinds:
             items = of_workers.items[:1] if of_workers.shared else of_workers.items
-            found[kind] = of_workers.shared, [
-                None if it.payload is None else (_own(it.payload), it.about) for it in items
-            ]
+            found[kind] = (
+                of_workers.shared,
+                [None if it.payload is None else (_own(it.payload), it.about) for it in items],
+            )
     return dumps_by_value(found) if found else None
 
 
@@ -78,6 +79,11 @@ _SAME: Mapping[str, tuple[str, str]] = {
     "filters": ("the filters", "pass filters of these classes"),
 }
 """What a state and the sampler that loads it must agree in, and how to make the sampler so."""
+
+_KEYS = {
+    "agent_version", *_SAME, "n_workers", "per_worker", "first_trajectory", "n_envs", "fragments", "filters_pickle",
+    "updates", "stats",
+}  # fmt: skip
 
 
 class CheckpointedSampler(SamplerLife):
@@ -207,6 +213,11 @@ class CheckpointedSampler(SamplerLife):
         with self._exclusive():
             self._check_state(state)
             loaded = self._read(state)
+            if "env" not in loaded.updates and self._envs_are_updated:
+                raise UsageError(
+                    "the state is of the environment that its sampler was made with, and a call has updated this "
+                    "sampler's: load it into a new sampler"
+                )
             self._end_stream()
             if not self._session.is_new:
                 self._restart(loaded.version)
@@ -220,6 +231,8 @@ class CheckpointedSampler(SamplerLife):
                 f"the state has format {state['format']!r}, and this version of streamsampler reads format {FORMAT}: "
                 "load it with the version that saved it"
             )
+        if missing := _KEYS - state.keys():
+            raise UsageError(f"the state lacks {', '.join(map(repr, sorted(missing)))}")
         for name, own in self._identity(self.filters).items():
             if state[name] != own:
                 what, advice = _SAME[name]
@@ -243,7 +256,7 @@ class CheckpointedSampler(SamplerLife):
     def _read(self, state: Mapping[str, Any]) -> _Loaded:
         try:
             fragments = state["fragments"]
-            loaded = _Loaded(
+            return _Loaded(
                 state["agent_version"],
                 Lag(state["first_trajectory"]) if state["staleness"] else None,
                 state["n_envs"],
@@ -254,12 +267,6 @@ class CheckpointedSampler(SamplerLife):
             )
         except Exception as error:  # unpickling runs anything
             raise UsageError(f"the state cannot be read: {type(error).__name__}: {error}") from error
-        if "env" not in loaded.updates and self._envs_are_updated:
-            raise UsageError(
-                "the state is of the environment that its sampler was made with, and a call has updated this "
-                "sampler's: load it into a new sampler"
-            )
-        return loaded
 
     def _any_plan(self, fragments: Mapping[str, Any]) -> Fragments:
         """Return a plan for the environments of a state, until a call has its own."""
