@@ -308,8 +308,9 @@ class Stats:
         abandoned_trajectories: Rollouts that were stopped because they were no longer needed.
         abandoned_timesteps: Their timesteps.
         lost_timesteps: Timesteps that were run in vain because something went wrong: of tickets in which something
-            raised, of trajectories that were left out, of workers that died, as far as they had shown them. With those
-            that are kept, stale, surplus and abandoned they are all that were run, once all answers are in.
+            raised, of trajectories that were left out, of workers that died, as far as they had shown them; and those
+            that were run again to restore episodes of fragments. With those that are kept, stale, surplus and abandoned
+            they are all that were run, once all answers are in.
         checked_trajectories: Trajectories that were begun only to check that a trajectory depends on its seed alone:
             they are in no other account.
         checked_timesteps: Their timesteps.

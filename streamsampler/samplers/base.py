@@ -312,9 +312,10 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         What makes environments must make a new one each time: several go on side by side.
 
         Whole trajectories in between (with one warning: let a second sampler run them), an `env_update`, other
-        `n_envs` and an exception end the episodes: the next call begins with fresh environments, as does a copy of the
-        sampler by pickling. With `on_failure="drop"` fragments are an error, since no other episode takes the place of
-        one that raises: what it had would be missing in the grid.
+        `n_envs` and an exception end the episodes: the next call begins with fresh environments. In a copy of the
+        sampler by pickling, and in one that loads its `state_dict`, they are restored as after a loss. With
+        `on_failure="drop"` fragments are an error, since no other episode takes the place of one that raises: what it
+        had would be missing in the grid.
 
         Args:
             n_timesteps: Timesteps of each environment, at least 1.
@@ -330,8 +331,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             progress: See `obtain_samples`.
             reset_options: A dict that `env.reset(options=…)` gets in each episode that begins in this call; None for
                 none. An episode that is restored is reset with those that it began with.
-            restore_limit: Timesteps, at least 0: of longer episodes the actions are not kept, and after a loss a new
-                episode begins there, with a warning.
+            restore_limit: Timesteps, at least 0: of longer episodes the actions are not kept, and after a loss, or from
+                a `state_dict`, a new episode begins there, with a warning.
 
         Raises:
             UsageError: A number is no positive integer, or `reset_options` is no dict; the sampler has

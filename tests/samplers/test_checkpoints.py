@@ -30,6 +30,7 @@ from streamsampler.filters import RunningNorm, RunningReturnNorm
 from tests.fragments.agents import CountsRows, Drawn, Forgetful, Mixing, Offset, Recurrent, Restorable, Sticky
 from tests.scripted.agents import Linear
 from tests.scripted.envs import Nested
+from tests.scripted.games import Chooser, Comings, Stay
 
 SLOW = pytest.mark.slow
 SEED = 2**70 + 5
@@ -336,6 +337,61 @@ def test_accounts_go_on():
         assert other.stats.ran_timesteps == ran + 45 + lengths
         assert other.stats.lost_timesteps == before.lost_timesteps + lengths, "what was run again to restore episodes"
         assert (other.stats.failed_trajectories, other.stats.restarts) == (0, 0), "nothing was lost"
+
+
+def test_what_ran_unseen_is_counted_when_a_sampler_that_goes_on_is_closed(monkeypatch):
+    with local() as sampler:
+        sampler.obtain_samples(60)
+        state = sampler.state_dict()
+    with local() as other:
+        other.load_state_dict(state)
+        other.obtain_samples(60)
+        ran, session = other.stats.ran_timesteps, other._session
+        in_session = session.take_ran_timesteps()
+        monkeypatch.setattr(session, "take_ran_timesteps", lambda: in_session + 7)
+    assert other.stats.ran_timesteps == ran + 7
+    assert other.stats.abandoned_timesteps == 7
+
+
+def test_an_environment_that_comes_with_a_state_is_checked():
+    with local(check="warn") as sampler, local(check="warn") as other:
+        other.obtain_samples(5)
+        sampler.obtain_samples(5, env_update=SetTaskUpdate(Tasked, 2.0))
+        state = sampler.state_dict()
+        state["stats"]["checked_timesteps"] = 0
+        other.load_state_dict(state)
+        other.obtain_samples(5)
+        assert other.stats.checked_timesteps > 0
+
+
+def test_what_a_state_replaced_is_not_published_any_more():
+    with local() as sampler, local() as other:
+        sampler.obtain_samples(5, agent_update=np.ones(4), env_update=Tasked)
+        other.load_state_dict(sampler.state_dict(agents=True))
+        assert other._session._published.keys() == other._session.updates.payloads().keys()
+
+
+def test_the_last_call_can_be_replayed():
+    with local() as sampler, local() as other:
+        batch = sampler.obtain_samples(50, agent_update=np.ones(4))
+        other.load_state_dict(sampler.state_dict(agents=True))
+        assert other.replay(1, 2, recorded=batch).same
+
+
+def test_several_policies():
+    def made(*names: str) -> LocalSampler:
+        agents = {name: Chooser(3) for name in names}
+        norms = {names[0]: RunningReturnNorm()}
+        games = {"red_0": Stay(0, 9), "blue_0": Stay(1, 3)}
+        policy_of = {"red_0": names[0], "blue_0": names[-1]}
+        return local(agents, partial(Comings, games), policy_of=policy_of, reward_filter=norms)
+
+    with made("red", "blue") as sampler, made("red", "blue") as other, made("all") as third:
+        sampler.obtain_samples(50)
+        other.load_state_dict(plain(sampler.state_dict()))
+        assert other.obtain_samples(50) == sampler.obtain_samples(50)
+        with pytest.raises(UsageError, match=r"of the policies \['blue', 'red'\], and this sampler's is \['all'\]"):
+            third.load_state_dict(sampler.state_dict())
 
 
 def test_dropped_trajectories_and_anomalies_are_in_the_accounts():
