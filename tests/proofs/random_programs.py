@@ -2,7 +2,8 @@
 
 A program is drawn from one number: a sampler (workers, kind of worker, agents and environments for all or for each,
 what is done about failures), and what is done with it: calls of every kind, with and without updates, updates that are
-refused, streams that are left early or run into an error, copies by pickling, replays of what was sampled last,
+refused, streams that are left early or run into an error, copies by pickling, stops after which another sampler goes
+on from the state (the `LocalSampler` goes on itself), replays of what was sampled last,
 fragments with whole trajectories between them. In some, exceptions are tried again, also without quotas, where only
 equal losses end it. Some programs have hooks with metrics, a `drop_if`, filters, or masks of actions; some are of
 several agents, which come and go, and in some trajectories come back. A third of them has `staleness=1`, and learns
@@ -21,6 +22,7 @@ import pickle
 import random
 import signal
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -164,6 +166,7 @@ class Author:
         self.width = dice.choice([2, 3, 1100])
         self.lags = number % 3 == 2
         self.several = not (self.vec or self.lags) and dice.random() < 0.25
+        self.can_stop = True
 
     def env(self) -> Any:
         dice = self.dice
@@ -207,6 +210,8 @@ class Author:
                 "max_restarts": dice.choice([0, 1, 2, 3, None]),
                 "limits": Limits(restart_window=None),
             }
+        # A new sampler has not used up any restarts.
+        self.can_stop = "restart_on" not in options or options["max_restarts"] is None
         self.add_extras(options)
         options["agents"] = self.for_each(self.agent) if dice.random() < 0.2 else self.agent()
         options["envs"] = self.for_each(self.env) if dice.random() < 0.2 else self.env()
@@ -237,8 +242,10 @@ class Author:
 
     def steps(self) -> list[tuple[str, tuple[Any, ...]]]:
         dice = self.dice
-        others = ["exact", "stream", "stream", "copy", "refused", "fragments", "fragments", "replay", "replay"]
+        others = ["exact", "stream", "stream", "copy", "stop", "refused", "fragments", "fragments", "replay", "replay"]
         kind = dice.choice(["samples"] * 3 + ["trajectories"] * 2 + others)
+        if kind == "stop":
+            return [(kind, ())] if self.can_stop else []
         if kind == "replay":
             return [(kind, (dice.random(), dice.random() < 0.3))]
         if kind == "fragments":
@@ -266,10 +273,15 @@ def failing(n_calls: int, options: dict[str, Any], n_workers: int) -> Program:
 
 
 class Runner:
-    """Does what a program says with a sampler, and keeps the outcomes."""
+    """Does what a program says with a sampler, and keeps the outcomes.
 
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
+    Args:
+        sampler: The sampler.
+        make: Makes another one like it, which goes on where it is stopped; None where it is not.
+    """
+
+    def __init__(self, sampler: Any, make: Callable[[], Any] | None = None) -> None:
+        self.sampler, self.make = sampler, make
         self.outcomes: list[Any] = []
         self.open: list[Any] = []
         self.last: Any = None  # the batch that was returned last
@@ -337,6 +349,17 @@ class Runner:
             del old  # garbage, which ends its workers, too
         self.open.clear()
 
+    def stop(self) -> None:
+        """Stop, and go on in a new sampler."""
+        while self.open:
+            self.open.pop().close()
+        if self.make is None:
+            return
+        state = self.sampler.state_dict(agents=True)
+        self.sampler.close()
+        self.sampler = self.make()
+        self.sampler.load_state_dict(state)
+
     def refused(self, agent: bool) -> None:
         update: Any = {"agent_update": (1, 2, 3)} if agent else {"env_update": _no_environment}
         self.keep(self.sampler.obtain_trajectories, 3, **update)
@@ -361,7 +384,8 @@ def run_program(number: int, tally: Counter[str], **how: Any) -> None:
     if signal.SIGSTOP in program.ways:
         limits = replace(options.get("limits", Limits()), construction_timeout=5.0)
         options |= {"step_timeout": _STEP_TIMEOUT, "limits": limits}
-    runner, dice = Runner(make_sampler(**options)), random.Random(number)
+    make = partial(make_sampler, **options)
+    runner, dice = Runner(make(), make), random.Random(number)
     pauses = [dice.choice([0.005, 0.03, 0.15]) * dice.random() for _ in program.ways]
     with disturbed(lambda: runner.sampler.worker_pids(), dice, pauses, program.ways) as killed:
         found = runner.run(program)
