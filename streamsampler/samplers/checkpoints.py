@@ -9,7 +9,7 @@ sampler's workers restore these episodes in its next call for fragments.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,31 +20,61 @@ from streamsampler.core.serialization import HeldPayload, Payload
 from streamsampler.core.words import count
 from streamsampler.data.plain import plain_stats, stats_of
 from streamsampler.data.statistics import Stats
+from streamsampler.engines.base import Engine
 from streamsampler.protocol.plans import Fragments
 from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.lagging import Lag
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.payloads import name_of_worker, put
 from streamsampler.samplers.per_worker import Kind, Updates
+from streamsampler.samplers.session import Session
+
+_AGENTS: tuple[Kind, ...] = ("agent", "parameters")
 
 FORMAT = 1
 """The format of states; another number wherever this version could not read the states of another one."""
 
-_Packed = dict[Kind, tuple[bool, list[Any]]]
-"""By kind whether all workers have the same update, and each update's payload with what is known of it."""
+Layer = dict[Kind, "tuple[bool, list[Any]] | None"]
+"""Updates by kind: whether all workers have the same one, and each one's payload with what is known of it. None where
+nothing of that kind is in force."""
 
 
-def _packed(updates: Updates[Payload], kinds: Sequence[Kind]) -> bytes | None:
-    """Return what is in force of some kinds, pickled; None if nothing is."""
-    found: _Packed = {}
+def _layer(engine: Engine, updates: Updates[Any], kinds: Iterable[Kind]) -> Layer:
+    """Return what is in force of some kinds, which the engine has published."""
+    layer: Layer = dict.fromkeys(kinds)
     for kind, of_workers in updates.snapshot().items():
-        if kind in kinds:
+        if kind in layer:
             items = of_workers.items[:1] if of_workers.shared else of_workers.items
-            found[kind] = (
+            layer[kind] = (
                 of_workers.shared,
-                [None if it.payload is None else (_own(it.payload), it.about) for it in items],
+                [None if it.payload is None else (_own(engine.published(it.payload)), it.about) for it in items],
             )
-    return dumps_by_value(found) if found else None
+    return layer
+
+
+def _put(session: Session, layer: Layer) -> None:
+    """Put a layer in force."""
+    for kind in sorted(layer):  # an agent before its parameters
+        if (found := layer[kind]) is None:
+            session.updates.forget(kind)
+            continue
+        shared, items = found
+        payloads = [None if it is None else replace(it[0], about=it[1]) for it in items]
+        put(session.updates, kind, payloads[0] if shared else payloads, session.publish)
+
+
+def _changed(before: Updates[Any], after: Updates[Any]) -> list[Kind]:
+    """Return of which kinds other updates are in force."""
+    kinds: tuple[Kind, ...] = (*_AGENTS, "env")
+    both = [{kind: it.of_workers(kind) for kind in kinds if kind in it} for it in (before, after)]
+    found = [kind for kind in kinds if not _are_one(*(each.get(kind, ()) for each in both))]
+    if "agent" in found and "parameters" not in found:
+        found.append("parameters")  # which a new agent voids
+    return found
+
+
+def _are_one(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def _own(payload: Payload) -> Payload:
@@ -62,12 +92,13 @@ class _Loaded(NamedTuple):
     """What a state says, read and checked."""
 
     version: int
+    sampled_version: int
     lag: Lag | None
     n_envs: int | None
     fragments: FragmentLedger | None
     filters: Filters
     stats: Stats
-    updates: _Packed
+    layers: list[Layer]
 
 
 _SAME: Mapping[str, tuple[str, str]] = {
@@ -81,8 +112,8 @@ _SAME: Mapping[str, tuple[str, str]] = {
 """What a state and the sampler that loads it must agree in, and how to make the sampler so."""
 
 _KEYS = {
-    "agent_version", *_SAME, "n_workers", "per_worker", "first_trajectory", "n_envs", "fragments", "filters_pickle",
-    "updates", "stats",
+    "agent_version", *_SAME, "n_workers", "per_worker", "first_trajectory", "sampled_version", "n_envs", "fragments",
+    "filters_pickle", "updates", "stats",
 }  # fmt: skip
 
 
@@ -137,20 +168,37 @@ class CheckpointedSampler(SamplerLife):
                     "state_dict() of a sampler with staleness=1 lacks the parameters of the last call, which its next "
                     "batch is sampled with: pass agents=True"
                 )
-            return self._state(["agent", "parameters"] if agents else [])
+            layers = self._layers(agents)
+            return self._state() | {"updates": dumps_by_value(layers) if any(layers) else None}
 
-    def _state(self, kinds: list[Kind] | None) -> dict[str, Any]:
-        """Return the state; with what is in force of some kinds, and of environments if calls have updated these.
+    def _layers(self, agents: bool) -> list[Layer]:
+        """Return what is in force, in the order in which it came: with a lag what the last call brought comes last.
 
         Args:
-            kinds: These kinds; None for no updates at all.
+            agents: Whether agents are part of it; environments are if calls have updated them.
         """
+        session, layers = self._session, list[Layer]()
+        if agents:
+            layers.append(_layer(session.engine, session.updates if self._lag is None else session.sampled, _AGENTS))
+            layers += [] if self._lag is None else [self._last_changes()]
+        if self._holds_agent and layers:
+            layers[0]["parameters"] = None  # the agent has them
+        if self._envs_are_updated:
+            layers = layers or [{}]
+            layers[-1] |= _layer(session.engine, session.updates, ["env"])
+        return layers
+
+    def _last_changes(self) -> Layer:
+        """Return what the last call has put in force for the next one, where there is a lag."""
+        session = self._session
+        return _layer(session.engine, session.updates, _changed(session.sampled, session.updates))
+
+    def _state(self) -> dict[str, Any]:
+        """Return the state without what is in force."""
         session, filters = self._session, self.filters
         fragments = session.fragments
         if session.suspect or fragments is None or not fragments.is_complete:
             fragments = None
-        if kinds is not None and self._envs_are_updated:
-            kinds = [*kinds, "env"]
         return {
             "format": FORMAT,
             "agent_version": self.agent_version,
@@ -161,7 +209,7 @@ class CheckpointedSampler(SamplerLife):
             "n_envs": self._n_envs,
             "fragments": None if fragments is None else fragments.state(),
             "filters_pickle": dumps_by_value(filters) if filters else None,
-            "updates": _packed(self._updates_in_force(), kinds) if kinds else None,
+            "sampled_version": session.sampled_version,
             "stats": plain_stats(self.stats),
         }
 
@@ -212,8 +260,12 @@ class CheckpointedSampler(SamplerLife):
         """
         with self._exclusive():
             self._check_state(state)
-            loaded = self._read(state)
-            if "env" not in loaded.updates and self._envs_are_updated:
+            try:
+                layers = [] if state["updates"] is None else pickle.loads(state["updates"])
+                loaded = self._read(state, layers)
+            except Exception as error:  # unpickling runs anything
+                raise UsageError(f"the state cannot be read: {type(error).__name__}: {error}") from error
+            if not any("env" in layer for layer in layers) and self._envs_are_updated:
                 raise UsageError(
                     "the state is of the environment that its sampler was made with, and a call has updated this "
                     "sampler's: load it into a new sampler"
@@ -253,20 +305,18 @@ class CheckpointedSampler(SamplerLife):
                 f'inference="parent" this sampler has {most}: pass worker_args={{"n_envs": …}} for more'
             )
 
-    def _read(self, state: Mapping[str, Any]) -> _Loaded:
-        try:
-            fragments = state["fragments"]
-            return _Loaded(
-                state["agent_version"],
-                Lag(state["first_trajectory"]) if state["staleness"] else None,
-                state["n_envs"],
-                None if fragments is None else FragmentLedger.of_state(fragments, self._any_plan(fragments)),
-                Filters() if state["filters_pickle"] is None else pickle.loads(state["filters_pickle"]),
-                stats_of(state["stats"], self.n_workers, self.stats.script),
-                {} if state["updates"] is None else pickle.loads(state["updates"]),
-            )
-        except Exception as error:  # unpickling runs anything
-            raise UsageError(f"the state cannot be read: {type(error).__name__}: {error}") from error
+    def _read(self, state: Mapping[str, Any], layers: list[Layer]) -> _Loaded:
+        fragments, filters = state["fragments"], state["filters_pickle"]
+        return _Loaded(
+            version=state["agent_version"],
+            sampled_version=state["sampled_version"],
+            lag=Lag(state["first_trajectory"]) if state["staleness"] else None,
+            n_envs=state["n_envs"],
+            fragments=None if fragments is None else FragmentLedger.of_state(fragments, self._any_plan(fragments)),
+            filters=Filters() if filters is None else pickle.loads(filters),
+            stats=stats_of(state["stats"], self.n_workers, self.stats.script),
+            layers=layers,
+        )
 
     def _any_plan(self, fragments: Mapping[str, Any]) -> Fragments:
         """Return a plan for the environments of a state, until a call has its own."""
@@ -274,17 +324,17 @@ class CheckpointedSampler(SamplerLife):
         return Fragments(1, len(fragments["environments"]), self.n_workers, n_rows)
 
     def _install(self, loaded: _Loaded) -> None:
-        session = self._session
-        if loaded.updates:
-            for kind in ("agent", "parameters", "env"):
-                if kind in loaded.updates:
-                    shared, items = loaded.updates[kind]
-                    payloads = [None if it is None else replace(it[0], about=it[1]) for it in items]
-                    put(session.updates, kind, payloads[0] if shared else payloads, session.publish)
-            session.unpublish_old()
-        if "env" in loaded.updates:
+        session, layers = self._session, loaded.layers
+        for layer in layers[:1]:
+            _put(session, layer)
+        if loaded.lag is not None:
+            session.sampled = Updates.of(session.updates.snapshot(), self.n_workers)
+        for layer in layers[1:]:
+            _put(session, layer)
+        session.unpublish_old()
+        if any("env" in layer for layer in layers):
             self._checks.renew()
-        session.continue_from(loaded.version, loaded.fragments)
+        session.continue_from(loaded.version, loaded.sampled_version, loaded.fragments)
         self._lag, self._n_envs, self.stats = loaded.lag, loaded.n_envs, loaded.stats
         self._ran_before = self.stats.ran_timesteps
         self.put_back_filters(loaded.filters)
@@ -293,15 +343,19 @@ class CheckpointedSampler(SamplerLife):
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_usable()
+        updates, layers = self._updates_in_force(), list[Layer]()
+        if self._lag is not None:
+            layers = [{}, self._last_changes()]
+            updates = self._session.sampled.mapped(self._session.engine.published)
         kept = {name: getattr(self, name) for name in self._kept_in_copies}
         # Together, because what is known of the environments is one object in both.
-        return {"life": (self._updates_in_force(), self._state(None)), **kept}
+        return {"life": (updates, layers, self._state()), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        updates, life = state.pop("life")
+        updates, layers, life = state.pop("life")
         vars(self).update(state)
         self._begin_life(updates, Filters(), None)
-        self._install(self._read(life))
+        self._install(self._read(life, layers))
 
 
 def _shown(value: Any) -> str:

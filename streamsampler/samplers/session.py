@@ -291,14 +291,15 @@ class Session:
         """Whether no agent version was used up, and workers were sent nothing."""
         return self.version == 0 and self.plan is None and not self.suspect
 
-    def continue_from(self, version: int, fragments: FragmentLedger | None) -> None:
+    def continue_from(self, version: int, sampled_version: int, fragments: FragmentLedger | None) -> None:
         """Let the next call be the one after a version, as if an engine before this one had run that.
 
         Args:
             version: The agent version.
+            sampled_version: That of its trajectories.
             fragments: What goes on from its call to the next; None for nothing.
         """
-        self.version = self.sampled_version = version
+        self.version, self.sampled_version = version, sampled_version
         self.fragments = fragments
 
     # ------------------------------------------------------------------ calls

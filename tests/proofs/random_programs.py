@@ -166,7 +166,7 @@ class Author:
         self.width = dice.choice([2, 3, 1100])
         self.lags = number % 3 == 2
         self.several = not (self.vec or self.lags) and dice.random() < 0.25
-        self.can_stop = True
+        self.can_stop, self.stops = True, random.Random(f"stops of {number}")
 
     def env(self) -> Any:
         dice = self.dice
@@ -216,6 +216,9 @@ class Author:
         options["agents"] = self.for_each(self.agent) if dice.random() < 0.2 else self.agent()
         options["envs"] = self.for_each(self.env) if dice.random() < 0.2 else self.env()
         steps = [step for _ in range(dice.randint(4, 12)) for step in self.steps()]
+        if self.can_stop:
+            for _ in range(self.stops.choice([0, 1, 1, 2])):
+                steps.insert(self.stops.randint(0, len(steps)), ("stop", ()))
         return Program({"n_workers": self.n_workers, **options}, ways, steps)
 
     def add_extras(self, options: dict[str, Any]) -> None:
@@ -242,10 +245,8 @@ class Author:
 
     def steps(self) -> list[tuple[str, tuple[Any, ...]]]:
         dice = self.dice
-        others = ["exact", "stream", "stream", "copy", "stop", "refused", "fragments", "fragments", "replay", "replay"]
+        others = ["exact", "stream", "stream", "copy", "refused", "fragments", "fragments", "replay", "replay"]
         kind = dice.choice(["samples"] * 3 + ["trajectories"] * 2 + others)
-        if kind == "stop":
-            return [(kind, ())] if self.can_stop else []
         if kind == "replay":
             return [(kind, (dice.random(), dice.random() < 0.3))]
         if kind == "fragments":
