@@ -177,16 +177,14 @@ class CheckpointedSampler(SamplerLife):
         Args:
             agents: Whether agents are part of it; environments are if calls have updated them.
         """
-        session, layers = self._session, list[Layer]()
-        if agents:
-            layers.append(_layer(session.engine, session.updates if self._lag is None else session.sampled, _AGENTS))
-            layers += [] if self._lag is None else [self._last_changes()]
-        if self._holds_agent and layers:
+        session = self._session
+        kinds: list[Kind] = [*_AGENTS] if agents else []
+        kinds += ["env"] if self._envs_are_updated else []
+        lags = agents and self._lag is not None
+        layers = [_layer(session.engine, session.sampled if lags else session.updates, kinds)]
+        if self._holds_agent and agents:
             layers[0]["parameters"] = None  # the agent has them
-        if self._envs_are_updated:
-            layers = layers or [{}]
-            layers[-1] |= _layer(session.engine, session.updates, ["env"])
-        return layers
+        return [*layers, self._last_changes()] if lags else layers
 
     def _last_changes(self) -> Layer:
         """Return what the last call has put in force for the next one, where there is a lag."""

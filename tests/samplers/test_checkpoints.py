@@ -378,6 +378,22 @@ def test_the_last_call_can_be_replayed():
         assert other.replay(1, 2, recorded=batch).same
 
 
+@pytest.mark.parametrize("way", ["state", "pickle"])
+def test_with_a_lag_the_last_batch_is_replayed_and_a_refused_update_goes_back(way):
+    with local(staleness=1) as sampler:
+        sampler.obtain_samples(20, agent_update=np.ones(4), env_update=SetTaskUpdate(Tasked, 2.0))
+        batch = sampler.obtain_samples(20, agent_update=np.ones(3))
+        other = pickle.loads(pickle.dumps(sampler)) if way == "pickle" else local(staleness=1)
+        with other:
+            if way == "state":
+                other.load_state_dict(plain(sampler.state_dict(agents=True)))
+            assert other.replay(1, int(batch.indices[-1]), recorded=batch).same
+            for each in (sampler, other):
+                with pytest.raises(RolloutError, match="agent"):
+                    each.obtain_samples(20)
+            assert other.obtain_samples(20) == sampler.obtain_samples(20), "with the parameters before"
+
+
 def test_several_policies():
     def made(*names: str) -> LocalSampler:
         agents = {name: Chooser(3) for name in names}
