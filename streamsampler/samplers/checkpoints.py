@@ -145,7 +145,8 @@ class CheckpointedSampler(SamplerLife):
             agents: Whether the state also has the agent, with its parameters, as the last call used it. Without it the
                 sampler that loads the state uses the agent it has: make it with the agent of the last call, or pass
                 parameters as `agent_update` in the next call. With `staleness=1` it is needed after each call, since
-                the next batch is of the last call's parameters.
+                the next batch is of the last call's parameters. With `inference="parent"` the sampler that loads it has
+                an agent of its own then: pass yours as `agent_update` in the next call.
 
         Returns:
             A dict of numbers, strings, bytes, None, and dicts and lists of these alone: `torch.save`, `pickle` and

@@ -378,18 +378,27 @@ def test_the_last_call_can_be_replayed():
         assert other.replay(1, 2, recorded=batch).same
 
 
+class Picky(Restorable):
+    """Refuses parameters of another shape."""
+
+    def set_param_values(self, weights: Any) -> None:
+        if len(weights) != 4:
+            raise ValueError("four are needed")
+        super().set_param_values(weights)
+
+
 @pytest.mark.parametrize("way", ["state", "pickle"])
 def test_with_a_lag_the_last_batch_is_replayed_and_a_refused_update_goes_back(way):
-    with local(staleness=1) as sampler:
+    with local(Picky(), staleness=1) as sampler:
         sampler.obtain_samples(20, agent_update=np.ones(4), env_update=SetTaskUpdate(Tasked, 2.0))
         batch = sampler.obtain_samples(20, agent_update=np.ones(3))
-        other = pickle.loads(pickle.dumps(sampler)) if way == "pickle" else local(staleness=1)
+        other = pickle.loads(pickle.dumps(sampler)) if way == "pickle" else local(Picky(), staleness=1)
         with other:
             if way == "state":
                 other.load_state_dict(plain(sampler.state_dict(agents=True)))
             assert other.replay(1, int(batch.indices[-1]), recorded=batch).same
             for each in (sampler, other):
-                with pytest.raises(RolloutError, match="agent"):
+                with pytest.raises(RolloutError, match="four are needed"):
                     each.obtain_samples(20)
             assert other.obtain_samples(20) == sampler.obtain_samples(20), "with the parameters before"
 
