@@ -25,7 +25,14 @@ from streamsampler import (
     VecWorker,
     evaluate,
 )
-from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SerializationError, UsageError
+from streamsampler.errors import (
+    ClosedError,
+    ConcurrentCallError,
+    RolloutError,
+    SamplerError,
+    SerializationError,
+    UsageError,
+)
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from tests.fragments.agents import CountsRows, Drawn, Forgetful, Mixing, Offset, Recurrent, Restorable, Sticky
 from tests.scripted.agents import Linear
@@ -290,6 +297,39 @@ def test_a_sampler_that_has_run_goes_back(engine):
             assert sampler.total_env_steps == 5 * sum((4, 9, 2, 7)[:back])
             assert [sampler.obtain_fragments(n) if back else sampler.obtain_fragments(n, 5) for n in (4, 9, 2, 7)[back:]
                     ] == batches[back:]  # fmt: skip
+
+
+def test_a_stream_ends_and_leaves_nothing_in_the_filters():
+    with local(observation_filter=RunningNorm()) as sampler, local(observation_filter=RunningNorm()) as whole:
+        state = sampler.state_dict()
+        trajectories = sampler.stream()
+        next(trajectories)
+        sampler.load_state_dict(state)
+        with pytest.raises(SamplerError, match="stream was ended"):
+            list(trajectories)
+        assert sampler.obtain_samples(30) == whole.obtain_samples(30)
+        assert sampler.filters == whole.filters
+
+
+def test_what_an_agent_has_learnt_in_this_process_comes_with_it():
+    with (
+        ENGINES["parent"](agent := Drawn(), Tasked, n_workers=1, seed=SEED, check=None, **THREE) as sampler,
+        local(Drawn(), **THREE) as other,
+    ):
+        sampler.obtain_samples(5, agent_update=np.ones(1))
+        agent.weight = 3.0
+        other.load_state_dict(sampler.state_dict(agents=True))
+        assert other.obtain_samples(30) == sampler.obtain_samples(30)
+
+
+def test_a_lag_with_agents_for_each_worker_of_which_one_is_replaced():
+    agents = [Linear((k, 0, 0, 1)) for k in range(2)]
+    with local(agents, staleness=1) as sampler, local(agents, staleness=1) as other:
+        sampler.obtain_samples(20, agent_update=PerWorker([None, np.ones(4)]))
+        sampler.obtain_samples(20, agent_update=PerWorker([Linear((3, 2, 1, 0)), None]))
+        other.load_state_dict(sampler.state_dict(agents=True))
+        for _ in range(2):
+            assert other.obtain_samples(20) == sampler.obtain_samples(20)
 
 
 def test_a_lag_goes_back_while_workers_run_ahead():
