@@ -181,6 +181,7 @@ class CheckpointedSampler(SamplerLife):
         session = self._session
         kinds: list[Kind] = [*_AGENTS] if agents else []
         kinds += ["env"] if self._envs_are_updated else []
+        kinds += ["filters"] if "filters" in session.updates else []  # as the last call had them, for replays
         lags = agents and self._lag is not None
         layers = [_layer(session.engine, session.sampled if lags else session.updates, kinds)]
         if self._holds_agent and agents:

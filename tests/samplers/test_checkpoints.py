@@ -411,11 +411,21 @@ def test_what_a_state_replaced_is_not_published_any_more():
         assert other._session._published.keys() == other._session.updates.payloads().keys()
 
 
-def test_the_last_call_can_be_replayed():
-    with local() as sampler, local() as other:
+class Reading(Restorable):
+    """Says what it sees."""
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        return super().get_action(observation)[0], {"seen": np.array(observation)}
+
+
+@pytest.mark.parametrize("options", [{}, {"observation_filter": RunningNorm()}])
+def test_the_last_call_can_be_replayed(options):
+    with local(Reading(), **options) as sampler, local(Reading(), **options) as other:
+        sampler.obtain_samples(30)
         batch = sampler.obtain_samples(50, agent_update=np.ones(4))
         other.load_state_dict(sampler.state_dict(agents=True))
-        assert other.replay(1, 2, recorded=batch).same
+        assert other.replay(2, 2, recorded=batch).same
+        assert other.filters == sampler.filters
 
 
 class Picky(Restorable):
