@@ -6,7 +6,8 @@ that plays some of them, under a name. `Policies.name_for` chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from streamsampler.agents.base import Agent, as_agent, binds, signature_of
@@ -82,6 +83,22 @@ class Policies:
         name = chosen(agent_id, index)
         self._check(name, agent_id, f"policy_of({agent_id!r}, {index})")
         return name
+
+    def may_play(self, name: str, agent_ids: Iterable[str]) -> list[str]:
+        """Return which agents a policy plays in some trajectory: maybe all, where a function chooses.
+
+        Args:
+            name: The policy's name.
+            agent_ids: All agents that may take part.
+        """
+        if callable(self.policy_of):
+            return list(agent_ids)
+        found = []
+        for agent_id in agent_ids:
+            with contextlib.suppress(UsageError):  # there is none: that is said where the agent takes part
+                if self.name_for(agent_id, 0) == name:
+                    found.append(agent_id)
+        return found
 
     def _check(self, name: Any, agent_id: Any, what: str) -> None:
         if not isinstance(name, str) or name not in self.agents:

@@ -340,7 +340,7 @@ class CheckRun:
         """Measure workers of several kinds."""
         obstacle = self._obstacle("agent", "actions")
         if not obstacle and self._known.several:
-            obstacle = "there is one way to run several agents: samplers, with DefaultWorker"
+            obstacle = "with several agents they are not compared: try VecWorker if policies are row_independent"
         if obstacle:
             self._skip("workers", obstacle)
             return

@@ -186,3 +186,34 @@ def _infos(ordered: Sequence[_Trajectory], name: str, bounds: Sequence[tuple[int
     if not any(infos.columns for infos in each):
         return InfoColumns(sum(stop - start for start, stop in bounds), {})
     return join_undecided([(infos, *it) for infos, it in zip(each, bounds, strict=True)])
+
+
+# ----------------------------------------------------------------------
+
+
+def in_order(places: Sequence[tuple[Rollouts, int]], allocate: Allocate) -> Rollouts:
+    """Return trajectories of all agents together, in order; what each policy played is not among it.
+
+    Args:
+        places: The rollouts that each trajectory is in, and its position there.
+        allocate: Makes the arrays for large rows.
+    """
+    first = places[0][0]
+    if all(it is first for it, _ in places):  # all that one environment did, in its order
+        return first
+    ends = {id(it): np.cumsum(it.lengths) for it, _ in places}
+    rows = [(at, at + 1) for _, at in places]
+    spans = [(int(ends[id(it)][at] - it.lengths[at]), int(ends[id(it)][at])) for it, at in places]
+
+    def joined(name: str, bounds: Sequence[tuple[int, int]]) -> Any:
+        return _concatenated([getattr(it, name) for it, _ in places], bounds, allocate)
+
+    def infos(name: str, bounds: Sequence[tuple[int, int]]) -> InfoColumns:
+        pieces = [(getattr(it, name), *bound) for (it, _), bound in zip(places, bounds, strict=True)]
+        return join_undecided(pieces)
+
+    return Rollouts(
+        first.observations, first.last_observations, first.actions, joined("rewards", spans),
+        joined("terminated", rows), joined("truncated", rows), joined("lengths", rows),
+        infos("env_infos", spans), infos("agent_infos", spans), infos("episode_infos", rows),
+    )  # fmt: skip

@@ -345,6 +345,27 @@ def returned(agent: str, ended: Mapping[str, int]) -> DataError:
     )
 
 
+def refuse_other_agents(one: Any, other: Any) -> None:
+    """Refuse environments that are to run side by side, of which one has other agents than another.
+
+    Raises:
+        DataError: They are of several agents, and these differ.
+    """
+    found = [_form(env) for env in (one, other)]
+    if found[0] != found[1]:
+        raise DataError(
+            "the environments of one worker must have the same agents, in one order, and of one kind: one has "
+            f"{found[0]}, another has {found[1]}"
+        )
+
+
+def _form(env: Any) -> str:
+    if not isinstance(env, MultiAgentEnv):
+        return "one agent"
+    who = "any agents" if env.is_open else f"{list(env.numbers)}"
+    return f"{who}, which act {'in turn' if env.takes_turns else 'at once'}"
+
+
 def _space(env: Any, name: str, agent: str) -> Space[Any]:
     space = getattr(env, name)(agent)
     if not isinstance(space, Space):

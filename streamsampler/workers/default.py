@@ -26,7 +26,7 @@ from streamsampler.workers.hooks import HookCaller, Hooks, Seams, WorkerWithSeam
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.several.loop import ParallelLoop
-from streamsampler.workers.several.players import Players, refuse_for_several
+from streamsampler.workers.several.players import Players, Table, refuse_for_several
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.single import SingleDriver
 
@@ -46,7 +46,8 @@ class DefaultWorker(WorkerWithSeams):
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
         self._given: Any = None  # the agent that the worker was given
-        self._agent: Agent | None = None  # what the loops ask: of several agents, those who play them
+        self._agent: Agent | None = None  # what the loops ask: of several agents, the table where they sit
+        self._players: Players | None = None
         self._reset_agent: Callable[[int], None] | None = None
         self._masks: MaskFinder | None = None  # for an agent that takes them
         self._env: gymnasium.Env[Any, Any] | None = None
@@ -60,8 +61,8 @@ class DefaultWorker(WorkerWithSeams):
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters."""
         self.phase = Phase.AGENT_CONSTRUCTION if self._agent is None else Phase.AGENT_UPDATE
-        if isinstance(self._agent, Players) and not is_agent(agent_update):
-            self._agent.update(agent_update)
+        if self._players is not None and not is_agent(agent_update):
+            self._players.update(agent_update)
             return
         several = self._env is not None and isinstance(self._env.unwrapped, MultiAgentEnv)
         spaces = None if self._env is None or several else self.spaces
@@ -103,29 +104,31 @@ class DefaultWorker(WorkerWithSeams):
             return
         several, given, self._masks = self._env.unwrapped, self._given, None
         if not isinstance(several, MultiAgentEnv):
+            self._players = None
             if given is not None and not (self.asks_for_rows or acts_alone(given)):
                 raise has_rows_alone(name_of(given), type(self).__name__)
             self._agent, self._reset_agent = given, None if given is None else reset_agent_function(given)
             self._masks = None if given is None else finder_of(given, self._env, self.warn_once)
         elif given is not None:
-            if isinstance(self._agent, Players) and self._agent.given is given:
-                self._agent.move_to(several)
+            if self._players is not None and self._players.given is given:
+                self._players.move_to([several])
             else:
-                self._agent = Players(given, several, self.warn_once)
-            self._reset_agent = partial(self._begin_players, self._agent)
+                self._players = Players(given, [several], self.warn_once)
+            self._agent = table = self._players.tables[0]
+            self._reset_agent = partial(self._begin_table, table)
         self._recorder = self._new_recorder(self.context.allocate)
 
-    def _begin_players(self, players: Players, seed: int) -> None:
+    def _begin_table(self, table: Table, seed: int) -> None:
         assert self.trajectory is not None
-        players.begin(self.trajectory, seed)
+        table.begin(self.trajectory, seed)
 
     def _new_recorder(self, allocate: Allocate = np.empty) -> RolloutRecorder | None:
         assert self._env is not None
         if not isinstance(self._env.unwrapped, MultiAgentEnv):
             return RolloutRecorder(self._env.observation_space, self._env.action_space, allocate)
-        if not isinstance(self._agent, Players):  # there is no agent yet
+        if self._players is None:  # there is no agent yet
             return None
-        return JointRecorder(self._env.unwrapped, self._agent, allocate)
+        return JointRecorder(self._env.unwrapped, self._players.tables[0], allocate)
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -150,7 +153,7 @@ class DefaultWorker(WorkerWithSeams):
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories."""
-        if self.resets is not None and isinstance(self._agent, Players):
+        if self.resets is not None and self._players is not None:
             refuse_for_several(self.resets)
         if self.resets is not None and (order := self.resets.fragments) is not None:
             if self._running is None or self._running.base_version != order.base_version:

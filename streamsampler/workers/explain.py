@@ -153,8 +153,14 @@ def explain_rollout(
             if isinstance(better, ActionError):
                 worker.phase = Phase.ACTION
             raise better from error
-        if isinstance(error, KeyError) and isinstance(env.unwrapped, ParallelEnv):
-            env.unwrapped.explain_missing_action(error, action)
+        note_missing_action(error, env, action)
+
+
+def note_missing_action(error: BaseException, env: Any, action: Any) -> None:
+    """Add a note to a step's error, if an environment of several agents may have looked for an absent one's action."""
+    several = getattr(env, "unwrapped", None)
+    if isinstance(error, KeyError) and isinstance(several, ParallelEnv):
+        several.explain_missing_action(error, action)
 
 
 # ----------------------------------------------------------------------

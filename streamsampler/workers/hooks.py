@@ -41,7 +41,13 @@ from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
 
 
 class InHand(Protocol):
-    """What records a trajectory."""
+    """What records a trajectory; see `RolloutRecorder`."""
+
+    float_rewards: list[float]
+    metrics: dict[str, str]
+
+    def record_metrics(self, metrics: dict[str, Any]) -> None:
+        """Record metrics of the trajectory."""
 
     def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
         """Return copies of its observations, actions and rewards, as far as it was recorded."""
@@ -238,15 +244,14 @@ class ShownTrajectory:
     Args:
         worker: The worker, whose phase names the hook that is being called.
         caller: Calls the hooks.
-        recorder: Records the trajectory.
 
     Attributes:
         context: The trajectory in hand; None between trajectories: what is found wrong after the end is not shown.
         agent_info: The agent's info of the action in hand.
     """
 
-    def __init__(self, worker: Worker, caller: HookCaller, recorder: Any) -> None:
-        self._worker, self._caller, self._recorder = worker, caller, recorder
+    def __init__(self, worker: Worker, caller: HookCaller) -> None:
+        self._worker, self._caller = worker, caller
         self.context: TrajectoryContext | None = None
         self.agent_info: Any = None
 
@@ -282,7 +287,7 @@ class ShownTrajectory:
         context = self.context
         assert context is not None
         context.terminated, context.truncated = bool(terminated), bool(truncated)
-        context.observation, context.reward, context.info = observation, self._recorder.float_rewards[-1], info
+        context.observation, context.reward, context.info = observation, context.recorder.float_rewards[-1], info
         context.agent_info = self.agent_info
         context.timestep += 1
         self._caller.timestep(context)
@@ -302,9 +307,9 @@ class ShownTrajectory:
         worker.enter(Phase.RECORDING)
         check_metrics(context)
         if context.metrics:
-            self._recorder.record_metrics(context.metrics)
+            context.recorder.record_metrics(context.metrics)
             for name in context.metrics:
-                self._recorder.metrics[name] = self._caller.aggregation.get(name, "mean")
+                context.recorder.metrics[name] = self._caller.aggregation.get(name, "mean")
         self.context = None
 
     def lost(self, error: BaseException) -> None:
@@ -336,8 +341,8 @@ class Seams(ShownTrajectory):
         recorder: RolloutRecorder, reset_agent: Callable[[int], None] | None, rounding: Rounding = AS_GIVEN,
         masks: MaskFinder | None = None, reset: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(worker, caller, recorder)
-        self._version, self._env, self._agent = worker.agent_version(version), env, agent
+        super().__init__(worker, caller)
+        self._recorder, self._version, self._env, self._agent = recorder, worker.agent_version(version), env, agent
         self._reset, self._reset_agent, self._rounding = reset, reset_agent, rounding
         self._chosen: Any = None  # an action and an info
         self._masks = masks

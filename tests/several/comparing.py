@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import streamsampler
-from streamsampler import MultiAgentBatch
+from streamsampler import MultiAgentBatch, VecWorker
 from tests.scripted.games import Chooser, Comings, Played
 
 # Calls return a `MultiAgentBatch`, which type checkers cannot know.
@@ -23,7 +23,8 @@ class Silent:
         assert context.timestep > 0
 
 
-BOTH_LOOPS: list[dict[str, Any]] = [{}, {"hooks": Silent()}]
+ROWS: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
+ALL_LOOPS: list[dict[str, Any]] = [{}, {"hooks": Silent()}, ROWS, {"hooks": Silent(), **ROWS}]
 
 
 def sampled(agents: Any = POLICIES, env: Any = Comings, n: int = 3, **options: Any) -> Any:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns, played_in_parallel, played_in_turns
-from tests.several.comparing import BOTH_LOOPS, assert_as_played, sampled
+from tests.several.comparing import ALL_LOOPS, assert_as_played, sampled
 
 STAYS = st.dictionaries(
     st.sampled_from(IDS),
@@ -23,9 +23,9 @@ STAYS = st.dictionaries(
 
 
 @pytest.mark.parametrize(("game", "loop"), [(Comings, played_in_parallel), (Turns, played_in_turns)])
-@given(STAYS, st.sampled_from([None, 1, 2, 6, 9]), st.sampled_from(BOTH_LOOPS))
+@given(STAYS, st.sampled_from([None, 1, 2, 6, 9]), st.sampled_from(ALL_LOOPS))
 @example({}, None, {})
-@example({}, 4, BOTH_LOOPS[1])
+@example({}, 4, ALL_LOOPS[1])
 def test_each_trajectory_is_what_a_plain_loop_gives(
     game: Any, loop: Any, stays: dict[str, Stay], limit: Any, options: Any
 ) -> None:
@@ -117,7 +117,7 @@ def test_what_is_known_of_episodes() -> None:
 
 
 @pytest.mark.parametrize("agent", [Chooser(), "random"], ids=["one by one", "together"])
-@pytest.mark.parametrize("options", BOTH_LOOPS)
+@pytest.mark.parametrize("options", ALL_LOOPS)
 def test_infos_that_end_are_not_recorded_again(agent: Any, options: Any) -> None:
     class Once(Comings):
         def step(self, actions: Any) -> Any:
@@ -130,7 +130,7 @@ def test_infos_that_end_are_not_recorded_again(agent: Any, options: Any) -> None
     assert all("first" not in infos for infos in batch.episodes.last_infos.values())
 
 
-@pytest.mark.parametrize("options", BOTH_LOOPS)
+@pytest.mark.parametrize("options", ALL_LOOPS)
 def test_infos_of_nobody_are_kept_where_there_are_as_many_as_agents(options: Any) -> None:
     class Common(Comings):
         def step(self, actions: Any) -> Any:

@@ -20,14 +20,13 @@ from streamsampler import (
     SamplerError,
     SerialEnvManager,
     UsageError,
-    VecWorker,
 )
 from streamsampler.data.agent_rows import OF_AGENTS
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from streamsampler.protocol.messages import Ticket
 from streamsampler.workers.hooks import pickled_hooks
 from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns
-from tests.several.comparing import BOTH_LOOPS, LocalSampler, sampled
+from tests.several.comparing import ALL_LOOPS, LocalSampler, sampled
 from tests.workers.contexts import context_of, new_board
 
 X = {"x": Chooser()}
@@ -228,7 +227,7 @@ NOBODY = "no agent acted in the whole trajectory"
     ],
 )  # fmt: skip
 def test_what_environments_and_agents_return(env: Any, agent: Any, words: str) -> None:
-    for options in BOTH_LOOPS:
+    for options in ALL_LOOPS:
         error = raised(env, agent, **options)
         assert re.search(words, str(error), re.DOTALL), str(error)
         assert error.trajectory in (None, 0)
@@ -253,7 +252,7 @@ def test_the_trajectory_is_named_also_where_an_agent_took_no_part_in_those_befor
     assert error.trajectory == 1
 
 
-@pytest.mark.parametrize("options", BOTH_LOOPS)
+@pytest.mark.parametrize("options", ALL_LOOPS[:2])
 def test_possible_agents_that_lose_an_agent(caplog: Any, options: Any) -> None:
     assert re.search(f"{NOBODY}.*possible_agents has lost 'red_0' since", str(raised(Aliased, **options)))
     assert not caplog.messages
@@ -305,7 +304,6 @@ def test_another_order_of_agents_in_another_worker() -> None:
         (Chooser(), {"observation_filter": {"y": RunningNorm()}}, "names the policies 'y', and agents has none"),
         (X, {"observation_filter": {"x": 3}}, r"observation_filter\['x'\], a int, has no apply"),
         (X, {"staleness": 1}, "staleness=1"),
-        (X, {"worker_class": VecWorker}, "VecWorker does not run"),
         (X, {"inference": "parent"}, 'inference="parent" takes one agent'),
         (Chooser(), {"inference": "parent", "policy_of": {"red_0": "shared"}}, 'inference="parent" takes one agent'),
     ],
@@ -318,7 +316,6 @@ def test_what_samplers_refuse_at_once(agents: Any, options: Any, words: str) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"worker_class": VecWorker}, r"of several agents.*wrap it in a gymnasium\.Env in which one agent"),
         ({"inference": "parent"}, r"of several agents.*wrap it in a gymnasium\.Env in which one agent"),
         ({"staleness": 1}, "staleness=1 cannot be had of environments of several agents yet"),
     ],
@@ -402,7 +399,7 @@ def is_odd(infos: Any) -> bool:
     return any("odd" in info for info in infos.values())
 
 
-@pytest.mark.parametrize("options", BOTH_LOOPS)
+@pytest.mark.parametrize("options", ALL_LOOPS[:2])
 def test_trajectories_that_fail_or_are_abnormal_are_left_out(options: Any) -> None:
     how = {"seed": 4, "on_failure": "drop", "drop_if": is_odd, "check": None, **options}
     with LocalSampler(Chooser(), Failing, **how) as sampler:
@@ -417,7 +414,7 @@ def test_trajectories_that_fail_or_are_abnormal_are_left_out(options: Any) -> No
 
 @pytest.mark.parametrize("at", [1, 3, 9, 13])
 @pytest.mark.parametrize("game", [Comings, Turns])
-@pytest.mark.parametrize("options", BOTH_LOOPS)
+@pytest.mark.parametrize("options", ALL_LOOPS)
 def test_a_version_that_may_not_run_any_more(game: Any, at: int, options: Any) -> None:
     """The trajectory in hand is given up within a step, and leaves nothing in those to come."""
     board = new_board()

@@ -194,7 +194,6 @@ ONE_AGENT = (*NUMBER, "--workers", "0", "--agent", "red=random")
         ([*SAMPLE, "--agent", "red=random", "--agent", "red=random"], "'red' is given twice"),
         ([*SAMPLE, "--agent", "red=random", "--agent", "green=random"], "no policy plays agent 'blue_0'"),
         ([*SAMPLE, "--agent", "red=randm"], "unknown agent 'randm'"),
-        ([*SAMPLE, "--vec", "2"], "of several agents"),
         ([*SAMPLE, *("--agent", "red=random", "--agent", "blue=random", "--agent", "x=random")], "no agent is played"),
         ([*SAMPLE, "--policy-of", "red_0"], "'red_0' is not of the form AGENT=POLICY"),
         ([*SAMPLE, "--policy-of", "red_0=x"], "--policy-of names the policy 'x'"),

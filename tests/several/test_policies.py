@@ -19,7 +19,7 @@ from streamsampler.errors import RolloutError, UsageError
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from tests.documentation.blocks import DOCS, blocks
 from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns
-from tests.several.comparing import BOTH_LOOPS, LocalSampler, sampled
+from tests.several.comparing import ALL_LOOPS, LocalSampler, sampled
 
 MultiprocessingSampler: Any = streamsampler.MultiprocessingSampler
 
@@ -139,7 +139,7 @@ def test_spaces_of_all_kinds(space: Any, make: Any) -> None:
     agents = {"x": "random", "blue_1": "random"}
     how: dict[str, Any] = {"seed": 1, "policy_of": dict(zip(IDS, ["x", "x", "x", "blue_1"], strict=True))}
     batch = sampled(agents, lambda: Kinds(space), **how)
-    with make(agents, lambda: Kinds(space), n_workers=2, **how, **BOTH_LOOPS[1]) as sampler:
+    with make(agents, lambda: Kinds(space), n_workers=2, **how, **ALL_LOOPS[1]) as sampler:
         assert sampler.obtain_trajectories(3) == batch
     assert batch["x"].n_timesteps == 3 * (4 + 5 + 6)
     assert batch["blue_1"].observations.shape == (3 * 7,)
@@ -250,7 +250,7 @@ class Valued(Chooser):
         return 100.0 + float(observation[1])
 
 
-@pytest.mark.parametrize("options", BOTH_LOOPS)
+@pytest.mark.parametrize("options", ALL_LOOPS)
 def test_the_last_value_of_an_agent_that_does_not_terminate(options: Any) -> None:
     batch = sampled({"x": Valued()}, max_episode_length=6, **options)["x"]
     expected = np.where(batch.terminated, 0.0, 100.0 + batch.last_observations[:, 1])

@@ -19,6 +19,7 @@ from streamsampler.workers.explain import locate
 from streamsampler.workers.hooks import TrajectoryContext
 from streamsampler.workers.vec.driver import RowsDriver
 from streamsampler.workers.vec.rows import singles_of
+from streamsampler.workers.vec.steps import BatchRecorder
 
 # ----------------------------------------------------------------------
 # Which rows the agent is asked for together: all of them, or one half while environments of the other half step.
@@ -147,6 +148,12 @@ class RemoteRows(RowsDriver):
         self._ready[row], self._is_in_reset[row] = binding is not None, binding is None
         super()._start(row, script, binding)
 
+    @property
+    def _columns(self) -> BatchRecorder:
+        """The recorder: environments of several agents are in no other process yet."""
+        assert isinstance(self._recorder, BatchRecorder)
+        return self._recorder
+
     # ------------------------------------------------------------------ a round
 
     def _is_done(self) -> bool:
@@ -172,7 +179,7 @@ class RemoteRows(RowsDriver):
 
     def _ask(self, ready: NDArray[np.bool_]) -> None:
         """Let the agent choose actions for rows that are ready, and request their steps."""
-        agent, recorder, width = self._agent, self._recorder, self._n_rows
+        agent, recorder, width = self._agent, self._columns, self._n_rows
         assert agent is not None
         self._asked = ready.copy()
         self._groups.note(ready)
@@ -199,7 +206,7 @@ class RemoteRows(RowsDriver):
 
     def _request_steps(self, rows: list[int], actions: Any) -> None:
         """Request steps with actions: as they were recorded, or as the agent chose them."""
-        recorder = self._recorder
+        recorder = self._columns
         recorded = recorder.actions.gather(np.arange(recorder.first, recorder.step))
         if self._rounds or _same_kind(actions, recorded):
             self._environments.step_with(rows, recorded)
@@ -301,7 +308,7 @@ class RemoteRows(RowsDriver):
         recorder, is_step = self._recorder.rows[row], len(result) == 5
         end = self._sent(row, script, result)
         if is_step:
-            self._recorder.rewards[recorder.asked] = recorder.float_rewards.pop()
+            self._columns.rewards[recorder.asked] = recorder.float_rewards.pop()
         if end is None:
             self._ready[row] = True
             if is_step:
@@ -352,7 +359,7 @@ class RemoteRows(RowsDriver):
             n: How many actions at most, those before `earlier` included.
             earlier: How many timesteps the trajectory had before these.
         """
-        recorder = self._recorder
+        recorder = self._columns
         if not self._runs[row] or self._is_in_reset[row]:
             return History([], first=earlier)
         numbers = recorder.numbers_of(row, recorder.rows[row].begun, n - earlier)

@@ -120,6 +120,7 @@ class ParentWorker(VecWorker):
         close_timeout: Seconds that all environments together may take to close. Its engine sets it.
     """
 
+    can_play_several = False
     shares_agent = True
     launch: Launch
     close_timeout: float

@@ -24,8 +24,9 @@ from streamsampler.workers.explain import raised_in
 from streamsampler.workers.finishing import shares
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.restoring import own_copy
-from streamsampler.workers.several.players import Seat, wrong_answer
+from streamsampler.workers.several.players import wrong_answer
 from streamsampler.workers.several.recorder import JointRecorder, reward_of
+from streamsampler.workers.several.seats import Seat
 
 _NO_LIMIT = 2**62
 _PROGRESS_SECONDS, _MOST_APART = 1e-2, 64  # as in `DefaultWorker`
@@ -114,7 +115,7 @@ class ParallelLoop:
             The last observations and the two ends; None where the version may not run any more.
         """
         recorder, row, clock = self._recorder, self._worker.row, perf_counter
-        env, players, rewards_of_all = recorder.env, recorder.players, recorder.float_rewards
+        env, table, rewards_of_all = recorder.env, recorder.table, recorder.float_rewards
         step: Callable[[Any], Any] = env.step
         raw, words, timesteps_word = env.env, row.words, row.timesteps_word
         attention, phase_word, array = row.attention, row.phase_word, np.ndarray
@@ -133,8 +134,8 @@ class ParallelLoop:
                 words[timesteps_word] = len(rewards_of_all)
             if recorder.ending or raw.agents != listed:
                 recorder.let_act(observations)
-                listed = list(raw.agents) if players.turn is not None else None
-                acting = [_bound(seat) for seat in players.acting]
+                listed = list(raw.agents) if table.turn is not None else None
+                acting = [_bound(seat) for seat in table.acting]
             self.phase, self.actions = _ACTION, (actions := {})
             if is_due:
                 words[phase_word] = _ACTION_NUMBER

@@ -21,7 +21,8 @@ from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import flag_of, number_of
 from streamsampler.environments.multi_agent import MultiAgentEnv, returned
-from streamsampler.workers.several.players import Players, Seat
+from streamsampler.workers.several.players import Table
+from streamsampler.workers.several.seats import Seat
 
 
 class _NoReward:
@@ -40,21 +41,21 @@ class JointRecorder(RolloutRecorder):
 
     Args:
         env: The environment.
-        players: Who plays its agents: they are told who acts.
+        table: Who plays its agents: it is told who acts.
         allocate: See `WorkerContext`.
 
     Attributes:
         env: The environment.
-        players: Who plays its agents.
+        table: Who plays its agents.
         ending: Who ended in the last step, and waits for the last observation, with the two ends.
     """
 
     reward_class = _NoReward
 
-    def __init__(self, env: MultiAgentEnv, players: Players, allocate: Allocate = np.empty) -> None:
+    def __init__(self, env: MultiAgentEnv, table: Table, allocate: Allocate = np.empty) -> None:
         nothing = gym_spaces.Dict({})
         super().__init__(nothing, nothing)
-        self.env, self.players, self._allocate = env, players, allocate
+        self.env, self.table, self._allocate = env, table, allocate
         self._known = env.numbers.keys()
         self._agents: dict[str, _AgentRecorder] = {}
         self._remarks: dict[str, str] = {}
@@ -67,15 +68,15 @@ class JointRecorder(RolloutRecorder):
         self._forget_trajectory()
 
     def go_on_with(self, other: JointRecorder) -> None:
-        """Go on with the environment and the players of another recorder, which has recorded nothing."""
-        self.env, self.players = other.env, other.players
+        """Go on with the environment and the table of another recorder, which has recorded nothing."""
+        self.env, self.table = other.env, other.table
         self._known = self.env.numbers.keys()
         self._forget_trajectory()
 
     @property
     def suits_fast_loop(self) -> bool:
         """Whether `ParallelLoop` can run the environment."""
-        return not self.env.takes_turns and self.players.one_by_one
+        return not self.env.takes_turns and self.table.one_by_one
 
     def _forget_trajectory(self) -> None:
         self._seated: dict[str, Seat] = {}  # who has acted
@@ -119,8 +120,9 @@ class JointRecorder(RolloutRecorder):
 
     def _record_observations(self, observations: Mapping[str, Any]) -> None:
         self.let_act(observations)
+        self.table.shown = observations
         try:
-            for seat in self.players.acting:
+            for seat in self.table.acting:
                 seat.record_observation(observations[seat.agent_id])
         except KeyError:
             raise ObservationError(f"there is no observation of agent {seat.agent_id!r}, which is to act") from None
@@ -128,7 +130,7 @@ class JointRecorder(RolloutRecorder):
             raise _named(error, seat.agent_id) from None
 
     def let_act(self, observations: Mapping[str, Any]) -> None:
-        """End the trajectories of those that ended in the last step, and tell the players who acts in this one.
+        """End the trajectories of those that ended in the last step, and tell the table who acts in this one.
 
         These are all whose turn it is, but those that are about to join.
 
@@ -145,7 +147,7 @@ class JointRecorder(RolloutRecorder):
         if self.ending:
             self._end_agents(observations)
         turn = self._turn()
-        if turn is self.players.turn and not self.env.takes_turns:
+        if turn is self.table.turn and not self.env.takes_turns:
             return
         self._remark_listed(turn)
         began = len(self.float_rewards) > self.n_timesteps
@@ -156,7 +158,7 @@ class JointRecorder(RolloutRecorder):
             if agent not in self._seated:
                 self._begin_agent(agent)
         # Who is about to join is looked for in each step.
-        self.players.let_act([self._seated[agent] for agent in there], turn if len(there) == len(turn) else None)
+        self.table.let_act([self._seated[agent] for agent in there], turn if len(there) == len(turn) else None)
 
     def _remark_listed(self, turn: list[str]) -> None:
         if not turn or self.env.takes_turns:  # where agents act in turn, those that ended have a last one
@@ -186,7 +188,7 @@ class JointRecorder(RolloutRecorder):
         error.row = max(len(self.float_rewards) - 1, self.n_timesteps)
 
     def _begin_agent(self, agent: str) -> None:
-        seat = self._seated[agent] = self.players.seat_of(agent)
+        seat = self._seated[agent] = self.table.seat_of(agent)
         own = self._agents.get(agent)
         if own is None:
             spaces = self.env.observation_space[agent], self.env.action_space[agent]
@@ -199,7 +201,7 @@ class JointRecorder(RolloutRecorder):
         self._about[agent] = {"reset": trees.snapshot(info)} if info else {}
 
     def _record_actions(self, actions: Mapping[str, Any]) -> None:
-        acting = self.players.acting
+        acting = self.table.acting
         if len(actions) != len(acting):
             raise ActionError(f"there are actions of {list(actions)}, and {[seat.agent_id for seat in acting]} act")
         for seat in acting:
@@ -224,7 +226,7 @@ class JointRecorder(RolloutRecorder):
         self._infos = _mapping(infos, "infos")
 
     def _record_agent_infos(self, _step: int, infos: Mapping[str, Any]) -> None:
-        for seat in self.players.acting:
+        for seat in self.table.acting:
             info = infos[seat.agent_id]
             if info.__class__ is not dict or info:
                 own = seat.recorder
@@ -252,7 +254,10 @@ class JointRecorder(RolloutRecorder):
         try:
             for seat in answered:
                 agent = seat.agent_id
-                total += (reward := reward_of(rewards[agent], agent))
+                reward = rewards[agent]
+                if reward.__class__ is not float:
+                    reward = reward_of(reward, agent)
+                total += reward
                 seat.keep_reward(reward)
                 seat.last_info = info = infos.get(agent)
                 if info:
@@ -309,7 +314,7 @@ class JointRecorder(RolloutRecorder):
                 self._take_in_early(agent, rewards.get(agent, 0.0), terminated[agent], truncated.get(agent, False))
         if not infos.keys() <= self._known:
             self._record_joint_env_info(len(self.float_rewards) - 1, self._of_no_agent(infos))
-        if (self.ending or self.env.takes_turns or not self.players.acting) and self.env.is_over(self._ended):
+        if (self.ending or self.env.takes_turns or not self.table.acting) and self.env.is_over(self._ended):
             return self._take_in_last_end()
         return False, False
 
@@ -436,7 +441,7 @@ class JointRecorder(RolloutRecorder):
         for own in self._agents.values():
             own.forget_rest()
         self._forget_trajectory()
-        self.players.let_act([], None)
+        self.table.let_act([], None)
         super().abandon()
 
     def clear(self) -> None:
@@ -454,8 +459,20 @@ class JointRecorder(RolloutRecorder):
         observations, actions = ({agent: part[i] for agent, part in parts.items()} for i in (0, 1))
         return observations, actions, super().copies_in_hand()[2]
 
+    def forget_after(self, n_trajectories: int) -> None:
+        """Forget all trajectories after the first so many, and the one in hand."""
+        for own in self._agents.values():
+            own.kept = sum(position < n_trajectories for position, *_ in own.played)
+        super().forget_after(n_trajectories)
+
     def finish(self) -> Rollouts:
         """Return the trajectories that ended since the last `clear`; see `RolloutRecorder.finish`."""
+        rollouts, found = self.parts()
+        rollouts.policies = put_together(found, self._allocate)
+        return rollouts
+
+    def parts(self) -> tuple[Rollouts, list[Played]]:
+        """Return what `finish` does of all agents together, and what each agent did."""
         found: list[Played] = []
         errors: list[DataError] = []
         is_open, numbers = self.env.is_open, self.env.numbers
@@ -471,9 +488,8 @@ class JointRecorder(RolloutRecorder):
         if errors:
             raise min(errors, key=lambda error: error.position or 0)
         rollouts = super().finish()
-        rollouts.policies = put_together(found, self._allocate)
         rollouts.remarks = tuple(self._remarks.items())
-        return rollouts
+        return rollouts, found
 
 
 class _AgentRecorder(RolloutRecorder):

@@ -344,6 +344,17 @@ class _OneByOne(BatchedAgent):
         return getattr(self._agents[number], "get_value", None) if is_asked else None
 
 
+def probe_rows(agent: Any, spaces: tuple[Space[Any], Space[Any]], n_rows: int) -> bool:
+    """Check that the rows of an agent's batches do not depend on each other; see `agents.independence.probe`."""
+    if not callable(getattr(agent, "get_actions", None)):
+        return True
+    space = copy.deepcopy(spaces[0])
+    space.seed(0)
+    examples = Columns(space, n_rows, "observation")
+    examples.append([space.sample() for _ in range(n_rows)])
+    return probe(agent, examples.row_batch(0), n_rows, mask_size(spaces[1]))
+
+
 class AgentPool:
     """The agent, as many times as it is needed.
 
@@ -368,13 +379,7 @@ class AgentPool:
 
     def probe(self, spaces: tuple[Space[Any], Space[Any]], n_rows: int) -> bool:
         """Check that the rows of the agent's batches do not depend on each other; see `agents.independence.probe`."""
-        if not callable(getattr(self._agents[0], "get_actions", None)):
-            return True
-        space = copy.deepcopy(spaces[0])
-        space.seed(0)
-        examples = Columns(space, n_rows, "observation")
-        examples.append([space.sample() for _ in range(n_rows)])
-        return probe(self._agents[0], examples.row_batch(0), n_rows, mask_size(spaces[1]))
+        return probe_rows(self._agents[0], spaces, n_rows)
 
     @property
     def empty(self) -> bool:
@@ -386,7 +391,7 @@ class AgentPool:
 
         Args:
             agent_update: The update.
-            n_slots: How many agents may be needed.
+            n_slots: How many agents may be needed; 0 if it plays several agents, which `Players` hands it to.
             spaces: The observation and action space of one environment, for a new agent; None where there
                 is none yet.
         """
@@ -398,7 +403,8 @@ class AgentPool:
                 apply_agent_update(another, agent_update)
         else:
             self._agents = [updated]
-        self.batched(n_slots)
+        if n_slots:
+            self.batched(n_slots)
 
     def batched(self, n_slots: int) -> BatchedAgent:
         """Return the agent for so many slots."""

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from streamsampler.agents.base import reset_agent_function
+from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import Binding, End, Script, own_error, phase_of
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
@@ -15,6 +16,7 @@ from streamsampler.workers.hooks import HookCaller, ShownTrajectory, TrajectoryC
 from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.vec.agents import BatchedAgent
+from streamsampler.workers.vec.joint import JointRows
 from streamsampler.workers.vec.rows import info_of_row, padded, singles_of
 from streamsampler.workers.vec.steps import BatchRecorder
 
@@ -48,9 +50,14 @@ class RowsDriver:
         callers: Sequence[HookCaller] = (), *, in_order: bool = True,
     ) -> None:  # fmt: skip
         self._worker, self._envs, self.spaces, self._n_rows = worker, envs, spaces, n_rows
-        self._recorder = BatchRecorder(*spaces, len(envs), n_rows, in_order=in_order, shared=in_order and not callers)
-        rows = zip(callers, self._recorder.rows, strict=False)
-        self._hooks = [ShownTrajectory(worker, caller, row) for caller, row in rows]
+        several = [each for env in envs if isinstance(each := getattr(env, "unwrapped", None), MultiAgentEnv)]
+        self._recorder: BatchRecorder | JointRows
+        if several:
+            self._recorder = JointRows(several)
+        else:
+            shared = in_order and not callers
+            self._recorder = BatchRecorder(*spaces, len(envs), n_rows, in_order=in_order, shared=shared)
+        self._hooks = [ShownTrajectory(worker, caller) for caller in callers]
         self._agent: BatchedAgent | None = None
         self._sends: list[Any] = [None] * len(envs)  # those of the rows' scripts
         self._bindings: list[Binding] = []  # for scripts that begin
@@ -69,8 +76,9 @@ class RowsDriver:
     # ------------------------------------------------------------------ scripts
 
     def _bind(self) -> None:
-        """Look up what scripts call from now on."""
-        self._bindings = list(map(self._binding, range(len(self._envs))))
+        """Look up what scripts call from now on, where each row has one recorder."""
+        if not isinstance(self._recorder, JointRows):
+            self._bindings = list(map(self._binding, range(len(self._envs))))
 
     def _binding(self, row: int) -> Binding:
         """Return the binding of a script that runs in a row."""
@@ -115,7 +123,7 @@ class RowsDriver:
         words[row.phase_word] = _ACTION_NUMBER
         began = perf_counter()
         actions = self._choose(self._live, self._sources)
-        self._singles = singles_of(self.spaces[1], actions)
+        self._singles = actions if isinstance(self._recorder, JointRows) else singles_of(self.spaces[1], actions)
         between = perf_counter()
         words[row.phase_word] = _STEP_NUMBER
         self._step_all()
@@ -144,6 +152,8 @@ class RowsDriver:
         worker.phase = _ACTION
         if sources is not None:
             actions = padded(self.spaces[1], actions, sources)
+        if isinstance(recorder, JointRows):
+            return recorder.record_actions(rows, actions)
         recorded = recorder.record_actions(rows, actions)
         if infos:
             worker.phase = _RECORDING
@@ -169,7 +179,7 @@ class RowsDriver:
         The inner loop: it is measured, and nothing else belongs here.
         """
         live, sends, singles, hooks = self._live, self._sends, self._singles, self._hooks
-        recorder, rewards, n_ran, first = self._recorder, list[float](), self.n_ran, self.n_ran
+        n_ran = first = self.n_ran
         if len(live) < len(sends):
             sends = [sends[row] for row in live]
             singles = [singles[row] for row in live]
@@ -190,8 +200,6 @@ class RowsDriver:
                 if watched:
                     n_ran += 1
                     words[timesteps_word] = self.n_ran = n_ran
-                    if hooks:
-                        rewards.append(recorder.rows[row].float_rewards.pop())
                 if end is not None:
                     self._row = row
                     if isinstance(end, End):
@@ -205,8 +213,7 @@ class RowsDriver:
                 raise raised from None
             raise
         self.n_ran = first + len(live)
-        recorder.rewards.fromlist(rewards or recorder.given)
-        recorder.given.clear()
+        self._recorder.end_step(live)
 
     def _shown(self, row: int) -> Any:
         """Show the action of a row to hooks; return a copy for its environment."""
@@ -214,7 +221,10 @@ class RowsDriver:
         assert hooks.context is not None
         self._worker.enter(_STEP)
         hooks.context.action = self._singles[row]
-        hooks.agent_info = self._info_of.get(row) or info_of_row(self._infos_together, row)
+        if isinstance(self._recorder, JointRows):
+            hooks.agent_info = self._recorder.infos_of(row)
+        else:
+            hooks.agent_info = self._info_of.get(row) or info_of_row(self._infos_together, row)
         return own_copy(hooks.context.action)
 
     def _take_end(self, row: int, end: End) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from streamsampler.core.errors import ActionError, DataError
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.trees import snapshot
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.rollouts.script import Binding, Cut, End, Script, trajectory
 from streamsampler.workers.base import Outcome, Worker
@@ -217,12 +216,10 @@ class Group(RowsDriver):
             self._begin_next(row)
 
     def _end_part(self, position: int, end: End) -> None:
-        part, row, recorder = self._running[position], self.rows[position], self._recorder.rows[position]
-        if recorder.metrics:
-            part.metrics, recorder.metrics = tuple(recorder.metrics.items()), {}
+        part, row = self._running[position], self.rows[position]
         if self._hooks and not end.ended:
             row.kept = self._hooks[position].kept()
-        part.end(snapshot(end.observation), end.terminated, end.truncated or end.limited, self.agent, self._worker)
+        self._recorder.end(part, end, self.agent, self._worker)
         self._ended[position].append(part)
         row.end_part(end.observation, ended=end.ended)
 

@@ -11,19 +11,19 @@ import gymnasium
 
 from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.trees import snapshot
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.rollouts.script import End
 from streamsampler.rollouts.script import trajectory as trajectory_script
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import locate, row_at_fault, step_error, summary_of
+from streamsampler.workers.explain import locate, note_missing_action, row_at_fault, step_error, summary_of
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
+from streamsampler.workers.vec.joint import JointRows, PlayersOfRows
 from streamsampler.workers.vec.steps import Trajectory
 from streamsampler.workers.vec.tickets import RunningTicket, RunningTickets, positions_by_row
 
@@ -125,6 +125,8 @@ class LaneRunner(RowsDriver):
         self.forget()
         self._bind()
         self._agent = agent
+        if isinstance(self._recorder, JointRows):
+            self._recorder.play_with(cast("PlayersOfRows", agent).players)
         if agent.takes_masks != (self._masks is not None):
             masks = RowMasks(self._worker.warn_once, self._envs, self.spaces[1], self._n_rows)
             self._masks = masks if agent.takes_masks else None
@@ -198,7 +200,8 @@ class LaneRunner(RowsDriver):
         begin = None if running.prepared is None else partial(self._begin_agent, row, running.prepared, position)
         reset = self._reset_function(row, index)
         try:
-            self._start(row, trajectory_script(reset, self._bindings[row], seed, begin, self._limit))
+            binding = self._bindings[row] if self._bindings else self._binding(row)
+            self._start(row, trajectory_script(reset, binding, seed, begin, self._limit))
         except AbnormalTrajectoryError as error:
             self._hooks[row].lost(error)
             self._end_left_out(row, error)
@@ -223,14 +226,12 @@ class LaneRunner(RowsDriver):
 
     def _take_end(self, row: int, end: End) -> None:
         """End a row's trajectory, and begin its next one, if there is one."""
-        trajectory, recorder = self._running[row], self._recorder.rows[row]
+        trajectory = self._running[row]
         assert trajectory is not None
         assert self._agent is not None
         trajectory.length = end.n_timesteps
-        if recorder.metrics:
-            trajectory.metrics, recorder.metrics = tuple(recorder.metrics.items()), {}
-        truncated = end.truncated or end.limited
-        trajectory.end(snapshot(end.observation), end.terminated, truncated, self._agent, self._worker)
+        self._worker.phase = _RECORDING
+        self._recorder.end(trajectory, end, self._agent, self._worker)
         trajectory.ticket.n_ended += 1
         self._running[row] = None
         self._fill_row(row)
@@ -248,6 +249,7 @@ class LaneRunner(RowsDriver):
         assert hooks.context is not None
         trajectory.length = hooks.context.timestep
         trajectory.left_out = Dropped(trajectory.position, str(self._worker.phase), summary_of(error))
+        self._recorder.leave_out(row)
         trajectory.ticket.n_ended += 1
         self._running[row] = None
 
@@ -307,6 +309,7 @@ class LaneRunner(RowsDriver):
             if better is not None:
                 worker.phase = Phase.ACTION if isinstance(better, ActionError) else worker.phase
                 raise better from error
+            note_missing_action(error, self._envs[row], self._singles[row])
         recorded = isinstance(error, ActionError) or (isinstance(error, DataError) and worker.phase is _RECORDING)
         if recorded and timestep is not None:
             # A step's observation is recorded as the next timestep's.

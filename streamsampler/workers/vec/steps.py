@@ -21,6 +21,7 @@ from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace, flag_of, reward_recorder
 from streamsampler.data.trees import Array, Tree, map_tree, object_array, snapshot
 from streamsampler.protocol.messages import Dropped, Phase
+from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.columns import Columns, ColumnsRecorder
@@ -47,6 +48,7 @@ class Trajectory:
         left_out: Why it is left out; None if it is not.
         value: The agent's value of the last observation, if it was told while the agent remembered the trajectory.
         metrics: Its metrics by name, and how each becomes one number for a batch.
+        recorded: Of several agents, the recorder that has it, and its position there, when it has ended.
     """
 
     ticket: Any
@@ -62,6 +64,7 @@ class Trajectory:
     left_out: Dropped | None = None
     value: float | None = None
     metrics: tuple[tuple[str, str], ...] = ()
+    recorded: Any = None
 
     def end(self, last: Any, terminated: bool, truncated: bool, agent: BatchedAgent, worker: Worker) -> None:
         """Take in how it ends, and what the agent thinks of the last observation while it remembers the trajectory."""
@@ -236,7 +239,6 @@ class BatchRecorder(StepRecorder):
 
     Attributes:
         rows: The recorders that the scripts of the rows write to.
-        given: The rewards of the last step, where rows share lists.
     """
 
     def __init__(
@@ -251,8 +253,8 @@ class BatchRecorder(StepRecorder):
         self._asked: NDArray[Any] | None = None  # the observations of the last call, where they are kept as bytes
         self._copies = AlignedCopies()
         self._encoded: list[bytes] = []  # the next observations, where rows share lists
-        self.given: list[float] = []
-        lists = [(self._encoded, self.given) if shared else ([], []) for _ in range(n_rows)]
+        self._given: list[float] = []  # the rewards of the last step, where rows share lists
+        lists = [(self._encoded, self._given) if shared else ([], []) for _ in range(n_rows)]
         self.rows = [RowRecorder(self, row, self._last, *own) for row, own in enumerate(lists)]
 
     def clear(self) -> None:
@@ -321,6 +323,23 @@ class BatchRecorder(StepRecorder):
         self.actions.extend(self._checked_actions.nested(checked), n)
         return all_actions
 
+    def end_step(self, rows: Sequence[int]) -> None:
+        """Record the rewards of rows, which have taken the step that was chosen last."""
+        if not self._is_shared:
+            self._given = [self.rows[row].float_rewards.pop() for row in rows]
+        self.rewards.fromlist(self._given)
+        self._given.clear()
+
+    def end(self, trajectory: Trajectory, end: End, agent: BatchedAgent, worker: Worker) -> None:
+        """End the trajectory in a row."""
+        recorder = self.rows[trajectory.row]
+        if recorder.metrics:
+            trajectory.metrics, recorder.metrics = tuple(recorder.metrics.items()), {}
+        trajectory.end(snapshot(end.observation), end.terminated, end.truncated or end.limited, agent, worker)
+
+    def leave_out(self, row: int) -> None:
+        """Do nothing: what is left out is not gathered."""
+
     def repeated(self, row: int) -> Tree:
         """Return a batch that has in all rows the observation which one row had in the last call."""
         shown, place = (self._shown.row_batch(0), row) if self._asked is None else (self._asked, self.position_of(row))
@@ -388,7 +407,7 @@ class RowRecorder:
         asked: The number of the timestep whose action was chosen last; -1 for the one in the last call.
         info: The info that came with the observation which is to be acted on; None if that was empty.
         encoded: The next observation, until the batch takes it; the list may be shared with other rows.
-        float_rewards: The reward of the last step, until the driver takes it; the same.
+        float_rewards: The reward of the last step, until it has ended for all rows; the same.
         metrics: How each metric of the trajectory in hand becomes one number for a batch, by name.
     """
 
@@ -453,8 +472,9 @@ class RowRecorder:
 
         The row shares no list with others.
         """
-        steps, given = self._steps, self.float_rewards
-        n = max(steps.n_asked(self._row, self.begun) - (not given), 0)  # an action may have no reward yet
+        steps, n = self._steps, self._steps.n_asked(self._row, self.begun)
+        given = self.float_rewards if n else []  # it is the last trajectory's until the step has ended
+        n = max(n - (not given), 0)  # an action may have no reward yet
         numbers = steps.numbers_of(self._row, self.begun, n)
         rewards = [steps.rewards[number] for number in numbers[: n - len(given)].tolist()] + given
         return steps.observations.gather(numbers), steps.actions.gather(numbers), np.array(rewards, np.float64)

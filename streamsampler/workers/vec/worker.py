@@ -10,9 +10,11 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from streamsampler.agents.base import is_agent
 from streamsampler.core.errors import DataError, UsageError, positive
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.data.spaces import same_spaces
+from streamsampler.environments.multi_agent import MultiAgentEnv, refuse_other_agents
 from streamsampler.environments.updates import (
     AnyEnv,
     AnyVectorEnv,
@@ -29,8 +31,10 @@ from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.masks import masks_reach
 from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.restoring import are_one, close_all, refuse_copies_of
-from streamsampler.workers.vec.agents import AgentPool
+from streamsampler.workers.several.players import Players, refuse_for_several
+from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
 from streamsampler.workers.vec.fragments import RunningGroups
+from streamsampler.workers.vec.joint import PlayersOfRows
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner, using_seeds
 from streamsampler.workers.vec.rows import noting
@@ -86,6 +90,7 @@ class VecWorker(Worker):
     """
 
     further_args = frozenset({"groups"})  # of inference="parent"
+    can_play_several = True
     can_rehearse = can_continue = continues_side_by_side = can_take_options = can_call_hooks = asks_for_rows = True
     can_differ_side_by_side = True
     revision = "trajectories in lanes, or in blocks of one size"
@@ -98,6 +103,7 @@ class VecWorker(Worker):
         self._probed: tuple[Any, Any] = None, None  # for which runner and agent the probe has told
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
         self._agents = AgentPool(hint=context.worker_number == 0)
+        self._players: PlayersOfRows | None = None  # of several agents, those who play them
         self._runner: LaneRunner | NativeRunner | None = None
         self._envs: list[AnyEnv | AnyVectorEnv] = []
         self._groups: RunningGroups | None = None
@@ -125,11 +131,39 @@ class VecWorker(Worker):
         """Replace the agent, or hand it new parameters; with copies for slots, each of them."""
         self.phase = Phase.AGENT_CONSTRUCTION if self._agents.empty else Phase.AGENT_UPDATE
         runner = self._runner
+        if runner is not None and self._has_several():
+            if self._players is not None and not is_agent(agent_update):
+                self._players.players.update(agent_update)
+            else:
+                self._agents.update(agent_update, 0, None)
+                self._seat()
+            return
         n_slots, spaces = (1, None) if runner is None else (runner.n_slots, runner.spaces)
         self._agents.update(agent_update, n_slots, spaces)
         agent = self._agents.first
         masks_reach(agent, self.warn_once, together=callable(getattr(agent, "get_actions", None)))
         self._choose_lanes()
+
+    def _has_several(self) -> bool:
+        """Return whether the environments have several agents."""
+        return bool(self._envs) and isinstance(self._envs[0].unwrapped, MultiAgentEnv)
+
+    def _seat(self) -> None:
+        """Bring policies and environments of several agents together, if there are both."""
+        if not self._has_several() or self._agents.empty:
+            self._players = None
+            return
+        given = self._agents.first
+        envs = [each for env in self._envs if isinstance(each := env.unwrapped, MultiAgentEnv)]
+        if self._players is not None and self._players.players.given is given:
+            self._players.players.move_to(envs)
+        else:
+            self._players = PlayersOfRows(Players(given, envs, self.warn_once, across=True), self)
+        self.runs_lanes = self._may_run_lanes
+
+    def _asked(self) -> BatchedAgent:
+        """Return the agent for the runner's rows, or the policies."""
+        return self._agents.batched(self._lane_runner.n_slots) if self._players is None else self._players
 
     def _choose_lanes(self) -> None:
         """Run lanes where the agent says that its rows are independent; probe that once.
@@ -137,6 +171,9 @@ class VecWorker(Worker):
         Raises:
             UsageError: The agent says so, and it is not true.
         """
+        self._seat()
+        if self._players is not None:
+            return
         runner, agents = self._runner, self._agents
         self.runs_lanes = False
         if not (self._may_run_lanes and isinstance(runner, LaneRunner)) or agents.empty or not agents.row_independent:
@@ -179,7 +216,7 @@ class VecWorker(Worker):
         envs, n_envs = self._envs, self._n_envs or _N_ENVS
         if update.n_slots not in (None, n_envs):
             raise UsageError(f"there are {update.n_slots} environments for a worker, and n_envs is {n_envs}")
-        envs.append(apply_any_env_update(update.of_slot(0), old.pop(0) if old else None))
+        envs.append(apply_any_env_update(update.of_slot(0), old.pop(0) if old else None, several=True))
         if isinstance(envs[0], VectorEnv) and update.n_slots is None:
             while old:
                 old.pop(0).close()
@@ -187,10 +224,10 @@ class VecWorker(Worker):
             return envs
         for slot in range(1, n_envs):
             mine = update.of_slot(slot) if pickled is None else loads(pickled)
-            env = apply_any_env_update(mine, old.pop(0) if old else None)
+            env = apply_any_env_update(mine, old.pop(0) if old else None, several=True)
             if any(are_one(env, other) for other in envs):
                 # Each slot gets a copy of the update, and with it an environment of its own, if the update has it.
-                env = apply_any_env_update(loads(dumps(mine, "the environment")), None)
+                env = apply_any_env_update(loads(dumps(mine, "the environment")), None, several=True)
                 refuse_copies_of(env, envs, mine)
             envs.append(env)
         if any(isinstance(env, VectorEnv) for env in envs):
@@ -218,6 +255,7 @@ class VecWorker(Worker):
                     f"the environments of one worker must have the same spaces: one has {one[0]} and {one[1]}, "
                     f"another has {another[0]} and {another[1]}"
                 )
+            refuse_other_agents(first.unwrapped, env.unwrapped)
         self._make_callers(len(single))
         return LaneRunner(single, self, fixed_rows=differ, callers=self.hook_callers)
 
@@ -239,12 +277,13 @@ class VecWorker(Worker):
 
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
         """Run trajectories in stand-ins, one in each environment, and keep nothing of them."""
-        runner = self._runner
-        assert runner is not None
-        agent = noting(self._agents.batched(runner.n_slots), stand_ins[0].take_agent_info)
+        runner, note = self._runner, stand_ins[0].take_agent_info
         if isinstance(runner, NativeRunner):
+            agent = noting(self._agents.batched(runner.n_slots), note)
             NativeRunner(stand_ins[0], self).run(Ticket(version, indices), seeds, agent, len(seeds))
             return
+        agent = self._asked() if self._players is None else PlayersOfRows(self._players.players, self, tells_all=True)
+        agent = noting(agent, note)
         rehearsing = LaneRunner(list(stand_ins), self)
         try:
             # As a block even of lanes, so that global generators are seeded: nothing is recorded that draws from them.
@@ -254,6 +293,8 @@ class VecWorker(Worker):
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories: in lanes, or block by block; or fragments."""
+        if self.resets is not None and self._players is not None:
+            refuse_for_several(self.resets)
         if self.resets is not None and (order := self.resets.fragments) is not None:
             return self._run_fragments(ticket, order)
         runner = self._runner
@@ -309,8 +350,7 @@ class VecWorker(Worker):
         return self._runner
 
     def _run(self, ticket: Ticket, seeds: list[int], reset_seconds: float, *, alone: bool = False) -> Outcome:
-        runner = self._lane_runner
-        agent = self._agents.batched(runner.n_slots)
+        runner, agent = self._lane_runner, self._asked()
         agent.row = -1
         runner.seconds = [reset_seconds, 0.0, 0.0]
         try:

@@ -1,0 +1,442 @@
+"""Ask a policy for actions: of the agents of all environments in one call, of those of one environment, or one by one.
+
+A policy that says ``row_independent = True`` is asked across environments where there are several: each agent of each
+environment has a row of its own, whoever acts, so that a policy's batches have one size and an agent's row is a
+function of the trajectory index and the agent. Rows of those that do not act have a copy of another one's observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from streamsampler.agents.base import (
+    Agent,
+    acts_alone,
+    give_spaces,
+    is_row_independent,
+    mask_argument,
+    reset_agent_function,
+    row_keywords,
+)
+from streamsampler.agents.draws import Draws, OfRows
+from streamsampler.agents.filters import FilterParameters
+from streamsampler.agents.masks import ACTION_MASKS, Mask, MaskFinder
+from streamsampler.agents.updates import updated_agent
+from streamsampler.core.errors import ActionError, DataError, UsageError
+from streamsampler.core.seeding import seed_of_agent
+from streamsampler.core.serialization import dumps, loads
+from streamsampler.data import trees
+from streamsampler.data.spaces import same_spaces
+from streamsampler.environments.multi_agent import MultiAgentEnv
+from streamsampler.workers.finishing import with_filter
+from streamsampler.workers.generators import preserved_generators
+from streamsampler.workers.masks import Warn, masks_reach
+from streamsampler.workers.several.seats import Seat
+from streamsampler.workers.vec.agents import probe_rows
+from streamsampler.workers.vec.rows import info_of_row, singles_of
+from streamsampler.workers.vec.steps import AlignedCopies
+
+_FIRST_ROOM = 8
+"""For how many agents there is room at first, where any number may appear."""
+_MULTIPLE = 16
+"""Of this the number of rows across environments is a multiple: with fewer rows than this, or with others left over
+from the blocks of a matrix product, a row's last bits may depend on its place."""
+_AT_ONE_PLACE = frozenset(("slots", "starts"))
+_OF_ROWS = frozenset(("draws", "seeds", "starts"))
+
+
+class PolicyRows:
+    """The rows of one policy's batches, each of which is an agent of an environment.
+
+    Args:
+        agent: What is asked.
+        n_rows: How many rows there are.
+
+    Attributes:
+        agent: The same.
+        n_rows: The same.
+        draws: What rows draw from.
+        seeds: The seeds of their agents.
+        starts: Which of them begin.
+        is_new: Whether none of them has begun in the trajectory in hand.
+    """
+
+    def __init__(self, agent: Any, n_rows: int) -> None:
+        self.agent, self.n_rows, self.is_new = agent, n_rows, True
+        self.draws = Draws(n_rows)
+        self.seeds = np.zeros(n_rows, dtype=np.int64)
+        self.starts = np.zeros(n_rows, dtype=np.bool_)
+
+    def make_room(self, n_rows: int) -> None:
+        """Make room for so many rows, and for as many again: any number may appear."""
+        if n_rows > self.n_rows:
+            more = (0, 2 * n_rows - self.n_rows)
+            self.n_rows = 2 * n_rows
+            self.draws = self.draws.with_rows(self.n_rows)
+            self.seeds, self.starts = np.pad(self.seeds, more), np.pad(self.starts, more)
+
+    def begin(self, seats: Sequence[Seat], seeds: list[int]) -> None:
+        """Begin the rows of agents."""
+        prepared = self.draws.prepare(seeds)
+        for position, (seat, own) in enumerate(zip(seats, seeds, strict=True)):
+            self.draws.begin(seat.row, prepared, position)
+            self.seeds[seat.row], self.starts[seat.row] = own, True
+
+    def draws_of(self, numbers: NDArray[np.int64], acts: NDArray[np.bool_] | None) -> OfRows:
+        """Return what the rows that are asked for draw from, of which those alone draw that act."""
+        everybody = len(numbers) == self.n_rows
+        if everybody or acts is not None:
+            self.draws.only(None if everybody else acts)
+            return self.draws
+        return self.draws.of_rows(numbers)
+
+
+class Asked:
+    """What a policy is asked for in one call, step after step while the same agents act.
+
+    Args:
+        policy: The policy.
+        seats: The agents: of all environments, where it is asked across them, otherwise those of one.
+
+    Attributes:
+        policy: The policy.
+        seats: The agents.
+        row: The row of the environment; -1 for all.
+        rows: The rows of the policy; None where agents are asked one by one.
+        numbers: The agents' rows.
+        n_shown: How many rows the batch has.
+        places: The agents' places in the batch.
+        acts: For each row of the policy whether it acts, where the batch has them all; None where it has not.
+        infos: What the policy said last of all rows.
+    """
+
+    def __init__(self, policy: Policy, seats: list[Seat]) -> None:
+        self.policy, self.seats = policy, seats
+        place = seats[0].table.place
+        self.row = -1 if policy.crosses else place
+        self.rows = policy.rows_at(place) if policy.together else None
+        self.numbers = np.array([seat.row for seat in seats])
+        self.n_shown, self.places, self.acts = len(seats), list(range(len(seats))), None
+        if self.rows is not None and policy.shows_all_rows:
+            self.n_shown, self.places = self.rows.n_rows, self.numbers.tolist()
+            self.acts = np.zeros(self.n_shown, np.bool_)
+            self.acts[self.numbers] = True
+        self.infos: dict[str, Any] = {}
+
+
+class Policy:
+    """An agent that plays some agents of environments.
+
+    Args:
+        name: Its name.
+        agent: The agent.
+        warn: See `MaskFinder`.
+        across: Whether it is to be asked across environments, if its rows are independent.
+
+    Attributes:
+        name: Its name.
+        spaces: The observation and action space of those that it plays; None before it plays any.
+        together: Whether it is asked for several of them in one call.
+        crosses: Whether these are those of all environments.
+        n_rows: How many rows there are then.
+    """
+
+    def __init__(self, name: str, agent: Agent, warn: Warn, *, across: bool = False) -> None:
+        self.name, self._agent, self._warn, self._across = name, agent, warn, across
+        self.together = self.crosses = self._takes_masks = False
+        self.n_rows = 0
+        self._envs: Sequence[MultiAgentEnv] = ()
+        self._ranks: dict[int, int] = {}
+        self.spaces: tuple[Space[Any], Space[Any]] | None = None
+        self._first = ""  # the agent whose spaces these are
+        self._copies: dict[tuple[int, int], Any] = {}
+        self._rows: dict[int, PolicyRows] = {}  # by environment; where it is asked across them, of the first one
+        self._filter: Any = None
+        self._fitting: set[str] = set()
+        self._is_probed = False
+        self._memory = AlignedCopies()
+
+    def update(self, update: Any) -> None:
+        """Replace the agent, or hand it and its copies new parameters; see `agents.updates.apply_agent_update`."""
+        updated = updated_agent(self._agent, update, self.spaces)
+        if updated is self._agent:
+            for each in self._copies.values():
+                if each is not updated:
+                    updated_agent(each, update, None)
+            self._probe()
+            return
+        self._agent, self._copies, self._is_probed = updated, {}, False
+        if self._filter is not None and self.spaces is not None:
+            self._apply_filter(self.spaces[0])
+        self._look_at_agent()
+        self._probe()
+
+    def take_filter(self, given: Any) -> None:
+        """Show the agent observations as a filter changes them."""
+        self._filter = given
+        if self.spaces is not None:
+            self._apply_filter(self.spaces[0])
+
+    def _apply_filter(self, space: Any) -> None:
+        filtered = with_filter(self._agent, self._filter, space)
+        if filtered is self._agent:
+            for each in self._copies.values():
+                if each is not filtered:
+                    each.set_param_values(FilterParameters(self._filter, space))
+        self._agent = filtered
+        self._look_at_agent()
+
+    def move_to(self, envs: Sequence[MultiAgentEnv], numbers: Collection[int]) -> None:
+        """Play in other environments from now on.
+
+        Args:
+            envs: The environments.
+            numbers: The numbers of the agents that it may play, where these are known.
+        """
+        self.spaces, self._copies, self._fitting = None, {}, set()
+        self._envs, self._n_agents = envs, _FIRST_ROOM if envs[0].is_open else len(envs[0].numbers)
+        self._ranks = {number: rank for rank, number in enumerate(numbers)}
+        self._is_probed = False
+        self._look_at_agent()
+
+    def join(self, agent_id: str, env: MultiAgentEnv) -> None:
+        """Prepare to play an agent of an environment.
+
+        Raises:
+            UsageError: It plays agents with other spaces, or its rows depend on one another, although it says no.
+        """
+        if agent_id in self._fitting:
+            return
+        spaces = env.observation_space[agent_id], env.action_space[agent_id]
+        if self.spaces is None:
+            self._first, self.spaces = agent_id, spaces
+            give_spaces(self._agent, *spaces)
+            if self._filter is not None:
+                self._apply_filter(spaces[0])
+            self._probe()
+        elif not same_spaces(self.spaces, spaces):
+            raise UsageError(
+                f"policy {self.name!r} plays {self._first!r} and {agent_id!r}, whose spaces differ: {self.spaces[0]} "
+                f"and {self.spaces[1]}, {spaces[0]} and {spaces[1]}. Give each of them a policy of its own, by "
+                "policy_of="
+            )
+        self._find_mask = MaskFinder(None, spaces[1], self._warn)
+        self._fitting.add(agent_id)  # to compare spaces takes long
+
+    def _probe(self) -> None:
+        """Check that its rows are independent, if it says so: before any of the agent's begins."""
+        if self.crosses and not self._is_probed and self.spaces is not None:
+            with preserved_generators():
+                self._is_probed = probe_rows(self._agent, self.spaces, self.n_rows)
+
+    def _look_at_agent(self) -> None:
+        if not self._envs:
+            return
+        agent: Any = self._agent
+        takes_turns, is_open = self._envs[0].takes_turns, self._envs[0].is_open
+        self._reset = reset_agent_function(agent)
+        get_actions: Any = getattr(agent, "get_actions", None)
+        self._keywords = row_keywords(get_actions) if callable(get_actions) else set()
+        # What is told which rows begin may remember something by a row's place: then all rows are asked for in each
+        # step. Where agents act in turn, it would remember what it saw in the turns of others; where any may appear, it
+        # is not known how many rows there are.
+        self._all_rows = bool(self._keywords & _AT_ONE_PLACE)
+        remembers = self._reset is not None and not self._keywords & _OF_ROWS
+        can_batch = (
+            callable(get_actions)
+            and not remembers
+            and not (self._all_rows and (takes_turns or is_open))
+            and mask_argument(getattr(agent, "reset", len)) is None
+        )
+        self.crosses = self._across and can_batch and not is_open and is_row_independent(agent)
+        # Or there is nothing to batch, as where there is one agent without an id.
+        self.together = can_batch and (self.crosses or self._n_agents > 1)
+        self._takes_masks = masks_reach(agent, self._warn, together=self.together)
+        self.n_rows = -(-len(self._envs) * len(self._ranks) // _MULTIPLE) * _MULTIPLE if self.crosses else 0
+        self._rows = {}
+
+    def agent_of(self, seat: Seat) -> Any:
+        """Return the agent that plays an agent: the same for all where it remembers nothing."""
+        if self.together:
+            return self.rows_at(seat.table.place).agent
+        return self._agent if self._reset is None else self._copy_for(seat.table.place, seat.number)
+
+    def _copy_for(self, place: int, number: int) -> Any:
+        if (place, number) not in self._copies:
+            # The first one is the agent itself, as where there is one agent.
+            self._copies[place, number] = loads(dumps(self._agent, "the agent")) if self._copies else self._agent
+        return self._copies[place, number]
+
+    def rows_at(self, place: int) -> PolicyRows:
+        """Return the rows in which agents of an environment are asked for together."""
+        place = 0 if self.crosses else place
+        if place not in self._rows:
+            remembers = not self.crosses and (self._reset is not None or self._all_rows)
+            agent = self._copy_for(place, 0) if remembers else self._agent
+            self._rows[place] = PolicyRows(agent, self.n_rows or self._n_agents)
+        return self._rows[place]
+
+    def row_of(self, place: int, number: int) -> int:
+        """Return the row of an agent of an environment, where it is asked across environments."""
+        return place * len(self._ranks) + self._ranks[number]
+
+    # ------------------------------------------------------------------ trajectories
+
+    def begin_block(self, seed: int) -> None:
+        """Begin a block, which its agents' generators begin with."""
+        if self.crosses and self._reset is not None:
+            self._reset(seed)
+
+    def begin_trajectory(self, place: int) -> None:
+        """Begin a trajectory in an environment, in which no agent is there yet."""
+        if not self.crosses and (rows := self._rows.get(place)) is not None:
+            rows.is_new = True
+
+    def begin(self, seats: Sequence[Seat], seed: int) -> None:
+        """Begin the trajectories of agents of one environment.
+
+        Args:
+            seats: The agents.
+            seed: The trajectory's seed for its agents.
+        """
+        seeds = [seed_of_agent(seed, seat.number) for seat in seats]
+        if self.together:
+            self._begin_together(seats, seeds)
+            return
+        for seat, own in zip(seats, seeds, strict=True):
+            agent = self.agent_of(seat)
+            seat.get_action = getattr(agent, "get_action", None)
+            if not acts_alone(agent):
+                raise UsageError(
+                    f"policy {self.name!r} has get_actions alone, and is asked for one agent at a time: it remembers "
+                    "something of each, or there can be but one. Give it get_action, too"
+                )
+            if self._takes_masks:
+                seat.get_action = seat.masked(self._find_mask, agent.get_action)
+            if (reset := reset_agent_function(agent)) is not None:
+                reset(own)
+
+    def _begin_together(self, seats: Sequence[Seat], seeds: list[int]) -> None:
+        rows = self.rows_at(seats[0].table.place)
+        if self.crosses:
+            for seat in seats:
+                seat.row = self.row_of(seat.table.place, seat.number)
+        else:
+            rows.make_room(1 + max(seat.number for seat in seats))
+            if rows.is_new:
+                rows.is_new, rows.draws = False, Draws(rows.n_rows)
+                if (reset := reset_agent_function(rows.agent)) is not None:
+                    reset(seeds[0])
+        rows.begin(seats, seeds)
+
+    # ------------------------------------------------------------------ actions
+
+    @property
+    def shows_all_rows(self) -> bool:
+        """Whether a batch has the rows of those that do not act, too."""
+        return self._all_rows or self.crosses
+
+    def ask(self, asked: Asked) -> None:
+        """Ask for the actions of agents together; sets their actions and infos."""
+        rows, seats, n_shown = asked.rows, asked.seats, asked.n_shown
+        assert self.spaces is not None
+        assert rows is not None
+        if asked.acts is not None and "starts" in self._keywords:
+            rows.starts |= ~asked.acts  # what is remembered of the others would run on
+        keywords = self._values(asked, rows)
+        if self._takes_masks:
+            keywords[ACTION_MASKS] = self._masks(seats, asked.places, n_shown)
+        chosen = rows.agent.get_actions(self._batch(seats, asked.places, n_shown), **keywords)
+        if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
+            raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
+        found, infos = chosen
+        if "starts" in self._keywords:
+            rows.starts[asked.numbers] = False
+        singles = _rows_of_actions(self.spaces[1], found, n_shown)
+        if infos:
+            _check_rows(infos, n_shown)
+        asked.infos = infos
+        for place, seat in zip(asked.places, seats, strict=True):
+            seat.action = singles[place]
+            seat.info = info_of_row(infos, place) if infos and not self.crosses else infos
+
+    def _batch(self, seats: Sequence[Seat], places: Sequence[int], n_shown: int) -> Any:
+        """Return the observations of agents, tree of (n_shown, ...): other places have that of the first one."""
+        assert self.spaces is not None
+        first = seats[0].recorder
+        if self.crosses and first.encoded_observations is not None:
+            encoded = [first.encoded_observations[-1]] * n_shown
+            for place, seat in zip(places, seats, strict=True):
+                encoded[place] = seat.recorder.encoded_observations[-1]
+            shape = (n_shown, *first.observation_shape)
+            return self._memory.copy(np.ndarray(shape, first.observation_dtype, b"".join(encoded)))
+        shown = [seats[0].observation] * n_shown
+        for place, seat in zip(places, seats, strict=True):
+            shown[place] = seat.observation
+        batch = _stacked(self.spaces[0], shown)
+        return self._memory.copy(batch) if self.crosses else batch
+
+    def _masks(self, seats: Sequence[Seat], places: Sequence[int], n_shown: int) -> Mask | None:
+        masks = [seat.mask_of(self._find_mask) for seat in seats]
+        if self._find_mask.size is None:
+            return None
+        shown = [masks[0]] * n_shown
+        for place, mask in zip(places, masks, strict=True):
+            shown[place] = mask
+        return np.stack(shown)  # type: ignore[arg-type]
+
+    def _values(self, asked: Asked, rows: PolicyRows) -> dict[str, Any]:
+        """Return what the keywords stand for in this step."""
+        values: dict[str, Any] = {}
+        shown = asked.numbers if asked.acts is None else np.arange(rows.n_rows)
+        if "draws" in self._keywords:
+            values["draws"] = rows.draws_of(asked.numbers, asked.acts)
+        for name, of_all in (("seeds", rows.seeds), ("starts", rows.starts)):
+            if name in self._keywords:
+                values[name] = of_all[shown].copy()
+        if "slots" in self._keywords:
+            values["slots"] = shown
+        return values
+
+
+def _stacked(space: Space[Any], observations: Sequence[Any]) -> Any:
+    """Return observations as a batch: tree of (n, ...)."""
+    if isinstance(space, gym_spaces.Dict):
+        return {key: _stacked(child, [each[key] for each in observations]) for key, child in space.spaces.items()}
+    if isinstance(space, gym_spaces.Tuple):
+        parts = zip(*observations, strict=True)
+        return tuple(_stacked(child, part) for child, part in zip(space.spaces, parts, strict=True))
+    # As is recorded: texts, graphs and sequences are objects. An array of texts would have the length of the longest.
+    is_array = space.dtype is not None and not isinstance(space, gym_spaces.Text)
+    return np.array(observations, dtype=space.dtype) if is_array else trees.object_array(observations)
+
+
+def _rows_of_actions(space: Space[Any], actions: Any, n: int) -> list[Any]:
+    """Return the single actions of a batch.
+
+    Raises:
+        ActionError: There are not as many as observations.
+    """
+    try:
+        singles = singles_of(space, actions)
+    except (IndexError, KeyError, TypeError, ValueError):
+        singles = []
+    if len(singles) != n:
+        raise ActionError(
+            f"get_actions must return an action for each of {n} observations, and returned {actions!r:.80}"
+        )
+    return singles
+
+
+def _check_rows(infos: Mapping[str, Any], n: int) -> None:
+    for key, values in infos.items():
+        if isinstance(values, Mapping):
+            _check_rows(values, n)
+        elif not isinstance(values, np.ndarray | list | tuple) or np.ndim(values) < 1 or len(values) != n:
+            raise DataError(f"agent_infos[{key!r}] should have one row for each of {n} observations: {values!r:.60}")

@@ -1,0 +1,303 @@
+"""Ask the policies of several agents for the actions of many environments, and record what the agents do in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.core.errors import DataError
+from streamsampler.core.seeding import Stream, derived_seed, derived_seeds
+from streamsampler.data.agent_rows import Played, in_order, put_together
+from streamsampler.data.copying import Allocate
+from streamsampler.data.recorder import PolicyRollouts, Rollouts
+from streamsampler.data.trees import Tree
+from streamsampler.environments.multi_agent import MultiAgentEnv
+from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.script import End
+from streamsampler.workers.base import Worker
+from streamsampler.workers.several.players import Players, Table
+from streamsampler.workers.several.policies import Policy
+from streamsampler.workers.several.recorder import JointRecorder
+from streamsampler.workers.vec.agents import BatchedAgent
+from streamsampler.workers.vec.rows import BatchInfos
+from streamsampler.workers.vec.steps import Trajectory
+
+_ACTION, _RECORDING = Phase.ACTION, Phase.RECORDING
+
+
+class PlayersOfRows(BatchedAgent):
+    """The policies that play in many environments: stands where an agent stands that chooses the actions of n rows.
+
+    Args:
+        players: The policies.
+        worker: Has the trajectory that begins in hand.
+        tells_all: Whether `choose` tells the infos of those policies, too, that have them for all rows together.
+
+    Attributes:
+        players: The same.
+    """
+
+    can_wait = True
+
+    def __init__(self, players: Players, worker: Worker, *, tells_all: bool = False) -> None:
+        self.players, self._worker, self._tells_all = players, worker, tells_all
+
+    @property
+    def agents(self) -> list[Any]:  # type: ignore[override]
+        """The tables of the environments: each stands where its environment's agent stands."""
+        return self.players.tables
+
+    def begin_block(self, seed: int) -> None:
+        """Begin a block; see `BatchedAgent.begin_block`."""
+        self.players.begin_block(derived_seed(seed, Stream.AGENT))
+
+    def prepare(self, seeds: list[int]) -> Any:
+        """Return the seeds of trajectories for their agents."""
+        return derived_seeds(seeds, Stream.AGENT)
+
+    def begin(self, row: int, prepared: Any, position: int) -> None:
+        """Begin a trajectory in a row: the one that the worker has in hand."""
+        assert self._worker.trajectory is not None
+        self.players.tables[row].begin(self._worker.trajectory, prepared[position])
+
+    def get_state(self) -> Any:
+        """Return None: it cannot be said what policies remember."""
+        return None
+
+    def set_state(self, state: Any) -> None:
+        """Do nothing: there is no state."""
+
+    def _get_value(self, row: int) -> Callable[[Any], Any] | None:  # noqa: ARG002 - agents' values are recorded
+        return None
+
+    def choose(
+        self, observations: Any, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None],
+        masks: NDArray[np.bool_] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+        """Choose the actions of n rows, each a dict by agent; see `BatchedAgent.choose`."""
+        del observations, masks  # tables have them
+        words, timesteps_word, watched = worker.row.words, worker.row.timesteps_word, worker.row.attention
+        n_before, asked = words[timesteps_word], 0
+
+        def take_in_hand(row: int) -> None:
+            nonlocal asked
+            self.row = row
+            if watched and row >= 0:
+                words[timesteps_word] = n_before + asked
+                asked += 1
+
+        worker.phase = _ACTION
+        tables = self.players.tables
+        self.players.choose([tables[row] for row in live], take_in_hand)
+        self.row = -1
+        actions: list[Any] = [None] * len(tables)
+        for row in live:
+            actions[row] = tables[row].actions()
+        if self._tells_all or not all(each.policy.crosses for each in self.players.asked):
+            worker.phase = _RECORDING
+            for row in live:
+                infos = tables[row].infos() if self._tells_all else tables[row].infos_apart()
+                if any(info.__class__ is not dict or info for info in infos.values()):
+                    record_info(row, infos)
+        return actions, {}
+
+
+class JointRows:
+    """Records what the agents of n environments do, each with recorders of its own: one for each ticket that it runs.
+
+    It stands where a `StepRecorder` stands.
+
+    Args:
+        envs: The environments.
+
+    Attributes:
+        n_rows: How many environments there are.
+        rows: The recorders that the environments' scripts write to.
+        step: The step in hand.
+    """
+
+    def __init__(self, envs: Sequence[MultiAgentEnv]) -> None:
+        self._envs, self.n_rows = envs, len(envs)
+        self.step = 0
+        self._make_for(None, ())
+
+    def play_with(self, players: Players) -> None:
+        """Record what these policies do, in as many environments."""
+        if players.tables is not self._tables:
+            self._make_for(players, players.tables)
+
+    def _make_for(self, players: Players | None, tables: Sequence[Table]) -> None:
+        self._players, self._tables = players, tables
+        self._infos: dict[str, BatchInfos] = {}  # of policies that are asked across environments
+        self.rows: list[Any] = [None] * self.n_rows
+        self._of_tickets: list[dict[Hashable, JointRecorder]] = [{} for _ in range(self.n_rows)]
+        self._free: list[list[JointRecorder]] = [[] for _ in range(self.n_rows)]
+
+    @property
+    def first(self) -> int:
+        """The number of the first row's timestep in the last step: `step * n_rows + row`."""
+        return (self.step - 1) * self.n_rows
+
+    def position_of(self, row: int) -> int:
+        """Return the position of a row in the last step."""
+        return row
+
+    def n_asked(self, row: int, begun: int) -> int:  # noqa: ARG002 - as of a `StepRecorder`
+        """Return the number of steps since `begun`."""
+        return self.step - begun
+
+    def put_in_order(self, rows: Sequence[int]) -> None:
+        """Do nothing: each row has a recorder of its own."""
+
+    def end_step(self, rows: Sequence[int]) -> None:
+        """Do nothing: recorders have the rewards."""
+
+    def begin(self, ticket: Hashable, position: int, index: int, row: int) -> Trajectory:
+        """Return a new trajectory, whose script is about to run in a row, and which is recorded for a ticket."""
+        of_tickets = self._of_tickets[row]
+        if ticket not in of_tickets:
+            free = self._free[row]
+            of_tickets[ticket] = free.pop() if free else JointRecorder(self._envs[row], self._tables[row])
+            of_tickets[ticket].clear()
+        self.rows[row] = of_tickets[ticket]
+        return Trajectory(ticket, position, index, row, self.step)
+
+    def batch(self, rows: Sequence[int], sources: list[int] | None) -> Tree:
+        """Begin the next step; the tables have the observations."""
+        del rows, sources
+        self.step += 1
+        return {}
+
+    def repeated(self, row: int) -> Tree:
+        """Return nothing: where one row is asked for alone, all that policies see is its observations."""
+        del row
+        return {}
+
+    def record_actions(self, live: Sequence[int], actions: list[Any]) -> list[Any]:
+        """Record the actions of rows; return them.
+
+        Raises:
+            ActionError: One does not fit its space; its attribute `row` is the row.
+        """
+        rows = self.rows
+        for row in live:
+            try:
+                rows[row].record_action(actions[row])
+            except DataError as error:
+                error.row = row
+                raise
+        self._record_infos()
+        return actions
+
+    def _record_infos(self) -> None:
+        """Record the infos of policies that are asked across environments: those of the step before `step`."""
+        assert self._players is not None
+        for asked in self._players.asked:
+            if asked.infos and (policy := asked.policy).crosses:
+                infos = self._infos.setdefault(policy.name, BatchInfos("agent_infos"))
+                infos.record((self.step - 1) * policy.n_rows + asked.numbers, asked.infos, asked.numbers)
+
+    def record_agent_info(self, number: int, infos: Any) -> None:
+        """Record the infos of a row's agents of the step before `step`; for the number see `StepRecorder`."""
+        step, row = divmod(number, self.n_rows)
+        self.rows[row].record_agent_info(step, infos)
+
+    def end(self, trajectory: Trajectory, end: End, agent: BatchedAgent, worker: Worker) -> None:
+        """End the trajectory in a row."""
+        del agent, worker  # agents' values are recorded
+        recorder = self.rows[trajectory.row]
+        if recorder.metrics:
+            trajectory.metrics, recorder.metrics = tuple(recorder.metrics.items()), {}
+        recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
+        trajectory.recorded = recorder, recorder.n_trajectories - 1
+
+    def leave_out(self, row: int) -> None:
+        """Forget the trajectory in a row."""
+        self.rows[row].abandon()
+
+    def infos_of(self, row: int) -> dict[str, Any]:
+        """Return the last infos of a row's agents."""
+        return self._tables[row].infos()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.keep(())
+        self._infos.clear()
+        self.step = 0
+
+    def keep(self, trajectories: Sequence[Trajectory]) -> None:
+        """Forget what was recorded for other tickets than those of these trajectories."""
+        step = min((each.begun for each in trajectories), default=self.step)
+        if 2 * step >= self.step:  # what is kept has to be moved
+            for name, infos in self._infos.items():
+                infos.forget_before(step * self._policy(name).n_rows)
+            self.step -= step
+            for each in trajectories:
+                each.begun -= step
+        tickets = {each.ticket for each in trajectories}
+        for of_tickets, free in zip(self._of_tickets, self._free, strict=True):
+            for ticket in [it for it in of_tickets if it not in tickets]:
+                free.append(of_tickets.pop(ticket))
+
+    def gather(self, trajectories: Sequence[Trajectory], allocate: Allocate) -> Rollouts:
+        """Return trajectories of one ticket that have ended, in order.
+
+        Raises:
+            DataError: One is wrong; its attribute `position` is the position in `trajectories`.
+        """
+        found, played = self._parts(trajectories)
+        rollouts = in_order([(found[each.recorded[0]], each.recorded[1]) for each in trajectories], allocate)
+        rollouts.policies = put_together(played, allocate)
+        for each in rollouts.policies:
+            if self._policy(each.policy).crosses:
+                self._add_infos(each, trajectories)
+        remarks: dict[str, str] = {}
+        for it in found.values():
+            remarks = dict(it.remarks) | remarks
+        rollouts.remarks = tuple(remarks.items())
+        return rollouts
+
+    def _parts(self, trajectories: Sequence[Trajectory]) -> tuple[dict[JointRecorder, Rollouts], list[Played]]:
+        """Return what each recorder has of trajectories, and what agents did, by position in `trajectories`."""
+        positions: dict[JointRecorder, list[int]] = {}
+        for position, trajectory in enumerate(trajectories):
+            positions.setdefault(trajectory.recorded[0], []).append(position)
+        found: dict[JointRecorder, Rollouts] = {}
+        played: list[Played] = []
+        errors: list[DataError] = []
+        for recorder, own in positions.items():
+            if recorder.n_trajectories > len(own):
+                recorder.forget_after(len(own))  # one of those was wrong: see `Worker.finished_in_order`
+            try:
+                found[recorder], parts = recorder.parts()
+            except DataError as error:
+                error.position = own[error.position or 0]
+                errors.append(error)
+                continue
+            played += [it._replace(of=[(own[at], policy, number) for at, policy, number in it.of]) for it in parts]
+        if errors:
+            raise min(errors, key=lambda error: error.position or 0)
+        return found, played
+
+    def _policy(self, name: str) -> Policy:
+        assert self._players is not None
+        return self._players.policies[name]
+
+    def _add_infos(self, played: PolicyRollouts, trajectories: Sequence[Trajectory]) -> None:
+        """Add the infos of a policy that is asked across environments: each step of a row is one of its environment."""
+        if played.policy not in self._infos:
+            return
+        policy, rollouts = self._policy(played.policy), played.rollouts
+        of = [trajectories[episode] for episode in played.episodes.tolist()]
+        rows = [policy.row_of(it.row, number) for it, number in zip(of, played.agents.tolist(), strict=True)]
+        begun = np.repeat(np.array([it.begun for it in of], np.int64), rollouts.lengths)
+        numbers = (begun + played.env_timesteps) * policy.n_rows + np.repeat(np.array(rows, np.int64), rollouts.lengths)
+        ends = np.cumsum(rollouts.lengths)
+
+        def owners(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+            return played.episodes[np.searchsorted(ends, steps, side="right")]
+
+        rollouts.agent_infos = self._infos[played.policy].select(numbers, owners)
