@@ -199,7 +199,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
     ) -> None:
         filters = Filters(observation_filter, reward_filter)
         agents = policies_of(agents, policy_of)
-        self.policy_names = check_policies(agents, worker_class, staleness, filters)
+        self.policy_names = check_policies(agents, worker_class, filters)
         policy = self._policy = Policy(
             on_failure=on_failure,
             max_restarts=max_restarts,

@@ -236,13 +236,12 @@ def policies_of(agents: Any, policy_of: PolicyOf | None) -> Any:
     return with_policies(agents, policy_of)
 
 
-def check_policies(agents: Any, worker_class: type[Worker], staleness: Any, filters: Filters) -> tuple[str, ...]:
+def check_policies(agents: Any, worker_class: type[Worker], filters: Filters) -> tuple[str, ...]:
     """Check the arguments of a sampler that do not go with several policies, or go only with them.
 
     Args:
         agents: What `policies_of` returned.
         worker_class: The kind of worker.
-        staleness: See `Sampler`.
         filters: See `Sampler`.
 
     Returns:
@@ -267,8 +266,6 @@ def check_policies(agents: Any, worker_class: type[Worker], staleness: Any, filt
             f"agents={{…}} is for environments of several agents, which {worker_class.__name__} does not run: leave "
             "worker_class out"
         )
-    if staleness:
-        raise UsageError("agents={…} does not go together with staleness=1 yet: leave one of them out")
     return tuple(sorted(names))
 
 

@@ -303,7 +303,6 @@ def test_another_order_of_agents_in_another_worker() -> None:
         (X, {"reward_filter": {"y": RunningReturnNorm()}}, "reward_filter names the policies 'y'"),
         (Chooser(), {"observation_filter": {"y": RunningNorm()}}, "names the policies 'y', and agents has none"),
         (X, {"observation_filter": {"x": 3}}, r"observation_filter\['x'\], a int, has no apply"),
-        (X, {"staleness": 1}, "staleness=1"),
         (X, {"inference": "parent"}, 'inference="parent" takes one agent'),
         (Chooser(), {"inference": "parent", "policy_of": {"red_0": "shared"}}, 'inference="parent" takes one agent'),
     ],
@@ -317,7 +316,6 @@ def test_what_samplers_refuse_at_once(agents: Any, options: Any, words: str) -> 
     ("options", "words"),
     [
         ({"inference": "parent"}, r"of several agents.*wrap it in a gymnasium\.Env in which one agent"),
-        ({"staleness": 1}, "staleness=1 cannot be had of environments of several agents yet"),
     ],
 )
 def test_what_workers_refuse(options: Any, words: str) -> None:

@@ -244,8 +244,7 @@ def refuse_for_several(resets: Resets) -> None:
     """Refuse what a call says of its trajectories that cannot be had of several agents yet.
 
     Raises:
-        UsageError: It is for fragments, or of a sampler with `staleness=1`.
+        UsageError: It is for fragments.
     """
-    what = "fragments" if resets.fragments is not None else "staleness=1" if resets.version is not None else ""
-    if what:
-        raise UsageError(f"{what} cannot be had of environments of several agents yet: sample whole trajectories")
+    if resets.fragments is not None:
+        raise UsageError("fragments cannot be had of environments of several agents yet: sample whole trajectories")
