@@ -1,4 +1,4 @@
-"""`staleness=1` with several agents: each batch is of the version before, on every engine and in each kind of worker."""
+"""`staleness=1` with several agents: each batch is of the version before, on every engine, in each kind of worker."""
 
 from __future__ import annotations
 

@@ -212,6 +212,61 @@ def test_ctrl_c_while_processes_are_ended(monkeypatch):
         engine.close()
 
 
+class Uneven(Sticky):
+    """Has long episodes. The second environment's first step waits until the first one has taken ten, only once.
+
+    Args:
+        fifo: Through which the first environment tells that; it is gone afterwards.
+        worker_number: Which environment it is.
+    """
+
+    def __init__(self, fifo: Any, worker_number: int = 0) -> None:
+        self.fifo, self.is_first = fifo, worker_number == 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        found = super().reset(seed=seed)
+        self.length = 1000
+        return found
+
+    def step(self, action: int) -> Any:
+        if self.fifo.exists() and not self.is_first and self.t == 0:
+            self.fifo.read_text()
+            self.fifo.unlink()
+        found = super().step(action)
+        if self.fifo.exists() and self.is_first and self.t == 10:
+            self.fifo.write_text("ten")
+        return found
+
+
+class KillingLater(Fleeting):
+    """Kills a process when it is asked so many times after a file is gone."""
+
+    kill: Any = None
+    fifo: Any = None
+    n_asked = 0
+
+    def get_actions(self, observations: Any, *, draws: Any) -> Any:
+        self.n_asked += self.fifo is not None and not self.fifo.exists()
+        if self.n_asked == 5 and self.kill is not None:
+            kill, self.kill = self.kill, None
+            kill()
+        return super().get_actions(observations, draws=draws)
+
+
+def test_a_loss_of_an_environment_that_has_taken_all_its_timesteps(tmp_path):
+    """Its episode goes on in the next call, though nothing more is asked of it in this one."""
+    fifo, agent = tmp_path / "fifo", KillingLater()
+    os.mkfifo(fifo)
+    kwargs = {"fifo": fifo}
+    with in_parent(agent, Uneven, n_envs=2, env_kwargs=kwargs) as sampler:
+        agent.kill, agent.fifo = lambda: kill(sampler, 0), fifo
+        found = [sampler.obtain_fragments(10) for _ in range(2)]
+        assert agent.kill is None
+        assert (sampler.stats.restarts, sampler.stats.failed_trajectories) == (1, 0)
+    with reference(Fleeting(), Uneven, n_envs=2, env_kwargs=kwargs) as sampler:
+        assert found == [sampler.obtain_fragments(10, 2) for _ in range(2)]
+
+
 # ---------------------------------------------------------------------- whole trajectories
 
 

@@ -360,7 +360,8 @@ class RemoteRows(RowsDriver):
             earlier: How many timesteps the trajectory had before these.
         """
         recorder = self._columns
-        if not self._runs[row] or self._is_in_reset[row]:
+        # A row that has taken its timesteps of a fragment does not run, and its episode goes on in the next one.
+        if self._scripts[row] is None or self._is_in_reset[row]:
             return History([], first=earlier)
         numbers = recorder.numbers_of(row, recorder.rows[row].begun, n - earlier)
         actions = recorder.actions.gather(numbers)
