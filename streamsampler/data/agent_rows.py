@@ -107,6 +107,7 @@ class Played(NamedTuple):
         rollouts: The trajectories.
         env_timesteps: (t,) int64: in which step of the environment each timestep was.
         spaces: Its observation and action space where any agents may take part; else None.
+        before: Of each of its trajectories, the length and the return that it had in earlier parts of the episode.
     """
 
     agent: str
@@ -114,6 +115,7 @@ class Played(NamedTuple):
     rollouts: Rollouts
     env_timesteps: NDArray[np.int64]
     spaces: tuple[Any, Any] | None
+    before: Sequence[tuple[Any, ...]] = ()
 
 
 class _Trajectory(NamedTuple):
@@ -143,13 +145,19 @@ def _of_policy(name: str, trajectories: list[_Trajectory], allocate: Allocate) -
     ordered = sorted(trajectories, key=lambda it: it[:2])
     numbers, episodes = (np.array([it[i] for it in ordered], np.int64) for i in (1, 0))
     first = ordered[0].played
+    before = [it.played.before[it.position] if it.played.before else (0, 0.0) for it in ordered]
+    earlier: tuple[Any, Any] | None = None
+    if any(length for length, *_ in before):
+        earlier = tuple(np.array([it[i] for it in before], kind) for i, kind in ((0, np.int64), (1, np.float64)))  # type: ignore[assignment]
     known: tuple[str, ...] = ()
     if first.spaces is not None:
         known = tuple(sorted({it.played.agent for it in ordered}))
         number_of = {agent: number for number, agent in enumerate(known)}
         numbers = np.array([number_of[it.played.agent] for it in ordered], np.int64)
     if len(ordered) == len(first.of) and all(it.played is first for it in ordered):  # all that one agent did
-        return PolicyRollouts(name, first.rollouts, numbers, episodes, first.env_timesteps, known, first.spaces)
+        return PolicyRollouts(
+            name, first.rollouts, numbers, episodes, first.env_timesteps, known, first.spaces, earlier
+        )
     spans = [_span(it) for it in ordered]
     rows = [(it.position, it.position + 1) for it in ordered]
 
@@ -162,7 +170,7 @@ def _of_policy(name: str, trajectories: list[_Trajectory], allocate: Allocate) -
     fields |= {name: _infos(ordered, name, spans) for name in ("env_infos", "agent_infos")}
     fields["episode_infos"] = _infos(ordered, "episode_infos", rows)
     env_timesteps = _concatenated([it.played.env_timesteps for it in ordered], spans, np.empty)
-    return PolicyRollouts(name, Rollouts(**fields), numbers, episodes, env_timesteps, known, first.spaces)
+    return PolicyRollouts(name, Rollouts(**fields), numbers, episodes, env_timesteps, known, first.spaces, earlier)
 
 
 def _concatenated(leaves: Sequence[Any], bounds: Sequence[tuple[int, int]], allocate: Allocate) -> Any:

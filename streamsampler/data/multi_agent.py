@@ -295,11 +295,17 @@ class _Piece(NamedTuple):
         segment: The same, as a segment of a delivery of the policy's rollouts alone.
         agents: Which of several agents its trajectories are of, in which of the batch's episodes.
         spaces: Their observation and action space, where the environment's do not say it.
+        earlier: See `PolicyRollouts`.
     """
 
     segment: Segment
     agents: AgentRows
     spaces: tuple[Any, Any] | None = None
+    earlier: tuple[Array, Array] | None = None
+
+    def earlier_of(self, which: int) -> Array:
+        """Return the timesteps (0) or the rewards (1) that its trajectories had in earlier calls."""
+        return np.zeros(len(self.agents.numbers)) if self.earlier is None else self.earlier[which]
 
 
 def _pieces(segments: Sequence[Segment], name: str, known: tuple[str, ...] = ()) -> Iterator[_Piece]:
@@ -323,7 +329,8 @@ def _pieces(segments: Sequence[Segment], name: str, known: tuple[str, ...] = ())
                         is_open,
                     )
                     agents = rows.select(slice(ends[begin], ends[end]), slice(begin, end))
-                    yield _Piece(Segment(own, begin, end, range(begin, end)), agents, of.spaces)
+                    earlier = None if of.earlier is None else tuple(each[begin:end] for each in of.earlier)
+                    yield _Piece(Segment(own, begin, end, range(begin, end)), agents, of.spaces, earlier)
         first += stop - start
 
 
@@ -349,8 +356,24 @@ def _policy_batch(
         seeds_of=lambda _: [joint.seeds[episode] for episode in episodes.tolist()],
         origins=Origins(joint.indices[episodes], joint.worker_numbers[episodes], joint.fingerprints),
         agents=agents,
+        fragments=_fragments_of(pieces, joint, episodes),
         **same,
     )
+
+
+def _fragments_of(
+    pieces: Sequence[_Piece], joint: TrajectoryBatch[Any, Any], episodes: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Return the field `fragments`, but `cut`, of what a policy played."""
+    if not joint.fragments:
+        return {}
+    lengths = np.concatenate([piece.earlier_of(0) for piece in pieces]).astype(np.int64)
+    return {
+        "continued": lengths > 0,
+        "env_numbers": joint.fragments["env_numbers"][episodes],
+        "earlier_lengths": lengths,
+        "earlier_returns": np.concatenate([piece.earlier_of(1) for piece in pieces]).astype(np.float64),
+    }
 
 
 def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:

@@ -40,12 +40,14 @@ class EpisodeState(NamedTuple):
             a ticket, pickled together; and which of them this is. None where there is nothing to remember.
         digests: Of its observations and rewards so far, that observation included which its last action led to.
         restorable: Whether another worker's agent can be put into this state.
+        actions: Of several agents, what they did in the call's timesteps: one dict for each.
     """
 
     length: int
     memory: tuple[bytes, int] | None
     digests: tuple[int, ...]
     restorable: bool
+    actions: Any = None
 
 
 class EnvFragment(NamedTuple):
@@ -212,6 +214,8 @@ class PolicyRollouts:
         env_timesteps: (t,) int64: in which step of the environment the agent acted.
         known: Where any agents may take part, those that did, sorted; else empty.
         spaces: Their observation and action space; None where the environment says beforehand which there may be.
+        earlier: Of fragments, the timesteps and the summed rewards, (n,) each, that agents had in earlier calls of the
+            episodes which go on; None where none does.
     """
 
     policy: str
@@ -221,6 +225,7 @@ class PolicyRollouts:
     env_timesteps: NDArray[np.int64]
     known: tuple[str, ...] = ()
     spaces: tuple[Any, Any] | None = None
+    earlier: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
 
 
 class RolloutRecorder:

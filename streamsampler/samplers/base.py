@@ -350,8 +350,6 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         n_envs = self._usual_envs if n_envs is None else positive("n_envs", n_envs)
         limit = positive("restore_limit", restore_limit, least=0)
         self._check_fragments(n_envs, agent_update, env_update)
-        if any(traits.of_policies is not None for traits in self._session.updates.about("agent")):
-            raise UsageError("fragments cannot be had of environments of several agents yet: sample whole trajectories")
         plan = Fragments(
             n_timesteps, n_envs, self._session.engine.n_workers, self.layout.rows,
             side_by_side=self._setup.factory.worker_class.continues_side_by_side, restore_limit=limit,

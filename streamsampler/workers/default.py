@@ -21,12 +21,13 @@ from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.explain import explain_rollout
 from streamsampler.workers.finishing import timed
-from streamsampler.workers.fragments import RunningEnvs
+from streamsampler.workers.fragments import FragmentEnv, RunningEnvs
 from streamsampler.workers.hooks import HookCaller, Hooks, Seams, WorkerWithSeams, left_out_by
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import reset_function
+from streamsampler.workers.several.fragments import FragmentEnvOfAgents
 from streamsampler.workers.several.loop import ParallelLoop
-from streamsampler.workers.several.players import Players, Table, refuse_for_several
+from streamsampler.workers.several.players import Players, Table
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.single import SingleDriver
 
@@ -153,12 +154,11 @@ class DefaultWorker(WorkerWithSeams):
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories."""
-        if self.resets is not None and self._players is not None:
-            refuse_for_several(self.resets)
         if self.resets is not None and (order := self.resets.fragments) is not None:
             if self._running is None or self._running.base_version != order.base_version:
                 self._forget_running()
-                self._running = RunningEnvs(self, order.base_version)
+                kind = FragmentEnv if self._players is None else FragmentEnvOfAgents
+                self._running = RunningEnvs(self, order.base_version, kind)
             return self._running.run(ticket, self.resets, order)
         if self.context.drop_unless is not None:
             return self._rollout_dropping(ticket, seeds)
@@ -238,7 +238,7 @@ class DefaultWorker(WorkerWithSeams):
     def _go_on_with(self, recorder: RolloutRecorder) -> None:
         """Go on with a recorder, although agent and environment are new."""
         if isinstance(recorder, JointRecorder) and isinstance(self._recorder, JointRecorder):
-            recorder.go_on_with(self._recorder)
+            recorder.sit_at(self._recorder.env, self._recorder.table)
         self._recorder = recorder
 
     def _roll(

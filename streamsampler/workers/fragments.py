@@ -22,6 +22,7 @@ from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SerializationError
 from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.data.recorder import EnvFragment, EpisodeState, RolloutRecorder, Rollouts
+from streamsampler.environments.multi_agent import MultiAgentEnv, SpacesOfAgents
 from streamsampler.environments.updates import AnyEnv, apply_env_update, for_worker
 from streamsampler.protocol.messages import Phase, Ticket, Times
 from streamsampler.rollouts.script import End, Script
@@ -36,14 +37,19 @@ from streamsampler.workers.restoring import (
     Compared,
     Digests,
     NotRestoredError,
+    OfAgent,
     apply_actions,
     claim,
     close_all,
     compared_of,
+    compared_of_agents,
     no_failure,
     release,
     rounding_for,
 )
+from streamsampler.workers.several.parts import Suspended
+from streamsampler.workers.several.players import Table
+from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.single import Part, SingleDriver
 
 # ----------------------------------------------------------------------
@@ -74,6 +80,9 @@ class Row:
         continued: Whether that one goes on from an earlier call.
         lost: Why the episode that went on could not be restored after a loss, until it is told; empty if none was lost.
         script: The script of the episode that goes on, which is cut; None if none does.
+        table: Where several agents sit; None where there is one.
+        suspended: What is kept of the episode that goes on, of several agents.
+        sent: What these did in this call's timesteps of it, one dict for each.
     """
 
     def __init__(
@@ -87,6 +96,9 @@ class Row:
         self.info: Any = None
         self.continued, self.lost = False, ""
         self.script: Script | None = None
+        self.table: Table | None = None
+        self.suspended: Suspended | None = None
+        self.sent: list[Any] | None = None
         self._digests = Digests()
         self._fresh: tuple[Any, ...] = ()  # the states of the global generators, seeded for the episode that goes on
 
@@ -113,7 +125,7 @@ class Row:
 
     def _begin_next(self) -> None:
         self.episode, self.length, self.observation, self._digests = self.episode + 1, 0, None, Digests()
-        self.kept = self.script = None
+        self.kept = self.script = self.suspended = self.sent = None
 
     def lose(self, why: str) -> None:
         """Let a new episode begin instead of the one that went on."""
@@ -145,29 +157,51 @@ class Row:
         seed = self.seed
         self._fresh = set_states(seed, None)
         limit = worker.context.max_episode_length
+        recorder, begin = self._recorder_of_agents(), self._begin_agents
         try:
-            restored = apply_actions(self.env, seed, standing, worker.row, worker.spaces, version, limit)
+            restored = apply_actions(
+                self.env, seed, standing, worker.row, worker.spaces, version, limit, recorder,
+                None if recorder is None else begin,
+            )  # fmt: skip
         except NotRestoredError as error:
             self.lose(str(error))
             return error.ran
         self.script = restored.script
         self.observation, self.info = restored.end.observation, restored.end.info
         self._digests, self.length = restored.digests, standing.state.length
+        self.suspended = None if recorder is None else recorder.suspended
         return restored.n_timesteps
 
-    def told(self, compared: Compared, position: int, ends: list[int], **of_state: Any) -> EnvFragment:
+    def _recorder_of_agents(self) -> JointRecorder | None:
+        """Return what records an episode that is restored, where there are several agents."""
+        if self.table is None:
+            return None
+        several = self.env.unwrapped
+        assert isinstance(several, MultiAgentEnv)
+        return JointRecorder(several, self.table)
+
+    def _begin_agents(self, seed: int) -> None:
+        """Let several agents begin the episode that goes on, or comes next."""
+        assert self.table is not None
+        self.table.begin(self.index, derived_seed(seed, Stream.AGENT))
+
+    def told(
+        self, compared: Compared, position: int, ends: list[int], agents: Iterable[OfAgent], **of_state: Any
+    ) -> EnvFragment:
         """Return what the fragment consists of.
 
         Args:
             compared: All that was recorded; see `restoring.compared_of`.
             position: The position of this environment's last episode in it.
             ends: Where each episode in it ends, after a 0.
+            agents: What each of several agents did in that episode.
             of_state: What else `EpisodeState` has.
         """
         state = None
         if self.length:
-            self._digests.add(compared, ends[position], ends[position + 1])
-            state = EpisodeState(self.length, digests=self._digests.values(compared, position), **of_state)
+            self._digests.add(compared, ends[position], ends[position + 1], agents)
+            digests = self._digests.values(compared, position)
+            state = EpisodeState(self.length, digests=digests, actions=self.sent, **of_state)
         lost, self.lost = self.lost, ""
         return EnvFragment(
             self.number, self.n_episodes, self.first, continued=self.continued, state=state, lost=lost,
@@ -187,10 +221,12 @@ def told(
         memories: Of each the same; nothing for None.
     """
     compared, ends = compared_of(rollouts), [0, *accumulate(rollouts.lengths.tolist())]
+    agents = compared_of_agents(rollouts)
     found, n_episodes = [], 0
     for row, can, memory in zip(rows, restorable, memories or repeat(None), strict=False):
         n_episodes += row.n_episodes
-        found.append(row.told(compared, n_episodes - 1, ends, memory=memory, restorable=can))
+        last = n_episodes - 1
+        found.append(row.told(compared, last, ends, agents.get(last, ()), memory=memory, restorable=can))
     return found
 
 
@@ -220,7 +256,7 @@ class InForce:
             worker.phase = Phase.AGENT_CONSTRUCTION
             made = worker.load(agent)
             self._apply(made if filters is None else with_filters(made, load("filters"), space))
-            before = agent, None, filters
+            before = agent, None, None if isinstance(space, SpacesOfAgents) else filters
         worker.phase = Phase.AGENT_UPDATE
         if parameters is not None and parameters is not before[1]:
             self._apply(load("parameters"))
@@ -275,7 +311,8 @@ class Running:
     def _made(self, slot: int) -> AnyEnv:
         worker = self._worker
         with for_worker(worker.context.worker_number):
-            env = apply_env_update(worker.load(worker.in_force["env"]).of_slot(slot), None)
+            update = worker.load(worker.in_force["env"]).of_slot(slot)
+            env = apply_env_update(update, None, several=worker.can_play_several)
         self._claim(env)
         return env
 
@@ -334,9 +371,6 @@ class FragmentEnv(Row):
     Args:
         worker: The worker.
         args: Those of `Row`.
-
-    Attributes:
-        restorable: Whether another copy of the agent can go on in the middle of an episode.
     """
 
     def __init__(self, worker: WorkerWithSeams, *args: Any) -> None:
@@ -347,9 +381,14 @@ class FragmentEnv(Row):
         self._agent: Any = None
         self._reset_agent: Callable[[int], None] | None = None
         self._masks: MaskFinder | None = None
-        self._agent_is_new = self.restorable = False
+        self._agent_is_new = False
         self._generators: Any = None
         self._resets = Resets()
+
+    @staticmethod
+    def new_recorder(worker: WorkerWithSeams) -> RolloutRecorder:
+        """Return what records the episodes of a ticket."""
+        return RolloutRecorder(*worker.spaces, worker.context.allocate)
 
     # ------------------------------------------------------------------ agents
 
@@ -358,11 +397,18 @@ class FragmentEnv(Row):
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
         """Bring the agent up to date; a new one in the middle of an episode is reset as at its start."""
-        if not self._in_force.apply(load):
-            return
-        self._agent_is_new, self.restorable = True, is_restorable(self._agent)
+        if self._in_force.apply(load):
+            self._agent_is_new = True
+            self._look_at_agent()
+
+    def _look_at_agent(self) -> None:
         self._masks = finder_of(self._agent, self.env, self._worker.warn_once)
         self._reset_agent = reset_agent_function(self._agent)
+
+    @property
+    def restorable(self) -> bool:
+        """Whether another copy of the agent can go on in the middle of an episode."""
+        return is_restorable(self._agent)
 
     # ------------------------------------------------------------------ fragments
 
@@ -449,8 +495,19 @@ class FragmentEnv(Row):
         """Return what the episode that goes on remembers besides its environment; None for nothing."""
         if not self.length:
             return None
-        remembered = memory_of(self._agent) if self.restorable else None, self._generators, self.kept
+        remembered = self._memory_of_agent() if self.restorable else None, self._generators, self.kept
         return None if all(each is None for each in remembered) else remembered
+
+    def _memory_of_agent(self) -> Any:
+        return memory_of(self._agent)
+
+    def _give_memory(self, memory: Any, *, is_replaced: bool) -> None:
+        """Give the agent what it remembered, unless it was replaced."""
+        if not is_replaced:
+            if self._reset_agent is not None:
+                self._reset_agent(derived_seed(self.seed, Stream.AGENT))
+            give_memory(self._agent, memory)
+            self._agent_is_new = False
 
     def take_over(self, standing: Standing, version: int) -> int:
         """Go on where another worker was lost; see `Row.restore`."""
@@ -465,15 +522,11 @@ class FragmentEnv(Row):
         return ran
 
     def _restore_agent(self, standing: Standing) -> Any:
-        """Give the agent its memory, unless it was replaced; return the states of the global generators."""
+        """Give the agent its memory; return the states of the global generators."""
         assert standing.state is not None
         packed = standing.state.memory
         memory, generators, self.kept = (None, None, None) if packed is None else _unpacked(*packed)
-        if not standing.agent_is_replaced:
-            if self._reset_agent is not None:
-                self._reset_agent(derived_seed(self.seed, Stream.AGENT))
-            give_memory(self._agent, memory)
-            self._agent_is_new = False
+        self._give_memory(memory, is_replaced=standing.agent_is_replaced)
         return generators
 
 
@@ -485,13 +538,19 @@ def _unpacked(packed: bytes, position: int) -> Any:
 
 
 class RunningEnvs(Running):
-    """The environments of fragments that a worker has, which run one after the other; see `Running`."""
+    """The environments of fragments that a worker has, which run one after the other; see `Running`.
+
+    Args:
+        worker: The worker.
+        base_version: The agent version in which these environments began.
+        kind: What environments are: of one agent, or of several.
+    """
 
     _worker: WorkerWithSeams
 
-    def __init__(self, worker: WorkerWithSeams, base_version: int) -> None:
+    def __init__(self, worker: WorkerWithSeams, base_version: int, kind: type[FragmentEnv] = FragmentEnv) -> None:
         super().__init__(worker, base_version)
-        self._recorder = RolloutRecorder(*worker.spaces, worker.context.allocate)
+        self._kind, self._recorder = kind, kind.new_recorder(worker)
         self._of_number: dict[int, FragmentEnv] = {}
 
     def run(self, ticket: Ticket, resets: Resets, order: FragmentOrder) -> Outcome:
@@ -528,7 +587,7 @@ class RunningEnvs(Running):
         is_new = env is None
         if env is None:
             (claimed,) = self._claimed(1)
-            env = self._of_number[number] = FragmentEnv(worker, number, *claimed, order.n_envs, self._seeds)
+            env = self._of_number[number] = self._kind(worker, number, *claimed, order.n_envs, self._seeds)
         env.update_agent(self._load)
         if not is_new or number not in order.standings:
             return env, 0

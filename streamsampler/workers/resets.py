@@ -496,12 +496,16 @@ class Standings:
                 self._standings[number] = Standing(last, None, None, fragment.agent)
                 continue
             its_options = self._standings[number].options if began_before else options
-            self._standings[number] = Standing(last - 1, state, None, fragment.agent, its_options)
+            self._standings[number] = Standing(
+                last - 1, state._replace(actions=None), None, fragment.agent, its_options
+            )
             if state.length > restore_limit or not (state.restorable or self._agents_stay):
                 self._actions.pop(number, None)
                 continue
             length = lengths[stop - 1]
             if length == state.length or number in self._actions:
                 rows = trees.take(rollouts.actions, slice(ends[stop - 1] - length, ends[stop - 1]))
+                if state.actions is not None:
+                    rows = trees.object_array(state.actions)
                 kept = rows.copy() if rows.__class__ is np.ndarray else trees.map_tree(np.copy, rows)
                 self._actions.setdefault(number, []).append(trees.owned(kept))

@@ -20,6 +20,7 @@ from streamsampler.data.digests import digest
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, snapshot
+from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, describe
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import Binding, Cut, End, Script, own_error, trajectory
@@ -89,6 +90,8 @@ def rounding_for(space: AnySpace) -> Rounding:
 
 
 def _function_for(space: AnySpace, path: str) -> Round | None:
+    if isinstance(space, SpacesOfAgents):
+        return _of_agents(space)
     if isinstance(space, gym_spaces.Box) and space.dtype.kind == "f":
         return _of_floats(Leaf(space, path, ActionError))
     if isinstance(space, gym_spaces.Dict):
@@ -115,6 +118,21 @@ def _of_floats(leaf: Leaf) -> Round:
         elif value.__class__ is generic:
             return value
         return leaf.convert(value)[()]
+
+    return rounded
+
+
+def _of_agents(spaces: SpacesOfAgents) -> Round:
+    """Return what changes the actions of those agents that act."""
+    functions: dict[str, Round | None] = {}
+
+    def rounded(actions: Any) -> Any:
+        for agent in actions.keys() - functions.keys():
+            functions[agent] = _function_for(spaces[agent], "action")
+        return {
+            agent: action if (function := functions[agent]) is None else function(action)
+            for agent, action in actions.items()
+        }
 
     return rounded
 
@@ -204,23 +222,50 @@ def compared_of(rollouts: Rollouts) -> Compared:
     return Compared([rollouts.rewards, *observations], last)
 
 
+class OfAgent(NamedTuple):
+    """What one of several agents did in an episode.
+
+    Attributes:
+        agent: Its id, or its number.
+        arrays: Those of its timesteps: the rewards, and the leaves of observations.
+    """
+
+    agent: Any
+    arrays: list[Array]
+
+
+def compared_of_agents(rollouts: Rollouts) -> dict[int, list[OfAgent]]:
+    """Return the arrays of each of several agents that are compared after a loss, by position of the episode."""
+    found: dict[int, list[OfAgent]] = {}
+    for played in rollouts.policies:
+        compared, ends = compared_of(played.rollouts), np.cumsum([0, *played.rollouts.lengths]).tolist()
+        owners = zip(played.episodes.tolist(), played.agents.tolist(), strict=True)
+        for place, (episode, number) in enumerate(owners):
+            agent = played.known[number] if played.known else number
+            arrays = [array[ends[place] : ends[place + 1]] for array in compared.timesteps]
+            found.setdefault(episode, []).append(OfAgent(agent, arrays))
+    return found
+
+
 class Digests:
     """The digests of an episode's observations and rewards, which grow with it, in whatever pieces they come."""
 
     def __init__(self) -> None:
         self._sums: list[int] = []
+        self._of_agents: dict[Any, list[int]] = {}
 
-    def add(self, compared: Compared, start: int, stop: int) -> None:
+    def add(self, compared: Compared, start: int, stop: int, agents: Iterable[OfAgent] = ()) -> None:
         """Take in the episode's next timesteps.
 
         Args:
             compared: What `compared_of` returns.
             start: The first of these timesteps among all that were recorded.
             stop: The one after the last.
+            agents: What each of several agents did in them.
         """
-        arrays = compared.timesteps
-        sums = self._sums or [0] * len(arrays)
-        self._sums = [_digest(array[start:stop], so_far) for array, so_far in zip(arrays, sums, strict=True)]
+        self._sums = _digests([array[start:stop] for array in compared.timesteps], self._sums)
+        for agent, arrays in agents:
+            self._of_agents[agent] = _digests(arrays, self._of_agents.get(agent, []))
 
     def values(self, compared: Compared, position: int) -> tuple[int, ...]:
         """Return the digests so far, and of what the last action led to, from which the episode goes on.
@@ -231,7 +276,13 @@ class Digests:
         """
         of_rewards, *sums = self._sums
         rows = slice(position, position + 1)
-        return of_rewards, *(_digest(array[rows], so_far) for array, so_far in zip(compared.last, sums, strict=True))
+        last = [_digest(array[rows], so_far) for array, so_far in zip(compared.last, sums, strict=True)]
+        agents = [number for agent in sorted(self._of_agents) for number in self._of_agents[agent]]
+        return of_rewards, *last, *agents
+
+
+def _digests(arrays: Sequence[Array], so_far: list[int]) -> list[int]:
+    return [_digest(array, before) for array, before in zip(arrays, so_far or [0] * len(arrays), strict=True)]
 
 
 def _digest(rows: Array, so_far: int) -> int:
@@ -317,7 +368,15 @@ class Restored(NamedTuple):
 
 
 def apply_actions(
-    env: Any, seed: int, standing: Standing, row: WorkerRow, spaces: Any, version: int, limit: int | None = None
+    env: Any,
+    seed: int,
+    standing: Standing,
+    row: WorkerRow,
+    spaces: Any,
+    version: int,
+    limit: int | None = None,
+    recorder: RolloutRecorder | None = None,
+    begin: Callable[[int], None] | None = None,
 ) -> Restored:
     """Drive a new script with an episode's actions.
 
@@ -329,27 +388,31 @@ def apply_actions(
         spaces: Observation and action space.
         version: The agent version in hand: where it may not run any more, nothing is restored.
         limit: The number of timesteps that the episode may have; None for any.
+        recorder: Records it; None for a recorder of one agent.
+        begin: Lets several agents begin after the reset.
 
     Raises:
         NotRestoredError: What the environment says is not what it said before; or it raised.
         AbandonedError: The version may not run any more.
     """
-    recorder, state = RolloutRecorder(*spaces), standing.state
+    recorder, state = recorder or RolloutRecorder(*spaces), standing.state
     assert state is not None
     script = trajectory(
         lambda seed: reset_one(env, Resets(options=standing.options), 0, seed), Binding(env.step, recorder), seed,
-        limit=limit,
+        begin, limit,
     )  # fmt: skip
+    rounded = rounding_for(spaces[1]).round
     try:
         with no_failure("its environment"):
-            end = _applied(script, singles_of(spaces[1], standing.actions), recorder, row, version)
+            end = _applied(script, map(rounded, singles_of(spaces[1], standing.actions)), recorder, row, version)
             recorder.end(end.observation, False, False)
-            compared = compared_of(recorder.finish())
+            rollouts = recorder.finish()
+            compared = compared_of(rollouts)
     except NotRestoredError as error:
         error.ran = len(recorder.float_rewards)
         raise
     n, digests = len(recorder.float_rewards), Digests()
-    digests.add(compared, 0, n)
+    digests.add(compared, 0, n, compared_of_agents(rollouts).get(0, ()))
     if n != state.length or digests.values(compared, 0) != state.digests:
         raise NotRestoredError("the same actions did not lead to the same observations and rewards", n)
     return Restored(script, end, digests, n)

@@ -324,14 +324,7 @@ def test_what_workers_refuse(options: Any, words: str) -> None:
         sampler.obtain_trajectories(2)
 
 
-def test_fragments_and_managers_refuse_them() -> None:
-    words = "fragments cannot be had of environments of several agents yet"
-    with LocalSampler(X, Comings) as sampler, pytest.raises(UsageError, match=words):
-        sampler.obtain_fragments(10, 2)
-    with LocalSampler(Chooser(), Comings) as sampler:
-        with pytest.raises(RolloutError, match=words):
-            sampler.obtain_fragments(10, 2)
-        assert sampler.obtain_trajectories(1).n_env_steps == 7
+def test_managers_refuse_them() -> None:
     for make in (lambda: SerialEnvManager(Comings, n_envs=2), lambda: EnvManager(Comings, n_envs=2, n_workers=1)):
         with pytest.raises(SamplerError, match="of several agents"), make() as manager:
             manager.reset()

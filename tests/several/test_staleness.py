@@ -1,4 +1,4 @@
-"""`staleness=1` with several agents: each batch is of the version before, on every engine, in each kind of worker."""
+"""`staleness=1` with several agents: each batch is of the version before, in each kind of worker."""
 
 from __future__ import annotations
 
@@ -91,11 +91,14 @@ class Dying(Comings):
         self.seed = seed
 
     def step(self, actions: Any) -> Any:
+        self.die()
+        return super().step(actions)
+
+    def die(self) -> None:
         if self.t == 3 and self.seed % self.every == 0:
             with contextlib.suppress(FileExistsError):
                 (self.folder / str(self.seed)).touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(actions)
 
 
 @pytest.mark.parametrize("kind", mostly_slow([rows(2), {}]))

@@ -24,8 +24,9 @@ from streamsampler.workers.explain import raised_in
 from streamsampler.workers.finishing import shares
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.restoring import own_copy
+from streamsampler.workers.several.agent_recorder import reward_of
 from streamsampler.workers.several.players import wrong_answer
-from streamsampler.workers.several.recorder import JointRecorder, reward_of
+from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.several.seats import Seat
 
 _NO_LIMIT = 2**62

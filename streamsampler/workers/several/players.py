@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,20 @@ class Table:
         self._seats = {}
         self._players.begin_trajectory(self.place)
         self._begin_for(self._env.env.agents)
+
+    def begin_part(self) -> None:
+        """Let the policies record what they remember: the episode goes on in another fragment."""
+        for policy in self._players.policies.values():
+            policy.begin_part()
+
+    def begin_replaced(self) -> None:
+        """Let policies that were replaced in the middle of the episode begin, as at its start."""
+        for policy in self._players.policies.values():
+            if policy.is_replaced:
+                seats = [it for it in self._seats.values() if it.policy is policy and self._env.lists(it.agent_id)]
+                if seats:
+                    policy.begin(seats, self._seed)
+                policy.is_replaced = False
 
     def _begin_for(self, agent_ids: Sequence[str]) -> None:
         new: dict[Policy, list[Seat]] = {}
@@ -180,6 +195,28 @@ class Players:
             policy.update(loads(parameters))
         self._applied[policy.name] = (agent, parameters)
 
+    # ------------------------------------------------------------------ episodes that go on
+
+    @property
+    def are_restorable(self) -> bool:
+        """Whether other copies of the policies can go on in the middle of an episode."""
+        return all(policy.is_restorable for policy in self.policies.values())
+
+    def get_state(self) -> Any:
+        """Return what the policies remember, for `set_state`."""
+        return {name: (self._mark_of(name), policy.get_state()) for name, policy in self.policies.items()}
+
+    def set_state(self, state: Any) -> None:
+        """Go on where the policies were when `get_state` returned `state`; those that were replaced begin anew."""
+        for name, (mark, of_policy) in state.items():
+            if mark == self._mark_of(name):
+                self.policies[name].set_state(of_policy)
+
+    def _mark_of(self, name: str) -> int:
+        """Return what differs if a policy was replaced."""
+        agent = self._applied.get(name, (None, None))[0]
+        return 0 if agent is None else zlib.crc32(bytes(agent.data))
+
     # ------------------------------------------------------------------ trajectories
 
     def begin_block(self, seed: int) -> None:
@@ -191,6 +228,7 @@ class Players:
         """Begin a trajectory in an environment."""
         for policy in self.policies.values():
             policy.begin_trajectory(place)
+            policy.is_replaced = False
 
     def policy_of(self, agent_id: str, index: int) -> Policy:
         """Return the policy that plays an agent in a trajectory."""

@@ -34,7 +34,7 @@ from streamsampler.core.serialization import dumps, loads
 from streamsampler.data import trees
 from streamsampler.data.spaces import same_spaces
 from streamsampler.environments.multi_agent import MultiAgentEnv
-from streamsampler.workers.finishing import with_filter
+from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, with_filter
 from streamsampler.workers.generators import preserved_generators
 from streamsampler.workers.masks import Warn, masks_reach
 from streamsampler.workers.several.seats import Seat
@@ -145,12 +145,13 @@ class Policy:
         together: Whether it is asked for several of them in one call.
         crosses: Whether these are those of all environments.
         n_rows: How many rows there are then.
+        is_replaced: Whether its agent is another one than when the episodes that go on began.
     """
 
     def __init__(self, name: str, agent: Agent, warn: Warn, *, across: bool = False) -> None:
         self.name, self._agent, self._warn, self._across = name, agent, warn, across
         self.together = self.crosses = self._takes_masks = False
-        self.n_rows = 0
+        self.n_rows, self.is_replaced = 0, False
         self._envs: Sequence[MultiAgentEnv] = ()
         self._ranks: dict[int, int] = {}
         self.spaces: tuple[Space[Any], Space[Any]] | None = None
@@ -171,7 +172,7 @@ class Policy:
                     updated_agent(each, update, None)
             self._probe()
             return
-        self._agent, self._copies, self._is_probed = updated, {}, False
+        self._agent, self._copies, self._is_probed, self.is_replaced = updated, {}, False, True
         if self._filter is not None and self.spaces is not None:
             self._apply_filter(self.spaces[0])
         self._look_at_agent()
@@ -189,6 +190,7 @@ class Policy:
             for each in self._copies.values():
                 if each is not filtered:
                     each.set_param_values(FilterParameters(self._filter, space))
+            return
         self._agent = filtered
         self._look_at_agent()
 
@@ -334,6 +336,38 @@ class Policy:
                 if (reset := reset_agent_function(rows.agent)) is not None:
                     reset(seeds[0])
         rows.begin(seats, seeds)
+
+    # ------------------------------------------------------------------ episodes that go on
+
+    def begin_part(self) -> None:
+        """Let the agents record what they remember, as all go on in another fragment."""
+        for agent in {id(each): each for each in (self._agent, *self._copies.values())}.values():
+            if callable(begin := getattr(agent, "begin_part", None)):
+                begin()
+
+    @property
+    def is_restorable(self) -> bool:
+        """Whether another copy of the agents can go on in the middle of an episode."""
+        return is_restorable(self._agent, by_rows=self.together)
+
+    def get_state(self) -> Any:
+        """Return what its agents remember and draw from, for `set_state` of the same policy in another worker."""
+        copies = {key: memory_of(agent) for key, agent in self._copies.items()}
+        rows = {
+            place: (it.draws, it.seeds, it.starts, it.is_new, memory_of(it.agent)) for place, it in self._rows.items()
+        }
+        return copies, rows
+
+    def set_state(self, state: Any) -> None:
+        """Go on where the policy was when `get_state` returned `state`: its agents have begun."""
+        copies, rows = state
+        for (place, number), memory in copies.items():
+            give_memory(self._copy_for(place, number), memory)
+        for place, (draws, seeds, starts, is_new, memory) in rows.items():
+            mine = self.rows_at(place)
+            mine.draws, mine.seeds, mine.starts, mine.is_new = draws, seeds, starts, is_new
+            mine.n_rows = len(seeds)
+            give_memory(mine.agent, memory)
 
     # ------------------------------------------------------------------ actions
 

@@ -19,16 +19,20 @@ from streamsampler.data import trees
 from streamsampler.data.agent_rows import OF_AGENTS, Played, put_together
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
-from streamsampler.data.spaces import flag_of, number_of
+from streamsampler.data.spaces import flag_of
 from streamsampler.environments.multi_agent import MultiAgentEnv, returned
+from streamsampler.workers.restoring import own_copy
+from streamsampler.workers.several.agent_recorder import AgentRecorder, dict_of, mapping_of, named, reward_of, sum_on
+from streamsampler.workers.several.parts import Before, Suspended, Unanswered
 from streamsampler.workers.several.players import Table
-from streamsampler.workers.several.seats import Seat
+from streamsampler.workers.several.seats import OwnInfo, Seat
 
 
 class _NoReward:
     """The class of nothing: of several agents, a step's rewards are a dict, and a float is an error."""
 
 
+_NOTHING = Before()
 _NOBODY = "no agent acted in the whole trajectory: there is nothing to learn from it, and nothing to save"
 COMMON = "__common__"
 """The name in infos under which environments say what is about no agent, or about all."""
@@ -48,6 +52,8 @@ class JointRecorder(RolloutRecorder):
         env: The environment.
         table: Who plays its agents.
         ending: Who ended in the last step, and waits for the last observation, with the two ends.
+        suspended: Where the last part of an episode ended that goes on.
+        sent: The actions of the part in hand, one dict for each step, where they are kept; else None.
     """
 
     reward_class = _NoReward
@@ -57,7 +63,10 @@ class JointRecorder(RolloutRecorder):
         super().__init__(nothing, nothing)
         self.env, self.table, self._allocate = env, table, allocate
         self._known = env.numbers.keys()
-        self._agents: dict[str, _AgentRecorder] = {}
+        self.suspended: Suspended | None = None
+        self.sent: list[dict[str, Any]] | None = None
+        self._resumed: Suspended | None = None
+        self._agents: dict[str, AgentRecorder] = {}
         self._remarks: dict[str, str] = {}
         self.record_observation = self._record_observations
         self.record_action = self._record_actions
@@ -67,11 +76,15 @@ class JointRecorder(RolloutRecorder):
         self.record_agent_info = self._record_agent_infos
         self._forget_trajectory()
 
-    def go_on_with(self, other: JointRecorder) -> None:
-        """Go on with the environment and the table of another recorder, which has recorded nothing."""
-        self.env, self.table = other.env, other.table
-        self._known = self.env.numbers.keys()
+    def sit_at(self, env: MultiAgentEnv, table: Table) -> None:
+        """Go on with another environment, whose agents sit at another table."""
+        self.env, self.table = env, table
+        self._known = env.numbers.keys()
         self._forget_trajectory()
+
+    def go_on(self, suspended: Suspended) -> None:
+        """Let the trajectory that begins next be another part of an episode."""
+        self._resumed = suspended
 
     @property
     def suits_fast_loop(self) -> bool:
@@ -89,12 +102,23 @@ class JointRecorder(RolloutRecorder):
         self._infos: Mapping[str, Any] = {}
         self._reset_infos: Mapping[str, Any] = {}
         self._rewards_of_step: Mapping[str, Any] = {}
+        # Of an episode that goes on from part to part:
+        self._n_before = 0
+        self._before: dict[str, Before] = {}
+        self._first_infos: dict[str, Any] = {}  # of all that have begun
+        self._chosen_infos: dict[str, Any] = {}
 
     # ------------------------------------------------------------------ a trajectory
 
     def begin(self, reset_info: dict[str, Any]) -> int:
-        """Start a trajectory; see `RolloutRecorder.begin`."""
-        joint = self._of_no_agent(_mapping(reset_info, "infos"))
+        """Start a trajectory, or another part of an episode; see `RolloutRecorder.begin`."""
+        if self.sent is not None:
+            self.sent = []
+        if self._resumed is not None:
+            first = super().begin({})
+            self._resume(self._resumed)
+            return first
+        joint = self._of_no_agent(mapping_of(reset_info, "infos"))
         self._refuse_own_name(joint)
         if change := self.env.change_of_possible_agents():
             self._remarks.setdefault("possible agents", change)
@@ -102,6 +126,25 @@ class JointRecorder(RolloutRecorder):
         self._forget_trajectory()
         self._reset_infos = self._infos = reset_info
         return first
+
+    def _resume(self, it: Suspended) -> None:
+        self._resumed = None
+        self._forget_trajectory()
+        self._n_before, self._ended, self._last_ends, self._early = it.n_timesteps, it.ended, it.last_ends, it.early
+        self._infos, self._reset_infos, self._first_infos = it.infos, it.reset_infos, it.first_infos
+        self._before = it.before
+        for each in it.unanswered:
+            self._begin_agent(each.agent_id)
+            seat = self._seated[each.agent_id]
+            seat.early_info, seat.info = None, OwnInfo(each.info or {})
+            seat.record_observation(each.observation)
+            seat.record_action(each.action)
+            own = seat.recorder
+            own.env_timesteps.append(each.env_timestep)
+            if each.info:
+                own.record_agent_info(len(own.float_rewards), each.info)
+            self._chosen_infos[each.agent_id] = each.info
+            self._waiting.append(seat)
 
     def _nobody_acted(self) -> UsageError:
         change = self.env.change_of_possible_agents()
@@ -127,7 +170,7 @@ class JointRecorder(RolloutRecorder):
         except KeyError:
             raise ObservationError(f"there is no observation of agent {seat.agent_id!r}, which is to act") from None
         except ObservationError as error:
-            raise _named(error, seat.agent_id) from None
+            raise named(error, seat.agent_id) from None
 
     def let_act(self, observations: Mapping[str, Any]) -> None:
         """End the trajectories of those that ended in the last step, and tell the table who acts in this one.
@@ -141,7 +184,7 @@ class JointRecorder(RolloutRecorder):
             DataError: The last step did not answer those who acted, or there is no last observation.
         """
         if observations.__class__ is not dict:
-            _mapping(observations, "observations")
+            mapping_of(observations, "observations")
         if self._waiting:
             self._check_answered()
         if self.ending:
@@ -150,10 +193,11 @@ class JointRecorder(RolloutRecorder):
         if turn is self.table.turn and not self.env.takes_turns:
             return
         self._remark_listed(turn)
-        began = len(self.float_rewards) > self.n_timesteps
+        began = self._timestep >= 0
         if not (turn or began) and self.env.is_over(self._ended):
             raise self._nobody_acted()
-        there = [agent for agent in turn if agent in self._seated or agent in observations or not began]
+        known = self._seated.keys() | self._before.keys() | observations.keys()
+        there = [agent for agent in turn if agent in known or not began]
         for agent in there:
             if agent not in self._seated:
                 self._begin_agent(agent)
@@ -181,7 +225,7 @@ class JointRecorder(RolloutRecorder):
     @property
     def _timestep(self) -> int:
         """The timestep of the trajectory whose rewards were recorded last."""
-        return len(self.float_rewards) - self.n_timesteps - 1
+        return self._n_before + len(self.float_rewards) - self.n_timesteps - 1
 
     def _blame_step(self, error: DataError) -> None:
         """Let an error be about the last timestep, if there was one."""
@@ -192,12 +236,21 @@ class JointRecorder(RolloutRecorder):
         own = self._agents.get(agent)
         if own is None:
             spaces = self.env.observation_space[agent], self.env.action_space[agent]
-            own = self._agents[agent] = _AgentRecorder(*spaces)
+            own = self._agents[agent] = AgentRecorder(*spaces)
         seat.record_in(own)
         own.played.append((self.n_trajectories, seat.policy.name, seat.number))
-        info = self._infos.get(agent) if agent in self._infos else self._reset_infos.get(agent)
-        seat.early_info = info or {}
-        own.begin(_dict_of(info or {}, agent))
+        before = self._before.get(agent)
+        own.before.append(before or _NOTHING)
+        if before is not None:
+            seat.last_info = before.last_info
+            own.begin({})
+            self._about[agent] = {}
+            return
+        if agent not in self._first_infos:
+            info = self._infos.get(agent) if agent in self._infos else self._reset_infos.get(agent)
+            self._first_infos[agent] = info or {}
+        info = seat.early_info = self._first_infos[agent]
+        own.begin(dict_of(info, agent))
         self._about[agent] = {"reset": trees.snapshot(info)} if info else {}
 
     def _record_actions(self, actions: Mapping[str, Any]) -> None:
@@ -208,9 +261,11 @@ class JointRecorder(RolloutRecorder):
             try:
                 seat.record_action(actions[seat.agent_id])
             except ActionError as error:
-                raise _named(error, seat.agent_id) from None
+                raise named(error, seat.agent_id) from None
+        if self.sent is not None:
+            self.sent.append({agent: own_copy(action) for agent, action in actions.items()})
         if self.env.takes_turns:
-            timestep = len(self.float_rewards) - self.n_timesteps
+            timestep = self._timestep + 1
             for seat in acting:
                 seat.recorder.env_timesteps.append(timestep)
                 self._waiting.append(seat)
@@ -218,16 +273,18 @@ class JointRecorder(RolloutRecorder):
             self._waiting = acting
 
     def _record_rewards(self, rewards: Mapping[str, Any]) -> None:
-        self._rewards_of_step = _mapping(rewards, "rewards")
+        self._rewards_of_step = mapping_of(rewards, "rewards")
         self._infos = {}  # infos that are empty are not recorded
         self.float_rewards.append(0.0)
 
     def _record_env_infos(self, _step: int, infos: Mapping[str, Any]) -> None:
-        self._infos = _mapping(infos, "infos")
+        self._infos = mapping_of(infos, "infos")
 
     def _record_agent_infos(self, _step: int, infos: Mapping[str, Any]) -> None:
         for seat in self.table.acting:
             info = infos[seat.agent_id]
+            if self.env.takes_turns:
+                self._chosen_infos[seat.agent_id] = info
             if info.__class__ is not dict or info:
                 own = seat.recorder
                 own.record_agent_info(len(own.float_rewards), info)
@@ -239,7 +296,7 @@ class JointRecorder(RolloutRecorder):
             DataError: The step did not answer those who acted, or an end is neither true nor false.
         """
         try:
-            return self._take_in(_mapping(terminated, "terminated"), _mapping(truncated, "truncated"))
+            return self._take_in(mapping_of(terminated, "terminated"), mapping_of(truncated, "truncated"))
         except DataError as error:
             error.row = len(self.float_rewards) - 1
             raise
@@ -272,15 +329,12 @@ class JointRecorder(RolloutRecorder):
     def record_info(self, seat: Seat, info: Any) -> None:
         """Record what the environment said of an agent's last timestep, whose reward is recorded."""
         own = seat.recorder
-        own.record_env_info(len(own.float_rewards) - 1, _dict_of(info, seat.agent_id))
+        own.record_env_info(len(own.float_rewards) - 1, dict_of(info, seat.agent_id))
 
     def take_in_rest(
-        self,
-        rewards: Mapping[str, Any],
-        terminated: Mapping[str, Any],
-        truncated: Mapping[str, Any],
+        self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any],
         infos: Mapping[str, Any],
-    ) -> tuple[bool, bool]:
+    ) -> tuple[bool, bool]:  # fmt: skip
         """Take in what a step said of agents that did not act, and under names that are no agent's.
 
         Returns:
@@ -296,12 +350,9 @@ class JointRecorder(RolloutRecorder):
             raise
 
     def _take_in_others(
-        self,
-        rewards: Mapping[str, Any],
-        terminated: Mapping[str, Any],
-        truncated: Mapping[str, Any],
+        self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any],
         infos: Mapping[str, Any],
-    ) -> tuple[bool, bool]:
+    ) -> tuple[bool, bool]:  # fmt: skip
         self._infos = infos
         for seat, _, _ in self.ending:
             self._ended[seat.agent_id] = self._timestep
@@ -326,7 +377,7 @@ class JointRecorder(RolloutRecorder):
         self.take_in_end(agent, terminated, truncated)
 
     def _take_in_last_end(self) -> tuple[bool, bool]:
-        if not self._seated:
+        if not self._first_infos:
             raise self._nobody_acted()
         if self.env.takes_turns:
             self._end_rest()
@@ -384,29 +435,38 @@ class JointRecorder(RolloutRecorder):
                 raise ObservationError(f"there is no last observation of agent {seat.agent_id!r}, which has ended")
             self._end_agent(seat, observations[seat.agent_id], terminated, truncated)
 
-    def _end_agent(self, seat: Seat, observation: Any, terminated: bool, truncated: bool) -> None:
+    def _end_agent(
+        self, seat: Seat, observation: Any, terminated: bool, truncated: bool, value: float | None = None
+    ) -> None:
         agent, own = seat.agent_id, seat.recorder
         about = self._about[agent]
-        about["return"] = sum(own.float_rewards[own.n_timesteps :], self._early.get(agent, 0.0))
+        early = 0.0 if agent in self._before else self._early.get(agent, 0.0)
+        about["return"] = sum(own.float_rewards[own.n_timesteps :], early)
         if info := seat.last_info:
             about["last"] = trees.snapshot(info)
-        if not terminated and (value := seat.value_of(observation)) is not None:
+        if not terminated and value is None:
+            value = seat.value_of(observation)
+        if not terminated and value is not None:
             own.record_last_value(value)
         if not self.env.takes_turns:
             n = len(own.float_rewards) - own.n_timesteps
-            stop = len(self.float_rewards) - self.n_timesteps
+            stop = self._timestep + 1
             own.env_timesteps.extend(range(stop - n, stop))
         try:
             own.end(observation, terminated, truncated)
         except ObservationError as error:
-            raise _named(error, agent) from None
+            raise named(error, agent) from None
 
     def end(self, last_observation: Any, terminated: bool, truncated: bool, *, limited: bool = False) -> None:
         """End the trajectory in hand; see `RolloutRecorder.end`. Agents that have not ended are truncated."""
-        observations = _mapping(last_observation, "observations")
+        observations = mapping_of(last_observation, "observations")
+        if not (terminated or truncated or limited):
+            self._end_part(observations)
+            super().end({}, terminated, truncated)
+            return
         if self._waiting:
             self._check_answered()
-        if not self._seated:
+        if not self._first_infos:
             raise self._nobody_acted()
         if self.ending:
             self._end_agents(observations)
@@ -417,6 +477,50 @@ class JointRecorder(RolloutRecorder):
             own.kept = own.n_trajectories
         self._episode_infos.record(self.n_trajectories, {OF_AGENTS: self._about})
         super().end({}, terminated, truncated, limited=limited)
+
+    def forget_observation(self) -> None:
+        """Forget the observations that no action was chosen on: the next part begins with them."""
+        for seat in self.table.acting:
+            seat.recorder.forget_observation()
+
+    def _end_part(self, observations: Mapping[str, Any]) -> None:
+        """End the parts of those that go on."""
+        before, unanswered = dict(self._before), []
+        for agent, seat in list(self._seated.items()):
+            if agent in self._ended:
+                continue
+            value: float | None = None
+            if seat in self._waiting:
+                unanswered.append(self._taken_back(seat))
+                observation, value = unanswered[-1].observation, seat.value_told()
+            elif agent in observations:
+                observation = observations[agent]
+            else:
+                raise ObservationError(f"there is no observation of agent {agent!r}, which is to act")
+            own = seat.recorder
+            if rewards := own.float_rewards[own.n_timesteps :]:
+                had = self._before.get(agent, _NOTHING)
+                before[agent] = Before(had.length + len(rewards), sum_on(had.returned, rewards), seat.last_info)
+                self._end_agent(seat, observation, terminated=False, truncated=False, value=value)
+            else:
+                own.take_back()
+                del self._about[agent]
+        for own in self._agents.values():
+            own.kept = own.n_trajectories
+        if self._about:
+            self._episode_infos.record(self.n_trajectories, {OF_AGENTS: self._about})
+        self.suspended = Suspended(
+            self._timestep + 1, self._ended, self._last_ends, self._early, self._infos, self._reset_infos,
+            self._first_infos, before, tuple(unanswered),
+        )  # fmt: skip
+        self._forget_trajectory()
+        self.table.let_act([], None)
+
+    def _taken_back(self, seat: Seat) -> Unanswered:
+        """Forget the timestep of an agent that is not answered yet, and return it."""
+        observation, action, env_timestep = seat.recorder.take_back_timestep()
+        info = seat.own_info() if seat.policy.crosses else self._chosen_infos.get(seat.agent_id)
+        return Unanswered(seat.agent_id, observation, action, info, env_timestep)
 
     def _cut_off(self, seat: Seat, observations: Mapping[str, Any]) -> None:
         """End the trajectory of an agent which would go on."""
@@ -430,7 +534,7 @@ class JointRecorder(RolloutRecorder):
             self.float_rewards[-1] += reward
             seat.last_info = info
             if info:
-                own.record_env_info(len(own.float_rewards) - 1, _dict_of(info, agent))
+                own.record_env_info(len(own.float_rewards) - 1, dict_of(info, agent))
         terminated = flag_of(f"terminated of {agent!r}", terminated)
         self._end_agent(seat, observation, terminated=terminated, truncated=bool(truncated) or not terminated)
 
@@ -441,7 +545,8 @@ class JointRecorder(RolloutRecorder):
         for own in self._agents.values():
             own.forget_rest()
         self._forget_trajectory()
-        self.table.let_act([], None)
+        if self.table is not None:  # nobody sits anywhere before the first fragment
+            self.table.let_act([], None)
         super().abandon()
 
     def clear(self) -> None:
@@ -480,83 +585,14 @@ class JointRecorder(RolloutRecorder):
             if (own := self._agents[agent]).n_trajectories:
                 spaces = own.spaces if is_open else None
                 try:
-                    found.append(Played(agent, own.played, own.finish(), np.array(own.env_timesteps, np.int64), spaces))
+                    env_timesteps = np.array(own.env_timesteps, np.int64)
+                    found.append(Played(agent, own.played, own.finish(), env_timesteps, spaces, own.before))
                 except DataError as error:
                     if error.position is not None:
                         error.position = own.played[error.position][0]
-                    errors.append(_named(error, agent))
+                    errors.append(named(error, agent))
         if errors:
             raise min(errors, key=lambda error: error.position or 0)
         rollouts = super().finish()
         rollouts.remarks = tuple(self._remarks.items())
         return rollouts, found
-
-
-class _AgentRecorder(RolloutRecorder):
-    """Records one agent.
-
-    Attributes:
-        spaces: Its observation and action space.
-        played: Of each of its trajectories, the position in the ticket of that of all agents, its policy's name, and
-            the agent's number in it.
-        env_timesteps: Of each of its timesteps, in which step of the environment it was.
-        kept: How many of its trajectories are of trajectories of all agents that have ended.
-    """
-
-    def __init__(self, *spaces: Any) -> None:
-        super().__init__(*spaces)
-        self.spaces = spaces
-        self.played: list[tuple[int, str, int]] = []
-        self.env_timesteps: list[int] = []
-        self.kept = 0
-
-    def forget_rest(self) -> None:
-        """Forget the trajectory in hand, and those after the last `kept`."""
-        self.forget_after(self.kept)
-        del self.played[self.kept :], self.env_timesteps[self.n_timesteps :]
-
-    def clear(self) -> None:
-        """Forget everything."""
-        super().clear()
-        self.kept = 0
-        del self.played[:], self.env_timesteps[:]
-
-    def copies_of_last(self) -> tuple[Any, Any]:
-        """Return copies of the observations and actions of the trajectory in hand, or of the last one."""
-        if not self._begun and self.n_trajectories:
-            first, last = self.n_timesteps - self._lengths[-1], self.n_timesteps
-        else:
-            first, last = self.n_timesteps, self._observations.count()
-        views = self._observations.view(first, last), self._actions.view(first, min(last, self._actions.count()))
-        return trees.map_tree(np.copy, views[0]), trees.map_tree(np.copy, views[1])
-
-
-def _named(error: DataError, agent: str) -> DataError:
-    error.args = (f"agent {agent!r}: {error}", *error.args[1:])
-    return error
-
-
-def reward_of(reward: Any, agent: str) -> float:
-    """Return what is recorded of an agent's reward.
-
-    Raises:
-        DataError: It is no number.
-    """
-    if reward.__class__ is float:
-        return reward
-    try:
-        return number_of(reward)
-    except DataError as error:
-        raise _named(error, agent) from None
-
-
-def _mapping(given: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise DataError(f"{what} must be a dict by agent, and are {given!r:.60}")
-    return given
-
-
-def _dict_of(info: Any, agent: str) -> dict[str, Any]:
-    if not isinstance(info, dict):
-        raise DataError(f"the info of agent {agent!r} must be a dict, and is {info!r:.60}")
-    return info

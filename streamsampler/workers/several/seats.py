@@ -11,6 +11,10 @@ from streamsampler.workers.finishing import value_by_row, value_of
 from streamsampler.workers.vec.rows import info_of_row
 
 
+class OwnInfo(dict[str, Any]):
+    """The info of an agent alone, whose policy may have infos for all rows together."""
+
+
 class Seat:
     """One agent of an environment in the trajectory in hand, and what plays it.
 
@@ -59,7 +63,10 @@ class Seat:
 
     def own_info(self) -> Any:
         """Return the policy's last info for the agent."""
-        return info_of_row(self.info, self.row) if self.policy.crosses and self.info else self.info
+        info = self.info
+        if info.__class__ is OwnInfo:
+            return dict(info)
+        return info_of_row(info, self.row) if self.policy.crosses and info else info
 
     def record_in(self, recorder: Any) -> None:
         """Let what the agent does be recorded."""
@@ -78,6 +85,13 @@ class Seat:
     def masked(self, find: MaskFinder, get_action: Callable[..., Any]) -> Callable[[Any], Any]:
         """Return a function that chooses an action on an observation, by one that takes a mask, too."""
         return lambda observation: get_action(observation, action_mask=self._found_mask(find, observation))
+
+    def value_told(self) -> float | None:
+        """Return the value that its policy's last info has; None where it has none, or gives observations none."""
+        info = self.own_info()
+        if info.__class__ is not dict or "value" not in info or not hasattr(self.policy.agent_of(self), "get_value"):
+            return None
+        return value_of(lambda _: info["value"], None)
 
     def value_of(self, observation: Any) -> float | None:
         """Return what its policy gives an observation where its infos have values; None where it gives none."""

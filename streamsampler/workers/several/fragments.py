@@ -1,0 +1,96 @@
+"""Run fragments in environments of several agents, one after the other."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from streamsampler.agents.base import is_agent
+from streamsampler.agents.updates import updated_agent
+from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.environments.multi_agent import MultiAgentEnv
+from streamsampler.rollouts.script import End
+from streamsampler.workers.fragments import FragmentEnv
+from streamsampler.workers.hooks import WorkerWithSeams
+from streamsampler.workers.several.players import Players, Table
+from streamsampler.workers.several.recorder import JointRecorder
+
+
+class FragmentEnvOfAgents(FragmentEnv):
+    """One environment of several agents for fragments, with copies of the policies; see `FragmentEnv`."""
+
+    _recorder: JointRecorder
+    table: Table
+
+    def __init__(self, worker: WorkerWithSeams, *args: Any) -> None:
+        super().__init__(worker, *args)
+        self._given: Any = None
+        self._players: Players | None = None
+
+    @staticmethod
+    def new_recorder(worker: WorkerWithSeams) -> RolloutRecorder:
+        """Return what records the episodes of a ticket; environments bring their tables."""
+        several = cast("MultiAgentEnv", worker.environments()[0].unwrapped)
+        recorder = JointRecorder(several, cast("Table", None), worker.context.allocate)
+        recorder.sent = []
+        return recorder
+
+    # ------------------------------------------------------------------ policies
+
+    @property
+    def players(self) -> Players:
+        """The policies."""
+        assert self._players is not None
+        return self._players
+
+    def _update(self, update: Any) -> None:
+        if self._players is not None and not is_agent(update):
+            self._players.update(update)
+            return
+        self._given = updated_agent(self._given, update, None)
+        several = cast("MultiAgentEnv", self.env.unwrapped)
+        self._players = Players(self._given, [several], self._worker.warn_once)
+        self._agent = self.table = self._players.tables[0]
+
+    def _look_at_agent(self) -> None:
+        self._reset_agent = self._begin_table
+
+    def _begin_table(self, seed: int) -> None:
+        self.table.begin(self.index, seed)
+
+    @property
+    def restorable(self) -> bool:
+        """Whether other copies of the policies can go on in the middle of an episode."""
+        return self.players.are_restorable
+
+    # ------------------------------------------------------------------ fragments
+
+    def begin_fragment(self) -> None:
+        """Begin a call's timesteps."""
+        super().begin_fragment()
+        self._recorder.sit_at(cast("MultiAgentEnv", self.env.unwrapped), self.table)
+
+    def _go_on(self) -> None:
+        super()._go_on()
+        self.table.begin_replaced()
+        assert self.suspended is not None
+        self._recorder.go_on(self.suspended)
+
+    def _take_end(self, end: End) -> None:
+        super()._take_end(end)
+        if not end.ended:
+            self.suspended, self.sent = self._recorder.suspended, self._recorder.sent
+
+    # ------------------------------------------------------------------ losses
+
+    def _memory_of_agent(self) -> Any:
+        assert self.suspended is not None
+        return self.players.get_state(), self.suspended.infos_of_unanswered()
+
+    def _give_memory(self, memory: Any, *, is_replaced: bool) -> None:
+        """Give the policies what they remembered, unless all were replaced: they have begun with the environment."""
+        assert self.suspended is not None
+        of_policies, infos = memory
+        self.suspended = self.suspended.with_infos(infos)
+        if not is_replaced:
+            self.players.set_state(of_policies)
+        self._agent_is_new = False
