@@ -21,7 +21,7 @@ from tests.scripted.games import DEFAULT, Chooser, Comings, Stay, Turns
 from tests.several.comparing import LocalSampler, sampled
 from tests.several.test_equal_to_plain_loops import STAYS, AllAtOnce, Early, Waiting
 from tests.several.test_lives import Crowd, Unannounced, crowd, kind_of
-from tests.several.test_rows import AGENTS, Rowwise, Watching
+from tests.several.test_rows import AGENTS, Rowwise, Watching, rows
 from tests.several.test_staleness import Dying
 from tests.tiers import mostly_slow
 
@@ -108,6 +108,7 @@ def test_parts_are_those_of_whole_trajectories(
     how = {"max_episode_length": limit, "seed": 3, "check": None}
     batches = fragments(AGENTS[which], lambda: game(stays), n_timesteps, n_envs, **how)
     assert [batch.n_env_steps for batch in batches] == [n * n_envs for n in n_timesteps]
+    assert fragments(AGENTS[which], lambda: game(stays), n_timesteps, n_envs, **how, **rows(2)) == batches
     indices = [int(batch.indices.max()) for batch in batches]
     assert_parts(batches, sampled(AGENTS[which], lambda: game(stays), n=1 + max(indices), **how))
 
@@ -124,6 +125,7 @@ UNANNOUNCED = [lambda: Unannounced(Comings()), lambda: Unannounced(Turns())]
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_whoever_joins_waits_ends_early_or_comes_unannounced(game: Any, n: int) -> None:
     batches = fragments(AGENTS["both"], game, [n] * (40 // n), 1)
+    assert fragments(AGENTS["both"], game, [n] * (40 // n), 1, **rows(2)) == batches
     whole = sampled(AGENTS["both"], game, n=1 + max(int(it.indices.max()) for it in batches), seed=3)
     assert assert_parts(batches, whole) > 0
     returns: dict[str, float] = {}
@@ -142,7 +144,7 @@ def test_crowds() -> None:
 @pytest.mark.parametrize("game", mostly_slow([Turns, Comings]))
 def test_batches_do_not_depend_on_workers_and_engines(game: Any) -> None:
     expected = fragments(AGENTS["both"], game, [3, 1, 4, 9], 5)
-    for options in ({"n_workers": 2}, {"n_workers": 3, "engine": "queues"}):
+    for options in ({"n_workers": 2}, {"n_workers": 3, "engine": "queues"}, {"n_workers": 2, **rows(2)}, rows(3)):
         assert fragments(AGENTS["both"], game, [3, 1, 4, 9], 5, MultiprocessingSampler, **options) == expected
 
 
@@ -164,20 +166,23 @@ class DyingTurns(Turns):
 
 @pytest.mark.parametrize("which", mostly_slow(["both", "across", "apart again", "random", "one by one"]))
 @pytest.mark.parametrize("game", [Dying, DyingTurns])
-def test_episodes_are_restored_after_losses(which: str, game: Any, tmp_path: Path, caplog: Any) -> None:
+@pytest.mark.parametrize("kind", [{}, rows(2)])
+def test_episodes_are_restored_after_losses(which: str, game: Any, kind: Any, tmp_path: Path, caplog: Any) -> None:
     own = {"apart again": {"red": Recalling(), "blue": Recalling()}, "one by one": Knowing()}
     agents = {**AGENTS, **own, "both": {"red": Knowing(1), "blue": Rowwise(2)}}[which]
     base = Comings if game is Dying else Turns
     updates: list[Any] = [None] * 5
     if which == "both":
         updates = [None, {"red": (2,)}, {"blue": Rowwise(1)}, None, {"red": Knowing(3), "blue": (3,)}]
+    if which == "one by one":
+        updates = [None, (2,), Knowing(3), None, (1,)]
 
     def batches(make: Any, env: Any, **options: Any) -> list[Any]:
         with make(agents, env, seed=3, check=None, **options) as sampler:
             return [sampler.obtain_fragments(n, 4, update) for n, update in zip((3, 2, 5, 4, 6), updates, strict=True)]
 
     expected = batches(LocalSampler, base)
-    found = batches(MultiprocessingSampler, lambda: game(tmp_path, 2), n_workers=2, max_restarts=99)
+    found = batches(MultiprocessingSampler, lambda: game(tmp_path, 2), n_workers=2, max_restarts=99, **kind)
     assert len(list(tmp_path.iterdir())) >= 2
     assert "cannot be restored" not in caplog.text
     assert found == expected
@@ -217,19 +222,17 @@ def test_updates_and_filters_in_the_middle_of_episodes(game: Any) -> None:
     agents = {"red": Rowwise(), "blue": Recalling()}
     updates = [None, {"red": (1,)}, {"blue": Recalling()}, {"red": Rowwise(), "blue": Recalling()}, None]
     found = []
-    for make, options in ((LocalSampler, {}), (MultiprocessingSampler, {"n_workers": 2})):
+    kinds: list[Any] = [(LocalSampler, {}), (MultiprocessingSampler, {"n_workers": 2}), (LocalSampler, rows(2))]
+    for make, options in kinds:
         with make(agents, game, **how, **options) as sampler:
             found.append([sampler.obtain_fragments(3, 3, update) for update in updates])
-    assert found[0] == found[1]
-    drawn = [part for key, parts in by_episode(found[0]).items() for part in parts if "drawn" in part.agent_infos]
-    assert drawn
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("game", [Comings, Turns])
-def test_hooks_see_an_episode_once(game: Any) -> None:
-    with LocalSampler(AGENTS["both"], game, seed=3, hooks=Watching(), check=None) as sampler:
-        batches = [sampler.obtain_fragments(n, 2) for n in (3, 4, 2, 9)]
-        whole = sampler.obtain_trajectories(8)
+@pytest.mark.parametrize("kind", [{}, rows(2)])
+def test_hooks_see_an_episode_once(game: Any, kind: Any) -> None:
+    batches = fragments(AGENTS["both"], game, [3, 4, 2, 9], 2, hooks=Watching(), **kind)
     shown = {}
     for batch in batches:
         for one in batch:

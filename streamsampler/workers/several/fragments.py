@@ -67,11 +67,11 @@ class FragmentEnvOfAgents(FragmentEnv):
     def begin_fragment(self) -> None:
         """Begin a call's timesteps."""
         super().begin_fragment()
+        self.players.begin_part([0] if self.length and not self._agent_is_new else [])
         self._recorder.sit_at(cast("MultiAgentEnv", self.env.unwrapped), self.table)
 
     def _go_on(self) -> None:
         super()._go_on()
-        self.table.begin_replaced()
         assert self.suspended is not None
         self._recorder.go_on(self.suspended)
 

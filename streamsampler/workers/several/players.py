@@ -16,7 +16,6 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import loads
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.workers.masks import Warn
-from streamsampler.workers.resets import Resets
 from streamsampler.workers.several.policies import Asked, Policy
 from streamsampler.workers.several.seats import Seat
 
@@ -61,19 +60,10 @@ class Table:
         self._players.begin_trajectory(self.place)
         self._begin_for(self._env.env.agents)
 
-    def begin_part(self) -> None:
-        """Let the policies record what they remember: the episode goes on in another fragment."""
-        for policy in self._players.policies.values():
-            policy.begin_part()
-
-    def begin_replaced(self) -> None:
-        """Let policies that were replaced in the middle of the episode begin, as at its start."""
-        for policy in self._players.policies.values():
-            if policy.is_replaced:
-                seats = [it for it in self._seats.values() if it.policy is policy and self._env.lists(it.agent_id)]
-                if seats:
-                    policy.begin(seats, self._seed)
-                policy.is_replaced = False
+    def begin_with(self, policy: Policy) -> None:
+        """Let a policy begin, in the middle of the episode, as at its start."""
+        if seats := [it for it in self._seats.values() if it.policy is policy and self._env.lists(it.agent_id)]:
+            policy.begin(seats, self._seed)
 
     def _begin_for(self, agent_ids: Sequence[str]) -> None:
         new: dict[Policy, list[Seat]] = {}
@@ -134,6 +124,7 @@ class Players:
         envs: The environments, which have the same agents.
         warn: See `MaskFinder`.
         across: Whether policies are asked across environments.
+        n_envs: For how many environments batches have rows then; None for as many as there are.
 
     Attributes:
         given: The same.
@@ -142,8 +133,10 @@ class Players:
         asked: What the policies were asked for last.
     """
 
-    def __init__(self, given: Any, envs: Sequence[MultiAgentEnv], warn: Warn, *, across: bool = False) -> None:
-        self.given = given
+    def __init__(
+        self, given: Any, envs: Sequence[MultiAgentEnv], warn: Warn, *, across: bool = False, n_envs: int | None = None
+    ) -> None:
+        self.given, self._n_envs = given, n_envs
         self._is_shared = not isinstance(given, Policies)
         self._chosen = Policies({SHARED: given}) if self._is_shared else given
         self.policies = {name: Policy(name, it, warn, across=across) for name, it in self._chosen.agents.items()}
@@ -157,7 +150,7 @@ class Players:
         self._grouped: list[list[Seat]] = []
         for name, policy in self.policies.items():
             may_play = self._chosen.may_play(name, envs[0].numbers)
-            policy.move_to(envs, [envs[0].numbers[agent_id] for agent_id in may_play])
+            policy.move_to(envs, [envs[0].numbers[it] for it in may_play], self._n_envs or len(envs))
 
     def update(self, update: Any) -> None:
         """Apply an update of the agent, or of policies by name.
@@ -197,6 +190,18 @@ class Players:
 
     # ------------------------------------------------------------------ episodes that go on
 
+    def begin_part(self, places: Sequence[int]) -> None:
+        """Begin another fragment: policies that were replaced in the middle of episodes begin as at their start.
+
+        Args:
+            places: The environments in which episodes go on.
+        """
+        for policy in self.policies.values():
+            policy.begin_part()
+            for place in places if policy.is_replaced else ():
+                self.tables[place].begin_with(policy)
+            policy.is_replaced = False
+
     @property
     def are_restorable(self) -> bool:
         """Whether other copies of the policies can go on in the middle of an episode."""
@@ -209,6 +214,7 @@ class Players:
     def set_state(self, state: Any) -> None:
         """Go on where the policies were when `get_state` returned `state`; those that were replaced begin anew."""
         for name, (mark, of_policy) in state.items():
+            self.policies[name].is_replaced = False  # all have begun, with their environments
             if mark == self._mark_of(name):
                 self.policies[name].set_state(of_policy)
 
@@ -219,16 +225,10 @@ class Players:
 
     # ------------------------------------------------------------------ trajectories
 
-    def begin_block(self, seed: int) -> None:
-        """Begin a block of trajectories; see `Policy.begin_block`."""
-        for policy in self.policies.values():
-            policy.begin_block(seed)
-
     def begin_trajectory(self, place: int) -> None:
         """Begin a trajectory in an environment."""
         for policy in self.policies.values():
             policy.begin_trajectory(place)
-            policy.is_replaced = False
 
     def policy_of(self, agent_id: str, index: int) -> Policy:
         """Return the policy that plays an agent in a trajectory."""
@@ -276,13 +276,3 @@ def wrong_answer(seat: Seat) -> UsageError:
         f"get_action of policy {seat.policy.name!r} must return (action, agent_info), with agent_info a dict "
         f"(agent {seat.agent_id!r} was to act)"
     )
-
-
-def refuse_for_several(resets: Resets) -> None:
-    """Refuse what a call says of its trajectories that cannot be had of several agents yet.
-
-    Raises:
-        UsageError: It is for fragments.
-    """
-    if resets.fragments is not None:
-        raise UsageError("fragments cannot be had of environments of several agents yet: sample whole trajectories")

@@ -153,6 +153,7 @@ class Policy:
         self.together = self.crosses = self._takes_masks = False
         self.n_rows, self.is_replaced = 0, False
         self._envs: Sequence[MultiAgentEnv] = ()
+        self._n_envs = 0
         self._ranks: dict[int, int] = {}
         self.spaces: tuple[Space[Any], Space[Any]] | None = None
         self._first = ""  # the agent whose spaces these are
@@ -194,13 +195,15 @@ class Policy:
         self._agent = filtered
         self._look_at_agent()
 
-    def move_to(self, envs: Sequence[MultiAgentEnv], numbers: Collection[int]) -> None:
+    def move_to(self, envs: Sequence[MultiAgentEnv], numbers: Collection[int], n_envs: int) -> None:
         """Play in other environments from now on.
 
         Args:
             envs: The environments.
             numbers: The numbers of the agents that it may play, where these are known.
+            n_envs: For how many environments its batches have rows.
         """
+        self._n_envs = n_envs
         self.spaces, self._copies, self._fitting = None, {}, set()
         self._envs, self._n_agents = envs, _FIRST_ROOM if envs[0].is_open else len(envs[0].numbers)
         self._ranks = {number: rank for rank, number in enumerate(numbers)}
@@ -260,7 +263,7 @@ class Policy:
         # Or there is nothing to batch, as where there is one agent without an id.
         self.together = can_batch and (self.crosses or self._n_agents > 1)
         self._takes_masks = masks_reach(agent, self._warn, together=self.together)
-        self.n_rows = -(-len(self._envs) * len(self._ranks) // _MULTIPLE) * _MULTIPLE if self.crosses else 0
+        self.n_rows = -(-self._n_envs * len(self._ranks) // _MULTIPLE) * _MULTIPLE if self.crosses else 0
         self._rows = {}
 
     def agent_of(self, seat: Seat) -> Any:
@@ -289,11 +292,6 @@ class Policy:
         return place * len(self._ranks) + self._ranks[number]
 
     # ------------------------------------------------------------------ trajectories
-
-    def begin_block(self, seed: int) -> None:
-        """Begin a block, which its agents' generators begin with."""
-        if self.crosses and self._reset is not None:
-            self._reset(seed)
 
     def begin_trajectory(self, place: int) -> None:
         """Begin a trajectory in an environment, in which no agent is there yet."""

@@ -52,6 +52,7 @@ class JointRecorder(RolloutRecorder):
         env: The environment.
         table: Who plays its agents.
         ending: Who ended in the last step, and waits for the last observation, with the two ends.
+        n_before: How many steps the episode in hand had in earlier parts.
         suspended: Where the last part of an episode ended that goes on.
         sent: The actions of the part in hand, one dict for each step, where they are kept; else None.
     """
@@ -103,7 +104,7 @@ class JointRecorder(RolloutRecorder):
         self._reset_infos: Mapping[str, Any] = {}
         self._rewards_of_step: Mapping[str, Any] = {}
         # Of an episode that goes on from part to part:
-        self._n_before = 0
+        self.n_before = 0
         self._before: dict[str, Before] = {}
         self._first_infos: dict[str, Any] = {}  # of all that have begun
         self._chosen_infos: dict[str, Any] = {}
@@ -130,7 +131,7 @@ class JointRecorder(RolloutRecorder):
     def _resume(self, it: Suspended) -> None:
         self._resumed = None
         self._forget_trajectory()
-        self._n_before, self._ended, self._last_ends, self._early = it.n_timesteps, it.ended, it.last_ends, it.early
+        self.n_before, self._ended, self._last_ends, self._early = it.n_timesteps, it.ended, it.last_ends, it.early
         self._infos, self._reset_infos, self._first_infos = it.infos, it.reset_infos, it.first_infos
         self._before = it.before
         for each in it.unanswered:
@@ -225,7 +226,7 @@ class JointRecorder(RolloutRecorder):
     @property
     def _timestep(self) -> int:
         """The timestep of the trajectory whose rewards were recorded last."""
-        return self._n_before + len(self.float_rewards) - self.n_timesteps - 1
+        return self.n_before + len(self.float_rewards) - self.n_timesteps - 1
 
     def _blame_step(self, error: DataError) -> None:
         """Let an error be about the last timestep, if there was one."""

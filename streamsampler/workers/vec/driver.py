@@ -80,6 +80,10 @@ class RowsDriver:
         if not isinstance(self._recorder, JointRows):
             self._bindings = list(map(self._binding, range(len(self._envs))))
 
+    def _bound(self, row: int) -> Binding:
+        """Return what a script that begins in a row, or goes on there, is bound to."""
+        return self._bindings[row] if self._bindings else self._binding(row)
+
     def _binding(self, row: int) -> Binding:
         """Return the binding of a script that runs in a row."""
         hooks: Any = self._hooks[row] if self._hooks else None
@@ -153,7 +157,7 @@ class RowsDriver:
         if sources is not None:
             actions = padded(self.spaces[1], actions, sources)
         if isinstance(recorder, JointRows):
-            return recorder.record_actions(rows, actions)
+            return recorder.record_actions(rows, actions, rounds=self._rounds)
         recorded = recorder.record_actions(rows, actions)
         if infos:
             worker.phase = _RECORDING

@@ -16,7 +16,7 @@ from typing import Any
 from streamsampler.core.errors import ActionError, DataError
 from streamsampler.data.recorder import Rollouts
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.rollouts.script import Binding, Cut, End, Script, trajectory
+from streamsampler.rollouts.script import Cut, End, Script, trajectory
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import locate, row_at_fault, step_error
 from streamsampler.workers.fragments import InForce, Row, Running, packed_memory, told, whose_memory
@@ -53,7 +53,7 @@ class Group(RowsDriver):
         self._rounds = rounding_for(self.spaces[1]) is not AS_GIVEN
         self._most = worker.context.max_episode_length
         self._pool = AgentPool(hint=worker.context.worker_number == 0 and not number)
-        self._in_force = InForce(worker, lambda update: self._pool.update(update, n_rows, self.spaces))
+        self._in_force = InForce(worker, self._update)
         self._seed = rows[0].seed  # of the global generators, and of agents that are not reset by rows
         self._generators: Any = None
         self._left: list[int] = []  # how many timesteps each row has still to take
@@ -66,10 +66,16 @@ class Group(RowsDriver):
         assert self._agent is not None
         return self._agent
 
+    def _update(self, update: Any) -> None:
+        self._pool.update(update, self._n_rows, self.spaces)
+
+    def _made_agent(self) -> BatchedAgent:
+        return self._pool.batched(self._n_rows)
+
     def update_agent(self, load: Callable[[str], Any]) -> None:
         """Make the agent, or hand it the parameters and filters, that are in force."""
         if self._in_force.apply(load):
-            self._agent = self._pool.batched(self._n_rows)
+            self._agent = self._made_agent()
             self._begin_new_agent()
 
     def _begin_new_agent(self) -> None:
@@ -85,6 +91,7 @@ class Group(RowsDriver):
     def _begin_agent(self, position: int, _seed: int = 0) -> None:
         prepared = self.agent.prepare([self.rows[position].seed])
         if prepared is not None:
+            self._worker.trajectory = self.rows[position].index
             self._worker.phase = Phase.AGENT_RESET
             self.agent.begin(position, prepared, 0)
 
@@ -181,30 +188,31 @@ class Group(RowsDriver):
             if self._hooks:
                 context = self._context_of(position, row.index, row.seed, self._version)
                 self._hooks[position].resume(context, row.length, row.kept, row.info)
-            self._begin_part(position, row.script, self._bindings[position])
-            self._recorder.rows[position].info = row.info
+            self._running[position] = self._recorder.begin(None, 0, row.index, position)
+            self._resume(position, row.script)
         self.seconds[0] += perf_counter() - began
+
+    def _resume(self, position: int, script: Script) -> None:
+        self._start(position, script, self._bound(position))
+        self._recorder.rows[position].info = self.rows[position].info
 
     def _begin_next(self, position: int) -> None:
         """Begin another episode in a row."""
         worker, row = self._worker, self.rows[position]
         worker.phase = Phase.RESET
         worker.take_in_hand(row.index)
+        self._running[position] = self._recorder.begin(None, 0, row.index, position)
         if self._hooks:
             self._hooks[position].context = self._context_of(position, row.index, row.seed, self._version)
         row.script = trajectory(
-            self._reset_function(row), self._bindings[position], row.seed, partial(self._begin_agent, position),
+            self._reset_function(row), self._bound(position), row.seed, partial(self._begin_agent, position),
             self._most,
         )  # fmt: skip
-        self._begin_part(position, row.script)
+        self._start(position, row.script)
         worker.phase = Phase.STEP
 
     def _reset_function(self, row: Row) -> Callable[..., Any]:
         return reset_function(row.env, self._worker.resets, (0,))
-
-    def _begin_part(self, position: int, script: Script, binding: Binding | None = None) -> None:
-        self._running[position] = self._recorder.begin(None, 0, self.rows[position].index, position)
-        self._start(position, script, binding)
 
     def _take_end(self, row: int, end: End) -> None:
         """End the part of a row's episode in this fragment, and begin the next episode if there are timesteps left."""
@@ -219,9 +227,12 @@ class Group(RowsDriver):
         part, row = self._running[position], self.rows[position]
         if self._hooks and not end.ended:
             row.kept = self._hooks[position].kept()
-        self._recorder.end(part, end, self.agent, self._worker)
+        self._end_record(part, end)
         self._ended[position].append(part)
         row.end_part(end.observation, ended=end.ended)
+
+    def _end_record(self, part: Trajectory, end: End) -> None:
+        self._recorder.end(part, end, self.agent, self._worker)
 
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """Return how each metric of the fragment becomes one number; see `messages.Report`."""
@@ -235,13 +246,20 @@ class Group(RowsDriver):
         worker, parts = self._worker, [each for ended in self._ended for each in ended]
         owners = [each.index for each in parts]
         rollouts = worker.finished(partial(self._gathered, parts), owners, self.rows[0].env)
-        state = self.agent.get_state()
+        state = self._state_of_agent()
         kept = [row.kept for row in self.rows]
         packed = None if state is None else packed_memory(worker, (state, self._generators, kept))
         fragments = told(self.rows, rollouts, restorable=[state is not None] * len(self.rows))
         fragments = [each._replace(group=self.number) for each in fragments]
         rollouts.fragments = (fragments[0]._replace(agent=packed), *fragments[1:])
         return rollouts
+
+    def _state_of_agent(self) -> Any:
+        return self.agent.get_state()
+
+    def _set_state_of_agent(self, state: Any, *, is_replaced: bool) -> None:
+        if not is_replaced:
+            self.agent.set_state(state)
 
     def _gathered(self, parts: Sequence[Trajectory]) -> Rollouts:
         return self._recorder.gather(parts, self._worker.context.allocate)
@@ -263,7 +281,7 @@ class Group(RowsDriver):
         if packed is not None:
             try:
                 with no_failure(whose_memory(self._worker)):
-                    self._restore_agent(packed, None if agent_is_replaced else self.agent)
+                    self._restore_agent(packed, is_replaced=agent_is_replaced)
             except NotRestoredError as error:
                 self._lose_all(str(error))
         if agent_is_replaced:
@@ -276,10 +294,9 @@ class Group(RowsDriver):
         """Restore a row's episode, if one went on; return how many timesteps its environment was run for it."""
         return row.restore(self._worker, standing, version, agent_is_known=agent_is_known)
 
-    def _restore_agent(self, packed: bytes, agent: BatchedAgent | None) -> None:
+    def _restore_agent(self, packed: bytes, *, is_replaced: bool) -> None:
         memory, generators, kept = pickle.loads(packed)
-        if agent is not None:
-            agent.set_state(memory)
+        self._set_state_of_agent(memory, is_replaced=is_replaced)
         self._generators = generators
         for row, its in zip(self.rows, kept, strict=True):
             row.kept = its if row.length else None

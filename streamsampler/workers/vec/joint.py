@@ -9,15 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError
-from streamsampler.core.seeding import Stream, derived_seed, derived_seeds
+from streamsampler.core.seeding import Stream, derived_seeds
 from streamsampler.data.agent_rows import Played, in_order, put_together
 from streamsampler.data.copying import Allocate
+from streamsampler.data.info_columns import join_undecided
 from streamsampler.data.recorder import PolicyRollouts, Rollouts
 from streamsampler.data.trees import Tree
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Worker
+from streamsampler.workers.restoring import rounding_for
 from streamsampler.workers.several.players import Players, Table
 from streamsampler.workers.several.policies import Policy
 from streamsampler.workers.several.recorder import JointRecorder
@@ -50,10 +52,6 @@ class PlayersOfRows(BatchedAgent):
         """The tables of the environments: each stands where its environment's agent stands."""
         return self.players.tables
 
-    def begin_block(self, seed: int) -> None:
-        """Begin a block; see `BatchedAgent.begin_block`."""
-        self.players.begin_block(derived_seed(seed, Stream.AGENT))
-
     def prepare(self, seeds: list[int]) -> Any:
         """Return the seeds of trajectories for their agents."""
         return derived_seeds(seeds, Stream.AGENT)
@@ -64,11 +62,15 @@ class PlayersOfRows(BatchedAgent):
         self.players.tables[row].begin(self._worker.trajectory, prepared[position])
 
     def get_state(self) -> Any:
-        """Return None: it cannot be said what policies remember."""
-        return None
+        """Return what the policies remember, for `set_state`; None if one cannot say that."""
+        return self.players.get_state() if self.players.are_restorable else None
 
     def set_state(self, state: Any) -> None:
-        """Do nothing: there is no state."""
+        """Go on where the same policies were when `get_state` returned `state`."""
+        self.players.set_state(state)
+
+    def begin_part(self) -> None:
+        """Do nothing: where episodes go on `Players.begin_part` is told where."""
 
     def _get_value(self, row: int) -> Callable[[Any], Any] | None:  # noqa: ARG002 - agents' values are recorded
         return None
@@ -116,11 +118,13 @@ class JointRows:
     Attributes:
         n_rows: How many environments there are.
         rows: The recorders that the environments' scripts write to.
+        keeps_sent: Whether recorders keep the joint actions of parts.
         step: The step in hand.
     """
 
     def __init__(self, envs: Sequence[MultiAgentEnv]) -> None:
-        self._envs, self.n_rows = envs, len(envs)
+        self._envs, self.n_rows, self.keeps_sent = envs, len(envs), False
+        self._roundings = [rounding_for(env.action_space) for env in envs]
         self.step = 0
         self._make_for(None, ())
 
@@ -162,6 +166,7 @@ class JointRows:
             free = self._free[row]
             of_tickets[ticket] = free.pop() if free else JointRecorder(self._envs[row], self._tables[row])
             of_tickets[ticket].clear()
+            of_tickets[ticket].sent = [] if self.keeps_sent else None
         self.rows[row] = of_tickets[ticket]
         return Trajectory(ticket, position, index, row, self.step)
 
@@ -176,8 +181,8 @@ class JointRows:
         del row
         return {}
 
-    def record_actions(self, live: Sequence[int], actions: list[Any]) -> list[Any]:
-        """Record the actions of rows; return them.
+    def record_actions(self, live: Sequence[int], actions: list[Any], *, rounds: bool) -> list[Any]:
+        """Record the actions of rows; return them, with the floats of their spaces if that is wanted.
 
         Raises:
             ActionError: One does not fit its space; its attribute `row` is the row.
@@ -190,6 +195,9 @@ class JointRows:
                 error.row = row
                 raise
         self._record_infos()
+        if rounds:
+            for row in live:
+                actions[row] = self._roundings[row].round(actions[row])
         return actions
 
     def _record_infos(self) -> None:
@@ -211,8 +219,9 @@ class JointRows:
         recorder = self.rows[trajectory.row]
         if recorder.metrics:
             trajectory.metrics, recorder.metrics = tuple(recorder.metrics.items()), {}
+        n_before = recorder.n_before
         recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
-        trajectory.recorded = recorder, recorder.n_trajectories - 1
+        trajectory.recorded = recorder, recorder.n_trajectories - 1, n_before
 
     def leave_out(self, row: int) -> None:
         """Forget the trajectory in a row."""
@@ -293,11 +302,19 @@ class JointRows:
         policy, rollouts = self._policy(played.policy), played.rollouts
         of = [trajectories[episode] for episode in played.episodes.tolist()]
         rows = [policy.row_of(it.row, number) for it, number in zip(of, played.agents.tolist(), strict=True)]
+        n_before = np.repeat(np.array([it.recorded[2] for it in of], np.int64), rollouts.lengths)
         begun = np.repeat(np.array([it.begun for it in of], np.int64), rollouts.lengths)
-        numbers = (begun + played.env_timesteps) * policy.n_rows + np.repeat(np.array(rows, np.int64), rollouts.lengths)
+        steps = begun + played.env_timesteps - n_before
+        numbers = steps * policy.n_rows + np.repeat(np.array(rows, np.int64), rollouts.lengths)
         ends = np.cumsum(rollouts.lengths)
 
         def owners(steps: NDArray[np.int64]) -> NDArray[np.int64]:
             return played.episodes[np.searchsorted(ends, steps, side="right")]
 
-        rollouts.agent_infos = self._infos[played.policy].select(numbers, owners)
+        is_earlier = played.env_timesteps < n_before  # chosen in an earlier part, and recorded again in this one
+        numbers[is_earlier] = -1
+        found = self._infos[played.policy].select(numbers, owners)
+        if is_earlier.any():
+            sources = [(rollouts.agent_infos if earlier else found) for earlier in is_earlier.tolist()]
+            found = join_undecided([(it, place, place + 1) for place, it in enumerate(sources)])
+        rollouts.agent_infos = found

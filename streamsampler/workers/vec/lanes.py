@@ -200,8 +200,7 @@ class LaneRunner(RowsDriver):
         begin = None if running.prepared is None else partial(self._begin_agent, row, running.prepared, position)
         reset = self._reset_function(row, index)
         try:
-            binding = self._bindings[row] if self._bindings else self._binding(row)
-            self._start(row, trajectory_script(reset, binding, seed, begin, self._limit))
+            self._start(row, trajectory_script(reset, self._bound(row), seed, begin, self._limit))
         except AbnormalTrajectoryError as error:
             self._hooks[row].lost(error)
             self._end_left_out(row, error)

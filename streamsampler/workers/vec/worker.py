@@ -31,10 +31,11 @@ from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.masks import masks_reach
 from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.restoring import are_one, close_all, refuse_copies_of
-from streamsampler.workers.several.players import Players, refuse_for_several
+from streamsampler.workers.several.players import Players
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
-from streamsampler.workers.vec.fragments import RunningGroups
+from streamsampler.workers.vec.fragments import Group, RunningGroups
 from streamsampler.workers.vec.joint import PlayersOfRows
+from streamsampler.workers.vec.joint_fragments import GroupOfAgents
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner, using_seeds
 from streamsampler.workers.vec.rows import noting
@@ -293,8 +294,6 @@ class VecWorker(Worker):
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories: in lanes, or block by block; or fragments."""
-        if self.resets is not None and self._players is not None:
-            refuse_for_several(self.resets)
         if self.resets is not None and (order := self.resets.fragments) is not None:
             return self._run_fragments(ticket, order)
         runner = self._runner
@@ -329,7 +328,8 @@ class VecWorker(Worker):
         return self._groups.run(ticket, order)
 
     def _make_groups(self, base_version: int) -> RunningGroups:
-        return RunningGroups(self, base_version, self._lane_runner.n_slots)
+        kind = Group if self._players is None else GroupOfAgents
+        return RunningGroups(self, base_version, self._lane_runner.n_slots, kind)
 
     def _forget_groups(self) -> None:
         """Close the environments of fragments, apart from the worker's own."""

@@ -1,0 +1,87 @@
+"""Run fragments of several agents side by side: the environments of a group, and policies that play in all of them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from streamsampler.agents.base import is_agent
+from streamsampler.agents.updates import updated_agent
+from streamsampler.environments.multi_agent import MultiAgentEnv
+from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.script import End, Script
+from streamsampler.workers.base import Worker
+from streamsampler.workers.fragments import Row
+from streamsampler.workers.several.players import Players
+from streamsampler.workers.vec.agents import BatchedAgent
+from streamsampler.workers.vec.fragments import Group
+from streamsampler.workers.vec.joint import JointRows, PlayersOfRows
+from streamsampler.workers.vec.steps import Trajectory
+
+
+class GroupOfAgents(Group):
+    """The environments of several agents that take each timestep together; see `Group`."""
+
+    _recorder: JointRows
+
+    def __init__(self, number: int, n_rows: int, rows: list[Row], worker: Worker) -> None:
+        super().__init__(number, n_rows, rows, worker)
+        self._recorder.keeps_sent = True
+        self._rounds = True
+        self._given: Any = None
+        self._players: Players | None = None
+
+    # ------------------------------------------------------------------ policies
+
+    @property
+    def players(self) -> Players:
+        """The policies."""
+        assert self._players is not None
+        return self._players
+
+    def _update(self, update: Any) -> None:
+        if self._players is not None and not is_agent(update):
+            self._players.update(update)
+            return
+        self._given = updated_agent(self._given, update, None)
+        envs = [cast("MultiAgentEnv", row.env.unwrapped) for row in self.rows]
+        self._players = Players(self._given, envs, self._worker.warn_once, across=True, n_envs=self._n_rows)
+
+    def _made_agent(self) -> BatchedAgent:
+        self._recorder.play_with(self.players)
+        for row, table in zip(self.rows, self.players.tables, strict=True):
+            row.table = table
+        return PlayersOfRows(self.players, self._worker)
+
+    # ------------------------------------------------------------------ fragments
+
+    def run(self, version: int, n_timesteps: int) -> bool:
+        """Run a fragment; see `Group.run`."""
+        self.players.begin_part([place for place, row in enumerate(self.rows) if row.length])
+        return super().run(version, n_timesteps)
+
+    def _resume(self, position: int, script: Script) -> None:
+        suspended = self.rows[position].suspended
+        assert suspended is not None
+        self._recorder.rows[position].go_on(suspended)
+        self._start(position, script, self._bound(position))
+
+    def _end_record(self, part: Trajectory, end: End) -> None:
+        self._worker.phase = Phase.RECORDING
+        self._recorder.end(part, end, self.agent, self._worker)
+        row, recorder = self.rows[part.row], self._recorder.rows[part.row]
+        row.suspended, row.sent = (None, None) if end.ended else (recorder.suspended, recorder.sent)
+        self._worker.phase = Phase.STEP
+
+    # ------------------------------------------------------------------ losses
+
+    def _state_of_agent(self) -> Any:
+        state = self.agent.get_state()
+        told = [None if row.suspended is None else row.suspended.infos_of_unanswered() for row in self.rows]
+        return None if state is None else (state, told)
+
+    def _set_state_of_agent(self, state: Any, *, is_replaced: bool) -> None:
+        of_policies, told = state
+        for row, infos in zip(self.rows, told, strict=True):
+            if row.suspended is not None:
+                row.suspended = row.suspended.with_infos(infos)
+        super()._set_state_of_agent(of_policies, is_replaced=is_replaced)
