@@ -8,6 +8,7 @@ import random
 import re
 import threading
 import traceback
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -18,7 +19,7 @@ from streamsampler import Limits, LocalSampler, MultiprocessingSampler, NewEnvUp
 from streamsampler.errors import ActionError, RolloutError, SamplerError, UsageError
 from streamsampler.filters import RunningNorm
 from streamsampler.stepping.inference.processes import EnvironmentRaisedError
-from streamsampler.stepping.inference.remote_rows import RowGroups
+from streamsampler.stepping.inference.remote_rows import RemoteRows, RowGroups
 from streamsampler.stepping.links import EnvPool
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import Alone, Drawn, Fleeting, Mixing, Noisy, Restorable, Sticky
@@ -613,3 +614,21 @@ def test_what_a_hook_or_drop_if_raises_is_an_error(tmp_path):
         ):
             sampler.obtain_trajectories(5)
     assert [file.name for file in tmp_path.iterdir()] == ["0 ArithmeticError"]
+
+
+def test_results_of_rows_that_wait_for_each_other_are_taken_together():
+    """Whichever arrives first: rows in their order begin the next trajectories of a block."""
+    arriving, taken = iter([[2], [0], [1]]), []
+    ready = np.zeros(3, np.bool_)
+
+    def take(rows: Any) -> None:
+        taken.append(rows)
+        ready[rows] = True
+
+    environments = SimpleNamespace(take_arrived=lambda _timeout: next(arriving), restoring=set())
+    rows: Any = SimpleNamespace(
+        _environments=environments, _runs=np.ones(3, np.bool_), _ready=ready, _usable=lambda: ready, _take=take,
+        _is_done=lambda: False,
+    )  # fmt: skip
+    assert RemoteRows._wait_for_all(rows).all()
+    assert taken == [[0, 1, 2]]
