@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -277,3 +278,19 @@ def test_files_folders_and_statistics(tmp_path: Path) -> None:
     for batch in batches:
         assert (batch.stats.kept_timesteps, batch.stats.kept_trajectories) == (batch.n_env_steps, len(batch))
         assert batch.stats.episodes.count == (~batch.cut).sum()
+
+
+class Unfaithful(Dying):
+    """Shows one agent something else in each process; rewards are the same."""
+
+    def seen(self, agent: str) -> Any:
+        seen = super().seen(agent)
+        return seen + np.float32(os.getpid() % 7) * (agent == "blue_1")
+
+
+def test_an_episode_that_comes_out_otherwise_for_one_agent_is_not_restored(tmp_path: Path, caplog: Any) -> None:
+    how = {"seed": 3, "check": None, "n_workers": 2, "max_restarts": 99}
+    with MultiprocessingSampler(Rowwise(), lambda: Unfaithful(tmp_path, 2), **how) as sampler:
+        for _ in range(4):
+            sampler.obtain_fragments(2, 8)
+    assert "the same actions did not lead to the same observations and rewards" in caplog.text

@@ -162,6 +162,27 @@ def test_hooks_see_the_same_and_leave_out_the_same(which: str) -> None:
         assert one.stats.dropped
 
 
+class Halves(Comings):
+    """Half of the trajectories are odd, from a step on after which some agents have ended."""
+
+    def begin(self, seed: Any) -> None:
+        super().begin(seed)
+        self.odd = seed % 2 == 1
+
+    def step(self, actions: Any) -> Any:
+        *parts, infos = super().step(actions)
+        return *parts, {**infos, "red_1": {"odd": True}} if self.odd and self.t == 5 else infos
+
+
+@pytest.mark.parametrize("n_envs", [1, 2, 3])
+def test_what_is_left_out_last_in_a_row_leaves_nothing(n_envs: int) -> None:
+    agent, how = AGENTS["both"], {"seed": 2, "drop_if": is_odd, "check": None}
+    blocks: Any = {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs, "block_size": 6}}  # one in each ticket
+    with LocalSampler(agent, Halves, **how) as one, LocalSampler(agent, Halves, **how, **blocks) as many:
+        for n in range(1, 9):
+            assert many.obtain_trajectories(n) == one.obtain_trajectories(n)
+
+
 @pytest.mark.parametrize("game", [Comings, Turns])
 def test_filters_updates_and_masks_by_policy(game: Any) -> None:
     agents = {"red": Rowwise(), "blue": Chooser()}
