@@ -26,6 +26,12 @@ _INCOMPLETE = (
 )
 
 
+_OF_AGENTS = (
+    "what was recorded of trajectory {index} is a part of an episode of several agents: whole ones are replayed, those "
+    "that began and ended in one call"
+)
+
+
 def episode_of(
     batch: TrajectoryBatch[Any, Any], one: TrajectoryBatch[Any, Any], *, actions: bool
 ) -> TrajectoryBatch[Any, Any]:
@@ -37,8 +43,11 @@ def episode_of(
         actions: Whether recorded actions are replayed, so that the parts may have been made with several parameters.
 
     Raises:
-        UsageError: It began in an earlier call, and an agent is to choose the actions, or a part is missing.
+        UsageError: It began in an earlier call, and an agent is to choose the actions, or a part is missing; or it is a
+            part of an episode of several agents.
     """
+    if hasattr(one, "policies") and (one.continued[0] or one.cut[0]):
+        raise UsageError(_OF_AGENTS.format(index=int(one.indices[0])))
     if one.env_numbers[0] < 0 or not one.continued[0]:
         return one
     index, last = int(one.indices[0]), int(one.agent_versions[0])

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import streamsampler
-from streamsampler import MultiAgentBatch, TrajectoryBatch, load
+from streamsampler import MultiAgentBatch, TrajectoryBatch, UsageError, load
 from streamsampler.filters import RunningNorm
 from tests.scripted.games import DEFAULT, Chooser, Comings, Stay, Turns
 from tests.several.comparing import LocalSampler, sampled
@@ -278,6 +278,16 @@ def test_files_folders_and_statistics(tmp_path: Path) -> None:
     for batch in batches:
         assert (batch.stats.kept_timesteps, batch.stats.kept_trajectories) == (batch.n_env_steps, len(batch))
         assert batch.stats.episodes.count == (~batch.cut).sum()
+
+
+@pytest.mark.parametrize("kind", [{}, rows(2)])
+def test_whole_episodes_are_replayed_and_parts_are_refused(kind: Any) -> None:
+    with LocalSampler(Knowing(), Turns, seed=3, check=None, **kind) as sampler:
+        batch = sampler.obtain_fragments(40, 2)
+        how = {"recorded": batch, "actions": bool(kind)}
+        assert sampler.replay(1, 0, **how).difference is None
+        with pytest.raises(UsageError, match="a part of an episode of several agents"):
+            sampler.replay(1, int(batch.indices[batch.cut][0]), **how)
 
 
 class Unfaithful(Dying):
