@@ -150,8 +150,9 @@ class RowsDriver:
         worker.phase = _RECORDING
         batch = recorder.batch(rows, sources)
         masks = None if self._masks is None else self._masks.of(batch, self._take_infos(rows), rows, sources)
-        self._infos_together = {}
-        self._info_of.clear()
+        if self._hooks:
+            self._infos_together = {}
+            self._info_of.clear()
         actions, infos = self._agent.choose(batch, rows, worker, self._record_agent_info, masks)
         worker.phase = _ACTION
         if sources is not None:

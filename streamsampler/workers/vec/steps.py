@@ -315,12 +315,10 @@ class BatchRecorder(StepRecorder):
         Raises:
             ActionError: It does not fit the space.
         """
-        checked = self._checked_actions.checked(actions, self._width)
-        n = len(rows)
-        all_actions = self._checked_actions.nested(checked)
-        if n < self._width:
-            checked = [leaf[rows] for leaf in checked]
-        self.actions.extend(self._checked_actions.nested(checked), n)
+        space, n = self._checked_actions, len(rows)
+        checked = space.checked(actions, self._width)
+        all_actions = space.nested(checked)
+        self.actions.extend(all_actions if n == self._width else space.nested([leaf[rows] for leaf in checked]), n)
         return all_actions
 
     def end_step(self, rows: Sequence[int]) -> None:
