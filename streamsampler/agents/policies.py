@@ -120,7 +120,9 @@ class Policies:
 
 
 class PolicyUpdates(dict[str, tuple[Any, ...]]):
-    """Updates of policies by name, complete: each a pickled new agent, or None, and pickled parameters, or None.
+    """Updates of policies by name, complete: of each a pickled new agent, pickled parameters, and a mark of the agent.
+
+    What there is not is None.
 
     Attributes:
         traits: Of policies that are new agents, by name, what decides which updates they take.
@@ -131,9 +133,9 @@ class PolicyUpdates(dict[str, tuple[Any, ...]]):
     def over(self, before: PolicyUpdates) -> PolicyUpdates:
         """Return these updates, and of policies that they do not name those before."""
         merged = PolicyUpdates(before)
-        for name, (agent, parameters) in self.items():
-            kept = before.get(name, (None, None))[0]
-            merged[name] = (kept, parameters) if agent is None else (agent, parameters)
+        for name, (agent, parameters, mark) in self.items():
+            kept, _, its_mark = before.get(name, (None, None, None))
+            merged[name] = (kept, parameters, its_mark) if agent is None else (agent, parameters, mark)
         merged.traits = {**before.traits, **self.traits}
         return merged
 

@@ -7,6 +7,7 @@ Updates are checked in the caller, before they are sent. There the current agent
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -206,7 +207,8 @@ def _policy_updates(update: Any, traits: Mapping[str, AgentTraits]) -> PolicyUpd
             agent = as_agent(resolved)
             new[name], resolved = traits_of(agent), agent
         pickled = dumps(resolved, f"the update of policy {name!r}").owned()
-        updates[name] = (pickled, None) if kind == "agent" else (None, pickled)
+        # The mark tells the same agent, sent once more after parameters, from the one that has them.
+        updates[name] = (pickled, None, os.urandom(8)) if kind == "agent" else (None, pickled, None)
     updates.traits = new
     return updates
 

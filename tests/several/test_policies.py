@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 import streamsampler
-from streamsampler import MultiAgentBatch, RandomAgent, TrajectoryBatch
+from streamsampler import MultiAgentBatch, RandomAgent, TrajectoryBatch, VecWorker
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.filters import RunningNorm, RunningReturnNorm
@@ -394,3 +394,14 @@ def test_what_only_a_policy_has_is_an_error_that_says_where_it_is(name: str) -> 
     for copied in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), TrajectoryBatch.concatenate(batch.split())):
         assert copied == batch
         assert not hasattr(copied, name)
+
+
+@pytest.mark.parametrize("kind", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}])
+def test_an_agent_that_comes_again_has_its_own_parameters(kind: Any) -> None:
+    """Not those that the policy was given in between."""
+    with LocalSampler({"x": Chooser()}, Comings, seed=1, **kind) as sampler:
+        shifts = [
+            set(sampler.obtain_trajectories(2, agent_update=update)["x"].agent_infos["shift"].tolist())
+            for update in ({"x": Chooser(1)}, {"x": (3,)}, {"x": Chooser(1)}, None)
+        ]
+    assert shifts == [{1}, {3}, {1}, {1}]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import operator
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -178,15 +177,15 @@ class Players:
         """Whether each policy is asked for one agent at a time."""
         return not any(policy.together for policy in self.policies.values())
 
-    def _update_policy(self, policy: Policy, agent: Any, parameters: Any) -> None:
+    def _update_policy(self, policy: Policy, agent: Any, parameters: Any, mark: bytes | None) -> None:
         """Apply what was not applied before: updates have those of earlier calls as well."""
-        before = self._applied.get(policy.name, (None, None))
-        if agent is not None and agent != before[0]:
+        its_mark, before = self._applied.get(policy.name, (None, None))
+        if agent is not None and mark != its_mark:
             policy.update(loads(agent))
-            before = (agent, None)
-        if parameters is not None and parameters != before[1]:
+            before = None
+        if parameters is not None and parameters != before:
             policy.update(loads(parameters))
-        self._applied[policy.name] = (agent, parameters)
+        self._applied[policy.name] = (mark, parameters)
 
     # ------------------------------------------------------------------ episodes that go on
 
@@ -218,10 +217,9 @@ class Players:
             if mark == self._mark_of(name):
                 self.policies[name].set_state(of_policy)
 
-    def _mark_of(self, name: str) -> int:
-        """Return what differs if a policy was replaced."""
-        agent = self._applied.get(name, (None, None))[0]
-        return 0 if agent is None else zlib.crc32(bytes(agent.data))
+    def _mark_of(self, name: str) -> Any:
+        """Return which agent has replaced a policy's; None if it is the one that was given."""
+        return self._applied.get(name, (None, None))[0]
 
     # ------------------------------------------------------------------ trajectories
 
