@@ -290,6 +290,27 @@ def test_whole_episodes_are_replayed_and_parts_are_refused(kind: Any) -> None:
             sampler.replay(1, int(batch.indices[batch.cut][0]), **how)
 
 
+@pytest.mark.parametrize("game", [Comings, Turns])
+@pytest.mark.parametrize("kind", [{}, rows(2)])
+@pytest.mark.parametrize("agents_too", [True, False])
+def test_a_run_that_is_stopped_goes_on_in_the_middle_of_episodes(game: Any, kind: Any, agents_too: bool) -> None:
+    """Where agents are not in the state, those that policies have by then are given anew."""
+    agents = {"red": Knowing(1), "blue": Rowwise(2)}
+    updates: list[Any] = [None, {"blue": Rowwise(1)}, None, None]
+    with LocalSampler(agents, game, seed=3, check=None, **kind) as sampler:
+        expected = [sampler.obtain_fragments(3, 3, update) for update in updates]
+    found: list[Any] = []
+    state: Any = None
+    for update in updates:
+        given = agents if agents_too or len(found) < 2 else {**agents, "blue": Rowwise(1)}
+        with LocalSampler(given, game, seed=3, check=None, **kind) as sampler:
+            if state is not None:
+                sampler.load_state_dict(state)
+            found.append(sampler.obtain_fragments(3, 3, update))
+            state = sampler.state_dict(agents=agents_too)
+    assert found == expected
+
+
 class Unfaithful(Dying):
     """Shows one agent something else in each process; rewards are the same."""
 

@@ -214,7 +214,7 @@ class Players:
         """Go on where the policies were when `get_state` returned `state`; those that were replaced begin anew."""
         for name, (mark, of_policy) in state.items():
             self.policies[name].is_replaced = False  # all have begun, with their environments
-            if mark == self._mark_of(name):
+            if self._mark_of(name) in (None, mark):  # None, too, where a loaded sampler was given the agent itself
                 self.policies[name].set_state(of_policy)
 
     def _mark_of(self, name: str) -> Any:
