@@ -123,6 +123,11 @@ class RemoteRows(RowsDriver):
         self._is_in_reset = np.zeros(n_rows, np.bool_)
         self._call_seconds = 0.0  # what a call of the agent takes, on the average
 
+    def release(self) -> None:
+        """Close the scripts; see `RowsDriver.release`."""
+        super().release()
+        self._forget_rows()
+
     def _forget_rows(self) -> None:
         """Forget all scripts, whose environments may still be at a request."""
         self._runs[:] = self._ready[:] = self._is_in_reset[:] = False

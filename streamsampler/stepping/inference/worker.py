@@ -87,7 +87,6 @@ class RemoteLanes(RemoteRows, LaneRunner):
         try:
             self._environments.give_up()
         finally:
-            self._forget_rows()
             forgotten = super().forget()
         return forgotten
 
@@ -156,7 +155,8 @@ class ParentWorker(VecWorker):
         assert isinstance(env_update, Payload)
         self._forget_groups()
         self.phase = Phase.ENV_CONSTRUCTION
-        self._envs, self._runner = [], None
+        self._drop_runner()
+        self._envs = []
         if self._environments is None:
             n_envs = self.layout({"n_envs": self._n_envs}).rows
             self._environments = Environments(n_envs, self.launch, self.close_timeout)
@@ -222,7 +222,8 @@ class ParentWorker(VecWorker):
         """Close the environments; their processes stay."""
         self._forget_groups()
         self.phase, self.trajectory = Phase.CLOSE, None
-        self._envs, self._runner = [], None
+        self._drop_runner()
+        self._envs = []
         if self._environments is not None:
             self._environments.close_all()
 

@@ -335,8 +335,8 @@ class RunningGroups(Running):
         groups, self._groups = self._groups, {}
         for group in groups.values():
             for row in group.rows:
-                # In memory that is shared with a process, maybe; groups are freed late, by `gc`.
                 row.observation = row.script = None
+            group.release()
         super().close()
 
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:

@@ -158,7 +158,7 @@ class LaneRunner(RowsDriver):
         forgotten = sum(each.left_out is None for each in self._tickets.begun()), self.n_ran
         self._tickets.clear()
         self._running = [None] * self._n_rows
-        self._sends = [None] * self._n_rows
+        self.release()
         self._live = []
         self._recorder.clear()
         for hooks in self._hooks:

@@ -193,7 +193,8 @@ class VecWorker(Worker):
         """
         self._forget_groups()
         self.phase = Phase.ENV_CONSTRUCTION
-        old, self._envs, self._runner = self._envs, [], None
+        self._drop_runner()
+        old, self._envs = self._envs, []
         before = {id(env): env for env in old}
         try:
             self._envs = self._updated(env_update, old)
@@ -404,5 +405,11 @@ class VecWorker(Worker):
         """Close the environments."""
         self.phase, self.trajectory = Phase.CLOSE, None
         self._forget_groups()
-        envs, self._envs, self._runner = self._envs, [], None
+        self._drop_runner()
+        envs, self._envs = self._envs, []
         close_all(envs)
+
+    def _drop_runner(self) -> None:
+        runner, self._runner = self._runner, None
+        if isinstance(runner, LaneRunner):
+            runner.release()
