@@ -105,10 +105,8 @@ REFUSALS: list[Refusal] = [
     Refusal({"inference": _PARENT, "given": _EACH}, "constructor", _ONE_EACH),
     Refusal({"inference": _PARENT, "memory": {"limited"}}, "constructor", "takes no limits.max_worker_memory"),
     Refusal({"inference": _PARENT, "agent": {"policies"}}, "constructor", "takes one agent"),
-    Refusal({"worker": _VEC, "agent": {"policies"}}, "constructor", "VecWorker does not run"),
     Refusal({"staleness": {"1"}, "order": {"arrival"}}, "constructor", 'staleness=1 needs order="index"'),
     Refusal({"staleness": {"1"}, "filter": {"observation", "reward"}}, "constructor", "takes no observation_filter"),
-    Refusal({"staleness": {"1"}, "agent": {"policies"}}, "constructor", "staleness=1"),
     Refusal({"agent": {"policies"}, "filter": {"observation", "reward"}}, "constructor", "is a dict by policy name"),
     # By the call, before anything is sent.
     Refusal({"agent": {"random", "function"}, "update": {"parameters"}}, "call", "has none; give it one"),
@@ -116,13 +114,13 @@ REFUSALS: list[Refusal] = [
     Refusal({"taken": {"taken"}, "between": {"actions"}}, "call", "actions=True needs the actions"),
     Refusal({"first": {"fragments"}, "between": {"replay"}, "worker": _VEC}, "call", "side by side with others"),
     Refusal({"first": {"fragments"}, "between": {"replay"}, "inference": _PARENT}, "call", "side by side with others"),
+    Refusal({"first": {"fragments"}, "between": {"replay"}, "world": _GAMES}, "call", "several agents"),
     Refusal({"second": {"fragments"}, "update": {"each"}}, "call", "need one agent and one environment"),
     *_of_calls("fragments", "do not call what Seamed overrides", worker={"seams"}),
     *_of_calls("fragments", 'need order="index"', order={"arrival"}),
     *_of_calls("fragments", 'need on_failure="raise"', on_failure={"drop"}),
     *_of_calls("fragments", "take no drop_if", drop_if={"drop_if"}),
     *_of_calls("fragments", "need one agent and one environment", given=_EACH),
-    *_of_calls("fragments", "of several agents", agent={"policies"}, world=_GAMES),
     *_of_calls("exact", "cannot replace trajectories", 3, given=_EACH, on_failure={"drop"}),
     *_of_calls("exact", "cannot replace trajectories", 3, given=_EACH, drop_if={"drop_if"}),
     *_of_calls("exact", "cannot replace trajectories", 3, update={"each"}, on_failure={"drop"}),
@@ -137,12 +135,8 @@ REFUSALS: list[Refusal] = [
     Refusal({"agent": {"rows alone"}, "worker": {"default", "seams"}, "inference": _IN_WORKERS}, "worker",
             "has get_actions alone"),
     Refusal({"agent": {"policies"}, "world": {"world"}}, "worker", "is for environments of several agents"),
-    Refusal({"world": _GAMES, "worker": _VEC}, "worker", "is an environment of several agents"),
     Refusal({"world": _GAMES, "inference": _PARENT}, "worker", "is an environment of several agents"),
-    Refusal({"world": _GAMES, "staleness": {"1"}}, "worker", "staleness=1 cannot be had of environments of several"),
     Refusal({"world": _GAMES, "taken": {"taken"}}, "worker", "needs actions that are one array"),
-    Refusal({"world": _GAMES, "first": {"fragments"}}, "worker", "cannot be had of environments of several agents"),
-    Refusal({"world": _GAMES, "second": {"fragments"}}, "worker", "cannot be had of environments of several agents"),
 ]  # fmt: skip
 
 
