@@ -114,7 +114,7 @@ REFUSALS: list[Refusal] = [
     Refusal({"taken": {"taken"}, "between": {"actions"}}, "call", "actions=True needs the actions"),
     Refusal({"first": {"fragments"}, "between": {"replay"}, "worker": _VEC}, "call", "side by side with others"),
     Refusal({"first": {"fragments"}, "between": {"replay"}, "inference": _PARENT}, "call", "side by side with others"),
-    Refusal({"first": {"fragments"}, "between": {"replay"}, "world": _GAMES}, "call", "several agents"),
+    Refusal({"first": {"fragments"}, "between": {"replay", "actions"}, "world": _GAMES}, "call", "several agents"),
     Refusal({"second": {"fragments"}, "update": {"each"}}, "call", "need one agent and one environment"),
     *_of_calls("fragments", "do not call what Seamed overrides", worker={"seams"}),
     *_of_calls("fragments", 'need order="index"', order={"arrival"}),
