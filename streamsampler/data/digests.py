@@ -22,7 +22,7 @@ def digest(value: Any, so_far: int = 0) -> int:
 
     Args:
         value: The value. Of an array its bytes count, of what holds arrays their dtypes and shapes, too.
-        so_far: The digest of what comes before, of which the result is a digest, too.
+        so_far: The digest of the values before this one, which the result covers, too.
     """
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         return zlib.crc32(np.ascontiguousarray(value), so_far)  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ def _entries(batch: Any, provenance: Mapping[str, Any] | None) -> dict[str, Arra
         header |= _known(batch.agents)
         agents = {field: getattr(batch.agents, field) for field in _AGENTS}
         header["structure"]["agents"] = _store(agents, "agents", "agents", entries)
-    if hasattr(batch, "policies"):  # there may be none: in a fragment in which nobody was answered
+    if hasattr(batch, "policies"):  # a fragment where no agent was answered has no policy's batch
         header["policies"] = {name: _policy(name, each, entries) for name, each in policies_of(batch).items()}
     entries["header"] = _to_bytes([_dumps(header, "provenance")])
     return entries

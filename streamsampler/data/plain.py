@@ -23,7 +23,7 @@ from streamsampler.protocol.messages import Times
 
 
 def plain_tree(tree: Tree) -> dict[str, Any]:
-    """Return a tree of arrays, of which only those of objects are pickled."""
+    """Return a tree of arrays in numbers, strings and bytes; arrays of objects are pickled."""
     if isinstance(tree, dict):
         return {"keys": list(tree), "parts": [plain_tree(child) for child in tree.values()]}
     if isinstance(tree, tuple):

@@ -40,7 +40,7 @@ class EpisodeState(NamedTuple):
             a ticket, pickled together; and which of them this is. None where there is nothing to remember.
         digests: Of its observations and rewards so far, that observation included which its last action led to.
         restorable: Whether another worker's agent can be put into this state.
-        actions: Of several agents, what they did in the call's timesteps: one dict for each.
+        actions: The joint actions of several agents in the call's timesteps, a dict for each timestep.
     """
 
     length: int

@@ -346,7 +346,7 @@ def returned(agent: str, ended: Mapping[str, int]) -> DataError:
 
 
 def refuse_other_agents(one: Any, other: Any) -> None:
-    """Refuse environments that are to run side by side, of which one has other agents than another.
+    """Refuse two environments for one worker whose agents differ: its rows share their policies.
 
     Raises:
         DataError: They are of several agents, and these differ.

@@ -63,7 +63,7 @@ class TrajectoryHooks(Protocol):
     """Sees the timesteps of a script's trajectory."""
 
     def start(self, observation: Any, info: Any) -> None:
-        """See the reset, whose info is recorded."""
+        """See the first observation and the reset's info, which is recorded."""
 
     def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
         """See a timestep, which is recorded."""

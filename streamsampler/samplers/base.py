@@ -314,8 +314,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         Whole trajectories in between (with one warning: let a second sampler run them), an `env_update`, other
         `n_envs` and an exception end the episodes: the next call begins with fresh environments. In a copy of the
         sampler by pickling, and in one that loads its `state_dict`, they are restored as after a loss. With
-        `on_failure="drop"` fragments are an error, since no other episode takes the place of one that raises: what it
-        had would be missing in the grid.
+        `on_failure="drop"` fragments are an error, since no other episode takes the place of an episode that raises:
+        its timesteps would be missing in the grid.
 
         Args:
             n_timesteps: Timesteps of each environment, at least 1.

@@ -1,8 +1,8 @@
 """Say where a sampler stands after a call, so that another one in another process goes on to the same bits.
 
 Trajectories are functions of seeds, agents and environments. So the state of a sampler is small: which agent version
-comes next, what filters have learnt, what was counted, which environment calls have put in force, and, of fragments,
-where their episodes stand. The last is what a worker gets in place of a lost one (see `FragmentLedger`): the new
+comes next, the statistics of filters, the counts of `stats`, the environment that a call has put in force, and where
+the episodes of fragments stand. A worker that replaces a lost one gets the same (see `FragmentLedger`): the new
 sampler's workers restore these episodes in its next call for fragments.
 """
 
@@ -35,12 +35,12 @@ FORMAT = 1
 """The format of states; another number wherever this version could not read the states of another one."""
 
 Layer = dict[Kind, "tuple[bool, list[Any]] | None"]
-"""Updates by kind: whether all workers have the same one, and each one's payload with what is known of it. None where
-nothing of that kind is in force."""
+"""Updates by kind: whether all workers share an update, and each update's payload with its facts; None for a kind
+without an update in force."""
 
 
 def _layer(engine: Engine, updates: Updates[Any], kinds: Iterable[Kind]) -> Layer:
-    """Return what is in force of some kinds, which the engine has published."""
+    """Return the updates in force, of some kinds: their payloads as the engine has published them."""
     layer: Layer = dict.fromkeys(kinds)
     for kind, of_workers in updates.snapshot().items():
         if kind in layer:

@@ -351,7 +351,7 @@ def say_again(env: Any, begun: tuple[Any, Any], actions: Iterable[Any]) -> Itera
             return
 
 
-class Restored(NamedTuple):
+class RestoredEpisode(NamedTuple):
     """An episode that was restored.
 
     Attributes:
@@ -377,7 +377,7 @@ def apply_actions(
     limit: int | None = None,
     recorder: RolloutRecorder | None = None,
     begin: Callable[[int], None] | None = None,
-) -> Restored:
+) -> RestoredEpisode:
     """Drive a new script with an episode's actions.
 
     Args:
@@ -415,7 +415,7 @@ def apply_actions(
     digests.add(compared, 0, n, compared_of_agents(rollouts).get(0, ()))
     if n != state.length or digests.values(compared, 0) != state.digests:
         raise NotRestoredError("the same actions did not lead to the same observations and rewards", n)
-    return Restored(script, end, digests, n)
+    return RestoredEpisode(script, end, digests, n)
 
 
 def _applied(script: Script, actions: Iterable[Any], recorder: RolloutRecorder, row: WorkerRow, version: int) -> End:

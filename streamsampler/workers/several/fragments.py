@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from streamsampler.agents.base import is_agent
-from streamsampler.agents.updates import updated_agent
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.rollouts.script import End
 from streamsampler.workers.fragments import FragmentEnv
 from streamsampler.workers.hooks import WorkerWithSeams
-from streamsampler.workers.several.players import Players, Table
+from streamsampler.workers.several.players import Players, Table, updated_players
 from streamsampler.workers.several.recorder import JointRecorder
 
 
@@ -23,7 +21,6 @@ class FragmentEnvOfAgents(FragmentEnv):
 
     def __init__(self, worker: WorkerWithSeams, *args: Any) -> None:
         super().__init__(worker, *args)
-        self._given: Any = None
         self._players: Players | None = None
 
     @staticmethod
@@ -43,12 +40,8 @@ class FragmentEnvOfAgents(FragmentEnv):
         return self._players
 
     def _update(self, update: Any) -> None:
-        if self._players is not None and not is_agent(update):
-            self._players.update(update)
-            return
-        self._given = updated_agent(self._given, update, None)
         several = cast("MultiAgentEnv", self.env.unwrapped)
-        self._players = Players(self._given, [several], self._worker.warn_once)
+        self._players = updated_players(self._players, update, [several], self._worker.warn_once)
         self._agent = self.table = self._players.tables[0]
 
     def _look_at_agent(self) -> None:

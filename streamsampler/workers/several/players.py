@@ -9,13 +9,15 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from streamsampler.agents.base import is_agent
 from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.policies import SHARED, Policies, PolicyUpdates
+from streamsampler.agents.updates import updated_agent
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import loads
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.workers.masks import Warn
-from streamsampler.workers.several.policies import Asked, Policy
+from streamsampler.workers.several.policies import Asked, PlayingPolicy
 from streamsampler.workers.several.seats import Seat
 
 
@@ -59,13 +61,13 @@ class Table:
         self._players.begin_trajectory(self.place)
         self._begin_for(self._env.env.agents)
 
-    def begin_with(self, policy: Policy) -> None:
+    def begin_with(self, policy: PlayingPolicy) -> None:
         """Let a policy begin, in the middle of the episode, as at its start."""
         if seats := [it for it in self._seats.values() if it.policy is policy and self._env.lists(it.agent_id)]:
             policy.begin(seats, self._seed)
 
     def _begin_for(self, agent_ids: Sequence[str]) -> None:
-        new: dict[Policy, list[Seat]] = {}
+        new: dict[PlayingPolicy, list[Seat]] = {}
         for agent_id in sorted((it for it in agent_ids if it in self._numbers), key=self._numbers.__getitem__):
             policy = self._players.policy_of(agent_id, self._index)
             policy.join(agent_id, self._env)
@@ -115,6 +117,24 @@ class Table:
         return {seat.agent_id: {} if seat.policy.crosses else seat.info for seat in self.acting}
 
 
+def updated_players(
+    players: Players | None, update: Any, envs: Sequence[MultiAgentEnv], warn: Warn, **how: Any
+) -> Players:
+    """Return players after an update: the same, or new players where the update is an agent.
+
+    Args:
+        players: The players; None if there are none yet.
+        update: The update.
+        envs: The environments.
+        warn: See `MaskFinder`.
+        how: Further arguments of `Players`.
+    """
+    if players is not None and not is_agent(update):
+        players.update(update)
+        return players
+    return Players(updated_agent(None if players is None else players.given, update, None), envs, warn, **how)
+
+
 class Players:
     """The policies that play the agents of environments.
 
@@ -138,7 +158,7 @@ class Players:
         self.given, self._n_envs = given, n_envs
         self._is_shared = not isinstance(given, Policies)
         self._chosen = Policies({SHARED: given}) if self._is_shared else given
-        self.policies = {name: Policy(name, it, warn, across=across) for name, it in self._chosen.agents.items()}
+        self.policies = {name: PlayingPolicy(name, it, warn, across=across) for name, it in self._chosen.agents.items()}
         self._applied: dict[str, tuple[Any, Any]] = {}
         self.move_to(envs)
 
@@ -177,7 +197,7 @@ class Players:
         """Whether each policy is asked for one agent at a time."""
         return not any(policy.together for policy in self.policies.values())
 
-    def _update_policy(self, policy: Policy, agent: Any, parameters: Any, mark: bytes | None) -> None:
+    def _update_policy(self, policy: PlayingPolicy, agent: Any, parameters: Any, mark: bytes | None) -> None:
         """Apply what was not applied before: updates have those of earlier calls as well."""
         its_mark, before = self._applied.get(policy.name, (None, None))
         if agent is not None and mark != its_mark:
@@ -228,7 +248,7 @@ class Players:
         for policy in self.policies.values():
             policy.begin_trajectory(place)
 
-    def policy_of(self, agent_id: str, index: int) -> Policy:
+    def policy_of(self, agent_id: str, index: int) -> PlayingPolicy:
         """Return the policy that plays an agent in a trajectory."""
         return self.policies[self._chosen.name_for(agent_id, index)]
 
@@ -260,7 +280,7 @@ class Players:
 
     def _group(self, acting: list[list[Seat]]) -> None:
         """Put together who is asked for in one call."""
-        groups: dict[tuple[Policy, int], list[Seat]] = {}
+        groups: dict[tuple[PlayingPolicy, int], list[Seat]] = {}
         for seats in acting:
             for seat in seats:
                 groups.setdefault((seat.policy, -1 if seat.policy.crosses else seat.table.place), []).append(seat)

@@ -116,7 +116,7 @@ class Asked:
         infos: What the policy said last of all rows.
     """
 
-    def __init__(self, policy: Policy, seats: list[Seat]) -> None:
+    def __init__(self, policy: PlayingPolicy, seats: list[Seat]) -> None:
         self.policy, self.seats = policy, seats
         place = seats[0].table.place
         self.row = -1 if policy.crosses else place
@@ -130,7 +130,7 @@ class Asked:
         self.infos: dict[str, Any] = {}
 
 
-class Policy:
+class PlayingPolicy:
     """An agent that plays some agents of environments.
 
     Args:

@@ -21,7 +21,7 @@ class Seat:
     Args:
         agent_id: The agent.
         number: Its number among all that may take part.
-        policy: What plays it, a `Policy`.
+        policy: What plays it, a `PlayingPolicy`.
         table: Where the agents of its environment sit, a `Table`.
 
     Attributes:

@@ -21,7 +21,7 @@ from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Worker
 from streamsampler.workers.restoring import rounding_for
 from streamsampler.workers.several.players import Players, Table
-from streamsampler.workers.several.policies import Policy
+from streamsampler.workers.several.policies import PlayingPolicy
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.rows import BatchInfos
@@ -291,7 +291,7 @@ class JointRows:
             raise min(errors, key=lambda error: error.position or 0)
         return found, played
 
-    def _policy(self, name: str) -> Policy:
+    def _policy(self, name: str) -> PlayingPolicy:
         assert self._players is not None
         return self._players.policies[name]
 

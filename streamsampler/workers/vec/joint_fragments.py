@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from streamsampler.agents.base import is_agent
-from streamsampler.agents.updates import updated_agent
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import End, Script
 from streamsampler.workers.base import Worker
 from streamsampler.workers.fragments import Row
-from streamsampler.workers.several.players import Players
+from streamsampler.workers.several.players import Players, updated_players
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import Group
 from streamsampler.workers.vec.joint import JointRows, PlayersOfRows
@@ -27,7 +25,6 @@ class GroupOfAgents(Group):
         super().__init__(number, n_rows, rows, worker)
         self._recorder.keeps_sent = True
         self._rounds = True
-        self._given: Any = None
         self._players: Players | None = None
 
     # ------------------------------------------------------------------ policies
@@ -39,12 +36,10 @@ class GroupOfAgents(Group):
         return self._players
 
     def _update(self, update: Any) -> None:
-        if self._players is not None and not is_agent(update):
-            self._players.update(update)
-            return
-        self._given = updated_agent(self._given, update, None)
         envs = [cast("MultiAgentEnv", row.env.unwrapped) for row in self.rows]
-        self._players = Players(self._given, envs, self._worker.warn_once, across=True, n_envs=self._n_rows)
+        self._players = updated_players(
+            self._players, update, envs, self._worker.warn_once, across=True, n_envs=self._n_rows
+        )
 
     def _made_agent(self) -> BatchedAgent:
         self._recorder.play_with(self.players)
