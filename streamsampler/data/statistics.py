@@ -324,6 +324,8 @@ class Stats:
         restarts: Workers that were started in place of others: dead ones, hung ones, too large ones.
         hangs: Workers that made no progress and were killed.
         replaced: Workers that had more memory than they may, and ended.
+        further_envs: Environments that were made for whole trajectories, because episodes of fragments go on in those
+            that there were.
         reports: Answers of workers.
         seconds: Wall time inside obtaining calls.
         workers: Where each worker's time went.
@@ -363,6 +365,7 @@ class Stats:
     restarts: int = 0
     hangs: int = 0
     replaced: int = 0
+    further_envs: int = 0
     reports: int = 0
     seconds: float = 0.0
     workers: list[Times] = field(default_factory=list)
@@ -403,6 +406,7 @@ class Stats:
             "anomalies": f"{self.anomalies:,}" + (f", first {self.first_anomaly}" if self.first_anomaly else ""),
             "restarts": f"{self.restarts:,} of {count(len(self.workers), 'worker')}; {self.hangs:,} hung, "
             f"{self.replaced:,} had too much memory",
+            **({"further environments": f"{self.further_envs:,}"} if self.further_envs else {}),
             "wall time": self._wall_time(),
             "workers' time": self._shares(),
             **{
@@ -423,6 +427,7 @@ class Stats:
     def take_report(self, worker: int, report: Report) -> None:
         """Add what a report says of times and of abandoned rollouts; what became of the others is its reader's."""
         self.reports += 1
+        self.further_envs += report.further_envs
         self.workers[worker] = self.workers[worker].plus(report.seconds)
         self.worker_timesteps[worker] += report.ran_timesteps
         self.take_measured(worker, report.timed)

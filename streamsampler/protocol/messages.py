@@ -198,6 +198,8 @@ class Start:
         check: Whether to check, before the first ticket, that trajectories depend on their seeds alone.
         resets: What the call says of its trajectories (`workers.resets.Resets`), as the engine carries payloads.
         filters: New filters (`filters.Filters`); None keeps them.
+        goes_on: The version in which the fragments began whose episodes go on in this worker's environments; 0 where
+            none do. Those of others end.
     """
 
     version: int
@@ -209,6 +211,7 @@ class Start:
     check: bool = False
     resets: Any = None
     filters: Any = None
+    goes_on: int = 0
 
 
 @by_position
@@ -299,6 +302,9 @@ class Report:
         fingerprint: How the worker's process computes; None where the worker has said so before.
         timed: What user code measured since the worker's last report; see `timing.timed`. None for nothing.
         metrics: How each metric of the ticket's trajectories becomes one number for a batch, as pairs; see `hooks`.
+        further_envs: How many environments the worker made for whole trajectories since its last report, because
+            fragments go on in those that it had.
+        ended_fragments: Whether it has none of those any more.
     """
 
     ticket: Ticket
@@ -315,6 +321,8 @@ class Report:
     fingerprint: Fingerprint | None = None
     timed: Measured | None = None
     metrics: tuple[tuple[str, str], ...] = ()
+    further_envs: int = 0
+    ended_fragments: bool = False
 
     @property
     def ran_timesteps(self) -> int:

@@ -217,7 +217,7 @@ class BatchMaker:
         self._gathering = gathering
         self._accounts, self._stats = accounts, accounts.stats
         self._spaces_of_taken: dict[int, Spaces] = {}  # by worker
-        self._ledger = ledger = session.fragments
+        self._ledger = ledger = session.ledger
         self._episodes = None if ledger is None else Episodes(gathering.result, ledger)
         self._result = self._episodes or gathering.result
         self._filters = session.filters

@@ -278,7 +278,7 @@ class Call:
     def _handle_failure(self, record: WorkerRecord, event: Answered, failure: Failure) -> None:
         is_current = record.record_answer(failure)
         self.stats.lost_timesteps += failure.lost_timesteps
-        record.sent.clear()  # environment or agent may be half updated: the next start brings new ones
+        record.forget()  # environment or agent may be half updated
         if not is_current:
             self.stats.stale_trajectories += 1
             return
@@ -295,7 +295,7 @@ class Call:
         if index not in indices and failure.phase not in UPDATE_PHASES:
             # It is not known which, unless it is the only one.
             index = indices[0] if len(indices) == 1 else None
-            failure = replace(failure, trajectory=index if self._session.fragments is None else None)
+            failure = replace(failure, trajectory=index if self._session.ledger is None else None)
         setback = self._supervisor.setback_of(record, failure, event.contents)
         if setback.is_of_an_update or setback.is_of_the_engine:
             self.gathering.put_back(worker, indices, now)
@@ -306,7 +306,7 @@ class Call:
 
     def _place_of(self, trajectory: int | None) -> tuple[int, int | None]:
         """Return the agent version that a trajectory is named by, and its index in the plan, if there is one."""
-        fragments = self._session.fragments
+        fragments = self._session.ledger
         if fragments is None or trajectory is None:
             return self.version, trajectory
         return fragments.base_version, fragments.group_of(trajectory)

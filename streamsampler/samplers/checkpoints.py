@@ -196,7 +196,7 @@ class CheckpointedSampler(SamplerLife):
     def _state(self) -> dict[str, Any]:
         """Return the state without what is in force."""
         session, filters = self._session, self.filters
-        fragments = session.fragments
+        fragments = session.going_on()
         if session.suspect or fragments is None or not fragments.is_complete:
             fragments = None
         return {

@@ -72,7 +72,8 @@ class FragmentLedger:
         self._earlier: dict[int, Earlier] = {}  # by environment, of the first episode in this call, if it is continued
         self.ended = EndedEpisodes()
         self._so_far: dict[int, Earlier] = {}  # by environment, of the episode that goes on after its last fragment
-        self._agent_is_replaced = False  # by this call
+        self._agent_is_replaced = False  # by this call, or one before it since the last for fragments
+        self._is_to_be_replaced = False
         self._loaded: set[int] = set()  # environments that have not run since `of_state`
 
     @property
@@ -95,7 +96,12 @@ class FragmentLedger:
         self._plan, self._options = plan, options
         self._arrived = set()
         self._earlier, self.ended = {}, EndedEpisodes()
-        self._agent_is_replaced = agent_is_replaced
+        self._agent_is_replaced = agent_is_replaced or self._is_to_be_replaced
+        self._is_to_be_replaced = False
+
+    def replace_agent(self) -> None:
+        """Note that a call for whole trajectories has replaced the agent: it remembers nothing of these episodes."""
+        self._is_to_be_replaced = True
 
     def state(self) -> dict[str, Any]:
         """Return where all environments stand, after a complete call, with numbers, strings and bytes alone.
@@ -106,7 +112,12 @@ class FragmentLedger:
         memories: list[bytes] = []  # each once: the environments of a ticket have theirs together
         standings = self._standings.known(range(self.n_envs))
         environments = [self._state_of(number, standings[number], memories) for number in range(self.n_envs)]
-        return {"base_version": self.base_version, "environments": environments, "memories": memories}
+        return {
+            "base_version": self.base_version,
+            "environments": environments,
+            "memories": memories,
+            "agent_is_replaced": self._is_to_be_replaced,
+        }
 
     def _state_of(self, number: int, standing: Standing, memories: list[bytes]) -> dict[str, Any]:
         state, earlier, place = standing.state, self._so_far.get(number, _NOTHING), None
@@ -136,6 +147,7 @@ class FragmentLedger:
             plan: Any plan for its environments.
         """
         ledger = cls(plan, state["base_version"])
+        ledger._is_to_be_replaced = state["agent_is_replaced"]
         standings: dict[int, Standing] = {}
         for number, it in enumerate(state["environments"]):
             of_episode = None

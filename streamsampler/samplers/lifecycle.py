@@ -25,6 +25,7 @@ from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.batches import Summaries, merged
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.lagging import Lag, begun
 from streamsampler.samplers.options import refuse_rows_alone
@@ -80,7 +81,7 @@ class SamplerLife(ABC):
         self._salvaged: TrajectoryBatch[Any, Any] | None = None
         self._closed = False
         self._ran_before = 0  # timesteps, by the workers of earlier engines
-        self._pending: tuple[Updates[Payload], int] | None = None
+        self._pending: tuple[Updates[Payload], int, FragmentLedger | None] | None = None
         self._busy = False
         self._streaming: Call | None = None
         self._start(updates, 0)
@@ -227,17 +228,20 @@ class SamplerLife(ABC):
         """Replace the engine; after an interrupt in here it can be repeated."""
         old = self._session
         if self._pending is None:
-            self._pending = self._updates_in_force(), old.version
+            # Episodes of fragments go on after a call for whole trajectories that was interrupted.
+            self._pending = self._updates_in_force(), old.version, old.going_on() if old.ledger is None else None
         old.close()
         self._count_the_rest()
         self._finalizer.detach()
-        self._start(*self._pending)
+        updates, version, fragments = self._pending
+        self._start(updates, version)
+        self._session.continue_from(version, version, fragments)
         self._pending = None
 
     def _restart(self, version: int) -> None:
         """Replace the engine by one whose workers have run nothing, after an agent version."""
         updates = self._updates_in_force() if self._pending is None else self._pending[0]
-        self._pending = updates, version
+        self._pending = updates, version, None
         self._replace_engine()
 
     @property
@@ -271,7 +275,6 @@ class SamplerLife(ABC):
         """Use up an agent version, as a stream does: its trajectories are there already."""
         with self._exclusive():
             self._end_stream()
-            self._session.end_fragments()
             self._session.begin_version(goes_on=True)
 
     def seeds(self, version: int, indices: Sequence[int]) -> list[int]:

@@ -185,10 +185,8 @@ def sampled_elsewhere(place: str, there: Collection[str], here: Iterable[str]) -
 # ----------------------------------------------------------------------
 
 _ENDED_FRAGMENTS = (
-    "obtain_fragments begins with fresh environments: since its last call this sampler has run whole trajectories (a "
-    "call for trajectories or samples, a stream, an evaluation), which ended the episodes that went on. Where that "
-    "happens again and again, only the first timesteps of episodes are ever seen. Run whole trajectories on a second "
-    "sampler, such as the one that evaluate(agent, env) makes if it is given none"
+    "env_update ends the episodes of fragments that went on: others begin in the new environment. Where that happens "
+    "again and again, only the first timesteps of episodes are ever seen"
 )
 
 
@@ -232,7 +230,7 @@ class Session:
         suspect: Whether an interrupt may have come between two steps of the bookkeeping.
         plan: What the last call was to obtain; None before the first.
         resets: What it said of its trajectories.
-        fragments: What goes on from the last call to the next; None after a call for whole trajectories.
+        fragments: What goes on from the last call for fragments to the next; None where nothing does.
     """
 
     def __init__(
@@ -275,12 +273,12 @@ class Session:
         self.plan: GatherPlan | None = None
         self.resets: Resets | None = None
         self.fragments: FragmentLedger | None = None
+        self._agent_of_fragments: Any = None  # the payload in the last call for them
         self._resets_handle: Any = None
         self._published: dict[int, Any] = updates.payloads()
         self._lanes: dict[int, tuple[int, ...]] = {}  # by queue, with which structure its workers run lanes
         self._ran_by_dead = 0  # timesteps
         self._has_counted = False
-        self._has_ended_fragments = False  # by whole trajectories, since the last call of fragments
         self._warned_of: set[str] = set()
 
     def _new_record(self, worker: int) -> WorkerRecord:
@@ -301,6 +299,7 @@ class Session:
         """
         self.version, self.sampled_version = version, sampled_version
         self.fragments = fragments
+        (self._agent_of_fragments, *_) = self.updates.of_workers("agent")
 
     # ------------------------------------------------------------------ calls
 
@@ -348,34 +347,48 @@ class Session:
         return Resets(options=options, fragments=order_of(plan, base_version))
 
     def begin_fragments(self, plan: GatherPlan, resets: Resets | None, updates: Collection[Kind]) -> None:
-        """Go on with the episodes of fragments, or begin others; with whole trajectories they end.
+        """Go on with the episodes of fragments, or begin others; of whole trajectories only an `env_update` ends them.
 
         Args:
             plan: What the call is to obtain.
             resets: What `resets_of` returned.
             updates: What the call updates.
         """
+        if self.fragments is not None and "env" in updates:
+            self.warn_of([("ended fragments", _ENDED_FRAGMENTS)])
+            self.fragments = None
         order = None if resets is None else resets.fragments
         if order is None or resets is None or not isinstance(plan, Fragments):
-            self.end_fragments()
+            if self.fragments is not None and not self.fragments.is_complete:
+                self.fragments = None
             return
-        if self._has_ended_fragments and "env" not in updates:
-            self.warn_of([("ended fragments", _ENDED_FRAGMENTS)])
-        self._has_ended_fragments = False
         if self.fragments is None or self.fragments.base_version != order.base_version:
-            if self.fragments is not None and self.fragments.n_envs != plan.n_envs and "env" not in updates:
+            if self.fragments is not None and self.fragments.n_envs != plan.n_envs:
                 logger.warning(
                     "obtain_fragments of %d environments, after %d in the last call: the episodes that went on end "
                     "there, and fresh environments begin", plan.n_envs, self.fragments.n_envs,
                 )  # fmt: skip
             self.fragments = FragmentLedger(plan, order.base_version)
         assert not isinstance(resets.options, tuple)
-        self.fragments.begin_call(plan, resets.options, agent_is_replaced="agent" in updates)
+        self.fragments.begin_call(plan, resets.options, agent_is_replaced="agent" in updates or self._has_other_agent)
+        (self._agent_of_fragments, *_) = self.updates.of_workers("agent")
 
-    def end_fragments(self) -> None:
-        """End the episodes of fragments, if some go on: workers run whole trajectories."""
-        self._has_ended_fragments = self._has_ended_fragments or self.fragments is not None
-        self.fragments = None
+    @property
+    def _has_other_agent(self) -> bool:
+        """Whether the agent in force is not that of the last call for fragments. Refused updates are not in force."""
+        return self.updates.of_workers("agent")[0] is not self._agent_of_fragments
+
+    def going_on(self) -> FragmentLedger | None:
+        """Return what goes on from the last call to one of another engine's workers; None for nothing."""
+        ledger = self.fragments
+        if ledger is not None and self._has_other_agent:
+            ledger.replace_agent()
+        return ledger
+
+    @property
+    def ledger(self) -> FragmentLedger | None:
+        """What is known of the environments of fragments, in a call for fragments; None in others."""
+        return self.fragments if isinstance(self.plan, Fragments) else None
 
     def layout_of(self, plan: GatherPlan) -> Layout:
         """Return how workers run what a plan asks for."""
@@ -473,17 +486,20 @@ class Session:
         contents: dict[str, Any] = dict(self.used.missing(record.worker, record.sent).items())
         if self._resets_handle is not None:
             contents["resets"] = self._resets_handle
-        if (
-            self.fragments is not None
-            and "env" in contents
-            and (order := self.fragments.order(record.worker)).standings
-        ):
+        goes_on = self._continued_by(record)
+        if self.ledger is not None and not goes_on and (order := self.ledger.order(record.worker)).standings:
             # The worker has none of its environments: it is new, or an exception left them in any state.
             contents["resets"] = self.publish(
                 dumps(replace(self.resets or Resets(), fragments=order), "what goes on in environments")
             )
+        record.goes_on = goes_on if self.ledger is None else self.ledger.base_version
         record.payloads_in_use = tuple(contents.values())
-        return {**contents, "check": self.checks.is_due_in(record)}
+        return {**contents, "check": self.checks.is_due_in(record), "goes_on": goes_on}
+
+    def _continued_by(self, record: WorkerRecord) -> int:
+        """Return the version in which the fragments began that go on in a worker's environments; 0 for none."""
+        goes_on = self.fragments is not None and self.fragments.base_version == record.goes_on
+        return record.goes_on if goes_on else 0
 
     def warn_of_anomaly(self, anomaly: FoundAnomaly) -> None:
         """Warn of the first anomaly in the data, and of no other."""
@@ -530,7 +546,7 @@ class Session:
             self.sampled = self.used if accepted is None else Updates.of(accepted, self.engine.n_workers)
         for record in self.records:
             if not self.updates.are_in_force(record.worker, record.sent):
-                record.sent.clear()
+                record.forget()
 
     # ------------------------------------------------------------------ the end of workers
 

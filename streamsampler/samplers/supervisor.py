@@ -228,6 +228,7 @@ class WorkerRecord:
         is_ready: Whether it has run a ticket.
         is_checking: Whether it was told to check its environment, and has not answered the ticket after that.
         files: Where wrappers of its environments write files.
+        goes_on: The version in which the fragments began that it has environments of; 0 if it has none.
     """
 
     side: SamplerSide
@@ -241,6 +242,12 @@ class WorkerRecord:
     is_ready: bool = False
     is_checking: bool = False
     files: tuple[str, ...] = ()
+    goes_on: int = 0
+
+    def forget(self) -> None:
+        """Note that its agent and environments may be in any state: its next start brings others."""
+        self.sent.clear()
+        self.goes_on = 0
 
     @property
     def worker(self) -> int:
@@ -256,6 +263,8 @@ class WorkerRecord:
         is_current = self.side.record_answer(answer)
         self.payloads_in_use = ()
         self.reported_timesteps += answer.ran_timesteps
+        if isinstance(answer, Report) and answer.ended_fragments:
+            self.goes_on = 0
         self.is_ready = self.is_ready or (isinstance(answer, Report) and not answer.given_up)
         return is_current
 

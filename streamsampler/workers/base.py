@@ -146,6 +146,10 @@ class Worker(ABC):
         can_continue: Whether this kind of worker runs fragments, of which `resets.fragments` says what is to be run.
         continues_side_by_side: Whether a ticket of fragments has one group of environments, as many as `layout` has
             rows; otherwise it has all environments that the worker has.
+        further_envs: How many environments were made for whole trajectories, because fragments go on in those that the
+            worker had. The worker loop sets it to 0 with each report.
+        has_ended_fragments: Whether the worker has none of the environments any more that fragments went on in. The
+            worker loop sets it to False with each report.
         further_args: Names in `worker_args` that are for the engine.
         runs_lanes: Whether no trajectory influences another one, although the layout's blocks say that some may: it is
             known after the first updates, and holds until agent or environment are replaced. Then tickets need not be
@@ -182,6 +186,8 @@ class Worker(ABC):
         self.in_force: Mapping[str, Any] = {}
         self.load: Callable[[Any], Any] = _no_ticket
         self.spoiled = False
+        self.further_envs = 0
+        self.has_ended_fragments = False
         self.resets: Resets | None = None
         self.hook_callers: Sequence[Any] = ()
         self._finder: AnomalyFinder | None = None
@@ -214,6 +220,13 @@ class Worker(ABC):
     @abstractmethod
     def update_env(self, env_update: EnvUpdate) -> None:
         """Replace or change the environment."""
+
+    def keep_fragments(self, base_version: int) -> None:  # noqa: B027 - for those that run fragments
+        """Close the environments of fragments, unless their episodes go on; the worker's own stay open.
+
+        Args:
+            base_version: The version in which the fragments began whose episodes go on; 0 where none do.
+        """
 
     @abstractmethod
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:

@@ -15,6 +15,7 @@ from streamsampler.agents.masks import MaskFinder
 from streamsampler.agents.updates import has_rows_alone, name_of, updated_agent
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.data.spaces import same_spaces
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update, as_given
 from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
@@ -23,6 +24,7 @@ from streamsampler.workers.explain import explain_rollout
 from streamsampler.workers.finishing import timed
 from streamsampler.workers.fragments import FragmentEnv, RunningEnvs
 from streamsampler.workers.hooks import HookCaller, Hooks, Seams, WorkerWithSeams, left_out_by
+from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.several.fragments import FragmentEnvOfAgents
@@ -32,7 +34,7 @@ from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.single import SingleDriver
 
 
-class DefaultWorker(WorkerWithSeams):
+class DefaultWorker(LendingWorker, WorkerWithSeams):
     """Runs one trajectory after the other in one environment.
 
     A subclass may override `begin_trajectory`, `before_step`, `after_step` and `end_trajectory`: see `hooks`, which has
@@ -41,6 +43,8 @@ class DefaultWorker(WorkerWithSeams):
     Args:
         context: What the worker is made with.
     """
+
+    _running: RunningEnvs | None
 
     can_drop = can_call_hooks = can_rehearse = can_play_several = can_continue = can_take_options = True
 
@@ -53,11 +57,13 @@ class DefaultWorker(WorkerWithSeams):
         self._masks: MaskFinder | None = None  # for an agent that takes them
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
-        self._running: RunningEnvs | None = None
         self._has_seams = self.overrides_seams()
-        self.hook_callers = () if context.hooks is None else (HookCaller(self, context.hooks),)
+        self.hook_callers = self._new_callers()
         self._last_info: Any = None  # of the last trajectory
         self._broken_off = Times()  # what the trajectories took that ended with the last exception
+
+    def _new_callers(self) -> Sequence[HookCaller]:
+        return () if self.context.hooks is None else (HookCaller(self, self.context.hooks),)
 
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters."""
@@ -76,8 +82,8 @@ class DefaultWorker(WorkerWithSeams):
         Raises:
             Exception: What the environment raises; then there is no environment until the next update.
         """
-        self._forget_running()
         self.phase = Phase.ENV_CONSTRUCTION
+        self._leave_lent()
         old, self._env = self._env, None
         try:
             env = apply_env_update(env_update, old, several=True)
@@ -155,11 +161,11 @@ class DefaultWorker(WorkerWithSeams):
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories."""
         if self.resets is not None and (order := self.resets.fragments) is not None:
-            if self._running is None or self._running.base_version != order.base_version:
-                self._forget_running()
+            if self._running is None:
                 kind = FragmentEnv if self._players is None else FragmentEnvOfAgents
                 self._running = RunningEnvs(self, order.base_version, kind)
             return self._running.run(ticket, self.resets, order)
+        self._take_environments()
         if self.context.drop_unless is not None:
             return self._rollout_dropping(ticket, seeds)
         recorder = self._recorder
@@ -227,7 +233,7 @@ class DefaultWorker(WorkerWithSeams):
                 self.spoiled = True  # the payloads of this version may be freed already
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
             seconds = seconds.plus(timed(self.context.rebuild))
-            if finishing or self.spaces != spaces:
+            if finishing or not same_spaces(self.spaces, spaces):
                 # Recorded data is wrong, or of other spaces than the data to come: run the others once more.
                 self._recorder.clear()
                 todo = [index for index in ticket.indices if index not in left_out]
@@ -293,16 +299,11 @@ class DefaultWorker(WorkerWithSeams):
     def shutdown(self) -> None:
         """Close the environment."""
         self.phase, self.trajectory = Phase.CLOSE, None
-        try:
-            self._forget_running()
-        finally:
-            env, self._env = self._env, None
-            if env is not None:
-                env.close()
+        self._leave_lent()
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
 
-    def _forget_running(self) -> None:
-        """Close the environments of fragments, apart from the worker's own."""
-        running, self._running = self._running, None
-        if running is not None:
-            self.phase = Phase.CLOSE
-            running.close()
+    def _leave_lent(self) -> None:
+        if self._lends():
+            self._env, self.hook_callers = None, self._new_callers()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.workers.turns import turn
 
 __all__ = [
@@ -23,9 +23,13 @@ __all__ = [
     "generator_states",
     "preserved_generators",
     "put_states",
+    "seed_constructors",
     "seed_generators",
     "set_states",
 ]
+
+CONSTRUCTION = 0
+"""The agent version that constructors are seeded with: trajectories have later ones."""
 
 _MT19937_BYTES = 625 * 4
 """624 words, and the position among them."""
@@ -73,6 +77,15 @@ def _loaded_torch() -> Any:
     """
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "manual_seed") else None
+
+
+def seed_constructors(seed: int) -> None:
+    """Seed the global generators for the constructors of agents and environments.
+
+    Args:
+        seed: The sampler's seed.
+    """
+    seed_generators(TrajectorySeeds(seed, CONSTRUCTION)[0])
 
 
 def seed_generators(trajectory_seed: int) -> None:

@@ -35,7 +35,7 @@ from streamsampler.protocol.states import WorkerSide, WorkerState
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.explain import class_names, is_interrupt, summary_of
 from streamsampler.workers.finishing import Finishing
-from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.generators import CONSTRUCTION, seed_constructors
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import PurityCheck, check_purity
 from streamsampler.workers.threads import fingerprint
@@ -48,12 +48,10 @@ _PHASES = {
 }
 _IN_STEPS = {Phase.ACTION: "agent", Phase.STEP: "step", Phase.RECORDING: "step", Phase.HOOK_TIMESTEP: "step"}
 _TIMED_AS = [_IN_STEPS.get(phase, "reset") for phase in Phase]  # to replace an environment counts as a reset, too
-_CONSTRUCTION = 0
-"""The agent version that constructors are seeded with: trajectories have later ones."""
 
 _LOG = logging.getLogger("streamsampler")
 
-__all__ = ["Channel", "WorkerLoop", "failure_of", "run_worker", "seed_constructors"]
+__all__ = ["Channel", "WorkerLoop", "failure_of", "run_worker"]
 
 
 class Channel(Protocol):
@@ -87,11 +85,6 @@ class Channel(Protocol):
         """
 
 
-def seed_constructors(seed: int) -> None:
-    """Seed the global generators for the constructors of agents and environments, from the sampler's seed."""
-    seed_generators(TrajectorySeeds(seed, _CONSTRUCTION)[0])
-
-
 def run_worker(channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
     """Run a worker's loop until the sampler sends `Exit`; see `WorkerLoop` for the arguments."""
     loop = WorkerLoop(channel, make_worker, context)
@@ -121,7 +114,7 @@ class WorkerLoop:
         self._kept: Message | None = None  # what was received while a ticket ran, and is for the next turn
         self._worker: Worker | None = None
         self._finishing = Finishing()
-        self._derived = TrajectorySeeds(context.seed, _CONSTRUCTION)
+        self._derived = TrajectorySeeds(context.seed, CONSTRUCTION)
         self._seeds_ahead: dict[Ticket, list[int]] = {}  # of tickets that the worker looked at before their turns
         self._spaces_sent = False
         self._seconds = [0.0, 0.0, 0.0]  # sending, idle, checking
@@ -183,8 +176,12 @@ class WorkerLoop:
             if "agent" in updates:
                 self._in_force.pop("parameters", None)  # a new agent comes without them
             self._in_force.update(updates)
-            if self._spoiled or (worker.must_renew and "env" in updates):
-                self._discard(worker)
+            if self._spoiled:
+                self._discard_all(worker)
+            else:
+                worker.keep_fragments(start.goes_on)
+                if worker.must_renew and "env" in updates:
+                    self._discard(worker)
             self._apply(worker, updates)
             self._keep_orders(worker, start)
             self._probe(anew=start.agent is not None or start.env is not None)
@@ -231,8 +228,14 @@ class WorkerLoop:
         kept = ("parameters",) if worker.shares_agent else ()
         self._apply(worker, {kind: it for kind, it in self._in_force.items() if kind not in kept})
 
+    def _discard_all(self, worker: Worker) -> None:
+        """Close all environments after an exception, and ignore further ones."""
+        with contextlib.suppress(Exception, SystemExit):
+            worker.keep_fragments(0)
+        self._discard(worker)
+
     def _discard(self, worker: Worker) -> None:
-        """Close an environment after an exception, and ignore further ones."""
+        """Close the environment of whole trajectories after an exception, and ignore further ones."""
         self._spoiled = False
         with contextlib.suppress(Exception, SystemExit):
             worker.shutdown()
@@ -339,7 +342,8 @@ class WorkerLoop:
             raise error
 
     def _report(self, ticket: Ticket, outcome: Outcome, lost_timesteps: int, *, runs_lanes: bool) -> None:
-        begin = perf_counter()
+        begin, worker = perf_counter(), self._worker
+        assert worker is not None
         report = Report(
             ticket,
             given_up=outcome.rollouts is None and not outcome.dropped,
@@ -355,15 +359,17 @@ class WorkerLoop:
             fingerprint=self._to_tell,
             timed=self._collector.take(),
             metrics=outcome.metrics,
+            further_envs=worker.further_envs,
+            ended_fragments=worker.has_ended_fragments,
         )
+        worker.further_envs, worker.has_ended_fragments = 0, False
         self._seconds = [0.0, 0.0, 0.0]
         if outcome.rollouts is None:
             self._side.before_answer()
             self._channel.answer(report)
         else:
-            assert self._worker is not None
             self._side.before_answer()
-            spaces = None if self._spaces_sent else self._worker.spaces
+            spaces = None if self._spaces_sent else worker.spaces
             self._channel.answer(report, (outcome.rollouts, spaces))
             self._spaces_sent = True
         self._checked = self._to_tell = None
@@ -399,10 +405,13 @@ class WorkerLoop:
             return
         self._row.set_phase(Phase.CLOSE)  # the sampler waits longer in this phase
         if self._spoiled or self._worker.spoiled:
-            self._discard(self._worker)
+            self._discard_all(self._worker)
             return
         try:
-            self._worker.shutdown()
+            try:
+                self._worker.keep_fragments(0)
+            finally:
+                self._worker.shutdown()
         except BaseException as error:
             self._let_interrupts_through(error)
             self._channel.answer(failure_of(None, Phase.CLOSE, None, error), error)

@@ -1,78 +1,286 @@
-"""Whole trajectories between fragments end the episodes that go on, and a warning says so, once."""
+"""Whole trajectories between fragments leave the episodes that go on alone: they run in environments of their own."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import pickle
+import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, evaluate, sample_to_folder
-from tests.fragments.agents import Fleeting, Sticky
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, evaluate, sample_to_folder
+from streamsampler.errors import RolloutError
+from tests.fragments.agents import CountsRows, Drawn, Fleeting, Mixing, Recurrent, Sticky
+from tests.scripted.games import Chooser, Comings
+from tests.several.test_rows import Rowwise as Policy
 
 BETWEEN: dict[str, Any] = {
     "trajectories": lambda sampler, folder: sampler.obtain_trajectories(2),
     "samples": lambda sampler, folder: sampler.obtain_samples(5),
     "exact": lambda sampler, folder: sampler.obtain_exact_trajectories(1),
     "stream": lambda sampler, folder: list(itertools.islice(sampler.stream(), 2)),
-    "evaluate": lambda sampler, folder: evaluate(sampler=sampler, num_trajectories=3),
-    "folder": lambda sampler, folder: sample_to_folder(sampler, folder / "it", n_trajectories=3, shard_size=9),
+    "evaluate": lambda sampler, folder: evaluate(
+        sampler=sampler, num_trajectories=3, return_of="all" if sampler.policy_names else None
+    ),
+    "folder": lambda sampler, folder: sample_to_folder(sampler, folder, n_trajectories=3, shard_size=9),
+    "seeds": lambda sampler, folder: sampler.obtain_trajectories(seeds=[3, 4], reset_options={"a": 1}),
 }
-WORDS = "since its last call this sampler has run whole trajectories"
+ROWS: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
+PARENT: dict[str, Any] = {"n_workers": 2, "inference": "parent", "worker_args": {"n_envs": 3}}
+OPTIONS: dict[str, Any] = {"seed": 1, "check": None}
 
 
-class Walker(Fleeting):
-    """Is asked for one action at a time, too."""
+class Tasked(Sticky):
+    """Shows its task, which it keeps until it is given another one."""
 
-    def get_action(self, observation: Any) -> Any:
-        return 0, {}
+    task = 0.0
+
+    def set_task(self, task: float) -> None:
+        self.task = task
+
+    def observe(self) -> Any:
+        return super().observe() + np.float32(self.task)
 
 
 KINDS: dict[str, Any] = {
-    "local": lambda **options: LocalSampler(Walker(), Sticky, **options),
-    "processes": lambda **options: MultiprocessingSampler(Walker(), Sticky, n_workers=2, **options),
-    "parent": lambda **options: MultiprocessingSampler(Fleeting(), Sticky, n_workers=2, inference="parent", **options),
+    "local": lambda env=Tasked, **more: LocalSampler(Recurrent(), env, **OPTIONS, **more),
+    "rows": lambda env=Tasked, **more: LocalSampler(Drawn(), env, **OPTIONS, **ROWS, **more),
+    "blocks": lambda env=Tasked, **more: LocalSampler(Mixing(), env, **OPTIONS, **ROWS, **more),
+    "agents": lambda env=Comings, **more: LocalSampler({"first": Chooser()}, env, **OPTIONS, **more),
+    "rows of agents": lambda env=Comings, **more: LocalSampler({"first": Policy()}, env, **OPTIONS, **ROWS, **more),
+    "processes": lambda env=Tasked, **more: MultiprocessingSampler(Recurrent(), env, n_workers=2, **OPTIONS, **more),
+    "rows in processes": lambda env=Tasked, **more: MultiprocessingSampler(
+        Drawn(), env, n_workers=2, **OPTIONS, **ROWS, **more
+    ),
+    "parent": lambda env=Tasked, **more: MultiprocessingSampler(Drawn(), env, **OPTIONS, **PARENT, **more),
+    "parent, in blocks": lambda env=Tasked, **more: MultiprocessingSampler(Mixing(), env, **OPTIONS, **PARENT, **more),
+    "parent, at any pace": lambda env=Tasked, **more: MultiprocessingSampler(
+        Fleeting(), env, **OPTIONS, **PARENT, **more
+    ),
 }
+N_ENVS = 3
+
+
+def go_on_alike(sampler: Any, reference: Any, between: Any, lengths: Sequence[int] = (9, 4, 11)) -> None:
+    """Assert that fragments of a sampler are those of another one, in which nothing comes between them."""
+    for length in lengths:
+        while reference.agent_version < sampler.agent_version:
+            reference.count_as_called()
+        assert sampler.obtain_fragments(length, N_ENVS) == reference.obtain_fragments(length, N_ENVS)
+        between(sampler)
+    assert reference.stats.further_envs == 0
+
+
+def slowly(kind: str, between: str) -> list[Any]:
+    is_default = (kind == "local" and between in ("samples", "stream", "folder")) or between == "evaluate"
+    return [] if is_default and "blocks" not in kind else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
     ("kind", "between"),
     [
-        # By default each call in one process, and the call of learners in all kinds. Folders refuse blocks.
-        pytest.param(kind, between, marks=[pytest.mark.slow] * (kind != "local" and between != "evaluate"))
+        pytest.param(kind, between, marks=slowly(kind, between))
         for kind, between in itertools.product(KINDS, BETWEEN)
-        if (kind, between) != ("parent", "folder")
+        if between != "folder" or kind in ("local", "processes")  # folders refuse blocks, and these agents
     ],
 )
-def test_the_next_fragments_warn_once_and_name_a_second_sampler(
-    kind: str, between: str, caplog: Any, tmp_path: Path
-) -> None:
-    with KINDS[kind](seed=1, check=None) as sampler:
-        first = sampler.obtain_fragments(5, 4)
-        BETWEEN[between](sampler, tmp_path)
-        assert WORDS not in caplog.text  # perhaps no fragments follow
-        second = sampler.obtain_fragments(5, 4)
+def test_episodes_go_on(kind: str, between: str, caplog: Any, tmp_path: Path) -> None:
+    folders = itertools.count()
+    with KINDS[kind]() as reference, KINDS[kind]() as sampler:
+        go_on_alike(sampler, reference, lambda it: BETWEEN[between](it, tmp_path / str(next(folders))))
+        n_of_worker = 1 if kind in ("local", "agents", "processes") else N_ENVS
+        assert 0 < sampler.stats.further_envs <= n_of_worker * 2
+        assert "further environments" in str(sampler.stats)
+    assert "episode" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "local", "rows", "parent",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if "agents" not in kind),
+    ],
+)  # fmt: skip
+def test_tasks_of_whole_trajectories_are_not_those_of_episodes(kind: str) -> None:
+    def between(sampler: Any) -> None:
+        for tasks in ([1.0, 2.0], None, [3.0, 4.0]):
+            while whole.agent_version < sampler.agent_version:
+                whole.count_as_called()
+            batch = sampler.obtain_trajectories(4, tasks=tasks)
+            assert batch == whole.obtain_trajectories(4, tasks=tasks)
+            assert (float(np.max(batch.observations)) > 1.0) == (tasks is not None)
+
+    with KINDS[kind]() as sampler, KINDS[kind]() as whole, KINDS[kind]() as reference:
+        between(sampler)
+        go_on_alike(sampler, reference, between)
+
+
+def test_an_env_update_in_any_call_ends_them_with_a_warning(caplog: Any) -> None:
+    words = "env_update ends the episodes of fragments that went on"
+    with KINDS["local"]() as sampler:
+        sampler.obtain_trajectories(1, env_update=Sticky)
+        sampler.obtain_fragments(9, N_ENVS)
+        assert words not in caplog.text
+        sampler.obtain_trajectories(1, env_update=Tasked)
+        assert caplog.text.count(words) == 1
+        batch = sampler.obtain_fragments(9, N_ENVS)
+        assert not batch.continued.any()
+        assert batch.seeds[0] == sampler.seeds(4, [0])[0]
+        assert sampler.obtain_fragments(9, N_ENVS).continued.any()
+        assert not sampler.obtain_fragments(9, N_ENVS, env_update=Sticky).continued.any()
+        assert caplog.text.count(words) == 1
+        assert sampler.obtain_fragments(9, N_ENVS).continued.any()
+
+
+class Weighty(Recurrent):
+    """Adds what it was made with to what it remembers."""
+
+    def __init__(self, more: float) -> None:
+        super().__init__()
+        self.more = more
+
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        self.hidden = self.more
+
+
+def replaced_between(sampler: Any, disturb: Any = None) -> list[Any]:
+    """Return fragments before and after a call that replaces the agent, so that it begins anew within episodes."""
+    first = sampler.obtain_fragments(9, N_ENVS)
+    sampler.obtain_trajectories(2, agent_update=Weighty(50.0))
+    if disturb is not None:
+        sampler = disturb(sampler)
+    sampler.obtain_trajectories(2)
+    return [first, sampler.obtain_fragments(9, N_ENVS), sampler.obtain_fragments(9, N_ENVS)]
+
+
+def saved(sampler: Any) -> Any:
+    return pickle.loads(pickle.dumps(sampler))
+
+
+def interrupted(sampler: Any) -> Any:
+    sampler._session.mark_suspect()
+    return sampler
+
+
+@pytest.mark.parametrize("disturb", [None, saved, interrupted])
+def test_an_agent_that_was_replaced_in_between_remembers_nothing_of_them(disturb: Any) -> None:
+    with LocalSampler(Weighty(0.0), Sticky, **OPTIONS) as reference:
+        expected = replaced_between(reference)
+    with LocalSampler(Weighty(0.0), Sticky, **OPTIONS) as sampler:
+        assert replaced_between(sampler, disturb) == expected
+    assert float(np.max(expected[1].agent_infos["hidden"])) > 20.0
+
+
+class Refused(Recurrent):
+    """Cannot be made in a worker."""
+
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("not here")
+
+
+class Failing(Tasked):
+    """Raises where it is told to: in the environments of whole trajectories alone."""
+
+    where: ClassVar[list[str]] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if options == {"fail": True}:
+            raise ValueError("told to")
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize(
+    "kind", ["local", "rows", "parent", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("processes",))]
+)
+def test_what_raises_in_between_leaves_them_where_they_are(kind: str) -> None:
+    def failing(sampler: Any) -> None:
+        with pytest.raises(RolloutError, match="told to"):
+            sampler.obtain_trajectories(3, reset_options={"fail": True})
+        sampler.obtain_trajectories(2)
+        if kind != "parent":
+            with pytest.raises(RolloutError, match="not here"):
+                sampler.obtain_trajectories(3, agent_update=Refused())
+
+    with KINDS[kind](env=Failing) as sampler, KINDS[kind](env=Failing) as reference:
+        go_on_alike(sampler, reference, failing)
+
+
+@pytest.mark.parametrize("kind", ["local", "parent", pytest.param("rows in processes", marks=pytest.mark.slow)])
+def test_an_interrupt_in_between_leaves_them_where_they_are(kind: str, monkeypatch: Any) -> None:
+    def interrupt(sampler: Any) -> None:
+        for _ in sampler.stream():
+            sampler._session.mark_suspect()
+            break
+
+    with KINDS[kind]() as sampler, KINDS[kind]() as reference:
+        go_on_alike(sampler, reference, interrupt)
+
+
+def killed(sampler: Any) -> None:
+    for pid in sampler.worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    sampler.obtain_trajectories(5)
+
+
+@pytest.mark.parametrize("kind", ["processes", "parent", pytest.param("rows in processes", marks=pytest.mark.slow)])
+def test_losses_in_between_leave_them_where_they_are(kind: str) -> None:
+    with KINDS[kind](max_restarts=100) as sampler, KINDS[kind]() as reference:
+        go_on_alike(sampler, reference, killed)
+        assert sampler.stats.restarts > 0
+
+
+def test_an_agent_here_that_cannot_say_what_it_remembers_loses_them_with_a_warning(caplog: Any) -> None:
+    with MultiprocessingSampler(CountsRows(), Sticky, **OPTIONS, **PARENT) as sampler:
+        first = sampler.obtain_fragments(9, N_ENVS)
         assert first.cut.any()
-        assert not second.continued.any()
-        assert caplog.text.count(WORDS) == 1
-        assert "on a second sampler" in caplog.text
-        sampler.obtain_trajectories(1)
-        sampler.obtain_fragments(5, 4)
-        assert caplog.text.count(WORDS) == 1
+        assert sampler.obtain_fragments(1, N_ENVS).continued.any()
+        sampler.obtain_trajectories(2)
+        sampler.obtain_fragments(9, N_ENVS)
+        assert "cannot be restored" in caplog.text
+        assert "get_state" in caplog.text
 
 
-def test_nothing_is_said_where_nothing_was_ended_or_it_was_asked_for(caplog: Any) -> None:
-    with LocalSampler(Walker(), Sticky, seed=1, check=None) as sampler:
-        sampler.obtain_trajectories(2)
-        sampler.obtain_fragments(5, 4)
-        assert sampler.obtain_fragments(5, 4, agent_update=np.array([0.1])).continued.any()
-        batch = sampler.obtain_fragments(45, 4)
-        began = int(np.flatnonzero(~batch.continued)[0])
-        assert sampler.replay(4, int(batch.indices[began]), recorded=batch).same
-        assert sampler.obtain_fragments(5, 4).continued.any()
-        sampler.obtain_trajectories(2)
-        sampler.obtain_fragments(5, 4, env_update=Sticky)
-        sampler.obtain_fragments(5, 4)
-    assert not caplog.text
+the_only = Sticky()
+
+
+def only() -> Any:
+    return the_only
+
+
+@pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 1}}])
+def test_where_there_is_one_environment_alone_they_are_restored_in_it(options: Any) -> None:
+    with LocalSampler(Recurrent(), only, **OPTIONS, **options) as sampler:
+        with LocalSampler(Recurrent(), Sticky, **OPTIONS, **options) as reference:
+            expected = [reference.obtain_fragments(n, 1) for n in (9, 4, 11)]
+        found = []
+        for n in (9, 4, 11):
+            found.append(sampler.obtain_fragments(n, 1))
+            sampler.obtain_trajectories(2)
+        assert [batch.rewards.tolist() for batch in found] == [batch.rewards.tolist() for batch in expected]
+        assert sampler.stats.further_envs == 0
+
+
+class Hooked:
+    """Counts the environments that it hears of, and keeps something of each episode."""
+
+    def on_environment_created(self, env: Any, worker_number: int) -> None:
+        env.unwrapped.heard = getattr(env.unwrapped, "heard", 0) + 1
+
+    def on_timestep(self, context: Any) -> None:
+        assert context.env.unwrapped.heard == 1
+        context.memory["sum"] = context.memory.get("sum", 0.0) + float(context.reward)
+
+    def on_trajectory_end(self, context: Any) -> None:
+        context.metrics["sum"] = context.memory["sum"]
+
+
+@pytest.mark.parametrize("kind", ["local", "rows"])
+def test_hooks_keep_what_they_know_of_episodes(kind: str) -> None:
+    with KINDS[kind](hooks=Hooked()) as sampler, KINDS[kind](hooks=Hooked()) as reference:
+        go_on_alike(sampler, reference, lambda it: it.obtain_trajectories(4))

@@ -175,11 +175,11 @@ class Deadly:
 def test_whole_trajectories_after_fragments_are_restored_with_the_agent_here():
     given: dict[str, Any] = {"seed": SEED, "hooks": Deadly(), **THREE}
     with LocalSampler(Fleeting(), Sticky, **given) as reference:
-        reference.obtain_fragments(5, 3)
+        reference.obtain_fragments(5, 3), reference.obtain_trajectories(1)
         expected = reference.obtain_trajectories(6)
     with MultiprocessingSampler(Fleeting(), Sticky, n_workers=2, inference="parent", **given) as sampler:
-        sampler.obtain_fragments(5, 3)
-        Deadly.pids.append(sampler.worker_pids()[0])
+        sampler.obtain_fragments(5, 3), sampler.obtain_trajectories(1)
+        Deadly.pids.append(sampler.worker_pids()[0])  # of whole trajectories
         assert sampler.obtain_trajectories(6) == expected
         assert sampler.stats.restarts == 1
 

@@ -15,9 +15,12 @@ from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.stepping.inference.remote_rows import RemoteRows
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import row_at_fault
-from streamsampler.workers.fragments import Row
+from streamsampler.workers.finishing import UNKNOWN
+from streamsampler.workers.fragment_rows import Row
+from streamsampler.workers.fragments import whose_memory
 from streamsampler.workers.generators import generator_states
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
+from streamsampler.workers.restoring import NotRestoredError, no_failure
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.fragments import Group, RunningGroups
 from streamsampler.workers.vec.rows import singles_of
@@ -50,6 +53,23 @@ class RemoteGroup(RemoteRows, Group):
             self._its_agent = in_force
             self._agent = self._pool.batched(self._n_rows)
             self._begin_new_agent()
+
+    def take_back_agent(self, packed: bytes | None) -> None:
+        """Let the agent remember again what it did of these episodes: whole trajectories were run with it since.
+
+        Args:
+            packed: The same; None where it could not say it.
+        """
+        if self._worker.in_force["agent"] is not self._its_agent:
+            return  # it was replaced, and begins anew
+        if packed is None:
+            self._lose_all(UNKNOWN)
+            return
+        try:
+            with no_failure(whose_memory(self._worker)):
+                self._restore_agent(packed, is_replaced=False)
+        except NotRestoredError as error:
+            self._lose_all(str(error))
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
         """Return what this alone keeps of a row's episode; see `RemoteRows.history_of`."""
@@ -136,13 +156,18 @@ class RemoteGroups(RunningGroups):
         base_version: The agent version in which the episodes began.
         environments: The environments.
         group: Makes a group.
+
+    Attributes:
+        environments: The same.
+        agent_is_lent: Whether whole trajectories were run since the last fragment, with the one agent that there is.
     """
 
     def __init__(
         self, worker: Worker, base_version: int, environments: Environments, group: Callable[..., RemoteGroup]
     ) -> None:
         super().__init__(worker, base_version, environments.n_envs, group)
-        self._environments = environments
+        self.environments = environments
+        self.agent_is_lent = False
         self._standings = Standings(agents_stay=True)
         self._agent: Any = None  # the one in force in the last fragment
         environments.copies = True  # what a row goes on from in the next call, whatever is restored meanwhile
@@ -151,13 +176,28 @@ class RemoteGroups(RunningGroups):
         environments.settle(range(environments.n_envs))
 
     def close(self) -> None:
-        """Forget the episodes, and what was kept of them."""
-        self._environments.history_of = None
-        super().close()
+        """Forget the episodes, and what was kept of them; end the processes that are not the worker's own."""
+        self.environments.history_of = None
+        is_own = self.has(self._worker.environments())
+        try:
+            super().close()
+        finally:
+            if not is_own:
+                self.environments.shut_down()
+
+    def _take_back_agent(self, n_envs: int) -> None:
+        if not self.agent_is_lent:
+            return
+        self.agent_is_lent = False
+        for group in self._groups.values():
+            assert isinstance(group, RemoteGroup)
+            standings = self._standings.known(range(n_envs))
+            group.take_back_agent(next((standing.agent for standing in standings.values() if standing.agent), None))
 
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
         """Run the fragment of a ticket."""
-        environments, resets = self._environments, self._worker.resets
+        environments, resets = self.environments, self._worker.resets
+        self._take_back_agent(order.n_envs)
         if order.standings:
             self._standings.put(order.standings)
         try:
@@ -177,7 +217,7 @@ class RemoteGroups(RunningGroups):
     def _run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
         lost = 0
         while True:
-            self._environments.history_of = self._history_of
+            self.environments.history_of = self._history_of
             try:
                 outcome = super().run(ticket, order)
             except NotReproducibleError:
@@ -187,9 +227,9 @@ class RemoteGroups(RunningGroups):
                 self._worker.ran_timesteps += lost
                 return outcome
             # Each time round a process was lost, of which there is a quota.
-            self._environments.forget()
-            self._environments.settle(range(order.n_envs))
-            self.close()
+            self.environments.forget()
+            self.environments.settle(range(order.n_envs))
+            self.forget()
             self._known = replace(order, standings=self._standings.known(range(order.n_envs))), self._agent
 
     def _history_of(self, env_id: int, n: int) -> History | None:

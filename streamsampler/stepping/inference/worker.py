@@ -32,7 +32,6 @@ from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.threads import ThreadLimit
 from streamsampler.workers.turns import turn
 from streamsampler.workers.vec.agents import BatchedAgent
-from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.steps import Trajectory
 from streamsampler.workers.vec.tickets import RunningTicket
@@ -123,6 +122,7 @@ class ParentWorker(VecWorker):
     shares_agent = True
     launch: Launch
     close_timeout: float
+    _running: RemoteGroups | None
 
     def __init__(self, context: WorkerContext, *, groups: int = 1, **worker_args: Any) -> None:
         super().__init__(context, **worker_args)
@@ -132,18 +132,19 @@ class ParentWorker(VecWorker):
 
     def pids(self) -> list[int]:
         """Return the ids of the environments' processes."""
-        return [] if self._environments is None else self._environments.pids()
+        return [pid for environments in self._all_environments() for pid in environments.pids()]
 
     def send_settings(self) -> None:
         """Give the environments' processes this one's settings; those that are started later have them."""
-        if self._environments is not None:
-            self._environments.send_settings()
+        for environments in self._all_environments():
+            environments.send_settings()
 
     def take_losses(self) -> list[BaseException]:
         """Return the losses of processes since the last time."""
-        if self._environments is None:
-            return []
-        losses, self._environments.losses = self._environments.losses, []
+        losses: list[BaseException] = []
+        for environments in self._all_environments():
+            losses += environments.losses
+            environments.losses = []
         return losses
 
     def update_env(self, env_update: EnvUpdate) -> None:
@@ -153,9 +154,9 @@ class ParentWorker(VecWorker):
             env_update: The update, pickled: it is loaded where the environments are.
         """
         assert isinstance(env_update, Payload)
-        self._forget_groups()
         self.phase = Phase.ENV_CONSTRUCTION
         self._drop_runner()
+        self._leave_lent()
         self._envs = []
         if self._environments is None:
             n_envs = self.layout({"n_envs": self._n_envs}).rows
@@ -167,30 +168,46 @@ class ParentWorker(VecWorker):
         if not self._agents.empty:
             self._choose_lanes()
 
+    def _leave_lent(self) -> None:
+        if self._lends():
+            self._environments = None
+        super()._leave_lent()
+
+    def _all_environments(self) -> list[Environments]:
+        """Return those of whole trajectories and those of fragments, which may be the same."""
+        own = [] if self._environments is None else [self._environments]
+        running = self._running
+        return own if running is None or running.environments in own else [*own, running.environments]
+
     def _choose_lanes(self) -> None:
-        # To find out changes what the agent remembers, and here it is no copy: not before its episodes are over.
-        runner = self._runner
-        self._must_choose = (
-            self._groups is not None and runner is not None and not self._agents.batched(runner.n_slots).can_wait
-        )
+        # To find out changes what the agent remembers, and here it is no copy: not while its episodes go on.
+        runner, running = self._runner, self._running
+        has_agent = running is not None and not running.agent_is_lent
+        self._must_choose = has_agent and runner is not None and not self._agents.batched(runner.n_slots).can_wait
         self.runs_lanes = False
         if not self._must_choose:
             super()._choose_lanes()
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories, or fragments."""
-        assert self._environments is not None
-        if self.resets is None or self.resets.fragments is None:
-            self._forget_groups()
-            if self._must_choose:
-                self.phase = Phase.AGENT_UPDATE
-                self._choose_lanes()
-        before = self._environments.n_repeated
+        before = self._n_repeated()
         try:
             return super().rollout(ticket, seeds)
         finally:
-            self.ran_timesteps += self._environments.n_repeated - before
-            self.running_timesteps += self._environments.n_open_steps
+            self.ran_timesteps += self._n_repeated() - before
+            self.running_timesteps += sum(environments.n_open_steps for environments in self._all_environments())
+
+    def _n_repeated(self) -> int:
+        return sum(environments.n_repeated for environments in self._all_environments())
+
+    def _take_environments(self) -> None:
+        running = self._running
+        if running is not None:
+            running.agent_is_lent = True
+        super()._take_environments()
+        if self._must_choose:
+            self.phase = Phase.AGENT_UPDATE
+            self._choose_lanes()
 
     def _run(self, ticket: Ticket, seeds: list[int], reset_seconds: float, *, alone: bool = False) -> Outcome:
         """Run the ticket's trajectories; again from their seeds, where an environment cannot be restored."""
@@ -206,31 +223,30 @@ class ParentWorker(VecWorker):
         finally:
             self.ran_timesteps += lost
 
-    def _make_groups(self, base_version: int) -> RunningGroups:
+    def _make_groups(self, base_version: int) -> RemoteGroups:
         assert self._environments is not None
         group = partial(RemoteGroup, environments=self._environments, agents=self._agents, n_groups=self._n_row_groups)
         return RemoteGroups(self, base_version, self._environments, group)
 
     def abandon(self) -> tuple[int, int]:
         """Forget the trajectories of later tickets that run already; see `Worker.abandon`."""
-        before = 0 if self._environments is None else self._environments.n_repeated
+        before = self._n_repeated()
         n_abandoned, timesteps = super().abandon()
-        after = 0 if self._environments is None else self._environments.n_repeated
-        return n_abandoned, timesteps + after - before
+        return n_abandoned, timesteps + self._n_repeated() - before
 
     def shutdown(self) -> None:
         """Close the environments; their processes stay."""
-        self._forget_groups()
         self.phase, self.trajectory = Phase.CLOSE, None
         self._drop_runner()
+        self._leave_lent()
         self._envs = []
         if self._environments is not None:
             self._environments.close_all()
 
     def end(self) -> None:
         """End the processes."""
-        if self._environments is not None:
-            self._environments.shut_down()
+        for environments in self._all_environments():
+            environments.shut_down()
 
 
 # ----------------------------------------------------------------------

@@ -19,7 +19,8 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.rollouts.script import Cut, End, Script, trajectory
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import locate, row_at_fault, step_error
-from streamsampler.workers.fragments import InForce, Row, Running, packed_memory, told, whose_memory
+from streamsampler.workers.fragment_rows import Row, told
+from streamsampler.workers.fragments import InForce, Running, packed_memory, whose_memory
 from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.resets import FragmentOrder, Standing, reset_function
@@ -330,14 +331,14 @@ class RunningGroups(Running):
         # complete are run again in the next call.
         self._known: tuple[FragmentOrder | None, Any] = None, None
 
-    def close(self) -> None:
-        """Close the environments; see `Running`."""
+    def forget(self) -> None:
+        """Forget the episodes, whose environments stay open; see `Running`."""
         groups, self._groups = self._groups, {}
         for group in groups.values():
             for row in group.rows:
                 row.observation = row.script = None
             group.release()
-        super().close()
+        super().forget()
 
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
         """Run the fragment of a ticket, which is of one group."""

@@ -8,7 +8,7 @@ from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import End, Script
 from streamsampler.workers.base import Worker
-from streamsampler.workers.fragments import Row
+from streamsampler.workers.fragment_rows import Row
 from streamsampler.workers.several.players import Players, updated_players
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import Group

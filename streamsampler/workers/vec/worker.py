@@ -25,9 +25,10 @@ from streamsampler.environments.updates import (
 )
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.protocol.plans import Layout
-from streamsampler.workers.base import Outcome, Worker, WorkerContext
+from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.hooks import HookCaller
+from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import masks_reach
 from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.restoring import are_one, close_all, refuse_copies_of
@@ -54,7 +55,7 @@ _NO_HOOKS = (
 )
 
 
-class VecWorker(Worker):
+class VecWorker(LendingWorker):
     """Runs several environments side by side, and asks the agent once for the actions of all of them.
 
     *In lanes* each trajectory is a function of itself alone, as with `DefaultWorker`: trajectory i runs in environment
@@ -90,6 +91,8 @@ class VecWorker(Worker):
         UsageError: An argument cannot work.
     """
 
+    _running: RunningGroups | None
+
     further_args = frozenset({"groups"})  # of inference="parent"
     can_play_several = True
     can_rehearse = can_continue = continues_side_by_side = can_take_options = can_call_hooks = asks_for_rows = True
@@ -107,7 +110,6 @@ class VecWorker(Worker):
         self._players: PlayersOfRows | None = None  # of several agents, those who play them
         self._runner: LaneRunner | NativeRunner | None = None
         self._envs: list[AnyEnv | AnyVectorEnv] = []
-        self._groups: RunningGroups | None = None
 
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
@@ -191,9 +193,9 @@ class VecWorker(Worker):
             UsageError: A vector environment that has not `n_envs` environments, or does not fit otherwise.
             Exception: What an environment raises; then there is none until the next update.
         """
-        self._forget_groups()
         self.phase = Phase.ENV_CONSTRUCTION
         self._drop_runner()
+        self._leave_lent()
         old, self._envs = self._envs, []
         before = {id(env): env for env in old}
         try:
@@ -297,6 +299,7 @@ class VecWorker(Worker):
         """Run the ticket's trajectories: in lanes, or block by block; or fragments."""
         if self.resets is not None and (order := self.resets.fragments) is not None:
             return self._run_fragments(ticket, order)
+        self._take_environments()
         runner = self._runner
         if isinstance(runner, NativeRunner):
             return runner.rollout(ticket, seeds, self._agents.batched(runner.n_slots))
@@ -321,23 +324,15 @@ class VecWorker(Worker):
             self.ran_timesteps += lost
 
     def _run_fragments(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
-        if self._groups is None or self._groups.base_version != order.base_version:
-            self._forget_groups()
+        if self._running is None:
             if isinstance(self._runner, NativeRunner):
                 raise UsageError(_NO_FRAGMENTS)
-            self._groups = self._make_groups(order.base_version)
-        return self._groups.run(ticket, order)
+            self._running = self._make_groups(order.base_version)
+        return self._running.run(ticket, order)
 
     def _make_groups(self, base_version: int) -> RunningGroups:
         kind = Group if self._players is None else GroupOfAgents
         return RunningGroups(self, base_version, self._lane_runner.n_slots, kind)
-
-    def _forget_groups(self) -> None:
-        """Close the environments of fragments, apart from the worker's own."""
-        groups, self._groups = self._groups, None
-        if groups is not None:
-            self.phase = Phase.CLOSE
-            groups.close()
 
     def _rebuilt(self) -> float:
         """Replace agent and environments, and return the seconds that it took."""
@@ -404,10 +399,14 @@ class VecWorker(Worker):
     def shutdown(self) -> None:
         """Close the environments."""
         self.phase, self.trajectory = Phase.CLOSE, None
-        self._forget_groups()
         self._drop_runner()
+        self._leave_lent()
         envs, self._envs = self._envs, []
         close_all(envs)
+
+    def _leave_lent(self) -> None:
+        if self._lends():
+            self._envs, self.hook_callers = [], ()
 
     def _drop_runner(self) -> None:
         runner, self._runner = self._runner, None

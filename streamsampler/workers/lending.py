@@ -1,0 +1,52 @@
+"""Lend a worker's environments to fragments, whose episodes go on in them, and make others for whole trajectories."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from streamsampler.environments.updates import for_worker
+from streamsampler.protocol.messages import Phase
+from streamsampler.workers.base import Worker
+from streamsampler.workers.fragments import Running
+from streamsampler.workers.generators import seed_constructors
+
+
+class LendingWorker(Worker):
+    """A worker that runs fragments, and whole trajectories between them.
+
+    The first environments of fragments are the worker's own: who runs nothing else needs no others. The first ticket of
+    whole trajectories after them makes others, which are the worker's own from then on.
+    """
+
+    _running: Running | None = None  # the environments of fragments whose episodes go on
+
+    def keep_fragments(self, base_version: int) -> None:
+        """Close the environments of fragments, unless their episodes go on; the worker's own stay open."""
+        running = self._running
+        if running is not None and running.base_version != base_version:
+            self._running, self.phase = None, Phase.CLOSE
+            running.close()
+
+    def _lends(self) -> bool:
+        """Whether fragments go on in the worker's own environments."""
+        return self._running is not None and self._running.has(self.environments())
+
+    @abstractmethod
+    def _leave_lent(self) -> None:
+        """Have no environments any more, if fragments go on in them, nor what calls their hooks."""
+
+    def _take_environments(self) -> None:
+        """Make environments for whole trajectories, if fragments go on in those that the worker has."""
+        running = self._running
+        if running is None or not self._lends():
+            return
+        self.enter(Phase.ENV_CONSTRUCTION)
+        seed_constructors(self.context.seed)
+        with for_worker(self.context.worker_number):
+            self.update_env(self.load(self.in_force["env"]))
+        if self._lends():
+            # The update gives the same environment each time. The sampler lets these episodes be restored in it.
+            self._running, self.has_ended_fragments = None, True
+            running.forget()
+        else:
+            self.further_envs += len(self.environments())
