@@ -58,12 +58,9 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
         self._has_seams = self.overrides_seams()
-        self.hook_callers = self._new_callers()
+        self.hook_callers = () if context.hooks is None else (HookCaller(self, context.hooks),)
         self._last_info: Any = None  # of the last trajectory
         self._broken_off = Times()  # what the trajectories took that ended with the last exception
-
-    def _new_callers(self) -> Sequence[HookCaller]:
-        return () if self.context.hooks is None else (HookCaller(self, self.context.hooks),)
 
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters."""
@@ -306,4 +303,4 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
 
     def _leave_lent(self) -> None:
         if self._lends():
-            self._env, self.hook_callers = None, self._new_callers()
+            self._env = None

@@ -33,7 +33,7 @@ class LendingWorker(Worker):
 
     @abstractmethod
     def _leave_lent(self) -> None:
-        """Have no environments any more, if fragments go on in them, nor what calls their hooks."""
+        """Have no environments any more, if fragments go on in them."""
 
     def _take_environments(self) -> None:
         """Make environments for whole trajectories, if fragments go on in those that the worker has."""

@@ -294,7 +294,9 @@ FRAGMENTS: dict[str, Call] = {
     "fragments go on": fragments(),
     "fragments go on with other parameters": fragments(agent_update=(3,)),
     "whole trajectories between fragments": trajectories(5),
-    "fragments begin afresh": fragments(),
+    "fragments go on after them": fragments(),
+    "an evaluation between fragments": stream(4),
+    "fragments go on after it": fragments(),
     "fragments of another length": fragments(11),
 }
 PARTICIPANTS: dict[str, Call] = {

@@ -98,12 +98,12 @@ def test_what_is_compared_is_not_trivial() -> None:
     assert len(set(returns)) == len(returns)
     assert all(len(set(values)) > 1 for values in returns)
     going = expected("fragments")
-    whole, afresh = going["whole trajectories between fragments"], going["fragments begin afresh"]
+    whole, after = going["whole trajectories between fragments"], going["fragments go on after them"]
     assert not (whole.continued | whole.cut).any()
-    assert not afresh.continued.any()
+    assert after.continued.any()
     assert going["fragments go on"].continued.any()
     assert going["fragments go on"].cut.any()
     on = going["fragments go on"]
     assert not (on.cut & (on.terminated | on.truncated)).any()
-    assert afresh.episode_starts[afresh.starts].all()
-    assert not set(afresh.seeds) & set(going["fragments go on"].seeds)
+    assert not after.episode_starts[after.starts].all()
+    assert set(after.seeds) & set(going["fragments go on with other parameters"].seeds)

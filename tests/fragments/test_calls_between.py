@@ -177,6 +177,18 @@ def test_an_agent_that_was_replaced_in_between_remembers_nothing_of_them(disturb
     assert float(np.max(expected[1].agent_infos["hidden"])) > 20.0
 
 
+def test_a_worker_in_the_place_of_a_lost_one_is_told_of_the_agent_that_was_replaced_in_between() -> None:
+    def lose(sampler: Any) -> Any:
+        killed(sampler)
+        return sampler
+
+    with LocalSampler(Weighty(0.0), Sticky, **OPTIONS) as reference:
+        expected = replaced_between(reference, lambda sampler: sampler.obtain_trajectories(5) and sampler)
+    with MultiprocessingSampler(Weighty(0.0), Sticky, n_workers=2, max_restarts=9, **OPTIONS) as sampler:
+        assert replaced_between(sampler, lose) == expected
+        assert sampler.stats.restarts > 0
+
+
 class Refused(Recurrent):
     """Cannot be made in a worker."""
 
@@ -223,7 +235,7 @@ def test_an_interrupt_in_between_leaves_them_where_they_are(kind: str, monkeypat
 
 
 def killed(sampler: Any) -> None:
-    for pid in sampler.worker_pids():
+    for pid in filter(None, sampler.worker_pids()):
         os.kill(pid, signal.SIGKILL)
     sampler.obtain_trajectories(5)
 

@@ -406,7 +406,7 @@ class VecWorker(LendingWorker):
 
     def _leave_lent(self) -> None:
         if self._lends():
-            self._envs, self.hook_callers = [], ()
+            self._envs = []
 
     def _drop_runner(self) -> None:
         runner, self._runner = self._runner, None
