@@ -312,10 +312,10 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         What makes environments must make a new one each time: several go on side by side.
 
         Whole trajectories in between, evaluations included, leave the episodes where they are: they run in environments
-        of their own, which are made when they are first needed (`stats.further_envs`). The one agent of `inference="parent"`
-        is given its memory back, for which it needs `get_state()` and `set_state(state)`. Where the same environment is
-        made each time, episodes are restored in it as after a loss. So they are in a copy of the sampler by pickling,
-        and in one that loads its `state_dict`. An `env_update` in any call
+        of their own, which are made when they are first needed (`stats.further_envs`). The one agent of
+        `inference="parent"` is given its memory back, for which it needs `get_state()` and `set_state(state)`. Where
+        the same environment is made each time, episodes are restored in it as after a loss. So they are in a copy of
+        the sampler by pickling, and in one that loads its `state_dict`. An `env_update` in any call
         (with a warning), other `n_envs` and an exception in a call for fragments end the episodes: the next call
         begins with fresh environments. With
         `on_failure="drop"` fragments are an error, since no other episode takes the place of an episode that raises:
