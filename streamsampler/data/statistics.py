@@ -430,25 +430,25 @@ class Stats:
         self.further_envs += report.further_envs
         self.workers[worker] = self.workers[worker].plus(report.seconds)
         self.worker_timesteps[worker] += report.ran_timesteps
-        self.take_measured(worker, report.timed)
+        if report.timed is not None:
+            self.take_measured(worker, report.timed)
         self.abandoned_trajectories += report.n_abandoned
         self.abandoned_timesteps += report.abandoned_timesteps
         self.lost_timesteps += report.lost_timesteps
         if report.metrics:
             self.metric_kinds.update(report.metrics)
-        self.take_checked(report.checked)
+        if report.checked is not None:
+            self.take_checked(report.checked)
 
-    def take_measured(self, worker: int, measured: Measured | None) -> None:
-        """Add what user code measured in a worker, if anything."""
-        if measured is not None:
-            self.timed.setdefault(worker, Timer()).add(measured.blocks)
-            merge_gauges(self.gauges_of_workers, measured.gauges)
+    def take_measured(self, worker: int, measured: Measured) -> None:
+        """Add what user code measured in a worker."""
+        self.timed.setdefault(worker, Timer()).add(measured.blocks)
+        merge_gauges(self.gauges_of_workers, measured.gauges)
 
-    def take_checked(self, checked: Checked | None) -> None:
-        """Add what a worker ran for a check, if there was one."""
-        if checked is not None:
-            self.checked_trajectories += checked.trajectories
-            self.checked_timesteps += checked.timesteps
+    def take_checked(self, checked: Checked) -> None:
+        """Add what a worker ran for a check."""
+        self.checked_trajectories += checked.trajectories
+        self.checked_timesteps += checked.timesteps
 
     @property
     def ran_timesteps(self) -> int:
@@ -467,7 +467,8 @@ class Stats:
         self.worker_timesteps = list(map(operator.add, self.worker_timesteps, call.worker_timesteps))
         for worker, timed in call.timed.items():
             self.timed.setdefault(worker, Timer()).merge(timed)
-        merge_gauges(self.gauges_of_workers, call.gauges_of_workers)
+        if call.gauges_of_workers:
+            merge_gauges(self.gauges_of_workers, call.gauges_of_workers)
         self.metric_kinds |= call.metric_kinds
         self.metrics |= call.metrics
         self._remember(call.means() | {f"metrics/{name}": value for name, value in call.metrics.items()})

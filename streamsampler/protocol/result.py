@@ -362,6 +362,8 @@ class Result:
         Args:
             n_before: Only those that fewer trajectories of the result precede; None for all.
         """
+        if not self._left_out:
+            return []
         left_out = [it for it in self._left_out if n_before is None or it.n_before < n_before]
         del self._left_out[: len(left_out)]
         return left_out

@@ -86,6 +86,8 @@ class CallAccounts:
     def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
         """Count what was left out, and remember the anomalies of what was not."""
         self.add_anomalies(segments)
+        if not left_out:
+            return
         stats, version = self.stats, self.version
         stats.dropped_trajectories += len(left_out)
         stats.dropped += [DroppedTrajectory(version, index, worker, *it[1:]) for worker, index, it, _ in left_out]
@@ -233,7 +235,8 @@ class BatchMaker:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
         if self._ledger is not None:  # it needs the actions that the agent chose
             self._stats.failed_trajectories += self._ledger.record(delivery)
-        self._session.warn_of(delivery.rollouts.remarks)
+        if delivery.rollouts.remarks:
+            self._session.warn_of(delivery.rollouts.remarks)
         self._session.taken_actions.put(delivery.rollouts)
         self._session.infos_of_files.leave_out(delivery.rollouts)
         self._deliveries[id(delivery)] = delivery

@@ -316,6 +316,8 @@ class SamplerLife(ABC):
         if resets is not None and resets.changes_resets and not worker_class.can_take_options:
             what = "reset_options" if resets.tasks is None else "tasks"
             raise UsageError(f"{worker_class.__name__} takes no {what}")
+        if agent_update is None and env_update is None:
+            return {}
         session = self._session
         env_update = on_environments(env_update, session.updates, session.engine)
         updates = pickled_updates(agent_update, env_update, session.updates, held=self._holds_agent)

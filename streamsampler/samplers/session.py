@@ -486,20 +486,16 @@ class Session:
         contents: dict[str, Any] = dict(self.used.missing(record.worker, record.sent).items())
         if self._resets_handle is not None:
             contents["resets"] = self._resets_handle
-        goes_on = self._continued_by(record)
-        if self.ledger is not None and not goes_on and (order := self.ledger.order(record.worker)).standings:
+        fragments, ledger = self.fragments, self.ledger
+        goes_on = record.goes_on if fragments is not None and fragments.base_version == record.goes_on else 0
+        if ledger is not None and not goes_on and (order := ledger.order(record.worker)).standings:
             # The worker has none of its environments: it is new, or an exception left them in any state.
             contents["resets"] = self.publish(
                 dumps(replace(self.resets or Resets(), fragments=order), "what goes on in environments")
             )
-        record.goes_on = goes_on if self.ledger is None else self.ledger.base_version
+        record.goes_on = goes_on if ledger is None else ledger.base_version
         record.payloads_in_use = tuple(contents.values())
         return {**contents, "check": self.checks.is_due_in(record), "goes_on": goes_on}
-
-    def _continued_by(self, record: WorkerRecord) -> int:
-        """Return the version in which the fragments began that go on in a worker's environments; 0 for none."""
-        goes_on = self.fragments is not None and self.fragments.base_version == record.goes_on
-        return record.goes_on if goes_on else 0
 
     def warn_of_anomaly(self, anomaly: FoundAnomaly) -> None:
         """Warn of the first anomaly in the data, and of no other."""

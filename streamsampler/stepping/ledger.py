@@ -147,7 +147,8 @@ class ManagerStats(Stats):
         self.reports += 1
         self.workers[report.worker] = self.workers[report.worker].plus(report.times)
         self.worker_timesteps[report.worker] += report.timesteps
-        self.take_measured(report.worker, report.timed)
+        if report.timed is not None:
+            self.take_measured(report.worker, report.timed)
 
     def take_results(self, timesteps: NDArray[np.int64], ended: NDArray[np.bool_], failed: NDArray[np.bool_]) -> None:
         """Add results that are handed out.
