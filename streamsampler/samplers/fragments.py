@@ -34,8 +34,7 @@ class Earlier(NamedTuple):
 
 
 _NOTHING = Earlier()
-_WITH_ITS_WORKER = "was lost with its worker, and"
-_OF_STATE = "in the state that was loaded"
+_OF_STATE = " in the state that was loaded"
 
 
 def order_of(plan: Fragments, base_version: int, standings: Mapping[int, Standing] | None = None) -> FragmentOrder:
@@ -187,9 +186,9 @@ class FragmentLedger:
         lost = [fragment for fragment in rollouts.fragments if fragment.lost]
         for fragment in lost:
             logger.warning(
-                "the episode that went on in environment %d %s cannot be restored: %s; a new episode was begun",
+                "the episode that went on in environment %d%s cannot be restored: %s; a new episode was begun",
                 fragment.number,
-                _OF_STATE if fragment.number in self._loaded else _WITH_ITS_WORKER,
+                _OF_STATE if fragment.number in self._loaded else "",
                 fragment.lost,
             )
         self._loaded.difference_update(fragment.number for fragment in rollouts.fragments)

@@ -512,7 +512,7 @@ def test_what_cannot_be_restored_is_said_and_counts_as_failed(agent, env, option
         said = "in the state that was loaded cannot be restored: " + why
         assert caplog.text.count(said) == other.stats.failed_trajectories == cut > 0
         assert not batch.continued.any()
-        assert not caplog.text.count("lost with its worker")
+        assert not caplog.text.count("went on in environment 0 cannot")
         caplog.clear()
         other.obtain_fragments(4)
         assert not caplog.text

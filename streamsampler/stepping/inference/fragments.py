@@ -27,6 +27,9 @@ from streamsampler.workers.vec.rows import singles_of
 from streamsampler.workers.vec.worker import DRAWS
 
 
+_LENT = "whole trajectories were run with its agent since, and "
+
+
 class RemoteGroup(RemoteRows, Group):
     """Environments of fragments in other processes, with the worker's own agent.
 
@@ -63,13 +66,13 @@ class RemoteGroup(RemoteRows, Group):
         if self._worker.in_force["agent"] is not self._its_agent:
             return  # it was replaced, and begins anew
         if packed is None:
-            self._lose_all(UNKNOWN)
+            self._lose_all(_LENT + UNKNOWN)
             return
         try:
             with no_failure(whose_memory(self._worker)):
                 self._restore_agent(packed, is_replaced=False)
         except NotRestoredError as error:
-            self._lose_all(str(error))
+            self._lose_all(_LENT + str(error))
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
         """Return what this alone keeps of a row's episode; see `RemoteRows.history_of`."""
