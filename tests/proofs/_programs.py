@@ -364,7 +364,7 @@ def _of_fragments(draw: Draw, sampler: Any, numbers: list[int]) -> list[Any]:
     for _ in range(draw.randint(2, 6)):
         update: Any = {"agent_update": (draw.randrange(9),)} if draw.random() < 0.6 else {}
         seen.append(seen_of(sampler.obtain_fragments(draw.choice([1, 4, 9, 25]), n_envs, **update)))
-        if draw.random() < 0.1:  # which ends the episodes in hand
+        if draw.random() < 0.1:  # which leaves the episodes in hand alone
             seen.append(seen_of(sampler.obtain_trajectories(3)))
     return seen
 
