@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.harness.contender import Measure, serve
 from benchmarks.problems.agents import OneByOne
 from benchmarks.problems.workloads import Workload, checksum, marks
-from streamsampler import Limits, MultiprocessingSampler, TrajectoryBatch
+from streamsampler import MultiprocessingSampler, TrajectoryBatch
 from streamsampler.engines.base import Engine
 
 if TYPE_CHECKING:
@@ -166,6 +166,16 @@ def ticket_sizes() -> Any:
     raise ImportError("this version of streamsampler keeps the length of its tickets elsewhere")
 
 
+def watched_options() -> dict[str, Any]:
+    """Return the arguments with which workers are watched, of earlier versions as well."""
+    limit = {"max_worker_memory": 1 << 34}
+    try:
+        from streamsampler import Limits
+    except ImportError:
+        return {"step_timeout": 10.0, **limit}
+    return {"step_timeout": 10.0, "limits": Limits(**limit)}
+
+
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the workers."""
@@ -187,7 +197,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         seed=1,
         order=settings.get("order", "index"),
         start_method=settings.get("start_method"),
-        **({"step_timeout": 10.0, "limits": Limits(max_worker_memory=1 << 34)} if settings.get("watched") else {}),
+        **(watched_options() if settings.get("watched") else {}),
         **({} if settings.get("fragments") else {"max_episode_length": settings.get("length")}),
         **worker_options(settings),
         **filter_options(settings),

@@ -26,7 +26,6 @@ from streamsampler.workers.vec.fragments import Group, RunningGroups
 from streamsampler.workers.vec.rows import singles_of
 from streamsampler.workers.vec.worker import DRAWS
 
-
 _LENT = "whole trajectories were run with its agent since, and "
 
 
