@@ -74,7 +74,7 @@ def assert_same(batches: list[Any], others: list[Any]) -> None:
 
 
 @pairs
-@pytest.mark.parametrize("workers", mostly_slow(WORKERS, 3))
+@pytest.mark.parametrize("workers", mostly_slow(WORKERS, 2))
 def test_in_every_kind_of_worker(shown, sent, workers):
     options, row_independent = WORKERS[workers]
     agent, env = RowsAsked(sent, row_independent), functools.partial(Kinds, shown, sent)

@@ -44,7 +44,7 @@ SEEN_ELSEWHERE = {
     "native vector environments that reset themselves: NEXT_STEP", "the agent in the parent",
     "several agents, one policy", "several agents, policies that change places",
 }  # fmt: skip
-UNDISTURBED = {"one by one", "lanes", "fragments", "filters", "several agents, policies that change places"}
+UNDISTURBED = {"one by one", "fragments", "several agents, policies that change places"}
 
 
 def case(name: str, cell: Any) -> Any:

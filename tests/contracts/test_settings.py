@@ -19,8 +19,6 @@ from streamsampler.core.settings import SETTINGS, ProcessSettings, SettingsInFor
 from tests.contracts.conftest import LANES, PARENT, RAY, SLOW_QUEUES, on, slow
 from tests.patience import PATIENCE
 
-THREE_WORDS = {"harbour", "lighthouse", "breakwater"}
-
 
 class Looks(gymnasium.Env):
     """Says in its infos which settings its process has."""
@@ -217,21 +215,27 @@ def test_with_a_lag_a_batch_has_the_settings_of_its_own_call(make_sampler, resto
 
 
 class Hashes(Looks):
-    """Its episodes depend on the order of a set of strings."""
+    """Says how its process hashes."""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.words = list(THREE_WORDS)
-        return np.zeros(1, np.float32), {"first": self.words[0], "hash": hash("harbour")}
+        return np.zeros(1, np.float32), {"hash": hash("harbour")}
 
 
 START_METHODS = [pytest.param({"start_method": it}, marks=pytest.mark.slow) for it in ("spawn", "forkserver")]
-SAMPLED = (
-    "import sys; from tests.contracts.test_settings import Hashes; from streamsampler import MultiprocessingSampler\n"
-    "with MultiprocessingSampler('random', Hashes, n_workers={n}, seed=1, **{options}) as sampler:\n"
-    "    infos = sampler.obtain_exact_trajectories(2).episode_infos\n"
-    "print(*sorted(set(infos['hash'].tolist())), hash('harbour'))"
-)
+SAMPLED = """
+from gymnasium.envs.classic_control import CartPoleEnv
+from streamsampler import MultiprocessingSampler
+
+class Hashes(CartPoleEnv):
+    def reset(self, **how):
+        return super().reset(**how)[0], {{"hash": hash("harbour")}}
+
+if __name__ == "__main__":
+    with MultiprocessingSampler("random", Hashes, n_workers={n}, seed=1, check=None, **{options}) as sampler:
+        infos = sampler.obtain_exact_trajectories(2).episode_infos
+    print(*sorted(set(infos["hash"].tolist())), hash("harbour"))
+"""
 
 
 def hashes(*flags, n_workers=1, options=None, **variables):

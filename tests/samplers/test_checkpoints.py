@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import (
@@ -38,6 +38,7 @@ from tests.fragments.agents import CountsRows, Drawn, Forgetful, Mixing, Offset,
 from tests.scripted.agents import Linear
 from tests.scripted.envs import Nested
 from tests.scripted.games import Chooser, Comings, Stay
+from tests.tiers import costly, mostly_slow
 
 SLOW = pytest.mark.slow
 SEED = 2**70 + 5
@@ -175,8 +176,8 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("kind", "first", "then"), ENDS)
-@pytest.mark.parametrize("filtered", [False, True])
-@settings(max_examples=8)
+@pytest.mark.parametrize("filtered", mostly_slow([True, False]))
+@costly(3)
 @given(data=st.data())
 def test_random_programs_that_are_stopped_give_the_bits_of_whole_ones(kind, first, then, filtered, data):
     program = data.draw(programs(kind))
@@ -185,7 +186,7 @@ def test_random_programs_that_are_stopped_give_the_bits_of_whole_ones(kind, firs
 
 
 @pytest.mark.parametrize(("kind", "first", "then"), [each for each in ENDS if "parent" not in str(each)])
-@settings(max_examples=8)
+@costly(3)
 @given(data=st.data())
 def test_random_programs_with_a_lag(kind, first, then, data):
     program = data.draw(programs(kind, lag=True))

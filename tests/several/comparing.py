@@ -28,7 +28,7 @@ ALL_LOOPS: list[dict[str, Any]] = [{}, {"hooks": Silent()}, ROWS, {"hooks": Sile
 
 
 def sampled(agents: Any = POLICIES, env: Any = Comings, n: int = 3, **options: Any) -> Any:
-    with LocalSampler(agents, env, **{"seed": 1, **options}) as sampler:
+    with LocalSampler(agents, env, **{"seed": 1, "check": None, **options}) as sampler:
         return sampler.obtain_trajectories(n)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns, played_in_parallel, played_in_turns
 from tests.several.comparing import ALL_LOOPS, assert_as_played, sampled
+from tests.tiers import costly
 
 STAYS = st.dictionaries(
     st.sampled_from(IDS),
@@ -26,6 +27,7 @@ STAYS = st.dictionaries(
 @given(STAYS, st.sampled_from([None, 1, 2, 6, 9]), st.sampled_from(ALL_LOOPS))
 @example({}, None, {})
 @example({}, 4, ALL_LOOPS[1])
+@costly(12)
 def test_each_trajectory_is_what_a_plain_loop_gives(
     game: Any, loop: Any, stays: dict[str, Stay], limit: Any, options: Any
 ) -> None:

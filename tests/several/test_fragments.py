@@ -24,7 +24,7 @@ from tests.several.test_equal_to_plain_loops import STAYS, AllAtOnce, Early, Wai
 from tests.several.test_lives import Crowd, Unannounced, crowd, kind_of
 from tests.several.test_rows import AGENTS, Rowwise, Watching, rows
 from tests.several.test_staleness import Dying
-from tests.tiers import mostly_slow
+from tests.tiers import costly, mostly_slow
 
 MultiprocessingSampler: Any = streamsampler.MultiprocessingSampler
 Part = TrajectoryBatch[Any, Any]
@@ -102,6 +102,7 @@ def assert_parts(batches: Sequence[MultiAgentBatch], whole: MultiAgentBatch) -> 
 @example(Comings, {}, None, [1] * 20, 1)
 @example(Turns, {}, None, [1] * 30, 1)
 @example(Turns, {}, 4, [3] * 9, 2)
+@costly(8)
 def test_parts_are_those_of_whole_trajectories(
     which: str, game: Any, stays: dict[str, Stay], limit: Any, n_timesteps: list[int], n_envs: int
 ) -> None:
@@ -123,7 +124,7 @@ UNANNOUNCED = [lambda: Unannounced(Comings()), lambda: Unannounced(Turns())]
 
 
 @pytest.mark.parametrize("game", [Waits, Early, AllAtOnce, *UNANNOUNCED])
-@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("n", mostly_slow([2, 1, 5]))
 def test_whoever_joins_waits_ends_early_or_comes_unannounced(game: Any, n: int) -> None:
     batches = fragments(AGENTS["both"], game, [n] * (40 // n), 1)
     assert fragments(AGENTS["both"], game, [n] * (40 // n), 1, **rows(2)) == batches
@@ -143,10 +144,13 @@ def test_crowds() -> None:
 
 
 @pytest.mark.parametrize("game", mostly_slow([Turns, Comings]))
-def test_batches_do_not_depend_on_workers_and_engines(game: Any) -> None:
+@pytest.mark.parametrize(
+    "options",
+    mostly_slow([{"n_workers": 2}, {"n_workers": 2, **rows(2)}, {"n_workers": 3, "engine": "queues"}, rows(3)], 2),
+)
+def test_batches_do_not_depend_on_workers_and_engines(game: Any, options: Any) -> None:
     expected = fragments(AGENTS["both"], game, [3, 1, 4, 9], 5)
-    for options in ({"n_workers": 2}, {"n_workers": 3, "engine": "queues"}, {"n_workers": 2, **rows(2)}, rows(3)):
-        assert fragments(AGENTS["both"], game, [3, 1, 4, 9], 5, MultiprocessingSampler, **options) == expected
+    assert fragments(AGENTS["both"], game, [3, 1, 4, 9], 5, MultiprocessingSampler, **options) == expected
 
 
 class DyingTurns(Turns):
@@ -166,8 +170,9 @@ class DyingTurns(Turns):
 
 
 @pytest.mark.parametrize("which", mostly_slow(["both", "across", "apart again", "random", "one by one"]))
-@pytest.mark.parametrize("game", [Dying, DyingTurns])
-@pytest.mark.parametrize("kind", [{}, rows(2)])
+@pytest.mark.parametrize(
+    ("game", "kind"), mostly_slow([(Dying, {}), (DyingTurns, rows(2)), (Dying, rows(2)), (DyingTurns, {})], 2)
+)
 def test_episodes_are_restored_after_losses(which: str, game: Any, kind: Any, tmp_path: Path, caplog: Any) -> None:
     own = {"apart again": {"red": Recalling(), "blue": Recalling()}, "one by one": Knowing()}
     agents = {**AGENTS, **own, "both": {"red": Knowing(1), "blue": Rowwise(2)}}[which]
@@ -216,10 +221,11 @@ class Recalling:
         self.last = state
 
 
-@pytest.mark.parametrize("game", [Comings, Turns])
+@pytest.mark.parametrize("game", mostly_slow([Turns, Comings]))
 def test_updates_and_filters_in_the_middle_of_episodes(game: Any) -> None:
     """A policy that is replaced begins anew; one that gets parameters or a filter goes on."""
-    how = {"seed": 1, "observation_filter": {"red": RunningNorm(), "blue": RunningNorm()}}
+    how: dict[str, Any] = {"seed": 1, "check": None}
+    how |= {"observation_filter": {"red": RunningNorm(), "blue": RunningNorm()}}
     agents = {"red": Rowwise(), "blue": Recalling()}
     updates = [None, {"red": (1,)}, {"blue": Recalling()}, {"red": Rowwise(), "blue": Recalling()}, None]
     found = []
@@ -290,9 +296,9 @@ def test_whole_episodes_are_replayed_and_parts_are_refused(kind: Any) -> None:
             sampler.replay(1, int(batch.indices[batch.cut][0]), **how)
 
 
-@pytest.mark.parametrize("game", [Comings, Turns])
+@pytest.mark.parametrize("game", mostly_slow([Turns, Comings]))
 @pytest.mark.parametrize("kind", [{}, rows(2)])
-@pytest.mark.parametrize("agents_too", [True, False])
+@pytest.mark.parametrize("agents_too", mostly_slow([False, True]))
 def test_a_run_that_is_stopped_goes_on_in_the_middle_of_episodes(game: Any, kind: Any, agents_too: bool) -> None:
     """Where agents are not in the state, those that policies have by then are given anew."""
     agents = {"red": Knowing(1), "blue": Rowwise(2)}

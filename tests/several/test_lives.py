@@ -27,7 +27,7 @@ from streamsampler.agents.draws import Draws
 from streamsampler.environments.multi_agent import as_multi_agent, is_multi_agent
 from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns
 from tests.several.comparing import ALL_LOOPS, POLICIES, LocalSampler, sampled
-from tests.tiers import mostly_slow
+from tests.tiers import costly, mostly_slow
 
 # --- Agents that come back
 
@@ -160,7 +160,7 @@ class Lax(Comings):
 
 
 @pytest.mark.parametrize("options", ALL_LOOPS)
-@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("answers", mostly_slow([False, True]))
 def test_an_agent_that_stays_listed_after_its_end_is_asked_no_more_with_one_warning(
     caplog: Any, options: Any, answers: bool
 ) -> None:
@@ -229,6 +229,7 @@ def assert_same_play(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("game", mostly_slow([Comings, Turns]))
 @pytest.mark.parametrize("options", mostly_slow(ALL_LOOPS))
 @given(stays=STAYS, agents=st.sampled_from([Chooser(), POLICIES, "random"]))
+@costly(10)
 def test_agents_that_appear_unannounced_play_as_if_they_had_been_announced(
     game: Any, options: Any, stays: Any, agents: Any
 ) -> None:
@@ -285,7 +286,7 @@ CROWD: dict[str, Any] = {"agents": {"a": "random", "b": Chooser()}, "policy_of":
 
 
 def crowd(n: int = 8, kind: Any = LocalSampler, **options: Any) -> Any:
-    with kind(CROWD["agents"], Crowd, seed=3, policy_of=kind_of, **options) as sampler:
+    with kind(CROWD["agents"], Crowd, seed=3, policy_of=kind_of, check=None, **options) as sampler:
         return sampler.obtain_trajectories(n)
 
 
@@ -296,7 +297,7 @@ def test_a_batch_of_unannounced_agents_does_not_depend_on_workers_and_engines() 
     assert batch["a"].agents.known == tuple(sorted(set(batch["a"].agent_ids)))
     assert crowd(n_workers=3) == batch
     for engine in ("processes", "queues"):
-        assert crowd(kind=MultiprocessingSampler, n_workers=3, engine=engine) == batch
+        assert crowd(kind=MultiprocessingSampler, n_workers=2, engine=engine) == batch
     with LocalSampler(CROWD["agents"], Crowd, seed=3, policy_of=kind_of) as sampler:
         streamed = [next(sampler.stream()) for _ in range(1)]
         assert streamed == [batch[0]]

@@ -152,7 +152,7 @@ def assert_masks(batch: Any) -> None:
 
 
 @pytest.mark.parametrize("hooks", mostly_slow([None, Overwriting()]), ids=["", "hooks"])
-@pytest.mark.parametrize("agent", mostly_slow(reversed(AGENTS), 3))
+@pytest.mark.parametrize("agent", mostly_slow(reversed(AGENTS), 2))
 @pytest.mark.parametrize(
     ("place", "game"),
     mostly_slow([("observation", Parallel), ("info", InTurn), ("info", Parallel), ("observation", InTurn)], 2),

@@ -22,6 +22,7 @@ from tests.several.comparing import LocalSampler, sampled
 from tests.several.test_equal_to_plain_loops import STAYS
 from tests.several.test_errors import is_odd
 from tests.several.test_lives import Unannounced, crowd
+from tests.tiers import costly, mostly_slow
 
 MultiprocessingSampler: Any = streamsampler.MultiprocessingSampler
 
@@ -107,6 +108,7 @@ def rows(n_envs: int) -> dict[str, Any]:
 )  # fmt: skip
 @example(Comings, {}, None, 7, 3)
 @example(Turns, {}, 4, 7, 3)
+@costly(4)
 def test_batches_are_those_of_one_environment(
     which: str, game: Any, stays: dict[str, Stay], limit: Any, n: int, n_envs: int
 ) -> None:
@@ -115,7 +117,7 @@ def test_batches_are_those_of_one_environment(
     assert sampled(**how, **rows(n_envs)) == sampled(**how)
 
 
-@pytest.mark.parametrize("which", ["one by one", "both", "across", "apart"])
+@pytest.mark.parametrize("which", mostly_slow(["both", "one by one", "across", "apart"]))
 def test_who_comes_unannounced_plays_the_same(which: str) -> None:
     def game() -> Any:
         return Unannounced(Comings())
@@ -150,7 +152,7 @@ class Odd(Comings):
         return *parts, {**infos, **odd}
 
 
-@pytest.mark.parametrize("which", ["one by one", "both", "across", "apart"])
+@pytest.mark.parametrize("which", mostly_slow(["both", "one by one", "across", "apart"]))
 def test_hooks_see_the_same_and_leave_out_the_same(which: str) -> None:
     how = {"seed": 2, "hooks": Watching(), "drop_if": is_odd, "check": None}
     with LocalSampler(AGENTS[which], Odd, **how) as one, LocalSampler(AGENTS[which], Odd, **how, **rows(3)) as many:
@@ -174,7 +176,7 @@ class Halves(Comings):
         return *parts, {**infos, "red_1": {"odd": True}} if self.odd and self.t == 5 else infos
 
 
-@pytest.mark.parametrize("n_envs", [1, 2, 3])
+@pytest.mark.parametrize("n_envs", mostly_slow([2, 1, 3]))
 def test_what_is_left_out_last_in_a_row_leaves_nothing(n_envs: int) -> None:
     agent, how = AGENTS["both"], {"seed": 2, "drop_if": is_odd, "check": None}
     blocks: Any = {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs, "block_size": 6}}  # one in each ticket
@@ -194,11 +196,12 @@ def test_filters_updates_and_masks_by_policy(game: Any) -> None:
 
 
 @pytest.mark.parametrize("game", [Comings, Turns])
-def test_batches_do_not_depend_on_the_number_of_workers(game: Any) -> None:
-    expected = sampled(AGENTS["both"], game, n=23)
-    for n_workers, n_envs in ((1, 2), (2, 3), (3, 4)):
-        with MultiprocessingSampler(AGENTS["both"], game, seed=1, n_workers=n_workers, **rows(n_envs)) as sampler:
-            assert sampler.obtain_trajectories(23) == expected
+@pytest.mark.parametrize(("n_workers", "n_envs"), mostly_slow([(2, 3), (1, 2), (3, 4)]))
+def test_batches_do_not_depend_on_the_number_of_workers(game: Any, n_workers: int, n_envs: int) -> None:
+    expected = sampled(AGENTS["both"], game, n=23, check=None)
+    how = {"seed": 1, "check": None, **rows(n_envs)}
+    with MultiprocessingSampler(AGENTS["both"], game, n_workers=n_workers, **how) as sampler:
+        assert sampler.obtain_trajectories(23) == expected
 
 
 @pytest.mark.parametrize(("game", "n_rows"), [(Comings, 32), (Turns, 32)])

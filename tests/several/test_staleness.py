@@ -17,10 +17,10 @@ from streamsampler import RolloutError
 from tests.scripted.games import Chooser, Comings, Turns
 from tests.several.comparing import LocalSampler
 from tests.several.test_rows import Rowwise, rows
-from tests.tiers import mostly_slow
+from tests.tiers import costly, mostly_slow
 
 MultiprocessingSampler: Any = streamsampler.MultiprocessingSampler
-ENGINES: list[dict[str, Any]] = [{}, {"engine": "queues"}, rows(3), {"engine": "queues", **rows(3)}]
+ENGINES: list[dict[str, Any]] = [rows(3), {}, {"engine": "queues"}, {"engine": "queues", **rows(3)}]
 # None for no update; of one policy; of both; a new agent.
 UPDATES = (None, {"red": (1,)}, {"blue": (2,)}, {"red": (3,), "blue": (3,)}, {"blue": Chooser(1)}, {"red": (1,)})
 
@@ -43,11 +43,12 @@ def test_batches_are_those_of_the_version_before(game: Any) -> None:
 
 
 @pytest.mark.parametrize("game", mostly_slow([Comings, Turns]))
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", mostly_slow(ENGINES, 2))
 def test_every_engine_and_kind_of_worker_gives_the_same(game: Any, engine: Any) -> None:
-    with LocalSampler(agents(), game, seed=1, staleness=1) as sampler:
+    how = {"seed": 1, "staleness": 1, "check": None}
+    with LocalSampler(agents(), game, **how) as sampler:
         expected = told(sampler, UPDATES)
-    with MultiprocessingSampler(agents(), game, seed=1, staleness=1, n_workers=2, **engine) as sampler:
+    with MultiprocessingSampler(agents(), game, **how, n_workers=2, **engine) as sampler:
         assert told(sampler, UPDATES) == expected
 
 
@@ -62,12 +63,14 @@ class Picky(Chooser):
     st.lists(st.sampled_from([*UPDATES, {"red": (9,)}, {"red": (4,), "blue": (9,)}]), min_size=2, max_size=8),
     st.sampled_from([{}, rows(2)]),
 )  # fmt: skip
+@costly(5)
 def test_after_an_update_that_is_refused_batches_have_the_parameters_before(updates: Any, kind: Any) -> None:
     """A refused update is none: as if it had not been passed."""
 
     def batches(kind: Any, *, lag: int) -> list[Any]:
         found: list[Any] = []
-        with LocalSampler({"red": Picky(), "blue": Picky()}, Comings, seed=1, staleness=lag, **kind) as sampler:
+        agents, how = {"red": Picky(), "blue": Picky()}, {"seed": 1, "staleness": lag, "check": None}
+        with LocalSampler(agents, Comings, **how, **kind) as sampler:
             for update in updates:
                 try:
                     found.append(sampler.obtain_trajectories(3, agent_update=update))
@@ -103,9 +106,10 @@ class Dying(Comings):
 
 @pytest.mark.parametrize("kind", mostly_slow([rows(2), {}]))
 def test_a_worker_that_dies_changes_nothing(kind: Any, tmp_path: Path) -> None:
-    with LocalSampler(agents(), Comings, seed=1, staleness=1) as sampler:
+    how = {"seed": 1, "staleness": 1, "check": None}
+    with LocalSampler(agents(), Comings, **how) as sampler:
         expected = told(sampler, UPDATES)
-    how = {"seed": 1, "staleness": 1, "n_workers": 2, "max_restarts": 99, "check": None}
+    how |= {"n_workers": 2, "max_restarts": 99}
     with MultiprocessingSampler(agents(), lambda: Dying(tmp_path), **how, **kind) as sampler:
         assert told(sampler, UPDATES) == expected
     assert len(list(tmp_path.iterdir())) >= 3

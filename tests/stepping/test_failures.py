@@ -481,7 +481,7 @@ CALLS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", mostly_slow(CALLS, 2))
 @pytest.mark.parametrize(
     ("kind", "on_failure", "stride"),
     [

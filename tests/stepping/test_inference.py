@@ -165,7 +165,7 @@ SCENARIOS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "fragments at random": (RandomAgent, Nested, fragments_of(RandomAgent, env=Nested), {}),
     "updates between fragments": (RandomAgent, Sticky, fragments_of(RandomAgent), {"observation_filter": NORM}),
 }
-QUICK = {"actions of another dtype", "hooks in blocks", "fragments in groups"}
+QUICK = {"hooks in blocks", "fragments in groups"}
 
 
 @pytest.mark.parametrize("name", [it if it in QUICK else pytest.param(it, marks=pytest.mark.slow) for it in SCENARIOS])

@@ -12,6 +12,7 @@ from streamsampler.workers import known_wrappers, purity
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.known_wrappers import files_of, kind_of, stateful_wrapper
+from tests.tiers import mostly_slow
 from tests.workers.contexts import context_of
 
 CARTPOLE = "CartPole-v1"
@@ -78,7 +79,7 @@ FINE = {
 
 
 @pytest.mark.filterwarnings("ignore:.*ReseedWrapper")
-@pytest.mark.parametrize("name", [*STATEFUL, *FINE])
+@pytest.mark.parametrize("name", [*mostly_slow(STATEFUL, 3), *mostly_slow(FINE, 4)])
 def test_wrappers_that_carry_something_are_known_as_the_check_finds_it(name, monkeypatch):
     make = {**STATEFUL, **FINE}[name]
     words = stateful_wrapper(make())
