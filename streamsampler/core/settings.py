@@ -106,7 +106,8 @@ def _torch_determinism(torch: Any) -> tuple[bool, bool]:
 
 
 def _set_torch_determinism(torch: Any, value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+    if value != _torch_determinism(torch):  # the call imports torch's compiler, which takes two seconds
+        torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
 def _keep_cpu(torch: Any, _: str) -> None:

@@ -312,3 +312,19 @@ def test_a_module_is_loaded_for_a_value_that_is_not_its_default(monkeypatch):
     assert found == []
     SettingsInForce(portable=True).apply(ProcessSettings({}, (), "/", {"jax_enable_x64": True}))
     assert found == ["jax", ("jax_enable_x64", True)]
+
+
+def test_what_is_set_as_it_was_is_not_set_again(monkeypatch):
+    """Each worker with a torch agent would import 800 modules more, which takes two seconds and adds warning filters."""
+    calls = []
+    torch = types.ModuleType("torch")
+    torch.are_deterministic_algorithms_enabled = lambda: bool(calls)  # type: ignore[attr-defined]
+    torch.is_deterministic_algorithms_warn_only_enabled = lambda: False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms = lambda *args, **options: calls.append((args, options))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    name = "torch's deterministic algorithms"
+    SettingsInForce(portable=True).apply(ProcessSettings({}, (), "/", {name: (False, False)}))
+    assert calls == []
+    for _ in range(2):
+        SettingsInForce(portable=True).apply(ProcessSettings({}, (), "/", {name: (True, False)}))
+    assert calls == [((True,), {"warn_only": False})]
