@@ -70,6 +70,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return copy
 
 
+@pytest.mark.slow
 def test_who_follows_the_page_has_what_it_shows(followed: pathlib.Path, tmp_path: pathlib.Path) -> None:
     check(followed / "streamsampler" / "docs" / "extending.md", tmp_path)
 
