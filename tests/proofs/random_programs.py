@@ -31,8 +31,9 @@ import gymnasium
 import numpy as np
 
 from streamsampler import Limits, LocalSampler, PerWorker, SetTaskUpdate, TrajectoryBatch, VecWorker
-from streamsampler.errors import SamplerError, SerializationError
+from streamsampler.errors import RolloutError, SamplerError, SerializationError
 from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
+from streamsampler.protocol.messages import Phase
 from tests.proofs._engines import kept_open, make_sampler
 from tests.proofs._kills import disturbed
 from tests.proofs._programs import Fleeting, Guided, GuidedRows, Keeping, Measuring, Mixed, Rows
@@ -278,14 +279,16 @@ class Runner:
 
     Args:
         sampler: The sampler.
+        env: Its environment.
         make: Makes another one like it, which goes on where it is stopped; None where it is not.
     """
 
-    def __init__(self, sampler: Any, make: Callable[[], Any] | None = None) -> None:
+    def __init__(self, sampler: Any, env: Any, make: Callable[[], Any] | None = None) -> None:
         self.sampler, self.make = sampler, make
         self.outcomes: list[Any] = []
         self.open: list[Any] = []
         self.last: Any = None  # the batch that was returned last
+        self.env, self.env_of_last = env, env  # the environment in force, and the one that batch is of
 
     def run(self, program: Program) -> list[Any]:
         for name, arguments in program.steps:
@@ -297,13 +300,17 @@ class Runner:
         """Keep what a call returns, or what is said of its failure; return whether it succeeded."""
         try:
             self.outcomes.append(found := call(*arguments, **updates))
+            self.env = updates.get("env_update", self.env)
         except SamplerError as error:
+            if isinstance(error, RolloutError) and error.phase is not Phase.ENV_CONSTRUCTION:
+                self.env = updates.get("env_update", self.env)  # what raised is a trajectory in it
             told = getattr(error, "trajectory", None), getattr(error, "phase", None)
             original = getattr(error, "original", None)
             what = type(original).__name__ if isinstance(original, SerializationError) else repr(original)
             self.outcomes.append((type(error).__name__, *told, what))
             return False
-        self.last = found if isinstance(found, TrajectoryBatch) else self.last
+        if isinstance(found, TrajectoryBatch):
+            self.last, self.env_of_last = found, self.env if call != self._replayed else self.env_of_last
         if metrics := self.sampler.stats.metrics:
             self.outcomes.append(dict(metrics))
         if filters := self.sampler.filters:
@@ -315,7 +322,7 @@ class Runner:
 
     def stream(self, n: int, left_open: bool, updates: dict[str, Any]) -> None:
         stream = self.sampler.stream(**updates)
-        while n and self.keep(next, stream):
+        while n and self.keep(lambda **_: next(stream), **updates):
             n -= 1
         if left_open:
             self.open.append(stream)  # the next call ends it
@@ -330,7 +337,8 @@ class Runner:
         if self.last is not None and len(self.last):
             one = self.last[int(where * len(self.last))]
             version, index = int(one.agent_versions[0]), int(one.indices[0])
-            self.keep(self._replayed, version, index, recorded=self.last, actions=actions)
+            env = None if self.env is self.env_of_last else self.env_of_last
+            self.keep(self._replayed, version, index, recorded=self.last, actions=actions, env=env)
 
     def _replayed(self, version: int, index: int, **options: Any) -> Any:
         found = self.sampler.replay(version, index, **options)
@@ -380,13 +388,13 @@ def run_program(number: int, tally: Counter[str], **how: Any) -> None:
     """
     faulthandler.dump_traceback_later(_LONGEST_PROGRAM, exit=True)
     local, program = Author(number).program(), Author(number).program()
-    expected = Runner(LocalSampler(**local.sampler)).run(local)
+    expected = Runner(LocalSampler(**local.sampler), local.sampler["envs"]).run(local)
     options = {**how, **program.sampler}
     if signal.SIGSTOP in program.ways:
         limits = replace(options.get("limits", Limits()), construction_timeout=5.0)
         options |= {"step_timeout": _STEP_TIMEOUT, "limits": limits}
     make = partial(make_sampler, **options)
-    runner, dice = Runner(make(), make), random.Random(number)
+    runner, dice = Runner(make(), program.sampler["envs"], make), random.Random(number)
     pauses = [dice.choice([0.005, 0.03, 0.15]) * dice.random() for _ in program.ways]
     with disturbed(lambda: runner.sampler.worker_pids(), dice, pauses, program.ways) as killed:
         found = runner.run(program)
@@ -400,13 +408,13 @@ def run_program(number: int, tally: Counter[str], **how: Any) -> None:
 def run_failing(n_calls: int, options: dict[str, Any], workers: list[int], tally: Counter[str], **how: Any) -> None:
     """Run the same failing program on a `LocalSampler`, twice, and on processes, and compare."""
     local = failing(n_calls, options, 1)
-    expected = Runner(LocalSampler(**local.sampler)).run(local)
+    expected = Runner(LocalSampler(**local.sampler), local.sampler["envs"]).run(local)
     errors = sum(isinstance(outcome, tuple) for outcome in expected)
     assert errors > n_calls / 40 or "on_failure" in options, f"{errors} errors show nothing"
     for n_workers in [0, *workers]:
         program = failing(n_calls, options, n_workers or 3)
         sampler = make_sampler(**how, **program.sampler) if n_workers else LocalSampler(**program.sampler)
-        compare(f"{n_calls} calls, {options}, {n_workers} workers", expected, Runner(sampler).run(program))
+        compare(f"{n_calls} calls, {options}, {n_workers} workers", expected, Runner(sampler, program.sampler["envs"]).run(program))
         tally.update({"failing programs": 1, "errors of these": errors})
 
 
