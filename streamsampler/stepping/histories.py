@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,9 @@ from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.data.digests import digest
 from streamsampler.data.trees import map_tree, map_trees, same
 from streamsampler.environments.parameters import Parameters, SetParameters
-from streamsampler.rollouts.script import begin_of
+from streamsampler.rollouts.script import Binding, trajectory
 from streamsampler.stepping.rows import Rows
-from streamsampler.workers.restoring import NotRestoredError, Said, say_again
+from streamsampler.workers.restoring import NotRestoredError, own_copy
 from streamsampler.workers.vec.rows import row_of
 
 # ----------------------------------------------------------------------
@@ -376,34 +377,82 @@ def replay(
     """
     assert order.seed is not None
     assert order.rewards is not None
-    n = len(order.rewards)
     requests: dict[int, list[PastRequest]] = defaultdict(list)
     for request in order.requests:
         requests[request.timestep].append(request)
-    seen = rows.new_value(order.env_id)
-    begun = begin_of(env.reset(seed=order.seed, options=copy.deepcopy(options)))
-    for t, said in enumerate(say_again(env, begun, _actions(order, rows, requests, repeat))):
-        if t:
-            _compare(said, float(order.rewards[t - 1]), t)
-        if order.digests is not None or t == n:
-            seen.put(0, 0, said.observation)
-        if order.digests is not None and t < len(order.digests) and digest(seen.view(0, 0)) != order.digests[t]:
-            raise _differs(f"its observation of timestep {t} is another one than before")
+    recorded: Any = _Comparison(order, rows.new_value(order.env_id))
+    reset = partial(env.reset, options=copy.deepcopy(options))
+    script = trajectory(reset, Binding(env.step, recorded), order.seed)
+    try:
+        next(script)
         yield
-    _compare_last(order, seen.parts(0, 0), rows)
-    for request in requests[n]:
+        for t in range(len(order.rewards)):
+            for request in requests[t]:
+                repeat(request)
+            try:
+                script.send(own_copy(rows.kept_action(order.env_id, order.actions, t)))
+            except StopIteration:
+                raise _differs(f"its episode ended with timestep {t + 1}, where it went on before") from None
+            yield
+    finally:
+        script.close()
+    _compare_last(order, recorded.seen.parts(0, 0), rows)
+    for request in requests[len(order.rewards)]:
         repeat(request)
 
 
-def _actions(
-    order: RestoreOrder, rows: Rows, requests: Mapping[int, list[PastRequest]], repeat: Callable[[PastRequest], None]
-) -> Iterator[Any]:
-    """Yield the actions, and repeat before each what was requested then."""
-    assert order.rewards is not None
-    for t in range(len(order.rewards)):
-        for request in requests.get(t, ()):
-            repeat(request)
-        yield rows.kept_action(order.env_id, order.actions, t)
+class _Comparison:
+    """Stands where a script's recorder stands, and compares what the environment returns with what it returned before.
+
+    Args:
+        order: What the environment is to become.
+        seen: Holds one observation.
+
+    Attributes:
+        seen: The same, with the last observation.
+        float_rewards: Those that were compared; for all else see `RolloutRecorder`.
+    """
+
+    # No observation has this shape, and no reward this class: all come to the methods.
+    encoded_observations = observation_dtype = observation_shape = reward_class = None
+
+    def __init__(self, order: RestoreOrder, seen: Any) -> None:
+        assert order.rewards is not None
+        self.seen, self.float_rewards = seen, list[float]()
+        self._rewards, self._digests = order.rewards, order.digests
+
+    def begin(self, info: Any) -> None:
+        """Infos are not compared."""
+
+    def record_env_info(self, step: int, info: Any) -> None:
+        """Infos are not compared."""
+
+    def record_observation(self, observation: Any) -> None:
+        """Keep the last observation; compare it where the digests of all are known.
+
+        Raises:
+            NotRestoredError: It is another one.
+        """
+        t = len(self.float_rewards)
+        if self._digests is not None or t == len(self._rewards):
+            self.seen.put(0, 0, observation)
+        if self._digests is not None and t < len(self._digests) and digest(self.seen.view(0, 0)) != self._digests[t]:
+            raise _differs(f"its observation of timestep {t} is another one than before")
+
+    def record_reward(self, reward: Any) -> None:
+        """Compare a reward.
+
+        Raises:
+            NotRestoredError: It is another one.
+        """
+        before = float(self._rewards[len(self.float_rewards)])
+        self.float_rewards.append(before)
+        if np.float64(reward).tobytes() != np.float64(before).tobytes():
+            raise _differs(f"its reward of timestep {len(self.float_rewards)} is {reward}, and was {before}")
+
+    def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+        """Return as booleans what the environment said."""
+        return bool(terminated), bool(truncated)
 
 
 def _compare_last(order: RestoreOrder, seen: Sequence[tuple[str, Any]], rows: Rows) -> None:
@@ -418,18 +467,6 @@ def _compare_last(order: RestoreOrder, seen: Sequence[tuple[str, Any]], rows: Ro
     for (path, now), (_, then) in zip(seen, before, strict=True):
         if not same(now, then):
             raise _differs(f"its last observation{path}, of timestep {len(order.rewards)}, is another one than before")
-
-
-def _compare(said: Said, reward: float, timestep: int) -> None:
-    """Compare what a timestep led to with what it led to before: a reward, and no end.
-
-    Raises:
-        NotRestoredError: They differ.
-    """
-    if np.float64(said.reward).tobytes() != np.float64(reward).tobytes():
-        raise _differs(f"its reward of timestep {timestep} is {said.reward}, and was {reward}")
-    if said.ended:
-        raise _differs(f"its episode ended with timestep {timestep}, where it went on before")
 
 
 def _differs(what: str) -> NotRestoredError:

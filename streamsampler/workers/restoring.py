@@ -316,41 +316,6 @@ def _weights(n: int) -> NDArray[np.uint64]:
     return np.random.RandomState(0).randint(0, 1 << 63, n, np.uint64) | np.uint64(1)
 
 
-class Said(NamedTuple):
-    """What an environment returned from one timestep; from its reset there is no reward, and no end."""
-
-    observation: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    info: Any
-
-    @property
-    def ended(self) -> bool:
-        """Whether the episode ended there."""
-        return bool(self.terminated or self.truncated)
-
-
-def say_again(env: Any, begun: tuple[Any, Any], actions: Iterable[Any]) -> Iterator[Said]:
-    """Apply actions until there are no more or the episode ends, and yield what the environment returns.
-
-    Args:
-        env: The environment, which was reset.
-        begun: What the reset returned.
-        actions: The actions; they are copied.
-
-    Yields:
-        What the reset returned, and then each timestep. The environment may overwrite an observation in the next one.
-    """
-    observation, info = begun
-    yield Said(observation, 0.0, False, False, info)
-    for action in actions:
-        said = Said(*env.step(own_copy(action)))
-        yield said
-        if said.ended:
-            return
-
-
 class RestoredEpisode(NamedTuple):
     """An episode that was restored.
 

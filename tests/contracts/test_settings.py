@@ -315,7 +315,7 @@ def test_a_module_is_loaded_for_a_value_that_is_not_its_default(monkeypatch):
 
 
 def test_what_is_set_as_it_was_is_not_set_again(monkeypatch):
-    """Each worker with a torch agent would import 800 modules more, which takes two seconds and adds warning filters."""
+    """Workers with torch agents would import 800 modules more, which takes two seconds and adds warning filters."""
     calls = []
     torch = types.ModuleType("torch")
     torch.are_deterministic_algorithms_enabled = lambda: bool(calls)  # type: ignore[attr-defined]

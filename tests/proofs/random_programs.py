@@ -414,7 +414,8 @@ def run_failing(n_calls: int, options: dict[str, Any], workers: list[int], tally
     for n_workers in [0, *workers]:
         program = failing(n_calls, options, n_workers or 3)
         sampler = make_sampler(**how, **program.sampler) if n_workers else LocalSampler(**program.sampler)
-        compare(f"{n_calls} calls, {options}, {n_workers} workers", expected, Runner(sampler, program.sampler["envs"]).run(program))
+        found = Runner(sampler, program.sampler["envs"]).run(program)
+        compare(f"{n_calls} calls, {options}, {n_workers} workers", expected, found)
         tally.update({"failing programs": 1, "errors of these": errors})
 
 

@@ -1,5 +1,7 @@
 """Agents that reuse their arrays, and environments that change or keep the actions they are given, change no batch."""
 
+import os
+import signal
 from typing import Any
 
 import gymnasium
@@ -7,8 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler import DefaultWorker, LocalSampler, SerialEnvManager, VecWorker
-from streamsampler.workers.restoring import say_again
+from streamsampler import DefaultWorker, EnvManager, LocalSampler, SerialEnvManager, VecWorker
 from tests.scripted.vectors import Vector
 
 SPACES = {
@@ -156,6 +157,12 @@ def test_it_reaches_neither_the_callers_actions_nor_those_that_restore_an_episod
             steps = manager.step(given)
             assert steps.rewards.tolist() == [5, 5]
             assert all((array == 5).all() for array in [*arrays_of(given), *arrays_of(steps.actions)])
-    single, actions = env(), [of(space)] * 3
-    for _ in range(2):
-        assert [said.reward for said in say_again(single, single.reset(), actions)] == [0, 5, 5, 5]
+    with EnvManager(env, n_envs=2, n_workers=1, seed=1, on_failure="restore") as manager:
+        manager.reset()
+        for _ in range(3):
+            manager.step(given)
+            (pid,) = manager.worker_pids()
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        assert manager.step(given).rewards.tolist() == [5, 5]
+        assert manager.stats.restarts == 3
