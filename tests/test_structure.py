@@ -6,6 +6,7 @@ How big it is, is printed (`python -m tests.test_structure`, or this test with `
 import ast
 import functools
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -29,6 +30,52 @@ UPWARDS_INSIDE_FUNCTIONS = {("data.batch", "data.npz")}
 MOST_LINES, MOST_LINES_OF_FUNCTION = 600, 60
 # Functions would cost percents here.
 MEASURED_LOOPS = ["rollouts.script.trajectory", "workers.several.loop.timesteps", "workers.single.run"]
+
+
+# Where environments are stepped for what a sampler or a manager returns. Rules, hooks and recorders that a trajectory
+# needs would have to be in each of them, so whatever can drive a script does: another one needs a measurement that says
+# why it cannot.
+STEPPED = {
+    "rollouts.script.trajectory": "the script: all trajectories but those below",
+    "workers.several.loop.ParallelLoop.timesteps": "games whose steps cost nothing, in half of the script's time",
+    "stepping.stepper.Stepper.step": "the server of environments: steps that a manager asks for",
+    "workers.vec.native.NativeRunner._step_until_all_end": "native vector environments: all rows by one call",
+}
+# The server's steps where an agent in the parent asks for them.
+SAME_PLACE = {"stepping.stepper.RolloutStepper.step": "stepping.stepper.Stepper.step"}
+# What gives a script the environment's step. The last one only asks whether the step is the environment's own.
+DRIVERS = {
+    "workers.single.SingleDriver.__init__",
+    "workers.vec.driver.RowsDriver._binding",
+    "workers.restoring.apply_actions",
+    "stepping.histories.replay",
+    "workers.default.DefaultWorker._roll",
+}
+# What stands in an environment's place, and passes a step on to it.
+STEP_WRAPPERS = {
+    "environments.filming._FilmedEnv.step",
+    "environments.multi_agent.AecEnv.step",
+    "environments.multi_agent.ParallelEnv.__init__",
+    "environments.parameters._ParametrisedEnv.__init__",
+    "testing.faults.FaultyEnv.step",
+    "workers.fail_points._MortalEnv.step",
+    "workers.hooks.Seams.step",
+    "workers.masks.masked_loop.step_and_keep",
+    "workers.purity._StandIn.step",
+}
+MEASURES_STEPS = {"checking.costs.stepped"}
+# Of these receivers `step` asks a server of environments for steps, by their numbers.
+SERVERS = {"transport", "_environments", "_stepper"}
+
+# What keeps what trajectories bring, each with its subclasses.
+RECORDERS = {
+    "RolloutRecorder": {"AgentRecorder", "JointRecorder"},  # trajectories, one after the other
+    "ColumnsRecorder": {"NativeRecorder", "StepRecorder", "BatchRecorder"},  # many rows, a column for each call
+    "JointRows": set(),  # a `JointRecorder` for each environment, in the place of a `StepRecorder`
+    "StepsRecorder": set(),  # the steps that a manager returned, in a `StepRecorder`
+}
+# Of these: the script's side of a `BatchRecorder`; and what all are made of: the values of one space, and infos.
+PARTS_OF_RECORDERS = {"RowRecorder", "Recorder", "InfoRecorder"}
 
 
 def room(module):
@@ -193,6 +240,73 @@ def sizes():
 
 def test_circles_are_found():
     assert circles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": set()}) == [["a", "b", "c"]]
+
+
+def steps_environments(node):
+    """Tell whether a piece of code steps an environment, or looks up an environment's `step`."""
+    if isinstance(node, ast.Attribute) and node.attr == "step":
+        return re.search(r"(^|[._])envs?(\[.*\])?$", ast.unparse(node.value)) is not None
+    if not (isinstance(node, ast.Call) and node.args):
+        return False
+    match node.func:
+        case ast.Name(id="step" | "step_env"):
+            return True
+        case ast.Attribute(attr="step", value=receiver):
+            return ast.unparse(receiver).rpartition(".")[2] not in SERVERS
+    return False
+
+
+def places_of(wanted, node, name):
+    """Yield the names of the functions in which a piece of code is as wanted."""
+    for child in ast.iter_child_nodes(node):
+        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        inside = f"{name}.{child.name}" if named else name
+        if wanted(child):
+            yield inside
+        yield from places_of(wanted, child, inside)
+
+
+def test_environments_are_stepped_in_four_places():
+    found = {
+        place
+        for module, path in modules()
+        if room(module) not in ("agents", "examples") and re.search(r"\bstep(_env)?\b", path.read_text())
+        for place in places_of(steps_environments, parsed(path), module)
+    }
+    assert found == {*STEPPED, *SAME_PLACE, *DRIVERS, *STEP_WRAPPERS, *MEASURES_STEPS}, "drive a script instead"
+    assert set(SAME_PLACE.values()) < set(STEPPED)
+    assert len(STEPPED) <= 4
+
+
+def test_stepping_is_found():
+    code = """
+class A:
+    def f(self): return self._game.step(1)
+    def g(self): return [env.step for env in self.envs]
+    def h(self): step(2)
+    def no(self): self.transport.step([1]), range(3).step, self.recorder.step, other.step()
+"""
+    assert {*places_of(steps_environments, ast.parse(code), "it")} == {"it.A.f", "it.A.g", "it.A.h"}
+
+
+def test_there_are_four_recorders():
+    """A recorder has its name, or a docstring that begins with what it records."""
+    found = {
+        node.name: {ast.unparse(base).partition("[")[0] for base in node.bases}
+        for _, path in modules()
+        for node in statements(path)
+        if isinstance(node, ast.ClassDef)
+        and (node.name.endswith("Recorder") or (ast.get_docstring(node) or "").startswith("Records "))
+    }
+
+    def ancestor(name):
+        return next((ancestor(base) for base in found[name] if base in found), name)
+
+    families = {}
+    for name in found.keys() - PARTS_OF_RECORDERS:
+        families.setdefault(ancestor(name), set()).update({name} - {ancestor(name)})
+    assert families == RECORDERS, "is it a subclass, or can one of these do it?"
+    assert len(RECORDERS) <= 4
 
 
 def test_no_private_name_is_imported():
