@@ -106,6 +106,21 @@ def test_a_full_memory_is_an_error_and_takes_nothing():
         assert writer._regions.end == 0
 
 
+def test_an_array_whose_last_view_goes_late_frees_nothing_of_the_one_in_its_place(arena):
+    """What was sent and given back may wait for the garbage collector, while the next report is recorded there."""
+    writer, _ = arena
+    late = writer.allocate((100, 1000), np.dtype(np.int64))
+    sent = writer.lent_region(late.data.cast("B"))
+    writer.hand_over(sent)
+    writer.give_back(sent)
+    array = writer.allocate((100, 1000), np.dtype(np.int64))
+    array[:] = 7
+    del late
+    writer.write([memoryview(b"x" * array.nbytes)])
+    assert (array == 7).all()
+    assert writer.lent_region(array.data.cast("B")) == sent
+
+
 def test_what_was_recorded_in_the_arena_is_sent_without_a_copy(arena):
     writer, reader = arena
     array = writer.allocate((100, 1000), np.dtype(np.int64))

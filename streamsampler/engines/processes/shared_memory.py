@@ -144,7 +144,8 @@ class ArenaWriter:
         return lend(array, lambda: self._dropped(address, region))
 
     def _dropped(self, address: int, region: Region) -> None:
-        if self._lent.get(address) == region:
+        # Another array may be in its place by now, in an equal region: it was sent, and its last view has gone late.
+        if self._lent.get(address) is region:
             del self._lent[address]
             self._regions.give_back(region)
 
