@@ -259,8 +259,9 @@ def steps_environments(node):
 def places_of(wanted, node, name):
     """Yield the names of the functions in which a piece of code is as wanted."""
     for child in ast.iter_child_nodes(node):
-        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        inside = f"{name}.{child.name}" if named else name
+        inside = name
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = f"{name}.{child.name}"
         if wanted(child):
             yield inside
         yield from places_of(wanted, child, inside)
