@@ -2,12 +2,13 @@
 
 A program is drawn from one number: a sampler (workers, kind of worker, agents and environments for all or for each,
 what is done about failures), and what is done with it: calls of every kind, with and without updates, updates that are
-refused, streams that are left early or run into an error, copies by pickling, stops after which another sampler goes
-on from the state (the `LocalSampler` goes on itself), replays of what was sampled last,
-fragments with whole trajectories between them. In some, exceptions are tried again, also without quotas, where only
-equal losses end it. Some programs have hooks with metrics, a `drop_if`, filters, or masks of actions; some are of
-several agents, which come and go, and in some trajectories come back. A third of them has `staleness=1`, and learns
-between calls while workers run ahead. In half of them some trajectories raise: whether a call fails, and for which
+refused, streams that are left early or run into an error, copies by pickling, stops after which another sampler goes on
+from the state (the `LocalSampler` goes on itself), replays of what was sampled last, fragments with whole trajectories
+between them. In some, exceptions are tried again, also without quotas, where only equal losses end it. Some programs
+have hooks with metrics, a `drop_if`, filters, or masks of actions; some are of several agents, which come and go, and
+in some trajectories come back. A third of them has `staleness=1`, and learns between calls while workers run ahead. Of
+these, and of those with `VecWorker`, as of all others, some are of several agents, for which one policy or two act, and
+some show words, and take words. In half of them some trajectories raise: whether a call fails, and for which
 trajectory, is a function of the seed. Four long ones have up to 600 calls and 150 streams, within whose reach one in 80
 trajectories raises, on 1, 2, 3 and 8 workers. In the others workers are killed and stopped meanwhile, at random
 instants. The same is done with a `LocalSampler`, whose workers nobody disturbs, and every batch, every metric, all
@@ -29,6 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from streamsampler import Limits, LocalSampler, PerWorker, SetTaskUpdate, TrajectoryBatch, VecWorker
 from streamsampler.errors import RolloutError, SamplerError, SerializationError
@@ -36,7 +38,7 @@ from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
 from streamsampler.protocol.messages import Phase
 from tests.proofs._engines import kept_open, make_sampler
 from tests.proofs._kills import disturbed
-from tests.proofs._programs import Fleeting, Guided, GuidedRows, Keeping, Measuring, Mixed, Rows
+from tests.proofs._programs import Batched, Fleeting, Guided, GuidedRows, Keeping, Measuring, Mixed, Rows
 from tests.scripted.agents import above_half
 from tests.scripted.failing import Brittle
 from tests.scripted.games import Chooser, Comings, Stay
@@ -80,6 +82,63 @@ class Guarded(Brittle):
         first = float(np.asarray(rest[0]).flat[0])
         mask = [first < 0.6, first > 0.3, first > 0.7]
         return *rest, info if first > 0.9 else {**info, "action_mask": mask}
+
+
+WORDS = "left", "right", "stay"
+
+
+class Spoken(Brittle):
+    """Shows words, beside its numbers, and takes words."""
+
+    action_space: spaces.Space[Any] = spaces.Text(5)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.observation_space = spaces.Dict(place=self.observation_space, said=spaces.Text(9))
+
+    def observe(self) -> Any:
+        """Return numbers, and what the first one is called."""
+        numbers = super().observe()
+        return {"place": numbers, "said": "x" * int(8 * numbers[0]) + "y"}
+
+    def step(self, action: Any) -> Any:
+        """Make a step."""
+        assert isinstance(action, str)
+        return super().step(WORDS.index(action))
+
+
+class Speaking(Keeping):
+    """Says a word, which depends on those that it sees."""
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """Draw a word."""
+        action, info = super().get_action(observation["place"])
+        return WORDS[(action + len(observation["said"])) % 3], info
+
+
+class SpeakingRows(Fleeting):
+    """Does so for each row."""
+
+    def get_actions(self, observations: Any, *, draws: Any) -> Any:
+        """Return words, and what they were drawn from."""
+        actions, infos = super().get_actions(observations, draws=draws)
+        each = zip(actions.tolist(), observations["said"], strict=True)
+        return [WORDS[(action + len(said)) % 3] for action, said in each], infos
+
+
+class SpeakingTogether(Mixed):
+    """Does so for rows that depend on one another."""
+
+    def get_actions(self, observations: Any) -> Any:
+        """Return words, and what they were drawn from."""
+        actions, infos = super().get_actions(observations)
+        return [WORDS[action] for action in actions.tolist()], infos
+
+
+class Across(Batched):
+    """Is asked for all agents that it plays in all environments at once."""
+
+    row_independent = True
 
 
 class EitherWay(Brittle):
@@ -166,7 +225,10 @@ class Author:
         self.n_workers = dice.choice([1, 2, 3, 4, 8])
         self.width = dice.choice([2, 3, 1100])
         self.lags = number % 3 == 2
-        self.several = not (self.vec or self.lags) and dice.random() < 0.25
+        self.apart = random.Random(f"more of {number}")  # of what came later: programs are what they were
+        self.several = (self.apart.random() < 0.3) if self.vec or self.lags else dice.random() < 0.25
+        self.speaks = not self.several and self.apart.random() < 0.2
+        self.policies = ["red", "blue"] if self.several and self.apart.random() < 0.5 else []
         self.can_stop, self.stops = True, random.Random(f"stops of {number}")
 
     def env(self) -> Any:
@@ -174,16 +236,25 @@ class Author:
         if self.several:
             return partial(Returning, dice.choice([0, 0, 20, 150]), dice.randint(4, 12))
         one_in, wrong = dice.choice([0, 0, 10, 40, 150]), dice.choice(["step", "step", "reset", "shape", "lock"])
-        kind = dice.choice([Brittle, Brittle, Guarded])
+        kind = Spoken if self.speaks else dice.choice([Brittle, Brittle, Guarded])
         return partial(kind, dice.randint(1, 30), one_in, wrong, self.width, dice.choice([0.0, 0.0, 0.0002, 0.001]))
 
     def agent(self) -> Any:
+        if self.policies:
+            return {policy: self.policy() for policy in self.policies}
         if self.several:
-            return Chooser(self.dice.randint(0, 3))
+            return self.policy()
+        if self.speaks:
+            return self.dice.choice([SpeakingRows, SpeakingTogether, Speaking] if self.vec else [Speaking])(
+                self.dice.randint(0, 9)
+            )
         alone = self.dice.choice([Keeping, Keeping, Forgetful, Guided])
         return (self.dice.choice([Mixed, Fleeting, Rows, GuidedRows, alone]) if self.vec else alone)(
             self.dice.randint(0, 9)
         )
+
+    def policy(self) -> Any:
+        return self.apart.choice([Chooser, Chooser, Batched, Across])(self.dice.randint(0, 3))
 
     def for_each(self, make: Any) -> Any:
         return self.dice.choice([PerWorker, list])([make() for _ in range(self.n_workers)])
@@ -214,7 +285,8 @@ class Author:
         # A new sampler has not used up any restarts.
         self.can_stop = "restart_on" not in options or options["max_restarts"] is None
         self.add_extras(options)
-        options["agents"] = self.for_each(self.agent) if dice.random() < 0.2 else self.agent()
+        each = dice.random() < 0.2 and not self.policies
+        options["agents"] = self.for_each(self.agent) if each else self.agent()
         options["envs"] = self.for_each(self.env) if dice.random() < 0.2 else self.env()
         steps = [step for _ in range(dice.randint(4, 12)) for step in self.steps()]
         if self.can_stop:
@@ -228,7 +300,7 @@ class Author:
             options["hooks"] = Raising(dice.choice([0, 0, 0, 20, 60]), dice.choice(["start", "timestep", "end"]))
         if dice.random() < 0.25:
             options["drop_if"] = is_odd
-        if not (self.lags or self.several) and dice.random() < 0.4:
+        if not (self.lags or self.several or self.speaks) and dice.random() < 0.4:
             options["observation_filter"] = RunningNorm(clip=dice.choice([None, 1.0, 10.0]))
         if not (self.lags or self.several) and dice.random() < 0.2:
             options["reward_filter"] = RunningReturnNorm(dice.choice([0.0, 0.9, 1.0]))
@@ -236,8 +308,11 @@ class Author:
     def updates(self) -> dict[str, Any]:
         dice, found = self.dice, {}
         if dice.random() < 0.4:
-            make = dice.choice([lambda: (dice.randint(0, 9),), self.agent])
-            found["agent_update"] = PerWorker(list(self.for_each(make))) if dice.random() < 0.2 else make()
+            make = dice.choice([lambda: (dice.randint(0, 9),), self.policy if self.policies else self.agent])
+            if self.policies:
+                found["agent_update"] = {self.apart.choice(self.policies): make()}
+            else:
+                found["agent_update"] = PerWorker(list(self.for_each(make))) if dice.random() < 0.2 else make()
         if dice.random() < 0.25:
             make = dice.choice([self.env, lambda: SetTaskUpdate(self.env(), float(dice.randint(0, 5)))])
             make = self.env if self.several else make  # which take no tasks

@@ -101,8 +101,8 @@ class Brittle(gymnasium.Env[Any, Any]):
         error: type[BaseException] = OSError,
     ) -> None:
         self.longest, self.one_in, self.wrong, self.pause, self.error = longest, one_in, wrong, pause, error
-        self.observation_space = spaces.Box(0, 2, (width,), np.float32)
-        self.task = 0.0
+        self.observation_space: spaces.Space[Any] = spaces.Box(0, 2, (width,), np.float32)
+        self.width, self.task = width, 0.0
         self.broken = False
 
     def set_task(self, task: float) -> None:
@@ -110,7 +110,7 @@ class Brittle(gymnasium.Env[Any, Any]):
         self.task = task
 
     def observe(self) -> Any:
-        observation = self.np_random.random(self.observation_space.shape, np.float32)
+        observation = self.np_random.random(self.width, np.float32)
         return observation[:-1] if self.wrong == "shape" and self.left == self.wrong_at else observation
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
