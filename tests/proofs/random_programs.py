@@ -306,7 +306,8 @@ class Author:
             options["reward_filter"] = RunningReturnNorm(dice.choice([0.0, 0.9, 1.0]))
 
     def updates(self) -> dict[str, Any]:
-        dice, found = self.dice, {}
+        dice = self.dice
+        found: dict[str, Any] = {}
         if dice.random() < 0.4:
             make = dice.choice([lambda: (dice.randint(0, 9),), self.policy if self.policies else self.agent])
             if self.policies:

@@ -89,7 +89,7 @@ class Brittle(gymnasium.Env[Any, Any]):
         error: What is raised.
     """
 
-    action_space = spaces.Discrete(3)
+    action_space: spaces.Space[Any] = spaces.Discrete(3)
 
     def __init__(
         self,
