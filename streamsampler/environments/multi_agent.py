@@ -226,13 +226,15 @@ class ParallelEnv(MultiAgentEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; return its observations and infos."""
-        self._turn = []
-        self._n_ended = -1
         self._forget_agents()
         reset = self.env.reset if options is None else partial(self.env.reset, options=options)
         result = reset(seed=seed)
         self.meet_listed()
         return result  # type: ignore[no-any-return]
+
+    def _forget_agents(self) -> None:
+        super()._forget_agents()
+        self._turn, self._n_ended = [], -1
 
     def turn(self, ended: Mapping[str, int]) -> list[str]:
         """Return all agents that are left and have not ended."""

@@ -267,13 +267,3 @@ def check_policies(agents: Any, worker_class: type[Worker], filters: Filters) ->
             "worker_class out"
         )
     return tuple(sorted(names))
-
-
-def refuse_policies(agents: Any, policy_of: PolicyOf | None, what: str) -> None:
-    """Refuse several policies.
-
-    Raises:
-        UsageError: There are several, or something says who plays whom.
-    """
-    if isinstance(agents, Mapping | Policies) or policy_of is not None:
-        raise UsageError(f"{what} takes one agent, and not several policies for environments of several agents")

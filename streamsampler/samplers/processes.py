@@ -31,7 +31,6 @@ from streamsampler.samplers.options import (
     processes_for,
     refuse_env_hooks,
     refuse_items,
-    refuse_policies,
 )
 from streamsampler.samplers.per_worker import Agents, Envs, Kind
 from streamsampler.workers.default import DefaultWorker
@@ -107,7 +106,6 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             kind = options.get("worker_class", DefaultWorker)
             options["worker_class"] = vec_worker = check_with_agent_here(engine, kind, given, self._given_factory)
             refuse_items(agents, envs)
-            refuse_policies(agents, options.get("policy_of"), 'inference="parent"')
             refuse_env_hooks(options.get("hooks"))
             worker_args = keywords("worker_args", options.get("worker_args"))
             rows = vec_worker.layout(worker_args).rows

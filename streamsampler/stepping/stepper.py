@@ -21,10 +21,12 @@ from streamsampler.core.timing import not_measuring
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.data.trees import snapshot
+from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
 from streamsampler.environments.updates import EnvUpdate, apply_any_env_update, apply_env_update, for_worker
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import begin_of
+from streamsampler.stepping.games import GameFacts, GameTeller, spaces_of
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.histories import (
     BEFORE,
@@ -493,6 +495,7 @@ class RolloutStepper(Stepper):
         self._undrawn: tuple[Any, ...] = ()
         self._limit = math.inf if max_episode_length is None else max_episode_length
         self._lengths = dict.fromkeys(updates, 0)
+        self._games: dict[int, GameTeller] = {}  # of those environments that have several agents
 
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments, or change them; return the observation space and the action space of each."""
@@ -503,16 +506,19 @@ class RolloutStepper(Stepper):
                 seed_generators(self._construction_seed)
                 with for_worker(self._worker_number):
                     self.show(env_id, MAKING)
-                    env = apply_any_env_update(loads(payload), old.pop(env_id, None))
+                    env = apply_any_env_update(loads(payload), old.pop(env_id, None), several=True)
                 if isinstance(env, VectorEnv):
                     env.close()
                     raise UsageError(_VECTOR)
                 self.envs[env_id] = env
+                self._games.pop(env_id, None)
+                if isinstance(env.unwrapped, MultiAgentEnv):
+                    self._games[env_id] = GameTeller(env.unwrapped, self._limit)
         finally:
             self.envs = {**old, **self.envs}
         seed_generators(self._construction_seed)
         self._undrawn = generator_states()
-        return [(env.observation_space, env.action_space) for env in self.envs.values()]
+        return [spaces_of(env) for env in self.envs.values()]
 
     def take_actions(self, actions: Mapping[int, Any]) -> None:
         """Keep actions that are of another dtype than the rows': the next steps are taken with them."""
@@ -527,6 +533,8 @@ class RolloutStepper(Stepper):
         self._lengths[env_id] = 0
         observation, info = begin_of(carry_out(self.envs[env_id], self._orders[env_id]))
         self._refuse_draws()
+        if env_id in self._games:
+            observation, info = self._games[env_id].begun(observation, info)
         self._observe(env_id, observation)
         if info.__class__ is not dict:
             InfoRecorder("episode_infos").record(0, info)
@@ -552,6 +560,11 @@ class RolloutStepper(Stepper):
             if raised_in(error, RolloutStepper.step):
                 raise UsageError("step must return (observation, reward, terminated, truncated, info)") from error
             raise
+        over = False
+        if self._games:
+            game = self._games[env_id]
+            observation, info = game.stepped(action, observation, reward, terminated, truncated, info)
+            reward, terminated, truncated, over = 0.0, False, False, game.is_over
         kind = reward.__class__
         rows.rewards[env_id] = reward if kind is float or kind is np.float64 else number_of(reward)
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
@@ -559,7 +572,7 @@ class RolloutStepper(Stepper):
         rows.terminated[env_id] = terminated
         rows.truncated[env_id] = truncated
         self._observe(env_id, observation)
-        if terminated or truncated or length >= self._limit:
+        if terminated or truncated or over or length >= self._limit:
             self._refuse_draws()  # wherever a trajectory ends, since what the call returns are whole ones
         if info.__class__ is not dict:
             InfoRecorder("env_infos").record(0, info)
@@ -571,10 +584,9 @@ class RolloutStepper(Stepper):
         if kind == "update":
             self._payloads = {env_id: arguments}
             self.make()
-            env = self.envs[env_id]
-            return env.observation_space, env.action_space
+            return spaces_of(self.envs[env_id])
         if kind == "facts":
-            return EnvFacts.of(env)
+            return EnvFacts.of(env), GameFacts.of(env)
         if kind == "close":
             self.close()
             return None

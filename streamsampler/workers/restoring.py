@@ -366,7 +366,7 @@ def apply_actions(
         lambda seed: reset_one(env, Resets(options=standing.options), 0, seed), Binding(env.step, recorder), seed,
         begin, limit,
     )  # fmt: skip
-    rounded = rounding_for(spaces[1]).round
+    rounded = rounding_for(env.action_space).round
     try:
         with no_failure("its environment"):
             end = _applied(script, map(rounded, singles_of(spaces[1], standing.actions)), recorder, row, version)

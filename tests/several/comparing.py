@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 import streamsampler
 from streamsampler import MultiAgentBatch, VecWorker
@@ -13,6 +14,7 @@ from tests.scripted.games import Chooser, Comings, Played
 
 # Calls return a `MultiAgentBatch`, which type checkers cannot know.
 LocalSampler: Any = streamsampler.LocalSampler
+MultiprocessingSampler: Any = streamsampler.MultiprocessingSampler
 POLICIES: dict[str, Any] = {"red": Chooser(0), "blue": Chooser(1)}
 
 
@@ -27,8 +29,17 @@ ROWS: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
 ALL_LOOPS: list[dict[str, Any]] = [{}, {"hooks": Silent()}, ROWS, {"hooks": Silent(), **ROWS}]
 
 
+PARENT: dict[str, Any] = {"inference": "parent", "n_workers": 2, "worker_args": {"n_envs": 3}}
+ALL_WAYS: list[Any] = [*ALL_LOOPS, pytest.param(PARENT, marks=pytest.mark.slow)]
+
+
+def made(agents: Any, env: Any, **options: Any) -> Any:
+    """Return a sampler: in this process, unless the agents alone are to be there."""
+    return (MultiprocessingSampler if "inference" in options else LocalSampler)(agents, env, **options)
+
+
 def sampled(agents: Any = POLICIES, env: Any = Comings, n: int = 3, **options: Any) -> Any:
-    with LocalSampler(agents, env, **{"seed": 1, "check": None, **options}) as sampler:
+    with made(agents, env, **{"seed": 1, "check": None, **options}) as sampler:
         return sampler.obtain_trajectories(n)
 
 

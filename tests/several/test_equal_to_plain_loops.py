@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns, played_in_parallel, played_in_turns
-from tests.several.comparing import ALL_LOOPS, assert_as_played, sampled
+from tests.several.comparing import ALL_LOOPS, ALL_WAYS, assert_as_played, sampled
 from tests.tiers import costly
 
 STAYS = st.dictionaries(
@@ -119,7 +119,7 @@ def test_what_is_known_of_episodes() -> None:
 
 
 @pytest.mark.parametrize("agent", [Chooser(), "random"], ids=["one by one", "together"])
-@pytest.mark.parametrize("options", ALL_LOOPS)
+@pytest.mark.parametrize("options", ALL_WAYS)
 def test_infos_that_end_are_not_recorded_again(agent: Any, options: Any) -> None:
     class Once(Comings):
         def step(self, actions: Any) -> Any:
@@ -132,7 +132,7 @@ def test_infos_that_end_are_not_recorded_again(agent: Any, options: Any) -> None
     assert all("first" not in infos for infos in batch.episodes.last_infos.values())
 
 
-@pytest.mark.parametrize("options", ALL_LOOPS)
+@pytest.mark.parametrize("options", ALL_WAYS)
 def test_infos_of_nobody_are_kept_where_there_are_as_many_as_agents(options: Any) -> None:
     class Common(Comings):
         def step(self, actions: Any) -> Any:

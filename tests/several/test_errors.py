@@ -26,7 +26,7 @@ from streamsampler.filters import RunningNorm, RunningReturnNorm
 from streamsampler.protocol.messages import Ticket
 from streamsampler.workers.hooks import pickled_hooks
 from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns
-from tests.several.comparing import ALL_LOOPS, LocalSampler, sampled
+from tests.several.comparing import ALL_LOOPS, ALL_WAYS, LocalSampler, sampled
 from tests.workers.contexts import context_of, new_board
 
 X = {"x": Chooser()}
@@ -405,7 +405,7 @@ def test_trajectories_that_fail_or_are_abnormal_are_left_out(options: Any) -> No
 
 @pytest.mark.parametrize("at", [1, 3, 9, 13])
 @pytest.mark.parametrize("game", [Comings, Turns])
-@pytest.mark.parametrize("options", ALL_LOOPS)
+@pytest.mark.parametrize("options", ALL_WAYS)
 def test_a_version_that_may_not_run_any_more(game: Any, at: int, options: Any) -> None:
     """The trajectory in hand is given up within a step, and leaves nothing in those to come."""
     board = new_board()

@@ -26,7 +26,7 @@ from streamsampler import (
 from streamsampler.agents.draws import Draws
 from streamsampler.environments.multi_agent import as_multi_agent, is_multi_agent
 from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns
-from tests.several.comparing import ALL_LOOPS, POLICIES, LocalSampler, sampled
+from tests.several.comparing import ALL_WAYS, POLICIES, LocalSampler, sampled
 from tests.tiers import costly, mostly_slow
 
 # --- Agents that come back
@@ -109,7 +109,7 @@ RETURNING = [
 
 
 @pytest.mark.parametrize(("game", "ended", "back"), mostly_slow(RETURNING, 2))
-@pytest.mark.parametrize("options", mostly_slow([*ALL_LOOPS, {"n_workers": 3}, {"on_failure": "drop"}], 2))
+@pytest.mark.parametrize("options", mostly_slow([*ALL_WAYS, {"n_workers": 3}, {"on_failure": "drop"}], 2))
 def test_an_agent_that_is_listed_again_after_its_end_is_an_error_that_names_it_and_the_timestep(
     game: Any, ended: Any, back: Any, options: Any
 ) -> None:
@@ -159,7 +159,7 @@ class Lax(Comings):
         return observations, rewards, {**terminated, **dict.fromkeys(dead if self.answers else (), True)}, *rest
 
 
-@pytest.mark.parametrize("options", ALL_LOOPS)
+@pytest.mark.parametrize("options", ALL_WAYS)
 @pytest.mark.parametrize("answers", mostly_slow([False, True]))
 def test_an_agent_that_stays_listed_after_its_end_is_asked_no_more_with_one_warning(
     caplog: Any, options: Any, answers: bool
@@ -227,7 +227,7 @@ def assert_same_play(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("game", mostly_slow([Comings, Turns]))
-@pytest.mark.parametrize("options", mostly_slow(ALL_LOOPS))
+@pytest.mark.parametrize("options", mostly_slow(ALL_WAYS))
 @given(stays=STAYS, agents=st.sampled_from([Chooser(), POLICIES, "random"]))
 @costly(10)
 def test_agents_that_appear_unannounced_play_as_if_they_had_been_announced(
@@ -441,7 +441,7 @@ def scores_of(game: Any, batch: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("game", [Scored, ScoredTurns])
-@pytest.mark.parametrize("options", mostly_slow([*ALL_LOOPS, {"n_workers": 3}], 2))
+@pytest.mark.parametrize("options", mostly_slow([*ALL_WAYS, {"n_workers": 3}], 2))
 def test_infos_of_no_agent_are_those_of_steps_of_the_environment(caplog: Any, game: Any, options: Any) -> None:
     batch = sampled(Chooser(), game, n=6, **options)
     infos = batch.episodes.env_infos

@@ -19,7 +19,7 @@ from streamsampler.errors import RolloutError, UsageError
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from tests.documentation.blocks import DOCS, blocks
 from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns
-from tests.several.comparing import ALL_LOOPS, LocalSampler, sampled
+from tests.several.comparing import ALL_LOOPS, ALL_WAYS, LocalSampler, sampled
 
 MultiprocessingSampler: Any = streamsampler.MultiprocessingSampler
 
@@ -250,7 +250,7 @@ class Valued(Chooser):
         return 100.0 + float(observation[1])
 
 
-@pytest.mark.parametrize("options", ALL_LOOPS)
+@pytest.mark.parametrize("options", ALL_WAYS)
 def test_the_last_value_of_an_agent_that_does_not_terminate(options: Any) -> None:
     batch = sampled({"x": Valued()}, max_episode_length=6, **options)["x"]
     expected = np.where(batch.terminated, 0.0, 100.0 + batch.last_observations[:, 1])

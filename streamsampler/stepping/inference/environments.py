@@ -14,10 +14,13 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import gymnasium
+
 from streamsampler.core.errors import NotReproducibleError, WorkerError
 from streamsampler.core.serialization import Payload
 from streamsampler.data.trees import Array, Tree, leaves, same, snapshot
 from streamsampler.engines.linked import STUCK_SECONDS
+from streamsampler.stepping.games import GameElsewhere, GameFacts, game_of
 from streamsampler.stepping.inference.processes import (
     HIDDEN,
     RAISED,
@@ -48,16 +51,30 @@ class EnvProxy(EnvElsewhere):
         observation_space: Its observation space.
         action_space: Its action space.
         facts: What is known of it.
+        game: What is known of it besides, if it has several agents.
+
+    Attributes:
+        game: What stands for it where it has several agents; else None.
     """
 
     def __init__(
-        self, environments: Environments, env_id: int, observation_space: Any, action_space: Any, facts: EnvFacts
-    ) -> None:
+        self, environments: Environments, env_id: int, observation_space: Any, action_space: Any, facts: EnvFacts,
+        game: GameFacts | None = None,
+    ) -> None:  # fmt: skip
         self.observation_space, self.action_space = observation_space, action_space
         self.facts = facts
+        self.game: GameElsewhere | None = None
+        if game is not None:
+            self.game = game_of(game)
+            self.observation_space, self.action_space = self.game.observation_space, self.game.action_space
         self.spec = SimpleNamespace(id=facts.name)  # type: ignore[assignment]
         self._environments, self._env_id = environments, env_id
         self.is_requested = False
+
+    @property
+    def unwrapped(self) -> gymnasium.Env[Any, Any]:
+        """The environment without wrappers: what stands for one of several agents."""
+        return self if self.game is None else self.game
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin a trajectory that is none of a call's."""
@@ -177,6 +194,7 @@ class Environments:
         losses: The errors of processes that were lost, and are made again.
         n_repeated: How many timesteps were run again for that, or in vain.
         restoring: Environments that are being restored: their rows are not what they were yet.
+        games: What stands for environments of several agents, one for each; empty where they have one.
         copies: Whether observations of results are copies. Else they are views of rows, which are written again.
     """
 
@@ -193,6 +211,7 @@ class Environments:
         self._arrived: set[int] = set()  # environments with results that were not told of yet
         self._to_ask: dict[int, None] = {}  # environments that are being restored, and wait for their next request
         self.proxies: list[EnvProxy] = []
+        self.games: list[GameElsewhere] = []
         self.history_of: Callable[[int, int], History | None] | None = None
         self._not_restored: NotReproducibleError | None = None
 
@@ -207,7 +226,8 @@ class Environments:
         rows = self.transport.rows
         self._begin_anew()
         spaces = rows.observation_space, rows.action_space
-        self.proxies = [EnvProxy(self, env_id, *spaces, facts[env_id]) for env_id in range(self.n_envs)]
+        self.proxies = [EnvProxy(self, env_id, *spaces, *facts[env_id]) for env_id in range(self.n_envs)]
+        self.games = [proxy.game for proxy in self.proxies if proxy.game is not None]
 
     def _begin_anew(self) -> None:
         """Forget what environments were asked: there are others, or none."""
@@ -319,6 +339,8 @@ class Environments:
         episode.reward = reward
         if terminated or truncated:
             episode.order = None
+        if self.games:
+            return self.games[env_id].take(observation, info)  # type: ignore[return-value]
         return observation, reward, terminated, truncated, info
 
     def check(self, env_id: int) -> None:

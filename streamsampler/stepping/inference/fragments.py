@@ -20,9 +20,11 @@ from streamsampler.workers.fragment_rows import Row
 from streamsampler.workers.fragments import whose_memory
 from streamsampler.workers.generators import generator_states
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
-from streamsampler.workers.restoring import NotRestoredError, no_failure
-from streamsampler.workers.vec.agents import AgentPool
+from streamsampler.workers.restoring import NotRestoredError, no_failure, rounding_for
+from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import Group, RunningGroups
+from streamsampler.workers.vec.joint import PlayersOfRows
+from streamsampler.workers.vec.joint_fragments import GroupOfAgents
 from streamsampler.workers.vec.rows import singles_of
 from streamsampler.workers.vec.worker import DRAWS
 
@@ -37,13 +39,13 @@ class RemoteGroup(RemoteRows, Group):
 
     Args:
         args: Those of `Group`.
-        agents: The worker's agent.
+        asked: Returns the worker's agent.
         more: Further ones of `RemoteRows`.
     """
 
-    def __init__(self, *args: Any, agents: AgentPool, **more: Any) -> None:
+    def __init__(self, *args: Any, asked: Callable[[], Any], **more: Any) -> None:
         super().__init__(*args, **more)
-        self._pool = agents
+        self._agent_of_worker = asked
         self._its_agent: Any = None  # the payload of the agent that it has
         self._earlier = [0] * len(self.rows)  # how many timesteps each row's episode had in earlier calls
 
@@ -53,8 +55,12 @@ class RemoteGroup(RemoteRows, Group):
         in_force = self._worker.in_force["agent"]
         if in_force is not self._its_agent:
             self._its_agent = in_force
-            self._agent = self._pool.batched(self._n_rows)
+            self._agent = self._made_agent()
             self._begin_new_agent()
+
+    def _made_agent(self) -> BatchedAgent:
+        agent: BatchedAgent = self._agent_of_worker()
+        return agent
 
     def take_back_agent(self, packed: bytes | None) -> None:
         """Let the agent remember again what it did of these episodes: whole trajectories were run with it since.
@@ -141,6 +147,16 @@ class RemoteGroup(RemoteRows, Group):
         if self._worker.phase is Phase.ACTION and isinstance(error, Exception):
             return next((each for each in asked if self._raises_alone(each)), asked[0])
         return asked[0]
+
+
+class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
+    """Environments of fragments in other processes, which have several agents, with the worker's own policies."""
+
+    def _made_agent(self) -> BatchedAgent:
+        agent = super()._made_agent()
+        assert isinstance(agent, PlayersOfRows)
+        self._play_with(agent.players)
+        return agent
 
 
 # ----------------------------------------------------------------------
@@ -244,4 +260,6 @@ class RemoteGroups(RunningGroups):
         before = self._standings.actions_of(env_id)
         if before is None:
             return None
-        return here._replace(actions=[*singles_of(self._worker.spaces[1], before), *here.actions][:n])
+        rounded = rounding_for(group.rows[env_id].env.action_space).round  # several agents' are kept as chosen
+        actions = map(rounded, singles_of(self._worker.spaces[1], before))
+        return here._replace(actions=[*actions, *here.actions][:n])

@@ -18,6 +18,7 @@ from streamsampler.core.serialization import Payload
 from streamsampler.data.spaces import same_spaces
 from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.protocol.messages import Phase
+from streamsampler.stepping.games import GameFacts
 from streamsampler.stepping.links import EnvLink
 from streamsampler.stepping.objects import given_frame
 from streamsampler.stepping.processes import ProcessTransport
@@ -177,7 +178,7 @@ class EnvProcesses:
         """Return the ids of the processes that there are."""
         return [] if self._transport is None else [pid for pid in self._transport.pids() if pid is not None]
 
-    def update(self, payload: Payload) -> list[EnvFacts]:
+    def update(self, payload: Payload) -> list[tuple[EnvFacts, GameFacts | None]]:
         """Make the environments, or change those that are there, which have no open requests.
 
         Where a process is lost meanwhile, all of them are started again, as long as the quotas allow it.
@@ -186,7 +187,7 @@ class EnvProcesses:
             payload: The pickled `EnvUpdate`.
 
         Returns:
-            What is known of each.
+            What is known of each, and what besides where it has several agents.
 
         Raises:
             UsageError: The environments cannot be run from here.
@@ -208,7 +209,7 @@ class EnvProcesses:
                 self.shut_down()
                 raise own(error) from error.__cause__
 
-    def _updated(self, updates: Mapping[int, Payload]) -> list[EnvFacts]:
+    def _updated(self, updates: Mapping[int, Payload]) -> list[tuple[EnvFacts, GameFacts | None]]:
         if self._transport is None or not self._changed(self._transport, updates):
             self.shut_down()
             transport = self._transport = self._launch(updates)

@@ -17,9 +17,10 @@ from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.workers.base import AbnormalTrajectoryError
 from streamsampler.workers.explain import locate
 from streamsampler.workers.hooks import TrajectoryContext
+from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.vec.driver import RowsDriver
+from streamsampler.workers.vec.joint import JointRows
 from streamsampler.workers.vec.rows import singles_of
-from streamsampler.workers.vec.steps import BatchRecorder
 
 # ----------------------------------------------------------------------
 # Which rows the agent is asked for together: all of them, or one half while environments of the other half step.
@@ -153,12 +154,6 @@ class RemoteRows(RowsDriver):
         self._ready[row], self._is_in_reset[row] = binding is not None, binding is None
         super()._start(row, script, binding)
 
-    @property
-    def _columns(self) -> BatchRecorder:
-        """The recorder: environments of several agents are in no other process yet."""
-        assert isinstance(self._recorder, BatchRecorder)
-        return self._recorder
-
     # ------------------------------------------------------------------ a round
 
     def _is_done(self) -> bool:
@@ -184,7 +179,7 @@ class RemoteRows(RowsDriver):
 
     def _ask(self, ready: NDArray[np.bool_]) -> None:
         """Let the agent choose actions for rows that are ready, and request their steps."""
-        agent, recorder, width = self._agent, self._columns, self._n_rows
+        agent, recorder, width = self._agent, self._recorder, self._n_rows
         assert agent is not None
         self._asked = ready.copy()
         self._groups.note(ready)
@@ -198,20 +193,21 @@ class RemoteRows(RowsDriver):
             agent.draws.only(mask)
         sources = None if mask is None else np.where(mask, np.arange(width), rows[0]).tolist()
         actions = self._choose(rows, sources)
-        recorder.rewards.frombytes(bytes(8 * len(rows)))
+        recorder.begin_steps(rows)
         self._worker.phase = Phase.STEP
-        singles = singles_of(self.spaces[1], actions) if self._hooks else None
-        if singles is not None:
-            self._singles = singles
-        for position, row in enumerate(rows):
-            recorder.rows[row].asked = recorder.first + position
-            self._sends[row](None if singles is None else self._shown(row))
+        if self._hooks:
+            self._singles = self._singles_of(actions)
+        for row in rows:
+            self._sends[row](self._shown(row) if self._hooks else None)
         self._ready[rows] = False
         self._request_steps(rows, actions)
 
     def _request_steps(self, rows: list[int], actions: Any) -> None:
         """Request steps with actions: as they were recorded, or as the agent chose them."""
-        recorder = self._columns
+        recorder = self._recorder
+        if isinstance(recorder, JointRows):
+            self._environments.step(rows, [own_copy(actions[row]) for row in rows])
+            return
         recorded = recorder.actions.gather(np.arange(recorder.first, recorder.step))
         if self._rounds or _same_kind(actions, recorded):
             self._environments.step_with(rows, recorded)
@@ -265,7 +261,7 @@ class RemoteRows(RowsDriver):
 
     def _take(self, arrived: Sequence[int]) -> None:
         """Send scripts the results of their environments."""
-        environments, worker = self._environments, self._worker
+        environments, worker, games = self._environments, self._worker, self._environments.games
         arrived = [row for row in arrived if self._runs[row]]  # others were given up
         shared = environments.transport.rows
         results = zip(
@@ -281,6 +277,8 @@ class RemoteRows(RowsDriver):
                 self._raise(row, script)
             observation = environments.observation(row)
             info = environments.take_info(row)
+            if games:
+                observation, *result, info = games[row].take(observation, info)
             if self._is_in_reset[row]:
                 worker.phase, self._is_in_reset[row] = Phase.RESET, False
                 self._send(row, script, (observation, info))
@@ -310,10 +308,10 @@ class RemoteRows(RowsDriver):
 
     def _send(self, row: int, script: Script, result: Any) -> None:
         """Send a script the result that it waits for."""
-        recorder, is_step = self._recorder.rows[row], len(result) == 5
+        is_step = len(result) == 5
         end = self._sent(row, script, result)
         if is_step:
-            self._columns.rewards[recorder.asked] = recorder.float_rewards.pop()
+            self._recorder.take_reward(row)
         if end is None:
             self._ready[row] = True
             if is_step:
@@ -364,10 +362,10 @@ class RemoteRows(RowsDriver):
             n: How many actions at most, those before `earlier` included.
             earlier: How many timesteps the trajectory had before these.
         """
-        recorder = self._columns
+        recorder = self._recorder
         # A row that has taken its timesteps of a fragment does not run, and its episode goes on in the next one.
-        if self._scripts[row] is None or self._is_in_reset[row]:
-            return History([], first=earlier)
+        if self._scripts[row] is None or self._is_in_reset[row] or isinstance(recorder, JointRows):
+            return History([], first=earlier)  # of several agents, `Environments` has all of this call
         numbers = recorder.numbers_of(row, recorder.rows[row].begun, n - earlier)
         actions = recorder.actions.gather(numbers)
         rewards = np.array([recorder.rewards[number] for number in numbers.tolist()], np.float64)

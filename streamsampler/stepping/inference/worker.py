@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from streamsampler.agents.policies import Policies
 from streamsampler.core.errors import NotReproducibleError, WorkerHungError
 from streamsampler.core.serialization import HeldPayload, Payload
 from streamsampler.engines.base import Answered, Event, Logged, Restored
@@ -22,7 +23,7 @@ from streamsampler.protocol.restarts import Policy
 from streamsampler.rollouts.script import End
 from streamsampler.samplers.payloads import EnvironmentFacts
 from streamsampler.stepping.inference.environments import Environments
-from streamsampler.stepping.inference.fragments import RemoteGroup, RemoteGroups
+from streamsampler.stepping.inference.fragments import RemoteGroup, RemoteGroupOfAgents, RemoteGroups
 from streamsampler.stepping.inference.processes import Launch, RolloutTransport
 from streamsampler.stepping.inference.remote_rows import RemoteRows
 from streamsampler.stepping.options import watch_of
@@ -35,7 +36,7 @@ from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.steps import Trajectory
 from streamsampler.workers.vec.tickets import RunningTicket
-from streamsampler.workers.vec.worker import VecWorker
+from streamsampler.workers.vec.worker import VecWorker, refuse_different
 
 # ----------------------------------------------------------------------
 
@@ -118,7 +119,6 @@ class ParentWorker(VecWorker):
         close_timeout: Seconds that all environments together may take to close. Its engine sets it.
     """
 
-    can_play_several = False
     shares_agent = True
     launch: Launch
     close_timeout: float
@@ -162,6 +162,7 @@ class ParentWorker(VecWorker):
             n_envs = self.layout({"n_envs": self._n_envs}).rows
             self._environments = Environments(n_envs, self.launch, self.close_timeout)
         self._environments.update(env_update)
+        refuse_different(self._environments.proxies)
         self._envs = list(self._environments.proxies)
         self._make_callers(len(self._envs))
         self._runner = RemoteLanes(self._environments, self, callers=self.hook_callers, n_groups=self._n_row_groups)
@@ -180,9 +181,10 @@ class ParentWorker(VecWorker):
         return own if running is None or running.environments in own else [*own, running.environments]
 
     def _choose_lanes(self) -> None:
-        # To find out changes what the agent remembers, and here it is no copy: not while its episodes go on.
+        # To find out changes what the agent remembers, and here it is no copy: not while its episodes go on. Of several
+        # agents, policies find it out when they begin to play somewhere else, and remember again where episodes go on.
         runner, running = self._runner, self._running
-        has_agent = running is not None and not running.agent_is_lent
+        has_agent = running is not None and not running.agent_is_lent and not self._has_several()
         self._must_choose = has_agent and runner is not None and not self._agents.batched(runner.n_slots).can_wait
         self.runs_lanes = False
         if not self._must_choose:
@@ -225,7 +227,8 @@ class ParentWorker(VecWorker):
 
     def _make_groups(self, base_version: int) -> RemoteGroups:
         assert self._environments is not None
-        group = partial(RemoteGroup, environments=self._environments, agents=self._agents, n_groups=self._n_row_groups)
+        kind = RemoteGroup if self._players is None else RemoteGroupOfAgents
+        group = partial(kind, environments=self._environments, asked=self._asked, n_groups=self._n_row_groups)
         return RemoteGroups(self, base_version, self._environments, group)
 
     def abandon(self) -> tuple[int, int]:
@@ -294,6 +297,10 @@ class EvaluationMode:
 
 def _modules_of(agent: Any) -> Iterator[Any]:
     """Return the module of an agent that evaluates in workers, whatever it is wrapped into; nothing for others."""
+    if isinstance(agent, Policies):
+        for each in agent.agents.values():
+            yield from _modules_of(each)
+        return
     adapter = sys.modules.get("streamsampler.agents.torch")  # loaded where there is such an agent
     kind = getattr(adapter, "TorchAgent", ())
     while agent is not None:

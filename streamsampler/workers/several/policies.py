@@ -370,6 +370,11 @@ class PlayingPolicy:
     # ------------------------------------------------------------------ actions
 
     @property
+    def can_wait(self) -> bool:
+        """Whether it may be asked for some environments while others wait: where all are asked it may remember rows."""
+        return not (self.crosses and self._all_rows)
+
+    @property
     def shows_all_rows(self) -> bool:
         """Whether a batch has the rows of those that do not act, too."""
         return self._all_rows or self.crosses

@@ -136,14 +136,17 @@ class RowsDriver:
         self._row = -1
         words[row.phase_word] = _ACTION_NUMBER
         began = perf_counter()
-        actions = self._choose(self._live, self._sources)
-        self._singles = actions if isinstance(self._recorder, JointRows) else singles_of(self.spaces[1], actions)
+        self._singles = self._singles_of(self._choose(self._live, self._sources))
         between = perf_counter()
         words[row.phase_word] = _STEP_NUMBER
         self._step_all()
         words[row.timesteps_word] = self.n_ran
         seconds[1] += between - began
         seconds[2] += perf_counter() - between
+
+    def _singles_of(self, actions: Any) -> list[Any]:
+        """Return the actions of all rows, one by one."""
+        return actions if isinstance(self._recorder, JointRows) else singles_of(self.spaces[1], actions)
 
     def _choose(self, rows: list[int], sources: list[int] | None) -> Any:
         """Let the agent choose actions on the observations of rows, and record them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -42,8 +43,6 @@ class PlayersOfRows(BatchedAgent):
         players: The same.
     """
 
-    can_wait = True
-
     def __init__(self, players: Players, worker: Worker, *, tells_all: bool = False) -> None:
         self.players, self._worker, self._tells_all = players, worker, tells_all
 
@@ -51,6 +50,11 @@ class PlayersOfRows(BatchedAgent):
     def agents(self) -> list[Any]:  # type: ignore[override]
         """The tables of the environments: each stands where its environment's agent stands."""
         return self.players.tables
+
+    @property
+    def can_wait(self) -> bool:  # type: ignore[override]
+        """Whether policies may be asked for some environments while others wait."""
+        return all(policy.can_wait for policy in self.players.policies.values())
 
     def prepare(self, seeds: list[int]) -> Any:
         """Return the seeds of trajectories for their agents."""
@@ -137,6 +141,7 @@ class JointRows:
         self._players, self._tables = players, tables
         self._infos: dict[str, BatchInfos] = {}  # of policies that are asked across environments
         self.rows: list[Any] = [None] * self.n_rows
+        self._asked: list[list[int]] = [[] for _ in range(self.n_rows)]  # in which steps
         self._of_tickets: list[dict[Hashable, JointRecorder]] = [{} for _ in range(self.n_rows)]
         self._free: list[list[JointRecorder]] = [[] for _ in range(self.n_rows)]
 
@@ -149,14 +154,20 @@ class JointRows:
         """Return the position of a row in the last step."""
         return row
 
-    def n_asked(self, row: int, begun: int) -> int:  # noqa: ARG002 - as of a `StepRecorder`
-        """Return the number of steps since `begun`."""
-        return self.step - begun
+    def n_asked(self, row: int, begun: int) -> int:
+        """Return in how many steps since `begun` policies were asked for a row."""
+        asked = self._asked[row]
+        return len(asked) - bisect_left(asked, begun)
 
     def put_in_order(self, rows: Sequence[int]) -> None:
         """Do nothing: each row has a recorder of its own."""
 
     def end_step(self, rows: Sequence[int]) -> None:
+        """Do nothing: recorders have the rewards."""
+
+    begin_steps = end_step
+
+    def take_reward(self, row: int) -> None:
         """Do nothing: recorders have the rewards."""
 
     def begin(self, ticket: Hashable, position: int, index: int, row: int) -> Trajectory:
@@ -172,7 +183,9 @@ class JointRows:
 
     def batch(self, rows: Sequence[int], sources: list[int] | None) -> Tree:
         """Begin the next step; the tables have the observations."""
-        del rows, sources
+        del sources
+        for row in rows:
+            self._asked[row].append(self.step)
         self.step += 1
         return {}
 
@@ -246,6 +259,7 @@ class JointRows:
             self.step -= step
             for each in trajectories:
                 each.begun -= step
+            self._asked = [[it - step for it in asked[bisect_left(asked, step) :]] for asked in self._asked]
         tickets = {each.ticket for each in trajectories}
         for of_tickets, free in zip(self._of_tickets, self._free, strict=True):
             for ticket in [it for it in of_tickets if it not in tickets]:
@@ -291,6 +305,21 @@ class JointRows:
             raise min(errors, key=lambda error: error.position or 0)
         return found, played
 
+    def _steps_of(
+        self, trajectories: Sequence[Trajectory], owners: NDArray[np.int64], env_timesteps: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return in which step each of some timesteps of trajectories was chosen; -1 if that was in an earlier part."""
+        steps, n_before = [], np.array([it.recorded[2] for it in trajectories], np.int64)
+        for it in trajectories:
+            asked = self._asked[it.row]
+            first = bisect_left(asked, it.begun)
+            steps.append(np.array(asked[first : first + it.length], np.int64))
+        starts = np.cumsum([0, *map(len, steps)])
+        since = env_timesteps - n_before[owners]
+        found: NDArray[np.int64] = np.concatenate(steps)[starts[owners] + np.maximum(since, 0)]
+        found[since < 0] = -1
+        return found
+
     def _policy(self, name: str) -> PlayingPolicy:
         assert self._players is not None
         return self._players.policies[name]
@@ -300,18 +329,16 @@ class JointRows:
         if played.policy not in self._infos:
             return
         policy, rollouts = self._policy(played.policy), played.rollouts
-        of = [trajectories[episode] for episode in played.episodes.tolist()]
-        rows = [policy.row_of(it.row, number) for it, number in zip(of, played.agents.tolist(), strict=True)]
-        n_before = np.repeat(np.array([it.recorded[2] for it in of], np.int64), rollouts.lengths)
-        begun = np.repeat(np.array([it.begun for it in of], np.int64), rollouts.lengths)
-        steps = begun + played.env_timesteps - n_before
+        of = [trajectories[episode].row for episode in played.episodes.tolist()]
+        rows = [policy.row_of(row, number) for row, number in zip(of, played.agents.tolist(), strict=True)]
+        steps = self._steps_of(trajectories, np.repeat(played.episodes, rollouts.lengths), played.env_timesteps)
         numbers = steps * policy.n_rows + np.repeat(np.array(rows, np.int64), rollouts.lengths)
         ends = np.cumsum(rollouts.lengths)
 
         def owners(steps: NDArray[np.int64]) -> NDArray[np.int64]:
             return played.episodes[np.searchsorted(ends, steps, side="right")]
 
-        is_earlier = played.env_timesteps < n_before  # chosen in an earlier part, and recorded again in this one
+        is_earlier = steps < 0  # chosen in an earlier part, and recorded again in this one
         numbers[is_earlier] = -1
         found = self._infos[played.policy].select(numbers, owners)
         if is_earlier.any():

@@ -7,8 +7,6 @@ from typing import Any, cast
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import End, Script
-from streamsampler.workers.base import Worker
-from streamsampler.workers.fragment_rows import Row
 from streamsampler.workers.several.players import Players, updated_players
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import Group
@@ -21,8 +19,8 @@ class GroupOfAgents(Group):
 
     _recorder: JointRows
 
-    def __init__(self, number: int, n_rows: int, rows: list[Row], worker: Worker) -> None:
-        super().__init__(number, n_rows, rows, worker)
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
         self._recorder.keeps_sent = True
         self._rounds = True
         self._players: Players | None = None
@@ -42,10 +40,15 @@ class GroupOfAgents(Group):
         )
 
     def _made_agent(self) -> BatchedAgent:
-        self._recorder.play_with(self.players)
-        for row, table in zip(self.rows, self.players.tables, strict=True):
-            row.table = table
+        self._play_with(self.players)
         return PlayersOfRows(self.players, self._worker)
+
+    def _play_with(self, players: Players) -> None:
+        """Let policies play, which may have more environments than this group."""
+        self._players = players
+        self._recorder.play_with(players)
+        for row, table in zip(self.rows, players.tables, strict=False):
+            row.table = table
 
     # ------------------------------------------------------------------ fragments
 

@@ -217,10 +217,11 @@ class LaneRunner(RowsDriver):
         return reset_function(self._envs[row], self._worker.resets, (index,))
 
     def _begin_agent(self, row: int, prepared: Any, position: int, _seed: int) -> None:
-        worker, agent = self._worker, self._agent
+        worker, agent, trajectory = self._worker, self._agent, self._running[row]
         assert agent is not None
+        assert trajectory is not None
         worker.row.words[worker.row.phase_word] = _AGENT_RESET_NUMBER
-        worker.phase = _AGENT_RESET
+        worker.phase, worker.trajectory = _AGENT_RESET, trajectory.index
         agent.begin(row, prepared, position)
 
     def _take_end(self, row: int, end: End) -> None:

@@ -328,6 +328,17 @@ class BatchRecorder(StepRecorder):
         self.rewards.fromlist(self._given)
         self._given.clear()
 
+    def begin_steps(self, rows: Sequence[int]) -> None:
+        """Make room for the rewards of rows of the last call, whose steps end one by one: see `take_reward`."""
+        self.rewards.frombytes(bytes(8 * len(rows)))
+        for number, row in enumerate(rows, self.first):
+            self.rows[row].asked = number
+
+    def take_reward(self, row: int) -> None:
+        """Record the reward of a row, which has taken the step that was chosen last for it."""
+        recorder = self.rows[row]
+        self.rewards[recorder.asked] = recorder.float_rewards.pop()
+
     def end(self, trajectory: Trajectory, end: End, agent: BatchedAgent, worker: Worker) -> None:
         """End the trajectory in a row."""
         recorder = self.rows[trajectory.row]

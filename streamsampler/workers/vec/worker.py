@@ -252,14 +252,7 @@ class VecWorker(LendingWorker):
                 raise UsageError(_NO_HOOKS)
             return NativeRunner(first, self)
         single = [env for env in envs if isinstance(env, gymnasium.Env)]
-        one = first.observation_space, first.action_space
-        for env in single[1:]:
-            if not same_spaces(another := (env.observation_space, env.action_space), one):
-                raise DataError(
-                    f"the environments of one worker must have the same spaces: one has {one[0]} and {one[1]}, "
-                    f"another has {another[0]} and {another[1]}"
-                )
-            refuse_other_agents(first.unwrapped, env.unwrapped)
+        refuse_different(single)
         self._make_callers(len(single))
         return LaneRunner(single, self, fixed_rows=differ, callers=self.hook_callers)
 
@@ -412,3 +405,20 @@ class VecWorker(LendingWorker):
         runner, self._runner = self._runner, None
         if isinstance(runner, LaneRunner):
             runner.release()
+
+
+def refuse_different(envs: Sequence[AnyEnv]) -> None:
+    """Refuse environments for one worker whose spaces, or whose agents, differ.
+
+    Raises:
+        DataError: Two of them differ.
+    """
+    first = envs[0]
+    one = first.observation_space, first.action_space
+    for env in envs[1:]:
+        if not same_spaces(another := (env.observation_space, env.action_space), one):
+            raise DataError(
+                f"the environments of one worker must have the same spaces: one has {one[0]} and {one[1]}, "
+                f"another has {another[0]} and {another[1]}"
+            )
+        refuse_other_agents(first.unwrapped, env.unwrapped)

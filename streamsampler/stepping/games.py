@@ -1,0 +1,241 @@
+"""Bring what environments of several agents say from their processes, and let stand-ins answer for them here.
+
+What records several agents asks the environment itself, too: who is listed, whose turn it is, what would be the answer
+to those that still wait for one. So each result brings the answers to all that is asked until the next one. The
+stand-in that has them is the very class that the environment has in its process, with nothing behind it.
+
+A result is one object, and so is an action: they travel as `stepping.objects` says, with no arrays in shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gymnasium.spaces import Space
+
+from streamsampler.core.errors import ProtocolError
+from streamsampler.data.spaces import FLAGS
+from streamsampler.data.trees import snapshot
+from streamsampler.environments.multi_agent import AecEnv, Dicts, MultiAgentEnv, ParallelEnv
+
+# ----------------------------------------------------------------------
+# What travels.
+
+
+class JointSpace(Space[Any]):
+    """The space of what several agents see, or do, at once: any object, which is checked where it arrives."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JointSpace)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        """Raise: an agent chooses in a space of its own."""
+        raise NotImplementedError
+
+    def contains(self, x: Any) -> bool:  # noqa: ARG002 - anything is in it
+        """Return True."""
+        return True
+
+
+class GameFacts(NamedTuple):
+    """What is known of an environment of several agents in another process.
+
+    Attributes:
+        name: What it is called in messages.
+        takes_turns: Whether one agent acts in each step.
+        possible_agents: All agents that may take part; None where any may appear.
+        spaces: The observation and the action space of each.
+    """
+
+    name: str
+    takes_turns: bool
+    possible_agents: tuple[str, ...] | None
+    spaces: dict[str, tuple[Space[Any], Space[Any]]]
+
+    @classmethod
+    def of(cls, env: Any) -> GameFacts | None:
+        """Return the facts of an environment of this process; None where it has one agent."""
+        game = env.unwrapped
+        if not isinstance(game, MultiAgentEnv):
+            return None
+        spaces = {agent: (game.observation_space[agent], game.action_space[agent]) for agent in game.numbers}
+        assert game.spec is not None
+        return cls(game.spec.id, game.takes_turns, None if game.is_open else tuple(spaces), spaces)
+
+
+class JointResult(NamedTuple):
+    """What a reset or a step showed of all agents: what is compared after a loss.
+
+    Attributes:
+        observations: By agent.
+        rewards: By agent; None for a reset.
+        terminated: By agent.
+        truncated: By agent.
+        agents: Who is listed now.
+        selection: Whose turn it is, where agents act in turn.
+        possible_agents: All that may take part, where those have changed since the environment was made; else None.
+    """
+
+    observations: Any
+    rewards: Any
+    terminated: Any
+    truncated: Any
+    agents: list[Any]
+    selection: Any
+    possible_agents: list[Any] | None
+
+
+INFOS, SPACES, OUTSTANDING = "infos", "spaces", "outstanding"
+"""What comes with a result besides, under these keys: the infos, the spaces of agents that have appeared, and, where a
+trajectory may be cut off, what is outstanding (see `MultiAgentEnv.outstanding`), by agent."""
+
+# ----------------------------------------------------------------------
+# In the environment's process.
+
+
+def spaces_of(env: Any) -> tuple[Any, Any]:
+    """Return the spaces of what is said of an environment, and of what it is asked to do."""
+    if isinstance(env.unwrapped, MultiAgentEnv):
+        return JointSpace(), JointSpace()
+    return env.observation_space, env.action_space
+
+
+class GameTeller:
+    """Tells what an environment of several agents shows, with the answers to what is asked of it.
+
+    Args:
+        env: The environment.
+        limit: After how many timesteps a trajectory is cut off.
+
+    Attributes:
+        is_over: Whether no agent is left that has not ended.
+    """
+
+    def __init__(self, env: MultiAgentEnv, limit: float = math.inf) -> None:
+        self._env, self._limit = env, limit
+        self.is_over = False
+
+    def begun(self, observations: Any, infos: Any) -> tuple[JointResult, dict[str, Any]]:
+        """Return what a reset showed, and what comes with it."""
+        self._length, self.is_over = 0, False
+        self._acted: dict[str, None] = {}
+        self._ended: set[str] = set()
+        self._told: set[str] = set()  # whose spaces are known
+        return self._result(observations, None, None, None), self._besides(infos, {})
+
+    def stepped(
+        self, actions: Mapping[str, Any], observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
+    ) -> tuple[JointResult, dict[str, Any]]:  # fmt: skip
+        """Return what a step with some actions showed, and what comes with it."""
+        self._length += 1
+        if isinstance(terminated, Mapping) and isinstance(truncated, Mapping):
+            self._ended.update(it for it in terminated if _is_true(terminated[it]) or _is_true(truncated.get(it)))
+        result = self._result(observations, rewards, terminated, truncated)
+        self.is_over = self._ended.issuperset(result.agents)
+        outstanding: dict[str, Any] = {}
+        if self._env.takes_turns:
+            self._acted.update(dict.fromkeys(actions))
+            if not result.agents or self._length >= self._limit:
+                waiting = [it for it in self._acted if it not in self._ended and it not in observations]
+                outstanding = {agent: self._env.outstanding(agent) for agent in waiting}
+        return result, self._besides(infos, outstanding)
+
+    def _result(self, observations: Any, rewards: Any, terminated: Any, truncated: Any) -> JointResult:
+        env = self._env
+        changed = list(env.env.possible_agents) if env.change_of_possible_agents() else None
+        selection = getattr(env.env, "agent_selection", None) if env.takes_turns else None
+        return JointResult(observations, rewards, terminated, truncated, list(env.env.agents), selection, changed)
+
+    def _besides(self, infos: Any, outstanding: dict[str, Any]) -> dict[str, Any]:
+        env, spaces = self._env, {}
+        if env.is_open:
+            env.meet_listed()
+            spaces = {
+                agent: (env.observation_space[agent], env.action_space[agent])
+                for agent in env.numbers
+                if agent not in self._told
+            }
+            self._told.update(spaces)
+        return {INFOS: infos, SPACES: spaces, OUTSTANDING: outstanding}
+
+
+def _is_true(flag: Any) -> bool:
+    """Whether a flag is one, and true: what is none is refused where it arrives."""
+    return flag.__class__ in FLAGS and bool(flag)
+
+
+# ----------------------------------------------------------------------
+# In the caller's process.
+
+
+class _Shown:
+    """Stands for the user's environment, with what the last result said of it."""
+
+    def __init__(self, facts: GameFacts) -> None:
+        self.metadata = {"name": facts.name}
+        self.possible_agents: list[Any] | None = None
+        if facts.possible_agents is not None:
+            self.possible_agents = list(facts.possible_agents)
+        self.agents: list[Any] = []
+        self.agent_selection: Any = None
+        self.spaces = dict(facts.spaces)
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        return self.spaces[agent][0]
+
+    def action_space(self, agent: str) -> Space[Any]:
+        return self.spaces[agent][1]
+
+    def step(self, actions: Any) -> Any:
+        raise ProtocolError(f"the environment is in another process, and was to take {actions!r:.60} here")
+
+    def close(self) -> None:
+        """Do nothing: it is closed where it is."""
+
+
+class GameElsewhere(MultiAgentEnv):
+    """Stands for an environment of several agents that is in another process; see `game_of`."""
+
+    _outstanding: Mapping[str, Any]
+
+    def take(self, result: JointResult, besides: Mapping[str, Any]) -> Dicts:
+        """Take what a reset or a step showed; return observations, rewards, the two ends, and infos.
+
+        They are copies: what is compared after a loss must not change.
+        """
+        shown: _Shown = self.env
+        if result.rewards is None:
+            self._forget_agents()
+            if self.is_open:
+                shown.spaces.clear()
+        shown.spaces.update(besides[SPACES])
+        shown.agents, shown.agent_selection = list(result.agents), result.selection
+        if result.possible_agents is not None:
+            shown.possible_agents = result.possible_agents
+        self._outstanding = besides[OUTSTANDING]
+        if result.rewards is None or self.takes_turns:
+            self.meet_listed()
+        of_agents = snapshot(result.observations), result.rewards, result.terminated, result.truncated
+        return *of_agents, besides[INFOS]
+
+
+class ParallelElsewhere(GameElsewhere, ParallelEnv):
+    """Stands for a `ParallelEnv`."""
+
+
+class AecElsewhere(GameElsewhere, AecEnv):
+    """Stands for an `AECEnv`."""
+
+    def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
+        """Return what an agent would get now, were it its turn; see `MultiAgentEnv.outstanding`."""
+        found: tuple[Any, Any, Any, Any, Any] = self._outstanding[agent_id]
+        return found
+
+
+def game_of(facts: GameFacts) -> GameElsewhere:
+    """Return what stands for an environment of several agents."""
+    return (AecElsewhere if facts.takes_turns else ParallelElsewhere)(_Shown(facts))
