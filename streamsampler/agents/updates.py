@@ -169,7 +169,8 @@ def updated_agent(agent: Agent | None, update: Any, spaces: tuple[Space[Any], Sp
         spaces: The environment's observation and action space; None where there is no environment.
     """
     updated = as_agent(update) if agent is None else apply_agent_update(agent, update)
-    if updated is not agent and spaces is not None:
+    # With another environment the agent comes again: where it is no copy, it is the very one.
+    if (updated is not agent or updated is update) and spaces is not None:
         give_spaces(updated, *spaces)
     return updated
 

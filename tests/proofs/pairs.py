@@ -104,7 +104,6 @@ REFUSALS: list[Refusal] = [
     Refusal({"inference": _PARENT, "staleness": {"1"}}, "constructor", "takes no staleness"),
     Refusal({"inference": _PARENT, "given": _EACH}, "constructor", _ONE_EACH),
     Refusal({"inference": _PARENT, "memory": {"limited"}}, "constructor", "takes no limits.max_worker_memory"),
-    Refusal({"inference": _PARENT, "agent": {"policies"}}, "constructor", "takes one agent"),
     Refusal({"staleness": {"1"}, "order": {"arrival"}}, "constructor", 'staleness=1 needs order="index"'),
     Refusal({"staleness": {"1"}, "filter": {"observation", "reward"}}, "constructor", "takes no observation_filter"),
     Refusal({"agent": {"policies"}, "filter": {"observation", "reward"}}, "constructor", "is a dict by policy name"),
@@ -135,7 +134,6 @@ REFUSALS: list[Refusal] = [
     Refusal({"agent": {"rows alone"}, "worker": {"default", "seams"}, "inference": _IN_WORKERS}, "worker",
             "has get_actions alone"),
     Refusal({"agent": {"policies"}, "world": {"world"}}, "worker", "is for environments of several agents"),
-    Refusal({"world": _GAMES, "inference": _PARENT}, "worker", "is an environment of several agents"),
     Refusal({"world": _GAMES, "taken": {"taken"}}, "worker", "needs actions that are one array"),
 ]  # fmt: skip
 

@@ -26,7 +26,8 @@ from streamsampler.filters import RunningNorm, RunningReturnNorm
 from streamsampler.protocol.messages import Ticket
 from streamsampler.workers.hooks import pickled_hooks
 from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns
-from tests.several.comparing import ALL_LOOPS, ALL_WAYS, LocalSampler, sampled
+from tests.several.comparing import ALL_LOOPS, PARENT, LocalSampler, sampled
+from tests.tiers import mostly_slow
 from tests.workers.contexts import context_of, new_board
 
 X = {"x": Chooser()}
@@ -226,8 +227,9 @@ NOBODY = "no agent acted in the whole trajectory"
         (Comings, Batches(lambda n: (np.zeros(n, np.int64), {"v": {"w": 1.0}})), "'w'"),
     ],
 )  # fmt: skip
-def test_what_environments_and_agents_return(env: Any, agent: Any, words: str) -> None:
-    for options in ALL_LOOPS:
+@pytest.mark.parametrize("ways", [ALL_LOOPS, pytest.param([PARENT], marks=pytest.mark.slow)])
+def test_what_environments_and_agents_return(env: Any, agent: Any, words: str, ways: Any) -> None:
+    for options in ways:
         error = raised(env, agent, **options)
         assert re.search(words, str(error), re.DOTALL), str(error)
         assert error.trajectory in (None, 0)
@@ -252,7 +254,9 @@ def test_the_trajectory_is_named_also_where_an_agent_took_no_part_in_those_befor
     assert error.trajectory == 1
 
 
-@pytest.mark.parametrize("options", ALL_LOOPS[:2])
+@pytest.mark.parametrize(
+    "options", mostly_slow([*ALL_LOOPS[:2], {**PARENT, "n_workers": 1, "worker_args": {"n_envs": 1}}], 2)
+)
 def test_possible_agents_that_lose_an_agent(caplog: Any, options: Any) -> None:
     assert re.search(f"{NOBODY}.*possible_agents has lost 'red_0' since", str(raised(Aliased, **options)))
     assert not caplog.messages
@@ -303,8 +307,6 @@ def test_another_order_of_agents_in_another_worker() -> None:
         (X, {"reward_filter": {"y": RunningReturnNorm()}}, "reward_filter names the policies 'y'"),
         (Chooser(), {"observation_filter": {"y": RunningNorm()}}, "names the policies 'y', and agents has none"),
         (X, {"observation_filter": {"x": 3}}, r"observation_filter\['x'\], a int, has no apply"),
-        (X, {"inference": "parent"}, 'inference="parent" takes one agent'),
-        (Chooser(), {"inference": "parent", "policy_of": {"red_0": "shared"}}, 'inference="parent" takes one agent'),
     ],
 )
 def test_what_samplers_refuse_at_once(agents: Any, options: Any, words: str) -> None:
@@ -312,21 +314,10 @@ def test_what_samplers_refuse_at_once(agents: Any, options: Any, words: str) -> 
         MultiprocessingSampler(agents, Comings, n_workers=1, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"inference": "parent"}, r"of several agents.*wrap it in a gymnasium\.Env in which one agent"),
-    ],
-)
-def test_what_workers_refuse(options: Any, words: str) -> None:
-    make: Any = MultiprocessingSampler if "inference" in options else LocalSampler
-    with make(Chooser(), Comings, n_workers=1, **options) as sampler, pytest.raises(RolloutError, match=words):
-        sampler.obtain_trajectories(2)
-
-
 def test_managers_refuse_them() -> None:
     for make in (lambda: SerialEnvManager(Comings, n_envs=2), lambda: EnvManager(Comings, n_envs=2, n_workers=1)):
-        with pytest.raises(SamplerError, match="of several agents"), make() as manager:
+        words = r"managers of environments do not.*wrap it in a gymnasium\.Env in which one agent"
+        with pytest.raises(SamplerError, match=words), make() as manager:
             manager.reset()
 
 
@@ -405,7 +396,7 @@ def test_trajectories_that_fail_or_are_abnormal_are_left_out(options: Any) -> No
 
 @pytest.mark.parametrize("at", [1, 3, 9, 13])
 @pytest.mark.parametrize("game", [Comings, Turns])
-@pytest.mark.parametrize("options", ALL_WAYS)
+@pytest.mark.parametrize("options", ALL_LOOPS)
 def test_a_version_that_may_not_run_any_more(game: Any, at: int, options: Any) -> None:
     """The trajectory in hand is given up within a step, and leaves nothing in those to come."""
     board = new_board()

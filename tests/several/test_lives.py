@@ -26,7 +26,7 @@ from streamsampler import (
 from streamsampler.agents.draws import Draws
 from streamsampler.environments.multi_agent import as_multi_agent, is_multi_agent
 from tests.scripted.games import IDS, Chooser, Comings, Stay, Turns
-from tests.several.comparing import ALL_WAYS, POLICIES, LocalSampler, sampled
+from tests.several.comparing import ALL_WAYS, POLICIES, LocalSampler, made, sampled
 from tests.tiers import costly, mostly_slow
 
 # --- Agents that come back
@@ -166,13 +166,13 @@ def test_an_agent_that_stays_listed_after_its_end_is_asked_no_more_with_one_warn
 ) -> None:
     plain = sampled(Chooser(), Comings, n=5, **options)
     assert not caplog.messages
-    with LocalSampler(Chooser(), type("Game", (Lax,), {"answers": answers}), seed=1, n_workers=2, **options) as sampler:
+    with made(Chooser(), type("Game", (Lax,), {"answers": answers}), seed=1, **{"n_workers": 2, **options}) as sampler:
         batch = sampler.obtain_trajectories(5)
     assert [each.returns.tolist() for each in batch] == [each.returns.tolist() for each in plain]
     (text,) = caplog.messages
     assert re.search("agent 'red_0' ended at timestep 2 of a trajectory, and is still among env.agents", text)
     caplog.clear()
-    assert sampled(Chooser(), Unanswered, n=5, n_workers=2, check=None)["shared"].n_trajectories == 15
+    assert sampled(Chooser(), Unanswered, n=5, check=None, **{"n_workers": 2, **options})["shared"].n_trajectories == 15
     assert ["'red_1' ended at timestep 2" in each for each in caplog.messages] == [True]
 
 

@@ -18,7 +18,7 @@ from streamsampler.environments.per_env import PerEnv
 from streamsampler.filters import RunningNorm
 from streamsampler.workers.vec.joint import JointRows
 from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns
-from tests.several.comparing import LocalSampler, sampled
+from tests.several.comparing import ALL_LOOPS, LocalSampler, sampled
 from tests.several.test_equal_to_plain_loops import STAYS
 from tests.several.test_errors import is_odd
 from tests.several.test_lives import Unannounced, crowd
@@ -296,6 +296,49 @@ def test_what_an_environment_remembers_is_found() -> None:
 
     with pytest.raises(NotReproducibleError, match=r"was run twice from the same seed.*its first observation"):
         sampled(Rowwise(), Worn, check="error", **rows(3))
+
+
+class Sparing:
+    """Returns the same array, and the same info, each time."""
+
+    def __init__(self) -> None:
+        self.action, self.info = np.zeros(2), {"seen": np.zeros(3)}
+
+    def get_action(self, observation: Any) -> Any:
+        self.action[:] = observation[1:] / 3
+        self.info["seen"][:] = observation
+        return self.action, self.info
+
+
+class SparingRows:
+    """The same for all agents of an environment."""
+
+    row_independent = False
+
+    def __init__(self) -> None:
+        self.actions, self.seen = np.zeros((4, 2)), np.zeros((4, 3))
+
+    def get_actions(self, observations: Any) -> Any:
+        n = len(observations)
+        self.actions[:n], self.seen[:n] = observations[:, 1:] / 3, observations
+        return self.actions[:n], {"seen": self.seen[:n]}
+
+
+class Pushed(Comings):
+    def action_space(self, agent: str) -> Any:
+        return spaces.Box(-9.0, 99.0, (2,), np.float32)
+
+    def step(self, actions: Any) -> Any:
+        return super().step({agent: round(float(action.sum())) for agent, action in actions.items()})
+
+
+@pytest.mark.parametrize("agent", [Sparing(), SparingRows()])
+def test_agents_may_use_their_arrays_again(agent: Any) -> None:
+    with LocalSampler(agent, Pushed, seed=1, check=None) as sampler:
+        expected = sampler.obtain_trajectories(5)
+    assert len(np.unique(expected["shared"].actions, axis=0)) > 5
+    for options in (*ALL_LOOPS[1:], rows(1)):
+        assert sampled(agent, Pushed, n=5, check=None, **options) == expected
 
 
 def test_spaces_of_any_kind() -> None:

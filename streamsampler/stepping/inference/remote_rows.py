@@ -297,6 +297,8 @@ class RemoteRows(RowsDriver):
         try:
             self._environments.check(row)
         except DataError as error:
+            if self._environments.games:
+                raise  # what several agents do is recorded here: it is the environment's own
             self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
             if is_in_reset:
                 locate(error, self._envs[row], 0)

@@ -17,6 +17,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import loads
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.workers.masks import Warn
+from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.several.policies import Asked, PlayingPolicy
 from streamsampler.workers.several.seats import Seat
 
@@ -276,7 +277,7 @@ class Players:
                     raise
                 if not isinstance(chosen, tuple | list) or len(chosen) != 2:
                     raise wrong_answer(seat)
-                seat.action, seat.info = chosen
+                seat.action, seat.info = map(own_copy, chosen)  # the next agent may get the same arrays
 
     def _group(self, acting: list[list[Seat]]) -> None:
         """Put together who is asked for in one call."""

@@ -37,6 +37,7 @@ from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, with_filter
 from streamsampler.workers.generators import preserved_generators
 from streamsampler.workers.masks import Warn, masks_reach
+from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.several.seats import Seat
 from streamsampler.workers.vec.agents import probe_rows
 from streamsampler.workers.vec.rows import info_of_row, singles_of
@@ -401,7 +402,7 @@ class PlayingPolicy:
         asked.infos = infos
         for place, seat in zip(asked.places, seats, strict=True):
             seat.action = singles[place]
-            seat.info = info_of_row(infos, place) if infos and not self.crosses else infos
+            seat.info = own_copy(info_of_row(infos, place)) if infos and not self.crosses else infos
 
     def _batch(self, seats: Sequence[Seat], places: Sequence[int], n_shown: int) -> Any:
         """Return the observations of agents, tree of (n_shown, ...): other places have that of the first one."""

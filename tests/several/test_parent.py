@@ -1,0 +1,299 @@
+"""Several agents whose policies are in the sampler's process: the batches of `VecWorker`, whatever is lost or late."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from streamsampler import NewEnvUpdate
+from streamsampler.filters import RunningNorm
+from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns
+from tests.several.comparing import LocalSampler, MultiprocessingSampler
+from tests.several.test_equal_to_plain_loops import STAYS, AllAtOnce, Early
+from tests.several.test_errors import is_odd
+from tests.several.test_fragments import DyingTurns, Knowing, Recalling, Waits
+from tests.several.test_lives import CROWD, Crowd, Unannounced, kind_of
+from tests.several.test_rows import AGENTS, Halves, Rowwise, Watching, rows
+from tests.several.test_staleness import Dying
+from tests.stepping.conftest import kill
+from tests.tiers import mostly_slow
+
+
+def parent(agent: Any, env: Any, *, n_envs: int = 3, n_workers: int = 2, **options: Any) -> Any:
+    args = {"n_envs": n_envs, **options.pop("worker_args", {})}
+    how = {"seed": 1, "check": None, "max_restarts": None, **options}
+    return MultiprocessingSampler(agent, env, inference="parent", n_workers=n_workers, worker_args=args, **how)
+
+
+def reference(agent: Any, env: Any, *, n_envs: int = 3, **options: Any) -> Any:
+    args = {"n_envs": n_envs, **options.pop("worker_args", {})}
+    args.pop("groups", None)
+    options = {**rows(n_envs), "worker_args": args, "seed": 1, "check": None, **options}
+    return LocalSampler(agent, env, **options)
+
+
+def kill_one(sampler: Any, number: int) -> None:
+    """Kill a process of a sampler that has some."""
+    if isinstance(sampler, MultiprocessingSampler):
+        kill(sampler, number)
+
+
+def whole(sampler: Any) -> list[Any]:
+    return [sampler.obtain_trajectories(5), sampler.obtain_samples(30, count="agent_steps")]
+
+
+def parts(sampler: Any) -> list[Any]:
+    return [sampler.obtain_fragments(n, n_envs) for n, n_envs in ((3, 3), (1, 3), (4, 3), (9, 2), (1, 2))]
+
+
+def both_kinds(sampler: Any) -> list[Any]:
+    return [*whole(sampler), *parts(sampler), *whole(sampler)]
+
+
+def same(agent: Any, env: Any, calls: Any = both_kinds, **options: Any) -> list[Any]:
+    """Return what calls obtained, which is what they obtain with `VecWorker`."""
+    n_workers = options.pop("n_workers", 2)
+    with reference(agent, env, **options) as one:
+        expected = calls(one)
+    with parent(agent, env, n_workers=n_workers, **options) as sampler:
+        found = calls(sampler)
+    assert found == expected
+    return found  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------- the same batches
+
+
+@pytest.mark.parametrize("game", mostly_slow([Turns, Comings]))
+@pytest.mark.parametrize("which", mostly_slow(["both", *sorted(set(AGENTS) - {"both"})]))
+def test_batches_are_those_of_vec_worker(which: str, game: Any) -> None:
+    same(AGENTS[which], game)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", AGENTS)
+@given(
+    st.sampled_from([Comings, Turns]), STAYS, st.sampled_from([None, 1, 4]), st.sampled_from([whole, parts]),
+    st.integers(1, 3), st.sampled_from([{}, {"groups": 2}]),
+)  # fmt: skip
+@example(Turns, {}, 4, parts, 3, {})
+def test_batches_are_those_of_vec_worker_whoever_comes_and_goes(
+    which: str, game: Any, stays: dict[str, Stay], limit: Any, calls: Any, n_workers: int, args: Any
+) -> None:
+    stays = {**stays, "red_0": Stay(0, 11)} if stays else DEFAULT
+    how = {"max_episode_length": limit, "worker_args": args, "n_workers": n_workers}
+    same(AGENTS[which], lambda: game(stays), calls, **how)
+
+
+UNANNOUNCED = [lambda: Unannounced(Comings()), lambda: Unannounced(Turns())]
+
+
+@pytest.mark.parametrize("game", mostly_slow([Waits, Early, AllAtOnce, *UNANNOUNCED], 0))
+def test_whoever_joins_waits_ends_early_or_comes_unannounced(game: Any) -> None:
+    same(AGENTS["both"], game)
+    same(AGENTS["across"], game)
+
+
+@pytest.mark.slow
+def test_crowds() -> None:
+    same(CROWD["agents"], Crowd, policy_of=kind_of)
+
+
+@pytest.mark.slow
+def test_blocks() -> None:
+    same(AGENTS["both"], Comings, whole, worker_args={"block_size": 6})
+
+
+class Words(Comings):
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Dict({"text": spaces.Text(5), "box": self.spaces[agent]})
+
+    def seen(self, agent: str) -> Any:
+        seen = super().seen(agent)
+        return {"text": "abcde"[: int(seen[1]) % 5], "box": seen}
+
+
+class Reader(Rowwise):
+    def get_actions(self, observations: Any, *, draws: Any, seeds: Any) -> Any:
+        actions, infos = super().get_actions(observations["box"], draws=draws, seeds=seeds)
+        return actions, {**infos, "n": np.array([len(text) for text in observations["text"]])}
+
+    def get_value(self, observation: Any) -> float:
+        return float(observation["box"][1])
+
+
+@pytest.mark.slow
+def test_spaces_of_any_kind() -> None:
+    same(Reader(), Words)
+
+
+class Sliding(Comings):
+    """Shows what it gets of its actions to the last bit."""
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Box(-9.0, 9.0, (2,), np.float32)
+
+    def begin(self, seed: Any) -> None:
+        super().begin(seed)
+        self.place = 0.0
+
+    def step(self, actions: Any) -> Any:
+        self.place += sum(float(np.sum(action)) for action in actions.values())
+        for action in actions.values():
+            action[:] = 0.0  # they are its own
+        return super().step(dict.fromkeys(actions, 0))
+
+    def info(self, agent: str) -> dict[str, Any]:
+        return {"place": self.place}
+
+
+class Pushing:
+    """Returns the same array of 64 bits in each step."""
+
+    def __init__(self) -> None:
+        self.action = np.zeros(2)
+
+    def get_action(self, observation: Any) -> Any:
+        self.action[:] = observation[1:] / 3
+        return self.action, {}
+
+
+@pytest.mark.slow
+def test_actions_are_rounded_and_are_the_environments_own() -> None:
+    agents = {"red": Pushing(), "blue": Pushing()}
+
+    def calls(sampler: Any) -> list[Any]:
+        found = []
+        for number in range(4):
+            found.append(sampler.obtain_fragments(3, 3))
+            kill_one(sampler, number % 2)
+        return [*found, sampler.obtain_trajectories(5)]
+
+    same(agents, Sliding, calls)
+
+
+def outcome_of(sampler: Any, n: int) -> Any:
+    batch = sampler.obtain_trajectories(n)
+    return batch, sampler.stats.metrics, [each.index for each in sampler.stats.dropped]
+
+
+@pytest.mark.parametrize("which", mostly_slow(["both", "one by one", "across", "apart"]))
+def test_hooks_see_the_same_and_leave_out_the_same(which: str) -> None:
+    def calls(sampler: Any) -> Any:
+        return [outcome_of(sampler, n) for n in (5, 8)]
+
+    found = same(AGENTS[which], Halves, calls, seed=2, hooks=Watching(), drop_if=is_odd)
+    assert any(dropped for _, _, dropped in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", [Comings, Turns])
+def test_hooks_see_an_episode_of_fragments_once(game: Any) -> None:
+    same(AGENTS["both"], game, parts, hooks=Watching())
+
+
+@pytest.mark.parametrize("game", mostly_slow([Comings, Turns], 0))
+def test_updates_and_filters_by_policy(game: Any) -> None:
+    agents = {"red": Rowwise(), "blue": Knowing()}
+    updates = (None, {"red": (3,)}, {"blue": (2,)}, {"red": Rowwise(1), "blue": Knowing(1)}, None)
+
+    def calls(sampler: Any) -> Any:
+        found = [sampler.obtain_trajectories(6, agent_update=update) for update in updates]
+        return [*found, *(sampler.obtain_fragments(3, 3, update) for update in updates)]
+
+    same(agents, game, calls, observation_filter={"red": RunningNorm(), "blue": RunningNorm()})
+
+
+def test_a_policy_has_one_number_of_rows() -> None:
+    Rowwise.shapes = Counter()
+    with parent({"red": Rowwise(), "blue": Chooser()}, Comings, n_envs=5) as sampler:
+        sampler.obtain_trajectories(12)
+        sampler.obtain_fragments(3, 2)
+    assert set(Rowwise.shapes) == {16}
+
+
+@pytest.mark.slow
+def test_environments_are_replaced_by_others_with_other_agents_or_with_one() -> None:
+    class Few(Comings):
+        possible_agents = IDS[:2]
+
+    def calls(sampler: Any) -> Any:
+        found = [sampler.obtain_trajectories(4), sampler.obtain_fragments(3, 3)]
+        for env in (Few, Turns, lambda: Unannounced(Comings()), "CartPole-v1", Comings):
+            found.append(sampler.obtain_trajectories(4, env_update=NewEnvUpdate(env) if callable(env) else env))
+            found.append(sampler.obtain_fragments(3, 3))
+        return found
+
+    same("random", Comings, calls)
+
+
+# ---------------------------------------------------------------------- whoever is ready goes on
+
+
+LONG = {"red_0": Stay(0, 50), "blue_0": Stay(2, 50)}
+
+
+class Slow(Comings):
+    """In the first process, a step waits until another one has taken five."""
+
+    def __init__(self, pipe: Path, worker_number: int = 0) -> None:
+        super().__init__(LONG)
+        self.pipe, self.worker_number = pipe, worker_number
+
+    def step(self, actions: Any) -> Any:
+        if self.t == 0 and self.worker_number == 0:
+            self.pipe.read_text()
+        if self.t == 4 and self.worker_number == 1:
+            self.pipe.write_text("!")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("which", ["both", "across", "apart"])
+def test_environments_go_on_without_slow_ones(which: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with reference(AGENTS[which], lambda: Comings(LONG), n_envs=2) as sampler:
+        expected = sampler.obtain_fragments(60, 2)
+    with parent(AGENTS[which], Slow, n_envs=2, env_kwargs={"pipe": tmp_path / "pipe"}) as sampler:
+        assert sampler.obtain_fragments(60) == expected
+
+
+# ---------------------------------------------------------------------- losses
+
+RESTORABLE: dict[str, Any] = {
+    "both": {"red": Knowing(1), "blue": Rowwise(2)},
+    "across": Rowwise(),
+    "apart": {"red": Recalling(), "blue": Recalling()},
+    "random": "random",
+    "one by one": Knowing(),
+    "remembers": AGENTS["remembers"],
+}
+
+
+@pytest.mark.parametrize("game", mostly_slow([DyingTurns, Dying]))
+@pytest.mark.parametrize("which", mostly_slow(RESTORABLE))
+def test_batches_are_the_same_whatever_dies(which: str, game: Any, tmp_path: Path) -> None:
+    updates: list[Any] = [None] * 5
+    if which == "both":
+        updates = [None, {"red": (2,)}, {"blue": Rowwise(1)}, None, {"red": Knowing(3), "blue": (3,)}]
+
+    def calls(sampler: Any) -> list[Any]:
+        found = [sampler.obtain_trajectories(9)]
+        for number, (n, update) in enumerate(zip((3, 2, 5, 4, 6), updates, strict=True)):
+            found.append(sampler.obtain_fragments(n, 4, update))
+            kill_one(sampler, number % 2)
+        return found
+
+    with reference(RESTORABLE[which], Turns if game is DyingTurns else Comings, n_envs=4) as sampler:
+        expected = calls(sampler)
+    with parent(RESTORABLE[which], lambda: game(tmp_path, 2), n_envs=4) as sampler:
+        assert calls(sampler) == expected
+        assert sampler.stats.restarts > 0
+    assert len(list(tmp_path.iterdir())) >= 3
