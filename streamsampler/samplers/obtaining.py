@@ -6,7 +6,6 @@ import functools
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, get_args, overload
 
@@ -16,7 +15,7 @@ from streamsampler.core.errors import UsageError, missing_attribute, positive, r
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.batch_fields import ActionsT, ObservationsT
+from streamsampler.data.batch_fields import ActionsT, ObservationsT, replaced
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos
 from streamsampler.protocol.plans import (
     AtLeast,
@@ -50,7 +49,8 @@ def by_task(batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
     numbers = np.asarray(batch.episode_infos["task_index"])
     if (np.diff(numbers) >= 0).all():
         return batch
-    return replace(batch[np.argsort(numbers, kind="stable")], stats=batch.stats)
+    in_order: TrajectoryBatch[Any, Any] = replaced(batch[np.argsort(numbers, kind="stable")], stats=batch.stats)
+    return in_order
 
 
 _OWN_BLOCKS = "where workers have agents or environments of their own and run blocks of trajectories together"

@@ -296,10 +296,25 @@ class Tasked(Counting):
 
 
 @contextmanager
-def _sampler(draw: Draw, agents: Any, envs: Any, **options: Any) -> Iterator[Any]:
-    """Yield a sampler, whose workers are killed at random instants, between calls and within them."""
+def _sampler(draw: Draw, agents: Any, envs: Any, *, parent: float = 0.0, **options: Any) -> Iterator[Any]:
+    """Yield a sampler, whose workers are killed at random instants, between calls and within them.
+
+    Args:
+        draw: Draws the program.
+        agents: The sampler's agents.
+        envs: Its environments.
+        parent: How probable it is that agents stay in this process.
+        options: Further options of the sampler.
+    """
     options = {"seed": draw.randrange(10_000), **options, "n_workers": draw.choice([1, 2, 3, 5])}
     dice = draw.apart
+    if parent and dice.random() < parent and not draw.forced:
+        n_envs = options["n_workers"] + dice.choice([0, 2])
+        options |= {"inference": "parent", "worker_args": {"n_envs": n_envs}, "max_restarts": None}
+        options |= {"limits": Limits(max_lifetime_restarts=None)}
+        with MultiprocessingSampler(agents, envs, **options) as here, _killing(dice, here):
+            yield here
+        return
     if dice.random() < 0.3 and not draw.forced:
         with LocalSampler(agents, envs, **options) as local:
             yield local
@@ -504,7 +519,7 @@ def _several(draw: Draw) -> list[Any]:
     if draw.random() < 0.3:
         options["max_episode_length"] = draw.choice([1, 4, 6])
     seen: list[Any] = []
-    with _sampler(draw, agents, env, **options) as sampler:
+    with _sampler(draw, agents, env, parent=0.3, **options) as sampler:
         for _ in range(draw.randint(1, 5)):
             updates: dict[str, Any] = {}
             if draw.random() < 0.6:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from gymnasium import spaces
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamsampler import NewEnvUpdate
+from streamsampler import NewEnvUpdate, NotReproducibleError, RolloutError, evaluate
+from streamsampler.environments.multi_agent import as_multi_agent
 from streamsampler.filters import RunningNorm
+from streamsampler.stepping.games import GameFacts, GameTeller, game_of
 from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns
 from tests.several.comparing import LocalSampler, MultiprocessingSampler
 from tests.several.test_equal_to_plain_loops import STAYS, AllAtOnce, Early
@@ -66,7 +69,7 @@ def same(agent: Any, env: Any, calls: Any = both_kinds, **options: Any) -> list[
     with parent(agent, env, n_workers=n_workers, **options) as sampler:
         found = calls(sampler)
     assert found == expected
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 # ---------------------------------------------------------------------- the same batches
@@ -297,3 +300,156 @@ def test_batches_are_the_same_whatever_dies(which: str, game: Any, tmp_path: Pat
         assert calls(sampler) == expected
         assert sampler.stats.restarts > 0
     assert len(list(tmp_path.iterdir())) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [whole, parts])
+def test_what_comes_out_otherwise_for_one_agent_is_run_again(calls: Any, tmp_path: Path, caplog: Any) -> None:
+    class Unfaithful(Dying):
+        def seen(self, agent: str) -> Any:
+            return super().seen(agent) + np.float32(os.getpid()) * (agent == "blue_1")
+
+    with parent(Rowwise(), lambda: Unfaithful(tmp_path, 2)) as sampler:
+        calls(sampler)
+        assert sampler.stats.restarts > 0
+    assert "did something else when it was reset with its seed and its actions were applied again" in caplog.text or (
+        "the same actions did not lead to the same observations and rewards" in caplog.text
+    )
+
+
+# ---------------------------------------------------------------------- agents that stay here
+
+
+def test_policies_are_the_callers_own() -> None:
+    """Changed between calls; also in a replay, a copy of the sampler, and one that goes on where it is stopped."""
+    agents = {"red": Rowwise(), "blue": Rowwise()}
+    with reference({"red": Rowwise(), "blue": Rowwise()}, Comings) as one:
+        updates = (None, {"red": (2,), "blue": (1,)}, None)
+        expected = [one.obtain_trajectories(5, agent_update=update) for update in updates]
+    with parent(agents, Comings) as sampler:
+        assert sampler.obtain_trajectories(5) == expected[0]
+        agents["red"].shift, agents["blue"].shift = 2, 1
+        assert sampler.obtain_trajectories(5) == expected[1]
+        for by_actions in (False, True):
+            assert sampler.replay(2, 3, recorded=expected[1], actions=by_actions).same
+        state = sampler.state_dict(agents=True)
+        with pickle.loads(pickle.dumps(sampler)) as copy:
+            assert copy.obtain_trajectories(5) == expected[2]
+    with parent(agents, Comings) as sampler:
+        sampler.load_state_dict(state)
+        assert sampler.obtain_trajectories(5) == expected[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", [Comings, Turns])
+def test_a_run_that_is_stopped_goes_on_in_the_middle_of_episodes(game: Any) -> None:
+    agents = {"red": Knowing(1), "blue": Rowwise(2)}
+    with reference(agents, game) as sampler:
+        expected = [sampler.obtain_fragments(3, 3) for _ in range(4)]
+    found: list[Any] = []
+    state: Any = None
+    for _ in range(4):
+        with parent(agents, game) as sampler:
+            if state is not None:
+                sampler.load_state_dict(state)
+            found.append(sampler.obtain_fragments(3, 3))
+            state = sampler.state_dict(agents=True)
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_evaluations_are_those_of_vec_worker() -> None:
+    found = []
+    for make in (reference, parent):
+        with make(AGENTS["both"], Turns) as sampler:
+            found.append(evaluate(sampler=sampler, num_trajectories=4, return_of="all").returns.tolist())
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_what_an_environment_remembers_is_found() -> None:
+    class Worn(Comings):
+        n_begun = 0
+
+        def begin(self, seed: Any) -> None:
+            super().begin(seed)
+            self.n_begun += 1
+
+        def seen(self, agent: str) -> Any:
+            return np.minimum(super().seen(agent) + self.n_begun, 99)
+
+    with (
+        parent(Rowwise(), Worn, check="error") as sampler,
+        pytest.raises(NotReproducibleError, match=r"was run twice from the same seed.*its first observation"),
+    ):
+        sampler.obtain_trajectories(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["step", "end", "begin"])
+def test_environments_draw_from_no_generator_that_they_share(where: str) -> None:
+    class Drawing(Comings):
+        def begin(self, seed: Any) -> None:
+            super().begin(seed)
+            np.random.rand(int(where == "begin"))
+
+        def step(self, actions: Any) -> Any:
+            np.random.rand(int(where == "step" or (where == "end" and self.t == 6)))  # the last one
+            return super().step(actions)
+
+    with parent(Rowwise(), Drawing) as sampler, pytest.raises(RolloutError, match="drew from a global generator"):
+        sampler.obtain_trajectories(1)
+
+
+# ---------------------------------------------------------------------- what is told of environments
+
+
+class Observing(Turns):
+    """Notes whom it is asked to observe."""
+
+    def reset(self, seed: Any = None, options: Any = None) -> None:
+        super().reset(seed)
+        self.observed: list[str] = []
+
+    def observe(self, agent: str) -> Any:
+        self.observed.append(agent)
+        return super().observe(agent)
+
+    def last(self) -> Any:
+        self.observed, before = [], self.observed
+        result = super().last()
+        self.observed = before
+        return result
+
+
+def test_what_is_outstanding_is_told_where_a_trajectory_may_be_cut_off() -> None:
+    game = Observing({agent: Stay(0, 9) for agent in IDS})
+    teller = GameTeller(as_multi_agent(game), limit=3)
+    face = as_multi_agent(game)
+    facts = GameFacts.of(face)
+    assert facts is not None
+    here = game_of(facts)
+    here.take(*teller.begun(*face.reset(seed=1)))
+    assert (here.env.agents, here.turn({})) == (list(IDS), [IDS[0]])
+    for number in range(3):
+        action = {game.agent_selection: 1}
+        here.take(*teller.stepped(action, *face.step(action)))
+        assert game.observed == ([] if number < 2 else list(IDS[:3]))
+    with pytest.raises(KeyError):
+        here.outstanding(IDS[3])
+    assert here.outstanding(IDS[1])[1:4] == (3.0, False, False)
+
+
+def test_agents_of_an_earlier_trajectory_are_forgotten() -> None:
+    face = as_multi_agent(Crowd())
+    teller, facts = GameTeller(face), GameFacts.of(face)
+    assert facts is not None
+    assert facts.possible_agents is None
+    here = game_of(facts)
+    for seed in (1, 2):
+        here.take(*teller.begun(*face.reset(seed=seed)))
+        (agent,) = here.env.agents
+        assert list(here.numbers) == here.turn({}) == [agent]
+        actions = {agent: 1}
+        here.take(*teller.stepped(actions, *face.step(actions)))
+        assert len(here.turn({})) == len(here.env.spaces) == 2

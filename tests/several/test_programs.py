@@ -19,6 +19,7 @@ from tests.several.test_rows import Rowwise, rows
 from tests.several.test_staleness import Dying
 
 MultiprocessingSampler: Any = streamsampler.MultiprocessingSampler
+PARENT: dict[str, Any] = {"inference": "parent", "worker_args": {"n_envs": 3}}
 UPDATES = (None, None, {"red": (1,)}, {"blue": (2,)}, {"red": Knowing(1)}, {"blue": Rowwise(1), "red": (3,)})
 KINDS = st.sampled_from(["trajectories", "fragments", "fragments"])
 CALLS = st.tuples(KINDS, st.integers(1, 6), st.sampled_from(UPDATES))
@@ -37,7 +38,8 @@ def obtained(make: Any, env: Any, calls: Any, **options: Any) -> list[Any]:
 
 @pytest.mark.slow
 @given(
-    st.lists(CALLS, min_size=2, max_size=7), st.booleans(), st.sampled_from([{}, rows(1), rows(2)]), st.integers(2, 4)
+    st.lists(CALLS, min_size=2, max_size=7), st.booleans(), st.sampled_from([{}, rows(1), rows(2), PARENT]),
+    st.integers(2, 4),
 )  # fmt: skip
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_programs_give_the_same_whatever_dies(calls: Any, in_turns: bool, kind: Any, every: int) -> None:

@@ -176,6 +176,29 @@ class Halves(Comings):
         return *parts, {**infos, "red_1": {"odd": True}} if self.odd and self.t == 5 else infos
 
 
+class Tasked(Odd):
+    task = 0
+
+    def set_task(self, task: int) -> None:
+        self.task = task
+
+    def info(self, agent: str) -> Any:
+        return {**super().info(agent), "task": self.task}
+
+
+def test_trajectories_of_tasks_that_take_the_places_of_others_lie_with_their_task() -> None:
+    def drop_if(infos: Any) -> bool:
+        return any("odd" in info for info in infos.values() if isinstance(info, dict))
+
+    with LocalSampler(Chooser(), Tasked, seed=2, drop_if=drop_if, check=None) as sampler:
+        batch = sampler.obtain_trajectories(3, tasks=[4, 5])
+        assert sampler.stats.dropped
+        assert batch.stats.dropped == sampler.stats.dropped
+    assert batch.episode_infos["task_index"].tolist() == [0, 0, 0, 1, 1, 1]
+    for one, task in zip(batch, [4, 4, 4, 5, 5, 5], strict=True):
+        assert set(one["shared"].env_infos["task"].tolist()) == {task}
+
+
 @pytest.mark.parametrize("n_envs", mostly_slow([2, 1, 3]))
 def test_what_is_left_out_last_in_a_row_leaves_nothing(n_envs: int) -> None:
     agent, how = AGENTS["both"], {"seed": 2, "drop_if": is_odd, "check": None}

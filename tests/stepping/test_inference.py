@@ -190,6 +190,14 @@ def test_batches_are_those_of_vec_worker_whatever_is_killed(name, tmp_path, capl
     assert caplog.text.count("; a new one takes its place") == stats.restarts
 
 
+def test_an_agent_gets_the_spaces_of_another_environment():
+    found = []
+    for make in (reference, in_parent):
+        with make(RandomAgent(), "Acrobot-v1", max_episode_length=20) as sampler:
+            found.append([sampler.obtain_trajectories(2, env_update=env) for env in (None, "CartPole-v1")])
+    assert found[0] == found[1]
+
+
 def test_environments_go_on_without_slow_ones(tmp_path):
     """Environment 0 ends its first step when environment 1 has taken five."""
     os.mkfifo(tmp_path / "pipe")
