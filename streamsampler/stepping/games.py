@@ -17,8 +17,8 @@ from gymnasium.spaces import Space
 
 from streamsampler.core.errors import ProtocolError
 from streamsampler.data.spaces import FLAGS
-from streamsampler.data.trees import snapshot
 from streamsampler.environments.multi_agent import AecEnv, Dicts, MultiAgentEnv, ParallelEnv
+from streamsampler.workers.restoring import own_copy
 
 # ----------------------------------------------------------------------
 # What travels.
@@ -31,6 +31,9 @@ class JointSpace(Space[Any]):
         return isinstance(other, JointSpace)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "a space of several agents"
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
         """Raise: an agent chooses in a space of its own."""
@@ -87,6 +90,10 @@ class JointResult(NamedTuple):
     agents: list[Any]
     selection: Any
     possible_agents: list[Any] | None
+
+    def __deepcopy__(self, memo: Any) -> JointResult:
+        """Return this: where it is made it is pickled at once, and where it arrives nobody changes it."""
+        return self
 
 
 INFOS, SPACES, OUTSTANDING = "infos", "spaces", "outstanding"
@@ -219,7 +226,7 @@ class GameElsewhere(MultiAgentEnv):
         self._outstanding = besides[OUTSTANDING]
         if result.rewards is None or self.takes_turns:
             self.meet_listed()
-        of_agents = snapshot(result.observations), result.rewards, result.terminated, result.truncated
+        of_agents = own_copy(result.observations), result.rewards, result.terminated, result.truncated
         return *of_agents, besides[INFOS]
 
 

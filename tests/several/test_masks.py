@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler
 from tests.scripted.masks import Overwriting
+from tests.several.test_parent import parent, reference
 from tests.tiers import mostly_slow
 
 ACTIONS = 5
@@ -168,6 +169,21 @@ def test_each_agent_acts_with_its_own_mask(game, place, agent, hooks):
     if hooks is None:
         with MultiprocessingSampler(AGENTS[agent], game, env_kwargs={"place": place}, seed=3, n_workers=2) as sampler:
             assert sampler.obtain_trajectories(9) == batch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize(("place", "game"), [("observation", Parallel), ("info", Parallel), ("info", InTurn)])
+def test_each_agent_acts_with_its_own_mask_in_rows(game, place, agent):
+    if game is InTurn and agent == "at places":
+        agent = "alone"
+    found = []
+    for make in (reference, parent):
+        with make(AGENTS[agent], game, env_kwargs={"place": place}) as sampler:
+            found.append([sampler.obtain_trajectories(9), sampler.obtain_fragments(4, 3)])
+    assert found[0] == found[1]
+    for batch in found[0]:
+        assert_masks(batch)
 
 
 class _OfAgents(Overwriting):

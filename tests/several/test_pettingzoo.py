@@ -81,8 +81,9 @@ def assert_all_as_played(batch, env):
 
 @pytest.mark.core
 @pytest.mark.parametrize("make", [ZooComings, turns_of_comings], ids=FORMS)
-def test_what_its_classes_and_conversions_make_is_played_as_by_a_plain_loop(make):
-    with MultiprocessingSampler(Legal(), make, seed=5, n_workers=2, max_episode_length=LIMIT) as sampler:
+@pytest.mark.parametrize("options", [{}, {"inference": "parent"}], ids=["", "parent"])
+def test_what_its_classes_and_conversions_make_is_played_as_by_a_plain_loop(make, options):
+    with MultiprocessingSampler(Legal(), make, seed=5, n_workers=2, max_episode_length=LIMIT, **options) as sampler:
         assert_all_as_played(sampler.obtain_trajectories(N), make())
 
 
