@@ -16,8 +16,10 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, evaluate, sample_to_folder
 from streamsampler.errors import RolloutError
 from tests.fragments.agents import CountsRows, Drawn, Fleeting, Mixing, Recurrent, Sticky
-from tests.scripted.games import Chooser, Comings
+from tests.scripted.games import Chooser, Comings, Turns
+from tests.several.test_fragments import Knowing
 from tests.several.test_rows import Rowwise as Policy
+from tests.tiers import mostly_slow
 
 BETWEEN: dict[str, Any] = {
     "trajectories": lambda sampler, folder: sampler.obtain_trajectories(2),
@@ -61,6 +63,9 @@ KINDS: dict[str, Any] = {
     "parent, in blocks": lambda env=Tasked, **more: MultiprocessingSampler(Mixing(), env, **OPTIONS, **PARENT, **more),
     "parent, at any pace": lambda env=Tasked, **more: MultiprocessingSampler(
         Fleeting(), env, **OPTIONS, **PARENT, **more
+    ),
+    "parent of agents": lambda env=Turns, **more: MultiprocessingSampler(
+        {"red": Policy(), "blue": Knowing()}, env, **OPTIONS, **PARENT, **more
     ),
 }
 N_ENVS = 3
@@ -240,7 +245,7 @@ def killed(sampler: Any) -> None:
     sampler.obtain_trajectories(5)
 
 
-@pytest.mark.parametrize("kind", ["processes", "parent", pytest.param("rows in processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", mostly_slow(["processes", "parent", "rows in processes", "parent of agents"], 2))
 def test_losses_in_between_leave_them_where_they_are(kind: str) -> None:
     with KINDS[kind](max_restarts=100) as sampler, KINDS[kind]() as reference:
         go_on_alike(sampler, reference, killed)

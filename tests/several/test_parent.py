@@ -21,7 +21,7 @@ from streamsampler.stepping.games import GameFacts, GameTeller, game_of
 from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns
 from tests.several.comparing import LocalSampler, MultiprocessingSampler
 from tests.several.test_equal_to_plain_loops import STAYS, AllAtOnce, Early
-from tests.several.test_errors import is_odd
+from tests.several.test_errors import ShortTurns, is_odd
 from tests.several.test_fragments import DyingTurns, Knowing, Recalling, Waits
 from tests.several.test_lives import CROWD, Crowd, Unannounced, kind_of
 from tests.several.test_rows import AGENTS, Halves, Rowwise, Watching, rows
@@ -188,7 +188,8 @@ def outcome_of(sampler: Any, n: int) -> Any:
     return batch, sampler.stats.metrics, [each.index for each in sampler.stats.dropped]
 
 
-@pytest.mark.parametrize("which", mostly_slow(["both", "one by one", "across", "apart"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["both", "one by one", "across", "apart"])
 def test_hooks_see_the_same_and_leave_out_the_same(which: str) -> None:
     def calls(sampler: Any) -> Any:
         return [outcome_of(sampler, n) for n in (5, 8)]
@@ -259,7 +260,7 @@ class Slow(Comings):
         return super().step(actions)
 
 
-@pytest.mark.parametrize("which", ["both", "across", "apart"])
+@pytest.mark.parametrize("which", mostly_slow(["both", "across", "apart"]))
 def test_environments_go_on_without_slow_ones(which: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with reference(AGENTS[which], lambda: Comings(LONG), n_envs=2) as sampler:
@@ -280,8 +281,9 @@ RESTORABLE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("game", mostly_slow([DyingTurns, Dying]))
-@pytest.mark.parametrize("which", mostly_slow(RESTORABLE))
+@pytest.mark.slow
+@pytest.mark.parametrize("game", [DyingTurns, Dying])
+@pytest.mark.parametrize("which", RESTORABLE)
 def test_batches_are_the_same_whatever_dies(which: str, game: Any, tmp_path: Path) -> None:
     updates: list[Any] = [None] * 5
     if which == "both":
@@ -315,6 +317,92 @@ def test_what_comes_out_otherwise_for_one_agent_is_run_again(calls: Any, tmp_pat
     assert "did something else when it was reset with its seed and its actions were applied again" in caplog.text or (
         "the same actions did not lead to the same observations and rewards" in caplog.text
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", [DyingTurns, Dying])
+@pytest.mark.parametrize("which", sorted(RESTORABLE.keys() - {"remembers"}))
+def test_episodes_go_on_while_whole_trajectories_run(which: str, game: Any, tmp_path: Path) -> None:
+    updates: list[Any] = [None] * 8
+    if which == "both":
+        updates = [None, {"red": (2,)}, {"blue": Rowwise(1)}, None, {"red": Knowing(3), "blue": (3,)}, *updates]
+
+    def calls(sampler: Any) -> list[Any]:
+        found = []
+        for n, first, second in zip((3, 2, 5, 4), updates[::2], updates[1::2], strict=False):
+            found += [sampler.obtain_fragments(n, 3, first), sampler.obtain_trajectories(n, agent_update=second)]
+        return found
+
+    with reference(RESTORABLE[which], Turns if game is DyingTurns else Comings) as sampler:
+        expected = calls(sampler)
+    with parent(RESTORABLE[which], lambda: game(tmp_path, 2)) as sampler:
+        assert calls(sampler) == expected
+        assert sampler.stats.restarts > 0
+        assert sampler.stats.further_envs == 3
+
+
+@pytest.mark.slow
+def test_policies_that_cannot_say_what_they_remember_lose_episodes_with_a_warning(caplog: Any) -> None:
+    with parent(AGENTS["remembers"], Comings) as sampler:
+        assert sampler.obtain_fragments(3, 3).cut.all()
+        sampler.obtain_trajectories(2)
+        assert not sampler.obtain_fragments(3, 3).continued.any()
+    assert "get_state" in caplog.text
+
+
+@pytest.mark.slow
+def test_hooks_that_change_actions_do_not_change_what_is_applied_again(tmp_path: Path) -> None:
+    with reference(RESTORABLE["both"], Comings, hooks=Watching()) as sampler:
+        expected = both_kinds(sampler)
+    with parent(RESTORABLE["both"], lambda: Dying(tmp_path, 2), hooks=Watching()) as sampler:
+        assert both_kinds(sampler) == expected
+        assert sampler.stats.restarts > 0
+
+
+class Spoiling:
+    """Changes what it is shown."""
+
+    def get_action(self, observation: Any) -> Any:
+        action = int(7 * observation[1:].sum()) % 4
+        observation[:] = -1.0
+        return action, {}
+
+
+@pytest.mark.slow
+def test_agents_may_change_what_they_are_shown(tmp_path: Path, caplog: Any) -> None:
+    with reference(Spoiling(), Comings) as sampler:
+        expected = both_kinds(sampler)
+    with parent(Spoiling(), lambda: Dying(tmp_path, 2)) as sampler:
+        assert both_kinds(sampler) == expected
+        assert sampler.stats.restarts > 0
+    assert "again" not in caplog.text
+
+
+# ---------------------------------------------------------------------- what is refused, and who is blamed
+
+
+@pytest.mark.slow
+def test_what_environments_raise_is_no_error_of_recording() -> None:
+    phases = []
+    for make in (reference, parent):
+        with make(Chooser(), ShortTurns) as sampler, pytest.raises(RolloutError, match="last") as error:
+            sampler.obtain_trajectories(2)
+        phases.append(error.value.phase)
+    assert phases[0] == phases[1]
+
+
+class Reversed(Comings):
+    possible_agents = IDS[::-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("other", "words"), [(Reversed, "the same agents"), (Turns, "act at once.*act in turn")])
+def test_environments_have_the_same_agents(other: Any, words: str) -> None:
+    def game(worker_number: int = 0) -> Any:
+        return (Comings, other)[worker_number]()
+
+    with parent(Chooser(), game) as sampler, pytest.raises(RolloutError, match=words):
+        sampler.obtain_trajectories(2)
 
 
 # ---------------------------------------------------------------------- agents that stay here
@@ -424,20 +512,20 @@ class Observing(Turns):
 
 def test_what_is_outstanding_is_told_where_a_trajectory_may_be_cut_off() -> None:
     game = Observing({agent: Stay(0, 9) for agent in IDS})
-    teller = GameTeller(as_multi_agent(game), limit=3)
+    teller = GameTeller(as_multi_agent(game), limit=5)
     face = as_multi_agent(game)
     facts = GameFacts.of(face)
     assert facts is not None
     here = game_of(facts)
     here.take(*teller.begun(*face.reset(seed=1)))
     assert (here.env.agents, here.turn({})) == (list(IDS), [IDS[0]])
-    for number in range(3):
+    for number in range(5):
         action = {game.agent_selection: 1}
         here.take(*teller.stepped(action, *face.step(action)))
-        assert game.observed == ([] if number < 2 else list(IDS[:3]))
+        assert game.observed == ([] if number < 4 else [IDS[0], *IDS[2:]])  # but for whose turn it is
     with pytest.raises(KeyError):
-        here.outstanding(IDS[3])
-    assert here.outstanding(IDS[1])[1:4] == (3.0, False, False)
+        here.outstanding(IDS[1])
+    assert here.outstanding(IDS[2])[1:4] == (4.0, False, False)
 
 
 def test_agents_of_an_earlier_trajectory_are_forgotten() -> None:

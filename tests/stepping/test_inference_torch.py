@@ -7,6 +7,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.filters import RunningNorm, RunningReturnNorm
+from tests.scripted.games import Comings
 from tests.stepping.conftest import kill
 
 torch = pytest.importorskip("torch")
@@ -50,6 +51,20 @@ def test_a_module_in_training_mode_is_evaluated_in_calls_and_trained_between_the
         assert sampler.obtain_trajectories(10, agent_update=second) == expected[2]
         assert held.module.training
         assert second.module.training
+
+
+def test_modules_of_policies_are_evaluated_in_calls():
+    def policies():
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 4))
+        return {name: TorchAgent(module, gymnasium.spaces.Discrete(4)) for name in ("red", "blue")}
+
+    with LocalSampler(policies(), Comings, worker_class=VecWorker, **OPTIONS) as sampler:
+        expected = [sampler.obtain_trajectories(10), sampler.obtain_fragments(5, 8)]
+    held = policies()
+    with MultiprocessingSampler(held, Comings, n_workers=2, inference="parent", **OPTIONS) as sampler:
+        assert [sampler.obtain_trajectories(10), sampler.obtain_fragments(5, 8)] == expected
+    assert held["red"].module.training
 
 
 @pytest.mark.parametrize("filtered", [False, True])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from streamsampler.core.errors import NotReproducibleError, UsageError
+from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.rollouts.script import End
 from streamsampler.stepping.inference.environments import Environments, History
@@ -70,14 +71,22 @@ class RemoteGroup(RemoteRows, Group):
         """
         if self._worker.in_force["agent"] is not self._its_agent:
             return  # it was replaced, and begins anew
+        self._bring_back()
         if packed is None:
             self._lose_all(_LENT + UNKNOWN)
             return
         try:
             with no_failure(whose_memory(self._worker)):
+                self._begin_again()
                 self._restore_agent(packed, is_replaced=False)
         except NotRestoredError as error:
             self._lose_all(_LENT + str(error))
+
+    def _bring_back(self) -> None:
+        """Let the agent act in these environments again."""
+
+    def _begin_again(self) -> None:
+        """Prepare the agent to remember again what it did of these episodes."""
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
         """Return what this alone keeps of a row's episode; see `RemoteRows.history_of`."""
@@ -150,13 +159,25 @@ class RemoteGroup(RemoteRows, Group):
 
 
 class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
-    """Environments of fragments in other processes, which have several agents, with the worker's own policies."""
+    """Environments of fragments in other processes, which have several agents, with the worker's own policies.
+
+    These play in the environments of whole trajectories or in these, one after the other.
+    """
 
     def _made_agent(self) -> BatchedAgent:
         agent = super()._made_agent()
         assert isinstance(agent, PlayersOfRows)
+        agent.players.move_to([cast("MultiAgentEnv", row.env.unwrapped) for row in self.rows])
         self._play_with(agent.players)
         return agent
+
+    def _bring_back(self) -> None:
+        self._agent = self._made_agent()
+
+    def _begin_again(self) -> None:
+        for position, row in enumerate(self.rows):
+            if row.length:
+                self._begin_agent(position)
 
 
 # ----------------------------------------------------------------------

@@ -207,6 +207,8 @@ class ParentWorker(VecWorker):
         if running is not None:
             running.agent_is_lent = True
         super()._take_environments()
+        if self._players is not None and not self._players.players.plays_in([env.unwrapped for env in self._envs]):
+            self._seat()  # they play where fragments go on
         if self._must_choose:
             self.phase = Phase.AGENT_UPDATE
             self._choose_lanes()

@@ -163,8 +163,13 @@ class Players:
         self._applied: dict[str, tuple[Any, Any]] = {}
         self.move_to(envs)
 
+    def plays_in(self, envs: Sequence[Any]) -> bool:
+        """Return whether these are the environments."""
+        return len(envs) == len(self._envs) and all(map(operator.is_, envs, self._envs))
+
     def move_to(self, envs: Sequence[MultiAgentEnv]) -> None:
         """Play in other environments from now on."""
+        self._envs = envs
         self.tables = [Table(self, env, place) for place, env in enumerate(envs)]
         self.asked: list[Asked] = []
         self._grouped: list[list[Seat]] = []

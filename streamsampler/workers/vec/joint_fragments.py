@@ -44,10 +44,10 @@ class GroupOfAgents(Group):
         return PlayersOfRows(self.players, self._worker)
 
     def _play_with(self, players: Players) -> None:
-        """Let policies play, which may have more environments than this group."""
+        """Let policies play that have the environments of this group."""
         self._players = players
         self._recorder.play_with(players)
-        for row, table in zip(self.rows, players.tables, strict=False):
+        for row, table in zip(self.rows, players.tables, strict=True):
             row.table = table
 
     # ------------------------------------------------------------------ fragments

@@ -161,7 +161,8 @@ class VecWorker(LendingWorker):
         if self._players is not None and self._players.players.given is given:
             self._players.players.move_to(envs)
         else:
-            self._players = PlayersOfRows(Players(given, envs, self.warn_once, across=True), self)
+            players = Players(given, envs, self.warn_once, across=True, n_envs=len(envs))
+            self._players = PlayersOfRows(players, self)
         self.runs_lanes = self._may_run_lanes
 
     def _asked(self) -> BatchedAgent:
