@@ -342,6 +342,16 @@ def test_episodes_go_on_while_whole_trajectories_run(which: str, game: Any, tmp_
 
 
 @pytest.mark.slow
+def test_policies_know_where_they_play() -> None:
+    """Agents have other ids in each trajectory."""
+
+    def calls(sampler: Any) -> list[Any]:
+        return [call for n in (3, 2, 4) for call in (sampler.obtain_fragments(n, 3), sampler.obtain_trajectories(n))]
+
+    same({"a": "random", "b": Knowing()}, Crowd, calls, policy_of=kind_of)
+
+
+@pytest.mark.slow
 def test_policies_that_cannot_say_what_they_remember_lose_episodes_with_a_warning(caplog: Any) -> None:
     with parent(AGENTS["remembers"], Comings) as sampler:
         assert sampler.obtain_fragments(3, 3).cut.all()

@@ -62,8 +62,8 @@ def test_modules_of_policies_are_evaluated_in_calls():
     with LocalSampler(policies(), Comings, worker_class=VecWorker, **OPTIONS) as sampler:
         expected = [sampler.obtain_trajectories(10), sampler.obtain_fragments(5, 8)]
     held = policies()
-    with MultiprocessingSampler(held, Comings, n_workers=2, inference="parent", **OPTIONS) as sampler:
-        assert [sampler.obtain_trajectories(10), sampler.obtain_fragments(5, 8)] == expected
+    with MultiprocessingSampler(held, Comings, n_workers=2, inference="parent", **OPTIONS) as here:
+        assert [here.obtain_trajectories(10), here.obtain_fragments(5, 8)] == expected
     assert held["red"].module.training
 
 

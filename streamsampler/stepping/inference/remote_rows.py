@@ -17,7 +17,6 @@ from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.workers.base import AbnormalTrajectoryError
 from streamsampler.workers.explain import locate
 from streamsampler.workers.hooks import TrajectoryContext
-from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.vec.driver import RowsDriver
 from streamsampler.workers.vec.joint import JointRows
 from streamsampler.workers.vec.rows import singles_of
@@ -206,7 +205,7 @@ class RemoteRows(RowsDriver):
         """Request steps with actions: as they were recorded, or as the agent chose them."""
         recorder = self._recorder
         if isinstance(recorder, JointRows):
-            self._environments.step(rows, [own_copy(actions[row]) for row in rows])
+            self._environments.step(rows, [actions[row] for row in rows])  # copies already
             return
         recorded = recorder.actions.gather(np.arange(recorder.first, recorder.step))
         if self._rounds or _same_kind(actions, recorded):
