@@ -385,8 +385,8 @@ class Runner:
             what = type(original).__name__ if isinstance(original, SerializationError) else repr(original)
             self.outcomes.append((type(error).__name__, *told, what))
             return False
-        if isinstance(found, TrajectoryBatch):
-            self.last, self.env_of_last = found, self.env if call != self._replayed else self.env_of_last
+        if isinstance(found, TrajectoryBatch) and call != self._replayed:  # which goes on where a part was cut
+            self.last, self.env_of_last = found, self.env
         if metrics := self.sampler.stats.metrics:
             self.outcomes.append(dict(metrics))
         if filters := self.sampler.filters:
