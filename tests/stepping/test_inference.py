@@ -1,6 +1,7 @@
 """An agent in the sampler's process: the batches and errors of `VecWorker`, whatever happens to the environments."""
 
 import functools
+import gc
 import itertools
 import os
 import pickle
@@ -565,6 +566,26 @@ def test_there_are_no_process_ids_before_processes(monkeypatch):
     with in_parent(Rowwise(), "CartPole-v1") as sampler:
         sampler.obtain_trajectories(3)
         assert asked == [[]]
+
+
+def rows_in_memory():
+    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return sum("streamsampler-rows" in os.readlink(link) for link in links if os.path.islink(link))
+
+
+@pytest.mark.parametrize("where", ["construct", "reset", "step"])
+def test_memory_of_lost_processes_does_not_wait_for_the_garbage_collector(where, tmp_path):
+    faults = Faults(tmp_path, Fault("kill", where))
+    gc.collect()
+    before = rows_in_memory()
+    gc.disable()
+    try:
+        with in_parent(Balancing(), faults.env("CartPole-v1"), max_restarts=9) as sampler:
+            sampler.obtain_trajectories(5)
+            assert sampler.stats.restarts == 1
+        assert rows_in_memory() == before
+    finally:
+        gc.enable()
 
 
 def test_a_sampler_pickles():

@@ -204,7 +204,9 @@ class EnvProcesses:
                 loss = error.error if isinstance(error, UnansweredError) else error
                 if loss.quota is not None:
                     raise loss from loss.__cause__
-                self._note_loss(loss)
+                # Its traceback has the frames that have it: they would keep the memory of the processes until the
+                # garbage collector comes.
+                self._note_loss(loss.with_traceback(None))
             except BaseException as error:
                 self.shut_down()
                 raise own(error) from error.__cause__
