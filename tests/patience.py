@@ -46,9 +46,9 @@ _ENDS_EVERYWHERE = [
     "engines.linked.END_SECONDS",
     "engines.linked.GRACE_SECONDS",
     "engines.linked.STUCK_SECONDS",
-    "engines.queues.END_SECONDS",
-    "engines.queues.END_SECONDS",
-    "engines.queues.GRACE_SECONDS",
+    "engines.queue_process.END_SECONDS",
+    "engines.queue_process.END_SECONDS",
+    "engines.queue_process.GRACE_SECONDS",
 ]
 LIMITS = _ENDS_EVERYWHERE + (_EXIT_CODES + _ENDS if has_processes() else [])
 """The limits on the ends of processes, by the module and name of their constants."""

@@ -1,4 +1,7 @@
-"""A worker process of the engine `queues`, from its queues to the worker loop. Imports nothing that only POSIX has."""
+"""A worker process of `multiprocessing`, from its queues to the worker loop of the engine `queues`.
+
+Imports nothing that only POSIX has.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,18 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.queues import Queue
-from typing import Any
+from multiprocessing.queues import Queue, SimpleQueue
+from typing import Any, Protocol, cast
 
 from streamsampler.core.serialization import Contents, Payload, loads
 from streamsampler.core.settings import SettingsInForce
 from streamsampler.engines.launch.child import ignore_terminal, kill_at_end_of, own_group, run_as_child
-from streamsampler.engines.launch.exit_handlers import forget_foreign_handlers, run_exit_handlers, run_finalizers
-from streamsampler.engines.worker_side import ProcessSetup, WorkerChannel
-from streamsampler.protocol.messages import Answer, Exit, Message, Phase
+from streamsampler.engines.launch.exit_handlers import forget_foreign_handlers, run_finalizers
+from streamsampler.engines.worker_side import Begun, ProcessSetup, WorkerChannel
+from streamsampler.protocol.messages import Answer, Exit, Message
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.logs import RecordKeeper
@@ -50,18 +54,24 @@ class WorkerEnds:
     """
 
     commands: Queue[bytes]
-    answers: Queue[Any]
+    answers: Queue[Any] | SimpleQueue[Any]
     alive: Connection[Any, Any]
     stacks: Connection[Any, Any]
 
     def close_foreign(self) -> None:
         """Close the sampler's ends of the queues: while they are open here, the sampler's end is not noticed."""
         self.commands._writer.close()  # type: ignore[attr-defined]
-        self.answers._reader.close()  # type: ignore[attr-defined]
+        self.answers._reader.close()  # type: ignore[union-attr]
+
+    def flush(self) -> None:
+        """Wait until the last answer is in the pipe; if the sampler does not read it, it kills this process."""
+        if isinstance(self.answers, Queue):  # of others it is
+            self.answers.close()
+            self.answers.join_thread()
 
     def close(self) -> None:
         """Close the worker's ends."""
-        for end in (self.commands._reader, self.answers._writer, self.alive, self.stacks):  # type: ignore[attr-defined]
+        for end in (self.commands._reader, self.answers._writer, self.alive, self.stacks):  # type: ignore[attr-defined, union-attr]
             end.close()
 
 
@@ -77,7 +87,7 @@ class QueueChannel(WorkerChannel):
 
     def __init__(self, ends: WorkerEnds, keeper: RecordKeeper, threads: ThreadLimit, settings: SettingsInForce) -> None:
         super().__init__(keeper, threads, settings)
-        self._commands, self._answers = ends.commands, ends.answers
+        self._commands, self._answers = ends.commands, cast("Queue[Any]", ends.answers)
 
     def _next(self, *, wait: bool) -> Message | None:
         try:
@@ -100,21 +110,64 @@ class QueueChannel(WorkerChannel):
         self._answers.put_nowait((records, pickle.dumps(answer, protocol=5), contents, parts))
 
 
-def main(number: int, ends: WorkerEnds, setup: ProcessSetup, board: Any, *, forked: bool) -> None:
-    """Run worker `number` until it is to exit, and end this process.
+def main(number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool) -> None:
+    """Run worker `number` of a sampler until it is to exit, and end this process; see `run_process`."""
+    run_process(_work, number, ends, setup, board, forked=forked)
+
+
+def _work(begun: QueueBegun) -> WorkerChannel:
+    setup: ProcessSetup
+    (setup,) = begun.setup
+    channel = QueueChannel(begun.ends, begun.keeper, begun.threads, begun.settings)
+    run_worker(channel, setup.worker, WorkerContext(begun.row, begun.number, setup.seed))
+    return channel
+
+
+@dataclass(frozen=True)
+class QueueBegun(Begun):
+    """What a worker process with queues has when it is like the process that started it.
+
+    Attributes:
+        ends: The queues.
+    """
+
+    ends: WorkerEnds
+
+
+class SendsRecords(Protocol):
+    """What a worker sends its last log records with."""
+
+    def send_records(self) -> None:
+        """Send the log records that were made since the last answer."""
+
+
+def run_process(
+    work: Callable[[QueueBegun], SendsRecords], number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool
+) -> None:
+    """Make this new process like the one that started it, let it work, and end it.
 
     Args:
+        work: What it does until it is to exit.
         number: The worker number.
         ends: The worker's queues.
-        setup: What all workers of the sampler are given.
+        setup: What all workers are given: a tuple whose first item is a `ProcessSetup`.
         board: The status board, as an array that all workers share.
         forked: Whether this process is a copy of another one.
     """
     forget_foreign_handlers(forked=forked)
-    run_as_child(lambda: _run(number, ends, setup, board))
+    run_as_child(lambda: _run(work, number, ends, setup, board))
 
 
-def _run(number: int, ends: WorkerEnds, setup: ProcessSetup, board: Any) -> None:
+def _run(work: Callable[[QueueBegun], SendsRecords], number: int, ends: WorkerEnds, setup: Any, board: Any) -> None:
+    begun = _begin(number, ends, setup, board)
+    channel = work(begun)
+    begun.end()
+    channel.send_records()
+    ends.flush()
+    run_finalizers()
+
+
+def _begin(number: int, ends: WorkerEnds, setup: Any, board: Any) -> QueueBegun:
     ignore_terminal()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork would inherit a handler of the user's program
     own_group()
@@ -127,19 +180,12 @@ def _run(number: int, ends: WorkerEnds, setup: ProcessSetup, board: Any) -> None
     threading.Thread(target=_listen, args=(ends,), name="streamsampler-listener", daemon=True).start()
     keeper = RecordKeeper(number)
     keeper.install()
-    threads, settings = setup.apply()
-    if number == 0 and setup.hash_seed == "0" and sys.flags.hash_randomization:
+    of_process: ProcessSetup = setup[0]
+    threads, settings = of_process.apply()
+    if number == 0 and of_process.hash_seed == "0" and sys.flags.hash_randomization:
         logging.getLogger("streamsampler").warning(_RANDOM_HASHES)
     row = StatusBoard(memoryview(board)).row(number)
-    channel = QueueChannel(ends, keeper, threads, settings)
-    run_worker(channel, setup.worker, WorkerContext(row, number, setup.seed))
-    row.set_phase(Phase.CLOSE)  # the sampler waits longer in this phase
-    run_exit_handlers(number)
-    channel.send_records()
-    # Until the last answer is in the pipe; if the sampler does not read it, it kills this process.
-    ends.answers.close()
-    ends.answers.join_thread()
-    run_finalizers()
+    return QueueBegun(number, setup, row, keeper, threads=threads, settings=settings, ends=ends)
 
 
 def _listen(ends: WorkerEnds) -> None:

@@ -92,13 +92,16 @@ Environments do not run in the main thread, so they cannot set signal handlers, 
 PARENT = Capabilities(
     ("stepping.inference.worker", "ParentEngine"),
     lacks={
-        "start_method": "its processes are started by a fork server",
         "max_worker_memory": "its processes have environments in which trajectories go on from ticket to ticket",
         "staleness": "the agent chooses actions only while you call the sampler, so no batch is sampled between calls",
         "order": "its one worker returns trajectories in the order of their indices",
     },
 )
-"""The engine of `inference="parent"`."""
+"""The engine of `inference="parent"`, which starts its processes as another one does."""
+
+PARENT_ENGINES: tuple[EngineName, ...] = ("processes", "queues")
+"""What can start these processes, and connect them. Ray cannot: each step of an environment would be two calls of an
+actor, each of which takes as long as thousands of steps of a cheap environment do."""
 
 
 def check_engine(name: str | None, start_method: StartMethod, options: Mapping[str, Any]) -> EngineName:

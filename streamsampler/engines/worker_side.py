@@ -13,7 +13,8 @@ from typing import Any, Self
 from streamsampler.core.serialization import Contents, Payload, dumps, dumps_report, loads
 from streamsampler.core.settings import ProcessSettings, SettingsInForce, hash_seed
 from streamsampler.engines.launch.child import lower_limit, original_limit
-from streamsampler.protocol.messages import BY_NAME, Answer, Message, Start
+from streamsampler.engines.launch.exit_handlers import run_exit_handlers
+from streamsampler.protocol.messages import BY_NAME, Answer, Message, Phase, Start
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.logs import RecordKeeper
@@ -173,6 +174,36 @@ class ProcessSetup:
         """Make the worker."""
         worker: Worker = loads(self.make_worker)(context)
         return worker
+
+
+# ----------------------------------------------------------------------
+# What a worker process has once it is like the process that started it.
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a worker process has when it is like the process that started it.
+
+    Attributes:
+        number: The worker number.
+        setup: What it was given: a tuple whose first item is a `ProcessSetup`.
+        row: Its row of the status board.
+        keeper: Keeps log records until they are sent.
+        threads: What limits its threads.
+        settings: The settings of the process that started it.
+    """
+
+    number: int
+    setup: Any
+    row: WorkerRow
+    keeper: RecordKeeper
+    threads: ThreadLimit
+    settings: SettingsInForce
+
+    def end(self) -> None:
+        """Run the process's exit handlers, for which the parent waits as long as for environments to close."""
+        self.row.set_phase(Phase.CLOSE)
+        run_exit_handlers(self.number)
 
 
 # ----------------------------------------------------------------------

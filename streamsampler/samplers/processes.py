@@ -99,12 +99,11 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         if inference == "parent":
             given = {
                 **limits,
-                "start_method": None if start_method == "forkserver" else start_method,
                 "staleness": options.get("staleness") or None,
                 "order": None if options.get("order", "index") == "index" else options["order"],
             }
             kind = options.get("worker_class", DefaultWorker)
-            options["worker_class"] = vec_worker = check_with_agent_here(engine, kind, given, self._given_factory)
+            options["worker_class"] = vec_worker = check_with_agent_here(self._engine, kind, given, self._given_factory)
             refuse_items(agents, envs)
             refuse_env_hooks(options.get("hooks"))
             worker_args = keywords("worker_args", options.get("worker_args"))
@@ -125,7 +124,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     def make_engine(self, setup: WorkerSetup) -> Engine:
         """Start the worker processes."""
         if self._inference == "parent":
-            return PARENT.load()(setup, policy=self._policy, n_groups=self._n_groups)
+            how = {"engine": self._engine, "start_method": self._start_method}
+            return PARENT.load()(setup, policy=self._policy, n_groups=self._n_groups, **how)
         options: dict[str, Any] = {"report_memory": True} if self._policy.max_worker_memory is not None else {}
         able = ENGINES[self._engine]
         if "start_method" in able.takes:

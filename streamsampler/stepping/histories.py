@@ -209,7 +209,7 @@ class RestoreOrder:
         requests: What is to be repeated that was requested before and between these actions.
         options: Those of the reset, where they are forgotten since; None where they are those that are remembered.
         parameters: Those that the reset set; None where it set none.
-        objects: What the last observation has that is no array of one size, and so is not in memory that is shared.
+        carried: What of the last observation does not lie in memory that is shared.
     """
 
     env_id: int
@@ -222,7 +222,7 @@ class RestoreOrder:
     options: dict[str, Any] | None = None
     parameters: NumberedParameters | None = None
     requests: Sequence[PastRequest] = ()
-    objects: Sequence[Any] = ()
+    carried: Sequence[Any] = ()
 
 
 class Histories:
@@ -349,7 +349,7 @@ class Histories:
         parameters = self._parameters.numbered(self.set_numbers[env_id])
         return RestoreOrder(
             env_id, remake, self.seeds[env_id], actions=actions, rewards=rewards, slot=slot, digests=digests,
-            parameters=parameters, objects=self._rows.objects_of_observation(slot, env_id),
+            parameters=parameters, carried=self._rows.carried_observation(slot, env_id),
         )  # fmt: skip
 
 
@@ -462,7 +462,7 @@ def _compare_last(order: RestoreOrder, seen: Sequence[tuple[str, Any]], rows: Ro
         NotRestoredError: They differ.
     """
     assert order.rewards is not None
-    rows.put_objects_of_observation(order.slot, order.env_id, order.objects)
+    rows.put_carried_observation(order.slot, order.env_id, order.carried)
     before = rows.parts_of_observation(order.slot, order.env_id)
     for (path, now), (_, then) in zip(seen, before, strict=True):
         if not same(now, then):

@@ -456,12 +456,13 @@ class EnvManager(AnyEnvManager):
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed, self.n_workers)
 
     def _new_transport(self) -> Transport:
-        from streamsampler.stepping.processes import ProcessTransport  # of which another system lacks what it imports
+        from streamsampler.stepping.pipe_links import PipeEnvPool  # of which another system lacks what it imports
+        from streamsampler.stepping.processes import ProcessTransport
 
         new_stepper = partial(Stepper, autoreset=self._options.autoreset, own_generators=self._options.own_generators)
         return ProcessTransport(
             self._updates, self.n_workers, new_stepper, self._policy, watch=watch_of(*self._timeouts),
-            threads=self._threads, restart_wait=self._options.restart_wait,
+            threads=self._threads, restart_wait=self._options.restart_wait, new_pool=PipeEnvPool,
         )  # fmt: skip
 
     def worker_pids(self) -> list[int | None]:

@@ -1,7 +1,8 @@
-"""Carry values that are no arrays of one size: by pickle, in the messages beside the rows.
+"""Carry what does not lie in shared memory: by pickle, in the messages beside the rows.
 
-A message that says of environments whose arrays lie in shared memory brings the rest: actions with the request of a
-step, and observations with its answer. Where all parts of a space are arrays, messages are as short as they can be.
+A message that says of environments whose arrays lie in shared memory brings the rest, values that are no arrays of one
+size: actions with the request of a step, and observations with its answer. Where all parts of a space are arrays,
+messages are as short as they can be; and where no memory is shared, they bring all.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ _ACTIONS = "the action of an environment"
 
 def step_frame(rows: Rows, env_ids: Sequence[int]) -> bytes:
     """Return a message that requests steps with the actions in rows."""
-    if not rows.actions_have_objects:
+    if not rows.actions_are_carried:
         return ids_frame(env_ids)
-    return pickle_frame(("step", list(env_ids), dumps(rows.objects_of_actions(env_ids), _ACTIONS).owned()))
+    carried = rows.carried_actions(env_ids), rows.carried_seeds(env_ids)
+    return pickle_frame(("step", list(env_ids), dumps(carried, _ACTIONS).owned()))
 
 
-def put_actions(rows: Rows, env_ids: Sequence[int], objects: Payload) -> None:
+def put_actions(rows: Rows, env_ids: Sequence[int], carried: Payload) -> None:
     """Write what `step_frame` was given in the other process."""
-    rows.put_objects_of_actions(env_ids, loads(objects))
+    actions, seeds = loads(carried)
+    rows.put_carried_actions(env_ids, actions)
+    rows.put_carried_seeds(env_ids, seeds)  # a step of an environment whose episode is over begins one
 
 
 def given_frame(rows: Rows, actions: Mapping[int, Any]) -> bytes:
     """Return a message with whole actions, which are of another dtype than the rows'."""
-    return pickle_frame(("actions", dumps(actions, _ACTIONS).owned() if rows.actions_have_objects else actions))
+    return pickle_frame(("actions", dumps(actions, _ACTIONS).owned() if rows.actions_are_carried else actions))
 
 
 def given_actions(actions: Any) -> Mapping[int, Any]:
@@ -51,10 +55,10 @@ def given_actions(actions: Any) -> Mapping[int, Any]:
 
 def packed_result(rows: Rows, env_id: int, info: dict[str, Any]) -> bytes:
     """Return what a result has besides what lies in rows."""
-    if not rows.observations_have_objects:
+    if not rows.observations_are_carried:
         return pickled(info)
     try:
-        return pickled((info, rows.objects_of_result(env_id)))
+        return pickled((info, rows.carried_result(env_id)))
     except Exception as error:  # anything: it is user code
         raise SerializationError(f"its observation or info cannot be pickled: {summary_of(error)}") from error
 
@@ -62,9 +66,9 @@ def packed_result(rows: Rows, env_id: int, info: dict[str, Any]) -> bytes:
 def unpacked_result(rows: Rows, env_id: int, packed: bytes) -> dict[str, Any]:
     """Write what a result has besides what lies in rows, and return its info."""
     result = pickle.loads(packed)
-    if not rows.observations_have_objects:
+    if not rows.observations_are_carried:
         info: dict[str, Any] = result
         return info
-    info, objects = result
-    rows.put_objects_of_result(env_id, *objects)
+    info, carried = result
+    rows.put_carried_result(env_id, carried)
     return info

@@ -10,15 +10,15 @@
 
 All rows lie in one anonymous memory file, and each has one writer. A message wakes the other end for a group of
 environments. Nothing is locked, and nothing is pickled in a step but infos that are not empty, and values that are no
-arrays of one size (see `stepping.objects`). What starts, watches and ends the processes is what does it for samplers.
+arrays of one size (see `stepping.objects`). What starts, watches and ends the processes is what does it for samplers:
+that of the engine `processes`, as here; or that of the engine `queues`, where queues are in the place of pipes, and
+what lies in rows travels in the messages.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import mmap
-import os
 import pickle
 import time
 import weakref
@@ -37,15 +37,14 @@ from streamsampler.core.errors import (
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Died
-from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Policy, Watch, cause_of_death
 from streamsampler.samplers.supervisor import Hang, unpickled
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.ledger import WorkerReport
-from streamsampler.stepping.links import EnvLink, EnvPool
+from streamsampler.stepping.links import EnvLink, EnvPool, NewPool
 from streamsampler.stepping.objects import step_frame, unpacked_result
-from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows, bytes_needed
+from streamsampler.stepping.rows import EnvSpaces
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.transport import (
     IDS,
@@ -66,7 +65,7 @@ from streamsampler.stepping.transport import (
 )
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
-from streamsampler.workers.logs import Levels, handle_records, levels_here
+from streamsampler.workers.logs import handle_records, levels_here
 
 NewStepper = Callable[[Any, int, WorkerRow], Stepper]
 """Makes what runs the environments of a process, from their updates, the worker number and the worker's row."""
@@ -91,18 +90,19 @@ class ProcessTransport(Transport):
         watch: Finds the workers that hang, by their phase; None where there is no time limit.
         threads: How many threads libraries compute on in a worker.
         restart_wait: Seconds until a worker is started again.
+        new_pool: Starts the workers.
 
     """
 
-    _pool: EnvPool
+    _pool: EnvPool[Any]
 
     def __init__(
         self, updates: Mapping[int, Any], n_workers: int, new_stepper: NewStepper, policy: Policy,
-        watch: Watch | None, threads: int | None, restart_wait: float = 0.0,
+        watch: Watch | None, threads: int | None, restart_wait: float = 0.0, *, new_pool: NewPool,
     ) -> None:  # fmt: skip
         n_envs = len(updates)
         self._updates = updates
-        self._new_stepper = new_stepper
+        self._new_stepper, self._new_pool = new_stepper, new_pool
         self._watch = watch
         self._threads = threads
         self._close_timeout, self._restart_wait = policy.close_timeout, restart_wait
@@ -120,7 +120,8 @@ class ProcessTransport(Transport):
 
     def start(self) -> None:
         """Start the workers, all at once, and let each make its environments."""
-        self._pool = EnvPool(self._setup(self._updates), len(self._envs_of), self._threads, self._close_timeout)
+        given = self._given(self._updates)
+        self._pool = self._new_pool(given, len(self._envs_of), self._threads, self._close_timeout)
         self._close = weakref.finalize(self, _end, self._pool)
         self._settings = ProcessSettings.of_this_process(), levels_here()
         while True:
@@ -131,10 +132,7 @@ class ProcessTransport(Transport):
             self._pending = [event for event in self._pending if not isinstance(event, Broken)]
             self._start_lost(broken)
         self.spaces = EnvSpaces([pair for link in self._pool for pair in loads(link.spaces)])
-        size, fd = bytes_needed(self.spaces), self._pool.files.rows_fd
-        os.ftruncate(fd, size)
-        os.posix_fallocate(fd, 0, size)  # a full machine is an OSError here, and not a SIGBUS in a step
-        self.rows = Rows(self.spaces, buffer_rows(mmap.mmap(fd, size)))
+        self.rows = self._pool.new_rows(self.spaces)
         for link in self._pool:
             self._begin(link)
 
@@ -157,18 +155,17 @@ class ProcessTransport(Transport):
         for event in broken:
             self._pool.restart(event.worker_number)
 
-    def _setup(self, updates: Mapping[int, Any]) -> tuple[ProcessSetup, Levels]:
+    def _given(self, updates: Mapping[int, Any]) -> Payload:
         """Return what workers are given at their start."""
         by_worker = {w: {e: updates[e] for e in ids} for w, ids in enumerate(self._envs_of)}
-        payload = dumps((by_worker, self._new_stepper), "the environment").owned()
-        return ProcessSetup.of_this_process(payload, 0, self._threads), levels_here()
+        return dumps((by_worker, self._new_stepper), "the environment").owned()
 
     def _begin(self, link: EnvLink) -> None:
         """Let a worker open its rows when it has made its environments."""
         ids = self._envs_of[link.number]
         options = {e: self._options[e] for e in ids if e in self._options}
         parameters = {e: self._parameters[e] for e in ids if e in self._parameters}
-        given = self.spaces, options, parameters, self._pickled_settings()
+        given = self.spaces, self.rows.slots, options, parameters, self._pickled_settings()
         link.write(pickle_frame(("rows", dumps(given, "the spaces, options and parameters of environments").owned())))
 
     def _link(self, number: int) -> EnvLink:
@@ -176,16 +173,17 @@ class ProcessTransport(Transport):
 
         What a worker is to be told that must not be started yet is kept until it is.
         """
-        link = self._pool[number]
+        link: EnvLink = self._pool[number]
         if not (link.ended and link.is_told):
             return link
-        if link.start_at <= time.monotonic():
-            self._pool.restart(number)
-            self._begin(self._pool[number])
-            self._pool[number].take_over(link)
-        elif link.held is None:
-            link.held = []
-        return self._pool[number]
+        if link.start_at > time.monotonic():
+            link.held = [] if link.held is None else link.held
+            return link
+        self._pool.restart(number)
+        new: EnvLink = self._pool[number]
+        self._begin(new)
+        new.take_over(link)
+        return new
 
     def _seconds_to_start(self, limit: float | None) -> float | None:
         """Return for how many seconds to wait at most: until a worker is to be started that is needed."""
@@ -212,7 +210,7 @@ class ProcessTransport(Transport):
         self._options.update(options)
         for number, ids in self._by_worker(env_ids):
             of_these = dumps({e: options[e] for e in ids if e in options}, "the options of a reset").owned()
-            self._post(number, ids, pickle_frame(("reset", ids, of_these)))
+            self._post(number, ids, pickle_frame(("reset", ids, of_these, self.rows.carried_seeds(ids))))
 
     def restore(self, orders: Sequence[RestoreOrder]) -> None:
         """Request that environments become what they were, from workers that are started for it if need be."""
@@ -453,7 +451,7 @@ class ProcessTransport(Transport):
             try:
                 result = unpacked_result(self.rows, env_id, info)
             except Exception as reason:  # anything: it is user code
-                what = "its observation or info" if self.rows.observations_have_objects else "its info"
+                what = "its observation or info" if self.rows.observations_are_carried else "its info"
                 error = DataError(f"{what} cannot be unpickled here: {summary_of(reason)}")
                 error.__cause__ = reason
                 raised = self.setbacks.raised(env_id, link.number, phase, summary_of(error), error, error)
@@ -540,7 +538,7 @@ class ProcessTransport(Transport):
             self._close.detach()
 
 
-def _end(pool: EnvPool, *, read_answers: bool = True) -> None:
+def _end(pool: EnvPool[Any], *, read_answers: bool = True) -> None:
     """Let workers close their environments, and end them; log what environments raise by it."""
     for said in pool.close(read_answers=read_answers):
         if isinstance(said, Died):

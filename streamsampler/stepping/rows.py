@@ -2,7 +2,7 @@
 
 Leaves of spaces whose values are arrays of one size lie in memory that both share. Values of others (Text, Sequence,
 Graph, OneOf, custom spaces) are Python objects, of which each of the two has its own: they travel in messages, see
-`stepping.objects`.
+`stepping.objects`. Where the two share no memory, all travels so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -37,18 +38,21 @@ class EnvValues:
         path: What a value is called in errors.
         error: What is raised for a value that does not fit.
         allocate: Makes an array of zeros, for leaves that are no objects.
+        is_shared: Whether these arrays are those of the other process, too.
 
     Attributes:
         arrays: Leaves of (n_slots, n_envs, ...); where the layouts of spaces differ, each environment has arrays of its
             own, and these are (n_slots, n_envs) objects that are all None.
         is_stacked: Whether the spaces have one layout.
         has_objects: Whether values of an environment have parts that are no arrays of one size.
+        is_shared: As above.
     """
 
     def __init__(
-        self, spaces: Sequence[AnySpace], n_slots: int, path: str, error: type[DataError], allocate: Allocate
-    ) -> None:
-        self._path, self._error = path, error
+        self, spaces: Sequence[AnySpace], n_slots: int, path: str, error: type[DataError], allocate: Allocate, *,
+        is_shared: bool = True,
+    ) -> None:  # fmt: skip
+        self._path, self._error, self.is_shared = path, error, is_shared
         self.has_objects = any(row_spec(leaf)[1].hasobject for space in spaces for _, leaf in leaves_of(space, path))
         self.is_stacked = len({id(space) for space in spaces}) == 1 or all(
             _layout_of(space) == _layout_of(spaces[0]) for space in spaces
@@ -177,17 +181,24 @@ class EnvValues:
             leaf[slot, row] = part
         return fits
 
-    def objects(self, slot: int, env_id: int) -> list[Any]:
-        """Return the parts of a value of an environment that are no arrays of one size: not to be kept."""
-        _, row, _, arrays = self._of[env_id]
-        return [leaf[slot, row] for _, leaf in leaves(arrays) if leaf.dtype.hasobject]
+    @property
+    def is_carried(self) -> bool:
+        """Whether a value has parts that the other process does not see."""
+        return self.has_objects or not self.is_shared
 
-    def put_objects(self, slot: int, env_id: int, objects: Sequence[Any]) -> None:
-        """Write what `objects` returned in another process."""
+    def carried(self, slot: int, env_id: int) -> list[Any]:
+        """Return the parts of a value of an environment that the other process does not see: not to be kept."""
         _, row, _, arrays = self._of[env_id]
-        with_objects = (leaf for _, leaf in leaves(arrays) if leaf.dtype.hasobject)
-        for leaf, value in zip(with_objects, objects, strict=True):
+        return [leaf[slot, row] for leaf in self._carried_leaves(arrays)]
+
+    def put_carried(self, slot: int, env_id: int, parts: Sequence[Any]) -> None:
+        """Write what `carried` returned in the other process."""
+        _, row, _, arrays = self._of[env_id]
+        for leaf, value in zip(self._carried_leaves(arrays), parts, strict=True):
             leaf[slot, row] = value
+
+    def _carried_leaves(self, arrays: Any) -> list[Array]:
+        return [leaf for _, leaf in leaves(arrays) if leaf.dtype.hasobject or not self.is_shared]
 
 
 def _layout_of(space: Any) -> Any:
@@ -320,6 +331,10 @@ def _differs(kind: Kind, env_id: int, space: Any, first: Any) -> str:
 
 _ALIGNMENT = 64
 
+CarriedResult: TypeAlias = tuple[int, list[Any], list[Any] | None, list[Any] | None]
+"""What the parent does not see of a result: the slot of the observation; parts of the observation, and of an episode's
+last one; and, where nothing is shared, the numbers."""
+
 
 class Rows:
     """The rows of all environments; environment e has row e of every array.
@@ -330,6 +345,7 @@ class Rows:
     Args:
         spaces: The spaces of each environment.
         allocate: Makes an array of zeros.
+        is_shared: Whether the worker and the parent have the same arrays, and not their own ones.
 
     Attributes:
         observations: Leaves of (2, n_envs, ...), by slot; written by the environment's worker.
@@ -341,20 +357,25 @@ class Rows:
         seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
         parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
         has_views: Whether the environments' observations lie in `observations`.
-        observations_have_objects, actions_have_objects: Whether some parts of them are no arrays of one size, and come
-            in messages: see `stepping.objects`.
+        is_shared: As above.
+        observations_are_carried, actions_are_carried: Whether some parts of them come in messages, because they are no
+            arrays of one size, or nothing is shared: see `stepping.objects`.
     """
 
-    def __init__(self, spaces: EnvSpaces, allocate: Allocate) -> None:
+    def __init__(self, spaces: EnvSpaces, allocate: Allocate, *, is_shared: bool = True) -> None:
         n_envs, self._spaces = len(spaces.observation), spaces
         self.observation_space, self.action_space = spaces.observation[0], spaces.action[0]
-        self._observations = EnvValues(spaces.observation, 2, "observation", ObservationError, allocate)
-        self._last = EnvValues(spaces.observation, 1, "observation", ObservationError, allocate)
-        self._actions = EnvValues(spaces.action, 1, "action", ActionError, allocate)
+        observations = partial(
+            EnvValues, spaces.observation, path="observation", error=ObservationError, allocate=allocate,
+            is_shared=is_shared,
+        )  # fmt: skip
+        self._observations, self._last = observations(n_slots=2), observations(n_slots=1)
+        self._actions = EnvValues(spaces.action, 1, "action", ActionError, allocate, is_shared=is_shared)
         self.has_views = self._observations.is_stacked
-        self.observations_have_objects = self._observations.has_objects
-        self.actions_have_objects = self._actions.has_objects
-        self._ended: set[int] = set()  # environments with a last observation whose objects were not taken yet
+        self.is_shared = is_shared
+        self.observations_are_carried = self._observations.is_carried
+        self.actions_are_carried = self._actions.is_carried
+        self._ended: set[int] = set()  # environments with a last observation that was not carried yet
         self.observations = self._observations.arrays
         self.last_observations, self.actions = (
             map_tree(operator.itemgetter(0), it.arrays) for it in (self._last, self._actions)
@@ -384,7 +405,7 @@ class Rows:
     def put_last_observation(self, env_id: int, value: Any) -> None:
         """Write the last observation of an episode; see `put_observation`."""
         self._last.put(0, env_id, value)
-        if self.observations_have_objects:
+        if self.observations_are_carried:
             self._ended.add(env_id)
 
     def observation(self, env_id: int) -> Any:
@@ -446,34 +467,57 @@ class Rows:
         """Return what each leaf has of an observation of an environment; see `EnvValues.parts`."""
         return self._observations.parts(slot, env_id)
 
-    def objects_of_observation(self, slot: int, env_id: int) -> list[Any]:
-        """Return what an observation of an environment has that is no array of one size; see `EnvValues.objects`."""
-        return self._observations.objects(slot, env_id)
+    # ------------------------------------------------------------------ what the other process does not see
 
-    def put_objects_of_observation(self, slot: int, env_id: int, objects: Sequence[Any]) -> None:
-        """Write what `objects_of_observation` returned."""
-        self._observations.put_objects(slot, env_id, objects)
+    def carried_observation(self, slot: int, env_id: int) -> list[Any]:
+        """Return what the other process does not see of an observation of an environment; see `EnvValues.carried`."""
+        return self._observations.carried(slot, env_id)
 
-    def objects_of_result(self, env_id: int) -> tuple[int, list[Any], list[Any] | None]:
-        """Return the slot and the objects of an environment's observation, and those of an episode's last one."""
+    def put_carried_observation(self, slot: int, env_id: int, parts: Sequence[Any]) -> None:
+        """Write what `carried_observation` returned."""
+        self._observations.put_carried(slot, env_id, parts)
+
+    def carried_result(self, env_id: int) -> CarriedResult:
+        """Return what the parent does not see of an environment's result."""
         slot, has_ended = int(self.slots[env_id]), env_id in self._ended
         self._ended.discard(env_id)
-        return slot, self._observations.objects(slot, env_id), self._last.objects(0, env_id) if has_ended else None
+        observation = self._observations.carried(slot, env_id)
+        last = self._last.carried(0, env_id) if has_ended else None
+        numbers = None if self.is_shared else [column[env_id].item() for column in self._columns_of_workers]
+        return slot, observation, last, numbers
 
-    def put_objects_of_result(self, env_id: int, slot: int, objects: list[Any], last: list[Any] | None) -> None:
-        """Write what `objects_of_result` returned."""
-        self._observations.put_objects(slot, env_id, objects)
+    def put_carried_result(self, env_id: int, result: CarriedResult) -> None:
+        """Write what `carried_result` returned."""
+        slot, observation, last, numbers = result
+        self._observations.put_carried(slot, env_id, observation)
         if last is not None:
-            self._last.put_objects(0, env_id, last)
+            self._last.put_carried(0, env_id, last)
+        if numbers is not None:
+            self.slots[env_id] = slot
+            for column, number in zip(self._columns_of_workers, numbers, strict=True):
+                column[env_id] = number
 
-    def objects_of_actions(self, env_ids: Sequence[int]) -> list[list[Any]]:
-        """Return what the action of each of some environments has that is no array of one size."""
-        return [self._actions.objects(0, env_id) for env_id in env_ids]
+    @property
+    def _columns_of_workers(self) -> Sequence[NDArray[Any]]:
+        return self.rewards, self.terminated, self.truncated, self.parameters
 
-    def put_objects_of_actions(self, env_ids: Sequence[int], objects: Sequence[Sequence[Any]]) -> None:
-        """Write what `objects_of_actions` returned."""
-        for env_id, of_one in zip(env_ids, objects, strict=True):
-            self._actions.put_objects(0, env_id, of_one)
+    def carried_actions(self, env_ids: Sequence[int]) -> list[list[Any]]:
+        """Return what the worker does not see of the action of each of some environments."""
+        return [self._actions.carried(0, env_id) for env_id in env_ids]
+
+    def put_carried_actions(self, env_ids: Sequence[int], parts: Sequence[Sequence[Any]]) -> None:
+        """Write what `carried_actions` returned."""
+        for env_id, of_one in zip(env_ids, parts, strict=True):
+            self._actions.put_carried(0, env_id, of_one)
+
+    def carried_seeds(self, env_ids: Sequence[int]) -> list[int] | None:
+        """Return the seeds of the next resets of environments, where the worker does not see them; None otherwise."""
+        return None if self.is_shared else self.seeds[list(env_ids)].tolist()
+
+    def put_carried_seeds(self, env_ids: Sequence[int], seeds: Sequence[int] | None) -> None:
+        """Write what `carried_seeds` returned."""
+        if seeds is not None:
+            self.seeds[list(env_ids)] = seeds
 
 
 def _alone(space: AnySpace, part: Any) -> Any:

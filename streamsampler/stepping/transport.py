@@ -87,6 +87,18 @@ def pickled(value: Any) -> bytes:
         return dumps_by_value(value)
 
 
+def split(frame: bytes) -> tuple[int, bytes]:
+    """Return the kind and the bytes of a message.
+
+    Raises:
+        ValueError: It is none.
+    """
+    size, kind = _HEADER.unpack_from(frame)
+    if len(frame) != _HEADER.size + size:
+        raise ValueError(f"a message of {size} bytes has {len(frame)}")
+    return kind, frame[_HEADER.size :]
+
+
 class FrameReader:
     """Reads messages from a descriptor.
 

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import pickle
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NoReturn
 
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.serialization import Payload, dumps, loads
-from streamsampler.engines.launch.exit_handlers import run_finalizers
-from streamsampler.engines.processes.worker_main import Begun, begin
+from streamsampler.engines.worker_side import Begun
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.objects import given_actions, packed_result, put_actions
-from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows
+from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.stepper import Stepper
-from streamsampler.stepping.transport import (
-    COPY_FRAME,
-    IDS,
-    FrameReader,
-    ids_frame,
-    ids_in,
-    log_frame,
-    pickle_frame,
-)
+from streamsampler.stepping.transport import IDS, ids_frame, ids_in, log_frame, pickle_frame
 from streamsampler.workers.explain import summary_of, traceback_of
 from streamsampler.workers.generators import set_states
 
@@ -40,15 +31,36 @@ _REPORT_SECONDS = 1.0
 """How often a worker that is at work says where its time goes."""
 
 
-def main(number: int, fds: Sequence[int]) -> None:
-    """Run a worker until it is to exit.
+class Channel(ABC):
+    """What connects a worker to its parent."""
+
+    @abstractmethod
+    def read(self) -> list[tuple[int, bytes]] | None:
+        """Wait for messages; return the kind and the bytes of each, None where there will be no more."""
+
+    @abstractmethod
+    def write(self, frame: bytes) -> None:
+        """Send a message."""
+
+    @abstractmethod
+    def open_rows(self, spaces: EnvSpaces) -> Rows:
+        """Return the rows of all environments."""
+
+    @abstractmethod
+    def tell_of_copy(self) -> None:
+        """Tell the parent, as far as that is possible, that this process is a forked copy of the worker."""
+
+
+def new_worker(begun: Begun, channel: Channel) -> EnvWorker:
+    """Return a worker.
 
     Args:
-        number: The worker number.
-        fds: See `begin`; the other one is that of the rows.
+        begun: Its process, which was given what makes the environments of each worker and what runs them, pickled, and
+            levels of loggers.
+        channel: What connects it to its parent.
     """
-    begun = begin(number, fds)
     setup, levels = begun.setup
+    number = begun.number
     begun.keeper.set_levels(levels)
     n_modules = len(sys.modules)
     updates, new_stepper = loads(setup.make_worker)
@@ -57,11 +69,7 @@ def main(number: int, fds: Sequence[int]) -> None:
     set_states(secrets.randbits(63), None)
     stepper: Stepper = new_stepper(updates[number], number, begun.row)
     stepper.fresh = lambda env_id: loads(setup.make_worker)[0][number][env_id]
-    worker = EnvWorker(stepper, begun)
-    worker.run()
-    begun.end()
-    worker.send_records()
-    run_finalizers()
+    return EnvWorker(stepper, channel, begun)
 
 
 class EnvWorker:
@@ -69,21 +77,19 @@ class EnvWorker:
 
     Args:
         stepper: Runs its environments.
+        channel: What connects it to its parent.
         begun: Its process.
     """
 
-    def __init__(self, stepper: Stepper, begun: Begun) -> None:
-        self._stepper = stepper
-        self._reader = FrameReader(begun.commands_fd)
-        self._answers_fd = begun.answers_fd
-        (self._rows_fd,) = begun.others
+    def __init__(self, stepper: Stepper, channel: Channel, begun: Begun) -> None:
+        self._stepper, self._channel = stepper, channel
         self._keeper, self._threads, self._settings = begun.keeper, begun.threads, begun.settings
         self._pid = os.getpid()
         self._seconds: dict[int, float] = {}  # what a step of each takes: falls at once, as others may take the core
         self._done: list[int] = []
         self._infos: dict[int, tuple[str, bytes]] = {}
         self._sent_at = 0.0
-        self._has_objects = False  # whether results are more than what lies in rows, whatever the infos
+        self._carries = False  # whether results are more than what the parent has in its rows, whatever the infos
         stepper.on_draws = self._report_draws
         self._messages: dict[str, Callable[..., None]] = {
             "rows": self._open_rows,
@@ -105,7 +111,7 @@ class EnvWorker:
             return
         times = self._stepper.times
         with times.collecting():
-            while (messages := self._reader.read()) is not None:
+            while (messages := self._channel.read()) is not None:
                 began = perf_counter()
                 for kind, data in messages:
                     if not self.carry_out(kind, data):
@@ -145,10 +151,12 @@ class EnvWorker:
     def _open_rows(self, payload: Payload) -> None:
         options: dict[int, Any]
         parameters: dict[int, NumberedParameters]
-        spaces, options, parameters, settings = loads(payload)
+        spaces, slots, options, parameters, settings = loads(payload)
         self._set_settings(settings)
-        rows = self._stepper.rows = self._new_rows(spaces)
-        self._has_objects = rows.observations_have_objects
+        rows = self._stepper.rows = self._channel.open_rows(spaces)
+        if not rows.is_shared:
+            rows.slots[:] = slots
+        self._carries = rows.observations_are_carried
         for env_id, given in options.items():
             self._stepper.set_options(env_id, given)
         for env_id, of_one in parameters.items():
@@ -158,9 +166,6 @@ class EnvWorker:
         settings, levels = loads(payload)
         self._settings.apply(settings)
         self._keeper.set_levels(levels)
-
-    def _new_rows(self, spaces: EnvSpaces) -> Rows:
-        return Rows(spaces, buffer_rows(mmap.mmap(self._rows_fd, 0)))
 
     def _set_options(self, options: Payload) -> None:
         for env_id, of_one in loads(options).items():
@@ -187,12 +192,13 @@ class EnvWorker:
     def _take_actions(self, actions: Any) -> None:
         self._stepper.take_actions(given_actions(actions))
 
-    def _steps_with(self, env_ids: list[int], objects: Payload) -> None:
-        put_actions(self._stepper.rows, env_ids, objects)
+    def _steps_with(self, env_ids: list[int], carried: Payload) -> None:
+        put_actions(self._stepper.rows, env_ids, carried)
         self._steps(env_ids)
 
-    def _resets(self, env_ids: list[int], options: Payload) -> None:
+    def _resets(self, env_ids: list[int], options: Payload, seeds: list[int] | None) -> None:
         self._set_options(options)
+        self._stepper.rows.put_carried_seeds(env_ids, seeds)
         for env_id in env_ids:
             began = perf_counter()
             self._run(env_id, "reset", self._stepper.reset)
@@ -221,7 +227,7 @@ class EnvWorker:
     def _run(self, env_id: int, phase: str, carry_out: Callable[[int], dict[str, Any]]) -> None:
         try:
             info = carry_out(env_id)
-            if info or self._has_objects:
+            if info or self._carries:
                 self._infos[env_id] = phase, packed_result(self._stepper.rows, env_id, info)
         except BaseException as error:  # see above
             phase = self._stepper.phase_at_failure
@@ -256,23 +262,18 @@ class EnvWorker:
         if os.getpid() != self._pid:
             self._refuse()
         self.send_records()
-        self._write_all(data)
+        self._channel.write(data)
 
     def send_records(self) -> None:
         """Send the log records that were made since the last answer."""
         if records := self._keeper.take():
-            self._write_all(log_frame(records))
+            self._channel.write(log_frame(records))
 
     def _refuse(self) -> NoReturn:
         """End this process, a forked copy of the worker that its environment made: two would read and answer."""
         with contextlib.suppress(OSError):
-            self._write_all(COPY_FRAME)
+            self._channel.tell_of_copy()
         os._exit(1)
-
-    def _write_all(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._answers_fd, view) :]
 
 
 def _about(error: BaseException) -> tuple[str, str, bytes | None]:

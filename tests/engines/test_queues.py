@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from streamsampler import Limits, MultiprocessingSampler
+from streamsampler.engines import queue_process
 from streamsampler.engines import queues as queue_link
 from streamsampler.engines.registry import ENGINES
 from streamsampler.errors import SamplerError, UsageError
@@ -47,7 +48,6 @@ def make(envs=ScriptedEnv, n_workers=1, start_method="fork", **options):
         ),
         ({"engine": "queue"}, f"engine must be one of {', '.join(ENGINES)}, got 'queue'"),
         ({"engine": "processes", "start_method": "fork"}, "leave start_method='fork' to engine=\"queues\""),
-        ({"inference": "parent", "start_method": "fork"}, r'"parent" takes no start_method: .* fork server\. Leave'),
     ],
 )
 def test_what_it_cannot_do_it_says_at_construction(options, words):
@@ -203,7 +203,7 @@ def test_a_closed_sampler_keeps_no_shared_memory():
 
 def test_only_the_threads_own_processes_are_started_without_the_main_module():
     prepared = []
-    with queue_link._main_module_left_out():
+    with queue_process._main_module_left_out():
         prepared.append(multiprocessing.spawn.get_preparation_data("ours"))
         other = threading.Thread(target=lambda: prepared.append(multiprocessing.spawn.get_preparation_data("theirs")))
         other.start()

@@ -21,7 +21,7 @@ from streamsampler.errors import ActionError, RolloutError, SamplerError, UsageE
 from streamsampler.filters import RunningNorm
 from streamsampler.stepping.inference.processes import EnvironmentRaisedError
 from streamsampler.stepping.inference.remote_rows import RemoteRows, RowGroups
-from streamsampler.stepping.links import EnvPool
+from streamsampler.stepping.pipe_links import PipeEnvPool
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import Alone, Drawn, Fleeting, Mixing, Noisy, Restorable, Sticky
 from tests.scripted.agents import Attentive, Balancing, Independent, RememberingAlone, Rowwise, Sampling
@@ -477,7 +477,7 @@ def test_agents_and_environments_that_are_refused():
 
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"inference": "here"}, '"worker" or "parent", got \'here\''),
-    ({"engine": "queues"}, "takes no engine='queues'"),
+    ({"engine": "queues", "limits": Limits(max_worker_memory=1 << 30)}, r"takes no limits\.max_worker_memory"),
     ({"limits": Limits(max_worker_memory=1 << 30)}, r"takes no limits\.max_worker_memory"),
     ({"n_workers": 9}, "only 8 environments"),
     ({"worker_class": type("Own", (VecWorker,), {})}, "takes no worker_class=Own"),
@@ -560,9 +560,9 @@ def test_there_are_no_process_ids_before_processes(monkeypatch):
 
     def starting(*arguments):
         asked.append(sampler.worker_pids())
-        return EnvPool(*arguments)
+        return PipeEnvPool(*arguments)
 
-    monkeypatch.setattr("streamsampler.stepping.processes.EnvPool", starting)
+    monkeypatch.setattr("streamsampler.stepping.pipe_links.PipeEnvPool", starting)
     with in_parent(Rowwise(), "CartPole-v1") as sampler:
         sampler.obtain_trajectories(3)
         assert asked == [[]]

@@ -8,53 +8,34 @@ import os
 import pickle
 import signal
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
-from streamsampler.core.settings import SettingsInForce
-from streamsampler.engines.launch.exit_handlers import forget_foreign_handlers, run_exit_handlers, run_finalizers
+from streamsampler.engines.launch.exit_handlers import forget_foreign_handlers, run_finalizers
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import ProcessChannel
-from streamsampler.engines.worker_side import MemoryReporter, ProcessSetup
-from streamsampler.protocol.messages import Phase
+from streamsampler.engines.worker_side import Begun, MemoryReporter, ProcessSetup
 from streamsampler.workers.base import WorkerContext
-from streamsampler.workers.board import StatusBoard, WorkerRow
+from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.fail_points import armed
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import run_worker
-from streamsampler.workers.threads import ThreadLimit
 
 
-class Begun(NamedTuple):
-    """What a worker process has when it is like the process that started it.
+@dataclass(frozen=True)
+class PipeBegun(Begun):
+    """What a worker process with pipes has when it is like the process that started it.
 
     Attributes:
         commands_fd, answers_fd: The pipes.
-        setup: What it was given.
-        row: Its row of the status board.
-        keeper: Keeps log records until they are sent.
-        threads: What limits its threads.
-        settings: The settings of the process that started it.
         others: The other descriptors that it was given.
-        number: The worker number.
     """
 
     commands_fd: int
     answers_fd: int
-    setup: Any
-    row: WorkerRow
-    keeper: RecordKeeper
-    threads: ThreadLimit
-    settings: SettingsInForce
     others: Sequence[int]
-    number: int
-
-    def end(self) -> None:
-        """Run the process's exit handlers, for which the parent waits as long as for environments to close."""
-        self.row.set_phase(Phase.CLOSE)
-        run_exit_handlers(self.number)
 
 
-def begin(number: int, fds: Sequence[int]) -> Begun:
+def begin(number: int, fds: Sequence[int]) -> PipeBegun:
     """Make a new process like the one that started it.
 
     Args:
@@ -73,9 +54,9 @@ def begin(number: int, fds: Sequence[int]) -> Begun:
     threads, settings = of_process.apply()
     row = StatusBoard(memoryview(mmap.mmap(board_fd, 0))).row(number)
     _redirect_descriptors_of(board_fd)
-    return Begun(
-        commands_fd, answers_fd, setup, row, keeper=keeper, threads=threads, settings=settings, others=others,
-        number=number,
+    return PipeBegun(
+        number, setup, row, keeper, threads=threads, settings=settings, commands_fd=commands_fd, answers_fd=answers_fd,
+        others=others,
     )  # fmt: skip
 
 

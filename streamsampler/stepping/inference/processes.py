@@ -92,7 +92,7 @@ class RolloutTransport(ProcessTransport):
 
         All workers have read what they were started with: those that were asked for something have answered.
         """
-        self._pool.files.set_up(self._setup(updates))
+        self._pool.set_up(self._given(updates))
 
     def give(self, actions: Mapping[int, Any]) -> None:
         """Give environments actions before their next step; see `Stepper.take_actions`."""

@@ -16,7 +16,9 @@ from streamsampler.core.errors import NotReproducibleError, WorkerHungError
 from streamsampler.core.serialization import HeldPayload, Payload
 from streamsampler.engines.base import Answered, Event, Logged, Restored
 from streamsampler.engines.launch.child import make_room
+from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.local import LocalChannel, LocalEngine
+from streamsampler.engines.registry import EngineName
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Message, Phase, Start, Ticket
 from streamsampler.protocol.restarts import Policy
@@ -27,6 +29,7 @@ from streamsampler.stepping.inference.fragments import RemoteGroup, RemoteGroupO
 from streamsampler.stepping.inference.processes import Launch, RolloutTransport
 from streamsampler.stepping.inference.remote_rows import RemoteRows
 from streamsampler.stepping.options import watch_of
+from streamsampler.stepping.pools import new_pool_of
 from streamsampler.stepping.stepper import RolloutStepper
 from streamsampler.workers.base import AbnormalTrajectoryError, Outcome, Worker, WorkerContext
 from streamsampler.workers.factory import WorkerSetup
@@ -333,13 +336,19 @@ class ParentEngine(LocalEngine):
     Args:
         setup: What the sampler says of its workers: as many processes as there are workers.
         policy: Time limits and quotas of the processes.
+        engine: What connects the processes to this one.
+        start_method: How they are started, where `multiprocessing` does that.
         n_groups: Into how many groups rows are parted; see `asking.RowGroups`.
 
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors that the processes need.
+        SamplerError: The processes cannot be started here; see `queue_process.check_startable`.
     """
 
-    def __init__(self, setup: WorkerSetup, *, policy: Policy, n_groups: int = 1) -> None:
+    def __init__(
+        self, setup: WorkerSetup, *, policy: Policy, engine: EngineName, start_method: StartMethod, n_groups: int = 1
+    ) -> None:
+        new_pool = new_pool_of(engine, start_method)
         make_room(setup.n_workers)  # the processes start with the first call
         self._worker: ParentWorker | None = None
         self._mode = EvaluationMode()
@@ -353,7 +362,9 @@ class ParentEngine(LocalEngine):
 
         def launch(updates: Mapping[int, Payload]) -> RolloutTransport:
             new_stepper = partial(RolloutStepper, seed=setup.seed, max_episode_length=factory.max_episode_length)
-            return RolloutTransport(updates, setup.n_workers, new_stepper, of_losses, watch_of(*limits), setup.threads)
+            return RolloutTransport(
+                updates, setup.n_workers, new_stepper, of_losses, watch_of(*limits), setup.threads, new_pool=new_pool
+            )
 
         def make(context: WorkerContext) -> Worker:
             worker = here.make_worker(context)

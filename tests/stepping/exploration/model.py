@@ -7,7 +7,6 @@ messages as well. Time passes only when the world says so, and when the manager 
 
 import functools
 import pickle
-import struct
 import types
 from typing import Any
 
@@ -19,7 +18,6 @@ from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Died
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Stillness
 from streamsampler.samplers.supervisor import Hang
 from streamsampler.stepping.links import EnvLink, Said
 from streamsampler.stepping.manager import BaseEnvManager
@@ -27,14 +25,13 @@ from streamsampler.stepping.options import ManagerOptions, is_abnormal
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.stepper import Stepper
-from streamsampler.stepping.transport import IDS, ids_in
-from streamsampler.stepping.worker_main import EnvWorker
+from streamsampler.stepping.transport import IDS, ids_in, split
+from streamsampler.stepping.worker_main import Channel, EnvWorker
 from streamsampler.workers.board import Progress
 from streamsampler.workers.logs import Levels
 
 LENGTH = 2
 HOWS = ("raise", "die", "die after", "hang")
-_HEADER = struct.Struct("<QB")
 _PHASES = tuple(Phase)
 
 
@@ -152,6 +149,25 @@ def _nothing(*_):
     return b""
 
 
+class Ends(Channel):
+    """What connects a process that is modelled: what it says is kept."""
+
+    def __init__(self, process):
+        self.process = process
+
+    def read(self):
+        raise NotImplementedError
+
+    def write(self, frame):
+        self.process.say(frame)
+
+    def open_rows(self, spaces):
+        return self.process.rows
+
+    def tell_of_copy(self):
+        raise NotImplementedError
+
+
 class Process(EnvWorker):
     """A worker process: what it was told and has not carried out, and what it has written.
 
@@ -167,23 +183,17 @@ class Process(EnvWorker):
         stepper = Stepper(updates, number, world.board.rows[number], world.autoreset)
         stepper.fresh = updates.__getitem__
         silent = types.SimpleNamespace(set_levels=_nothing, take=_nothing, apply=_nothing, hold=_nothing)
-        begun: Any = types.SimpleNamespace(
-            commands_fd=-1, answers_fd=-1, others=[-1], keeper=silent, threads=silent, settings=silent
-        )
-        super().__init__(stepper, begun)
+        begun: Any = types.SimpleNamespace(keeper=silent, threads=silent, settings=silent)
         self.number, self.rows, self.faults = number, world.rows, world.faults
+        super().__init__(stepper, Ends(self), begun)
         self.inbox: list[bytes] = []
         self.said: list[Said] = []
         self.is_made = False
 
-    def _new_rows(self, *_):
-        return self.rows
-
-    def _write_all(self, data):
+    def say(self, frame):
         if self.number in self.faults.gone:
             raise GoneError
-        size, kind = _HEADER.unpack_from(data)
-        self.said.append(Said(self.number, kind, bytes(data[_HEADER.size : _HEADER.size + size])))
+        self.said.append(Said(self.number, *split(frame)))
 
     @property
     def stepper(self):
@@ -198,7 +208,7 @@ class Process(EnvWorker):
         envs = list(self.stepper._updates)
         if not self.is_made:
             return [(env_id, "make") for env_id in envs]
-        kind, data = self._split(self.inbox[0])
+        kind, data = split(self.inbox[0])
         if kind == IDS:
             return [(env_id, method) for env_id in ids_in(data) for method in self._methods_of_step(env_id)]
         what, *arguments = pickle.loads(data)
@@ -213,16 +223,11 @@ class Process(EnvWorker):
         resets = self.stepper._autoreset == "same_step" and env.seen[1] == LENGTH - 1
         return ["step", "reset"] if resets else ["step"]
 
-    @staticmethod
-    def _split(frame):
-        size, kind = _HEADER.unpack_from(frame)
-        return kind, frame[_HEADER.size : _HEADER.size + size]
-
     def work(self):
         """Make the environments, or carry out the next message."""
         try:
             if self.is_made:
-                self.carry_out(*self._split(self.inbox.pop(0)))
+                self.carry_out(*split(self.inbox.pop(0)))
             else:
                 self.is_made = self.make()
                 if not self.is_made:
@@ -234,18 +239,19 @@ class Process(EnvWorker):
 class Link(EnvLink):
     """The manager's end of what it shares with a process."""
 
-    def __init__(self, process):
-        self.process, self.number, self.ended = process, process.number, False
-        self.waiting, self.restoring, self.asked = set(), set(), []
-        self.is_making, self.spaces, self.answer, self.error = True, None, None, None
-        self.is_told = False
-        self.stillness, self.held, self.start_at = Stillness(), None, 0.0
+    pid: Any = 0
+    n_moved: Any = 0
+    ends_within: Any = None
+    kill: Any = None
+    stacks: Any = None
+    close: Any = None
 
-    def write(self, data):
-        if not self.ended:
-            self.process.inbox.append(bytes(data))
-        elif self.held is not None:
-            self.held.append(bytes(data))
+    def __init__(self, process):
+        super().__init__(process.number)
+        self.process = process
+
+    def _send(self, data):
+        self.process.inbox.append(bytes(data))
 
 
 class Pool:
@@ -311,7 +317,8 @@ class Modelled(ProcessTransport):
     def __init__(self, world, policy):
         updates: Any = dict.fromkeys(range(world.n_envs))
         no_stepper: Any = None
-        super().__init__(updates, len(world.envs_of), no_stepper, policy, None, 1, world.wait)
+        no_pool: Any = None
+        super().__init__(updates, len(world.envs_of), no_stepper, policy, None, 1, world.wait, new_pool=no_pool)
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
         self.setbacks._envs_of = world.envs_of
         self._settings = ProcessSettings({}, (), "/", {}), Levels()

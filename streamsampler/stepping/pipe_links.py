@@ -1,0 +1,132 @@
+"""Worker processes with environments, reached by pipes and shared memory: the engine `processes`."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import selectors
+from collections.abc import Sequence
+from typing import Any
+
+from streamsampler.core.serialization import Payload
+from streamsampler.engines.launch.child import make_room
+from streamsampler.engines.processes.engine import CAME_BACK, HAS_ROOM, PipeLink, ProcessPool, SharedFiles, WorkerStart
+from streamsampler.engines.processes.shared_memory import anonymous_file
+from streamsampler.engines.processes.wire import GarbageError
+from streamsampler.stepping.links import EnvLink, EnvPool, Said, setup_of
+from streamsampler.stepping.pipe_worker import main
+from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows, bytes_needed
+from streamsampler.stepping.transport import COPY, FrameReader
+
+_SELECTABLE = 1024
+"""Descriptors below this can be selected."""
+
+
+class EnvFiles(SharedFiles):
+    """What the workers of a pool share: the rows of all environments, too.
+
+    Attributes:
+        rows_fd: The file of the rows; empty at first.
+    """
+
+    def _open(self) -> None:
+        self.rows_fd = self.own(anonymous_file("streamsampler-rows"))
+        self.fds.append(self.rows_fd)
+
+
+class PipeEnvLink(PipeLink, EnvLink):
+    """A worker process with environments, a pipe there and one back."""
+
+    def __init__(self, start: WorkerStart, number: int) -> None:
+        super().__init__(start, number)
+        self._reader = FrameReader(self.answers_fd)
+        self._unsent = bytearray()
+        self._n_sent = 0
+
+    @property
+    def n_moved(self) -> int:
+        """How many bytes went through its pipes."""
+        return self._n_sent + self._reader.n_read
+
+    def read(self) -> list[Any] | None:
+        """Return the messages that are whole."""
+        messages = self._reader.read()
+        if messages is None:
+            return None
+        if any(kind == COPY for kind, _ in messages):
+            raise GarbageError(CAME_BACK)
+        return [Said(self.number, *message) for message in messages]
+
+    def _send(self, data: bytes) -> None:
+        if self._unsent:
+            self._unsent += data
+            return
+        sent = self._write(data)
+        if sent < len(data):
+            self._unsent += memoryview(data)[sent:]
+            self._start.selector.register(self.commands_fd, selectors.EVENT_WRITE, (self, HAS_ROOM))
+
+    def flush(self) -> None:
+        """Send what the pipe had no room for, as far as there is room now."""
+        while self._unsent and (sent := self._write(self._unsent)):
+            del self._unsent[:sent]
+        if not self._unsent and self.commands_fd in self._start.selector.get_map():
+            self._start.selector.unregister(self.commands_fd)
+
+    def _write(self, data: bytes | bytearray) -> int:
+        try:
+            sent = os.write(self.commands_fd, data)
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError:
+            return len(data)  # the worker's end is noticed where its answers are read
+        self._n_sent += sent
+        return sent
+
+    def unregister(self) -> None:
+        """Let the selector report nothing more of this worker."""
+        self._unsent.clear()
+        self.flush()
+        super().unregister()
+
+
+class PipeEnvPool(ProcessPool[PipeEnvLink], EnvPool[PipeEnvLink]):
+    """Worker processes with environments, pipes and shared rows; see `NewPool`."""
+
+    def __init__(self, given: Payload, n_workers: int, threads: int | None, close_timeout: float) -> None:
+        super().__init__(n_workers, close_timeout)
+        make_room(n_workers)
+        self._threads = threads
+        self._files = EnvFiles(setup_of(given, threads), n_workers)
+        self._start(main, threads, self._files)
+
+    def _new_link(self, number: int) -> PipeEnvLink:
+        return PipeEnvLink(self._how, number)
+
+    def set_up(self, given: Payload) -> None:
+        """Let workers that are started from now on be given something else."""
+        self._files.set_up(setup_of(given, self._threads))
+
+    def new_rows(self, spaces: EnvSpaces) -> Rows:
+        """Return the rows of environments, in memory that workers open."""
+        size, fd = bytes_needed(spaces), self._files.rows_fd
+        os.ftruncate(fd, size)
+        os.posix_fallocate(fd, 0, size)  # a full machine is an OSError here, and not a SIGBUS in a step
+        return Rows(spaces, buffer_rows(mmap.mmap(fd, size)))
+
+    def sleep(self, timeout: float | None) -> Sequence[Any]:
+        """Sleep until a worker says something, dies or is given up."""
+        return self._selector.select(self._within(timeout))
+
+    def read(self, ready: Sequence[Any]) -> list[Any]:
+        """Return what workers said."""
+        return self._with_given_up(self._said(ready))
+
+    def nap(self, seconds: float) -> None:
+        """Sleep until a worker says something or ends, for at most so many seconds."""
+        if self._unstarted:
+            return
+        fds = [key.fd for key in self._selector.get_map().values()]
+        if max(fds, default=0) < _SELECTABLE:
+            select.select(fds, [], [], seconds)

@@ -1,0 +1,59 @@
+"""A worker process whose environments are stepped from the parent, from its descriptors on."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+
+from streamsampler.engines.launch.exit_handlers import run_finalizers
+from streamsampler.engines.processes.worker_main import PipeBegun, begin
+from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows
+from streamsampler.stepping.transport import COPY_FRAME, FrameReader
+from streamsampler.stepping.worker_main import Channel, new_worker
+
+
+def main(number: int, fds: Sequence[int]) -> None:
+    """Run a worker until it is to exit.
+
+    Args:
+        number: The worker number.
+        fds: See `begin`; the other one is that of the rows.
+    """
+    begun = begin(number, fds)
+    worker = new_worker(begun, PipeChannel(begun))
+    worker.run()
+    begun.end()
+    worker.send_records()
+    run_finalizers()
+
+
+class PipeChannel(Channel):
+    """A worker's ends of its pipes, and the rows.
+
+    Args:
+        begun: Its process.
+    """
+
+    def __init__(self, begun: PipeBegun) -> None:
+        self._reader = FrameReader(begun.commands_fd)
+        self._answers_fd = begun.answers_fd
+        (self._rows_fd,) = begun.others
+
+    def read(self) -> list[tuple[int, bytes]] | None:
+        """Wait for messages."""
+        return self._reader.read()
+
+    def write(self, frame: bytes) -> None:
+        """Send a message."""
+        view = memoryview(frame)
+        while view:
+            view = view[os.write(self._answers_fd, view) :]
+
+    def open_rows(self, spaces: EnvSpaces) -> Rows:
+        """Return the rows of all environments, which the parent has, too."""
+        return Rows(spaces, buffer_rows(mmap.mmap(self._rows_fd, 0)))
+
+    def tell_of_copy(self) -> None:
+        """Tell the parent of this forked copy of the worker."""
+        self.write(COPY_FRAME)

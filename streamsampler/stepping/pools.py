@@ -1,0 +1,30 @@
+"""Choose what connects processes with environments to their parent. Imports nothing that only POSIX has."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.engines.registry import EngineName
+from streamsampler.stepping.links import NewPool
+
+
+def new_pool_of(engine: EngineName, start_method: StartMethod) -> NewPool:
+    """Return what starts the processes of environments.
+
+    Args:
+        engine: The engine that connects them as it does workers.
+        start_method: How `multiprocessing` starts them, where that does it.
+
+    Raises:
+        SamplerError: It cannot.
+    """
+    if engine == "processes":
+        from streamsampler.stepping.pipe_links import PipeEnvPool  # of which another system lacks what it imports
+
+        return PipeEnvPool
+    from streamsampler.engines.queue_process import check_startable
+    from streamsampler.stepping.queue_links import QueueEnvPool
+
+    check_startable(start_method)
+    return partial(QueueEnvPool, start_method=start_method)

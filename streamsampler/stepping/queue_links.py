@@ -1,0 +1,91 @@
+"""Worker processes with environments, reached by queues of `multiprocessing`: the engine `queues`.
+
+Rows are shared by no processes: what one of them writes travels in messages. So there is no memory with a name that a
+killed process could leave, and none whose size must be known before the workers start. Imports nothing that only POSIX
+has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from streamsampler.core.serialization import Payload
+from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.engines.queue_process import QueuedWorkers, QueueProcess, QueueStart
+from streamsampler.stepping.links import EnvLink, EnvPool, Said, setup_of
+from streamsampler.stepping.queue_worker import main
+from streamsampler.stepping.rows import EnvSpaces, Rows
+from streamsampler.stepping.transport import split
+
+
+class QueueEnvLink(QueueProcess, EnvLink):
+    """A worker process with environments, and a pair of queues."""
+
+    def __init__(self, start: QueueStart, number: int) -> None:
+        super().__init__(start, number)
+        self._n_read = 0
+
+    @property
+    def n_moved(self) -> int:
+        """How many bytes have come from it."""
+        return self._n_read
+
+    def _send(self, data: bytes) -> None:
+        self._put(data)
+
+    def split(self, frame: bytes) -> Said:
+        """Return a message, and count it."""
+        self._n_read += len(frame)
+        return Said(self.number, *split(frame))
+
+
+class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
+    """Worker processes with environments, and queues; see `NewPool`.
+
+    Args:
+        given: As there.
+        n_workers: As there.
+        threads: As there.
+        close_timeout: As there.
+        start_method: How processes are started.
+    """
+
+    def __init__(
+        self, given: Payload, n_workers: int, threads: int | None, close_timeout: float, *, start_method: StartMethod
+    ) -> None:
+        super().__init__(n_workers, close_timeout)
+        self._of_setup: dict[str, Any] = {"threads": threads, "is_forked": start_method == "fork"}
+        self._start(start_method, main, setup_of(given, **self._of_setup))
+
+    def _new_link(self, number: int) -> QueueEnvLink:
+        return QueueEnvLink(self._how, number)
+
+    def set_up(self, given: Payload) -> None:
+        """Let workers that are started from now on be given something else."""
+        self._how = replace(self._how, setup=setup_of(given, **self._of_setup))
+
+    def new_rows(self, spaces: EnvSpaces) -> Rows:
+        """Return the rows of environments, of which each worker has its own."""
+        return Rows(spaces, np.zeros, is_shared=False)
+
+    def sleep(self, timeout: float | None) -> bool:
+        """Sleep until a worker says something, dies or is given up."""
+        return self._sleep(self._within(timeout))
+
+    def read(self, ready: bool) -> list[Any]:
+        """Return what workers said."""
+        return self._with_given_up(self._read() if ready else [])
+
+    def nap(self, seconds: float) -> None:
+        """Sleep until a worker says something or ends, for about so many seconds: whole milliseconds."""
+        if not self._unstarted:
+            self._sleep(seconds)
+
+    def _heard(self, link: QueueEnvLink, item: Any) -> list[Any]:
+        try:
+            return [link.split(item)]
+        except Exception as error:
+            return self._untrusted(link, error)

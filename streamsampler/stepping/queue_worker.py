@@ -1,0 +1,55 @@
+"""A worker process whose environments are stepped from the parent, from its queues on.
+
+Imports nothing that only POSIX has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamsampler.engines.queue_worker import QueueBegun, WorkerEnds, run_process
+from streamsampler.stepping.rows import EnvSpaces, Rows
+from streamsampler.stepping.transport import split
+from streamsampler.stepping.worker_main import Channel, EnvWorker, new_worker
+
+
+def main(number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool) -> None:
+    """Run a worker until it is to exit, and end this process; see `run_process`."""
+    run_process(_work, number, ends, setup, board, forked=forked)
+
+
+def _work(begun: QueueBegun) -> EnvWorker:
+    worker = new_worker(begun, QueueChannel(begun.ends))
+    worker.run()
+    return worker
+
+
+class QueueChannel(Channel):
+    """A worker's ends of its queues.
+
+    Args:
+        ends: They.
+    """
+
+    def __init__(self, ends: WorkerEnds) -> None:
+        self._commands, self._answers = ends.commands, ends.answers
+
+    def read(self) -> list[tuple[int, bytes]] | None:
+        """Wait for a message."""
+        try:
+            return [split(self._commands.get())]
+        except (EOFError, OSError):
+            return None
+
+    def write(self, frame: bytes) -> None:
+        """Send a message."""
+        self._answers.put(frame)
+
+    def open_rows(self, spaces: EnvSpaces) -> Rows:
+        """Return rows of this process's own."""
+        return Rows(spaces, np.zeros, is_shared=False)
+
+    def tell_of_copy(self) -> None:
+        """Do nothing: a copy has none of the worker's ends."""
