@@ -58,6 +58,37 @@ def test_the_library(tmp_path):
     run(["-c", LIBRARY, tmp_path])
 
 
+PARENT = """
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+import contextlib, functools, os, sys
+
+class Ends(ScriptedEnv):
+    def step(self, action):
+        if os.getpid() != here:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(file, os.O_CREAT | os.O_EXCL))
+                os._exit(3)
+        return super().step(action)
+
+file, here = os.path.join(sys.argv[1], "ended"), os.getpid()
+env = functools.partial(Ends, length=(2, 9), shape=(1_000,))
+options = {"worker_args": {"n_envs": 3}, "seed": 3, "check": None}
+with (
+    LocalSampler(ScriptedAgent(), env, worker_class=VecWorker, **options) as one,
+    MultiprocessingSampler(ScriptedAgent(), env, n_workers=2, inference="parent", **options) as other,
+):
+    for call in (lambda it: it.obtain_trajectories(7), lambda it: it.obtain_fragments(5, 3)):
+        assert call(one) == call(other)
+    assert other.stats.restarts == 1 and os.path.exists(file)
+"""
+
+
+@pytest.mark.slow
+def test_the_agent_in_the_parent(tmp_path):
+    run(["-c", PARENT, tmp_path])
+
+
 @pytest.mark.slow
 def test_the_contracts(tmp_path):
     tests = [

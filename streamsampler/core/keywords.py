@@ -33,6 +33,11 @@ LIMITS = {
 def meant(name: str, known: Iterable[str]) -> str:
     """Return which of the known names was probably meant, as the end of a sentence; all of them if that is unclear."""
     names = list(known)
+    if name == "inference":
+        return (
+            ": MultiprocessingSampler alone has it. An actor of Ray would take some milliseconds for each step of its "
+            "environments; LocalSampler does the same with worker_class=VecWorker"
+        )
     if name in LIMITS and "limits" in names:
         return f": pass limits=Limits({name}=…)"
     synonyms = next((group for group in _SYNONYMS if name in group), set())

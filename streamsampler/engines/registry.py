@@ -100,8 +100,7 @@ PARENT = Capabilities(
 """The engine of `inference="parent"`, which starts its processes as another one does."""
 
 PARENT_ENGINES: tuple[EngineName, ...] = ("processes", "queues")
-"""What can start these processes, and connect them. Ray cannot: each step of an environment would be two calls of an
-actor, each of which takes as long as thousands of steps of a cheap environment do."""
+"""What starts these processes, and connects them."""
 
 
 def check_engine(name: str | None, start_method: StartMethod, options: Mapping[str, Any]) -> EngineName:

@@ -11,7 +11,7 @@ import pytest
 
 from streamsampler import Limits, LocalSampler
 from streamsampler.testing import Faults
-from tests.contracts.conftest import ALL_BY_ALL, Maker
+from tests.contracts.conftest import ALL_BY_ALL, QUEUES, Maker
 from tests.contracts.scenarios import LIVES, SEED, with_faults
 
 SLOW = pytest.mark.slow
@@ -72,8 +72,8 @@ def test_the_same_is_seen(make_sampler: Maker, name: str, n_workers: int, killed
     life = LIVES[name]
     options: dict[str, Any] = {"seed": SEED, "check": None, **life.options}
     if life.in_parent:
-        if make_sampler.engine != "processes":
-            pytest.skip("the agent is in the parent of processes alone")
+        if make_sampler.engine not in ("processes", *QUEUES):
+            pytest.skip("the agent is in the parent of processes and queues alone")
         options |= {"inference": "parent", "worker_args": {"n_envs": 7}}
         del options["worker_class"]
     if killed:

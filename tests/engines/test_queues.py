@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler import Limits, MultiprocessingSampler
+from streamsampler import Limits, MultiprocessingSampler, RaySampler
 from streamsampler.engines import queue_process
 from streamsampler.engines import queues as queue_link
 from streamsampler.engines.registry import ENGINES
@@ -55,14 +55,20 @@ def test_what_it_cannot_do_it_says_at_construction(options, words):
         MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, **options)
 
 
+def test_ray_has_no_agent_in_the_parent_and_says_why():
+    with pytest.raises(UsageError, match="'inference': MultiprocessingSampler alone has it"):
+        RaySampler(ScriptedAgent(), ScriptedEnv, inference="parent")  # type: ignore[call-arg]
+
+
 def test_start_methods_that_only_it_has_choose_it():
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method="fork") as sampler:
         assert isinstance(sampler._session.engine, queue_link.QueueEngine)
 
 
 def in_a_daemonic_process():
-    with pytest.raises(SamplerError, match="daemon=False"):
-        make()
+    for options in ({}, {"inference": "parent", "worker_args": {"n_envs": 2}}):
+        with pytest.raises(SamplerError, match="daemon=False"):
+            make(**options)
 
 
 def test_a_daemonic_process_is_told_why_it_cannot():

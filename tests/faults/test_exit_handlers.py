@@ -32,12 +32,13 @@ WAYS: dict[str, Any] = {
     "spawn": queues("spawn"),
     "fork": queues("fork"),
     "parent": partial(SAMPLER, inference="parent", worker_args={"n_envs": 2}),
+    "parent of spawn": partial(queues("spawn"), inference="parent", worker_args={"n_envs": 2}),
     "manager": partial(EnvManager, n_envs=2, n_workers=2, seed=1),
 }
 
 
 # Of another start method, which takes a second more for each worker.
-SLOW = ("forkserver", "spawn")
+SLOW = ("forkserver", "spawn", "parent of spawn")
 
 
 @pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.slow] * (way in SLOW)) for way in WAYS])

@@ -47,12 +47,14 @@ def first_doomed():
 
 
 PROCESSES: dict[str, Any] = {"n_workers": 2}
+PARENT: dict[str, Any] = {"inference": "parent", "worker_args": {"n_envs": 3}}
 KINDS: dict[str, Any] = {
     "local": (LocalSampler, {}),
     "processes": (MultiprocessingSampler, PROCESSES),
     "queues": (MultiprocessingSampler, PROCESSES | {"engine": "queues", "start_method": "fork"}),
     "side by side": (MultiprocessingSampler, PROCESSES | {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}),
-    "parent": (MultiprocessingSampler, PROCESSES | {"inference": "parent", "worker_args": {"n_envs": 3}}),
+    "parent": (MultiprocessingSampler, PROCESSES | PARENT),
+    "parent of queues": (MultiprocessingSampler, PROCESSES | PARENT | {"engine": "queues", "start_method": "fork"}),
 }
 
 
@@ -62,7 +64,9 @@ def doomed(kind, how, where, quotas):
     return cls(ScriptedAgent(), env, seed=SEED, restart_on=OSError, check=None, **options, **quotas)
 
 
-@pytest.mark.parametrize("kind", ["local", "processes", *map(slow, ("queues", "side by side", "parent"))])
+@pytest.mark.parametrize(
+    "kind", ["local", "processes", *map(slow, ("queues", "side by side", "parent", "parent of queues"))]
+)
 @pytest.mark.parametrize(
     ("quotas", "n", "said"),
     mostly_slow(
@@ -92,7 +96,9 @@ def test_an_exception_that_is_a_function_of_the_seed_ends_the_call_and_a_number_
         assert len(caught.value.incidents) == n
 
 
-@pytest.mark.parametrize("kind", ["local", "processes", *map(slow, ("queues", "side by side", "parent"))])
+@pytest.mark.parametrize(
+    "kind", ["local", "processes", *map(slow, ("queues", "side by side", "parent", "parent of queues"))]
+)
 def test_a_worker_that_never_becomes_ready_ends_the_call(kind):
     match = r"(?s)making the environment.*that is 3 equal losses of worker \d before it became ready"
     with doomed(kind, "raise", "make", NONE) as sampler, pytest.raises(RolloutError, match=match):

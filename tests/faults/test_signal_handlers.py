@@ -113,6 +113,7 @@ WAITED: list[tuple[str, dict[str, Any]]] = [
     ("step", {}),
     ("step", {"engine": "queues"}),
     *((where, {"inference": "parent", "worker_args": {"n_envs": 1}}) for where in PLACES),
+    *((where, {"inference": "parent", "worker_args": {"n_envs": 1}, "engine": "queues"}) for where in PLACES),
 ]
 
 

@@ -156,8 +156,8 @@ class Place(NamedTuple):
 def places(row: Row) -> list[Place]:
     """Return where a row is run; the first is what the others are compared with."""
     engines = ["local", "processes"]
-    if row["inference"] == "worker" and row["memory"] == "none":
-        engines.append("queues")  # which take neither
+    if row["memory"] == "none":
+        engines.append("queues")  # which take no limit
     return [Place(engine, n_workers) for engine in engines for n_workers in (1, 3)]
 
 
@@ -187,8 +187,7 @@ def make(row: Row, place: Place) -> Any:
             options["worker_class"] = VecWorker
     if place.engine == "local":
         return LocalSampler(agents, envs, **options)
-    engine: dict[str, Any] = {} if row["inference"] == "parent" else {"engine": place.engine}
-    return MultiprocessingSampler(agents, envs, **options, **engine, **of_processes)
+    return MultiprocessingSampler(agents, envs, engine=place.engine, **options, **of_processes)
 
 
 _WORKERS: dict[str, dict[str, Any]] = {
