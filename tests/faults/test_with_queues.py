@@ -40,7 +40,23 @@ def test_the_default_tier(method):
     left_out = [f"tests/faults/test_{file}.py::test_{name}" for file, found in EXCEPTIONS.items() for name in found]
     options = [option for name in left_out for option in ("--deselect", name)]
     names = [*FILES, *(OTHERS if method == "fork" or "ALL_BY_ALL" in os.environ else ())]
-    files = [f"tests/faults/test_{name}.py" for name in names]
+    run(method, [f"tests/faults/test_{name}.py" for name in names], options)
+
+
+# With the agent in the parent; where it is not about the other engine's own functions.
+PARENT = ["", "_fragments", "_masks", "_replays"]
+PARENT_EXCEPTIONS = ["tests/stepping/test_inference.py::test_there_are_no_process_ids_before_processes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_the_default_tier_with_the_agent_in_the_parent(method):
+    options = [option for name in PARENT_EXCEPTIONS for option in ("--deselect", name)]
+    run(method, [f"tests/stepping/test_inference{name}.py" for name in PARENT], options)
+
+
+def run(method, files, options):
+    """Run tests on the engine `queues`."""
     path = os.pathsep.join((str(FOLDER), os.getcwd()))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *options, *files],
