@@ -50,7 +50,7 @@ def says(words, make, *args, **options):
 sampler = functools.partial(MultiprocessingSampler, lambda observation: 0, "CartPole-v1", n_workers=2)
 says('needs Linux:.*engine="queues" returns the same.*LocalSampler', sampler, engine="processes")
 says("this system cannot fork: start_method must be spawn", sampler, start_method="fork")
-says("EnvManager needs Linux:.*SerialEnvManager has the same", EnvManager, "CartPole-v1", n_envs=2)
+says("needs Linux:.*SerialEnvManager", EnvManager, "CartPole-v1", n_envs=2, engine="processes")
 """
 
 
@@ -58,8 +58,8 @@ def test_the_library(tmp_path):
     run(["-c", LIBRARY, tmp_path])
 
 
-PARENT = """
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+STEPPED = """
+from streamsampler import EnvManager, LocalSampler, MultiprocessingSampler, SerialEnvManager, VecWorker
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 import contextlib, functools, os, sys
 
@@ -81,12 +81,20 @@ with (
     for call in (lambda it: it.obtain_trajectories(7), lambda it: it.obtain_fragments(5, 3)):
         assert call(one) == call(other)
     assert other.stats.restarts == 1 and os.path.exists(file)
+with EnvManager("CartPole-v1", n_envs=3, n_workers=2, seed=1) as manager, SerialEnvManager(
+    "CartPole-v1", n_envs=3, seed=1
+) as serial:
+    manager.reset(), serial.reset()
+    for _ in range(50):
+        actions = serial.random_actions()
+        one, other = serial.step(actions), manager.step(actions)
+        assert (one.observations == other.observations).all() and (one.rewards == other.rewards).all()
 """
 
 
 @pytest.mark.slow
-def test_the_agent_in_the_parent(tmp_path):
-    run(["-c", PARENT, tmp_path])
+def test_environments_that_are_stepped_from_here(tmp_path):
+    run(["-c", STEPPED, tmp_path])
 
 
 @pytest.mark.slow

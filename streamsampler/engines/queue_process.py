@@ -297,7 +297,7 @@ def check_startable(start_method: StartMethod) -> None:
     if multiprocessing.current_process().daemon:
         raise SamplerError(
             'engine="queues" cannot start workers in a daemonic process, whose children Python forbids: start that '
-            "process with daemon=False, or use LocalSampler, which returns the same batches"
+            "process with daemon=False, or use LocalSampler or SerialEnvManager, which return the same"
         )
     if start_method != "fork" and working_directory() is None:
         raise SamplerError(

@@ -99,8 +99,8 @@ PARENT = Capabilities(
 )
 """The engine of `inference="parent"`, which starts its processes as another one does."""
 
-PARENT_ENGINES: tuple[EngineName, ...] = ("processes", "queues")
-"""What starts these processes, and connects them."""
+STEPPING_ENGINES: tuple[EngineName, ...] = ("processes", "queues")
+"""What starts these processes and those of managers, and connects them."""
 
 
 def check_engine(name: str | None, start_method: StartMethod, options: Mapping[str, Any]) -> EngineName:
@@ -127,7 +127,7 @@ def check_engine(name: str | None, start_method: StartMethod, options: Mapping[s
     if able.needs_linux and not has_processes():
         raise SamplerError(
             f'engine="{name}" needs Linux: this system lacks what its worker processes are started and ended with. '
-            'engine="queues" returns the same batches, and so does LocalSampler, from this process alone'
+            'engine="queues" returns the same, and so do LocalSampler and SerialEnvManager, from this process alone'
         )
     if "start_method" not in able.takes and start_method != default_start_method():
         raise UsageError(

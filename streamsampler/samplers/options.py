@@ -11,7 +11,7 @@ from streamsampler.agents.policies import Policies, PolicyOf, with_policies
 from streamsampler.agents.updates import AgentTraits, has_rows_alone
 from streamsampler.core.errors import CheckMode, UsageError, positive
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.registry import PARENT, PARENT_ENGINES, EngineName
+from streamsampler.engines.registry import PARENT, EngineName
 from streamsampler.protocol.limits import Limits, Quota
 from streamsampler.protocol.restarts import OnFailure
 from streamsampler.protocol.result import Order
@@ -44,12 +44,11 @@ def check_inference(inference: Any) -> Inference:
 
 
 def check_with_agent_here(
-    engine: EngineName, worker_class: type[Worker], options: Mapping[str, Any], factory: WorkerFactory | None
+    worker_class: type[Worker], options: Mapping[str, Any], factory: WorkerFactory | None
 ) -> type[VecWorker]:
     """Refuse arguments that do not go with an agent in the sampler's process; return the kind of worker it has.
 
     Args:
-        engine: The engine, which connects the processes of environments as it does workers.
         worker_class: The kind of worker that was asked for.
         options: Other arguments, of which `registry.PARENT` says which are not taken; None where one is not asked for.
         factory: The factory of workers that the sampler is given, if any.
@@ -61,9 +60,6 @@ def check_with_agent_here(
 
     if factory is not None:
         raise UsageError('inference="parent" makes its own worker: pass its arguments to MultiprocessingSampler')
-    if engine not in PARENT_ENGINES:
-        known = " and ".join(f'"{name}"' for name in PARENT_ENGINES)
-        raise UsageError(f'inference="parent" takes no engine="{engine}": environments are stepped by {known} alone')
     if worker_class not in (DefaultWorker, VecWorker):
         raise UsageError(
             f'inference="parent" runs trajectories as VecWorker does, and takes no worker_class={worker_class.__name__}'

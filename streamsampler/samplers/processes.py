@@ -103,7 +103,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
                 "order": None if options.get("order", "index") == "index" else options["order"],
             }
             kind = options.get("worker_class", DefaultWorker)
-            options["worker_class"] = vec_worker = check_with_agent_here(self._engine, kind, given, self._given_factory)
+            options["worker_class"] = vec_worker = check_with_agent_here(kind, given, self._given_factory)
             refuse_items(agents, envs)
             refuse_env_hooks(options.get("hooks"))
             worker_args = keywords("worker_args", options.get("worker_args"))

@@ -13,12 +13,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from streamsampler.core.arguments import with_arguments_in_groups
-from streamsampler.core.errors import SamplerError, SerializationError, UsageError, positive
+from streamsampler.core.errors import SerializationError, UsageError, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.timing import not_measuring
 from streamsampler.data.trees import snapshot
-from streamsampler.engines.launch.start_methods import has_processes
+from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
+from streamsampler.engines.registry import EngineName, check_engine
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
 from streamsampler.protocol.restarts import Policy
@@ -37,6 +38,8 @@ from streamsampler.stepping.options import (
     updates_of,
     watch_of,
 )
+from streamsampler.stepping.pools import new_pool_of
+from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.recorder import StepsRecorder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.stepper import Autoreset, Stepper
@@ -57,7 +60,6 @@ from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.threads import check_threads
 
 if TYPE_CHECKING:
-    from streamsampler.stepping.processes import ProcessTransport
     from streamsampler.stepping.sb3_env import ManagedVecEnv
 
 
@@ -384,6 +386,8 @@ class EnvManager(AnyEnvManager):
     Args:
         envs: See `SerialEnvManager`, as all other arguments that are not named here.
         n_workers: How many processes there are; None for the cores that this process may use.
+        engine: How they are connected to this process; see `MultiprocessingSampler`. Data are the same.
+        start_method: How they are started; see `MultiprocessingSampler`.
         step_timeout: Seconds, while its caller waits, in which a worker may show no progress, such as the beginning of
             another step; then it is killed, with its Python stacks in the error. None for no limit.
         reset_timeout: The same for resets; None for `step_timeout`.
@@ -403,7 +407,7 @@ class EnvManager(AnyEnvManager):
 
     Raises:
         UsageError: An argument cannot work.
-        SamplerError: This system lacks what worker processes are started and ended with.
+        SamplerError: This system lacks what the engine needs.
     """
 
     def __init__(
@@ -416,6 +420,8 @@ class EnvManager(AnyEnvManager):
         autoreset: Autoreset | AutoresetMode = "next_step",
         n_workers: int | None = None,
         worker_threads: int | None = 1,
+        engine: EngineName | None = None,
+        start_method: StartMethod | None = None,
         min_envs: int = 1,
         recv_timeout: float | None = None,
         seed: int | None = None,
@@ -432,11 +438,6 @@ class EnvManager(AnyEnvManager):
         verify: Verify = "last",
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        if not has_processes():
-            raise SamplerError(
-                "EnvManager needs Linux: this system lacks what its worker processes are started and ended "
-                "with. SerialEnvManager has the same calls and returns the same data, from this process alone"
-            )
         n_envs = n_envs_of(envs, n_envs)
         options = ManagerOptions(
             n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,
@@ -450,19 +451,18 @@ class EnvManager(AnyEnvManager):
         self._threads = check_threads(worker_threads)
         lacks = {"max_worker_memory": "episodes of its environments go on in a worker for as long as it lives"}
         kept = limits_of(limits, type(self).__name__, lacks)
+        method = check_start_method(start_method)
+        self._new_pool = new_pool_of(check_engine(engine, method, {}), method)
         self._policy = options.policy(max_restarts=max_restarts, **kept)
         self._timeouts = step_timeout, reset_timeout, limits.construction_timeout
         watch_of(*self._timeouts)  # raises where one of them cannot work
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed, self.n_workers)
 
     def _new_transport(self) -> Transport:
-        from streamsampler.stepping.pipe_links import PipeEnvPool  # of which another system lacks what it imports
-        from streamsampler.stepping.processes import ProcessTransport
-
         new_stepper = partial(Stepper, autoreset=self._options.autoreset, own_generators=self._options.own_generators)
         return ProcessTransport(
             self._updates, self.n_workers, new_stepper, self._policy, watch=watch_of(*self._timeouts),
-            threads=self._threads, restart_wait=self._options.restart_wait, new_pool=PipeEnvPool,
+            threads=self._threads, restart_wait=self._options.restart_wait, new_pool=self._new_pool,
         )  # fmt: skip
 
     def worker_pids(self) -> list[int | None]:

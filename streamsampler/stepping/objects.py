@@ -60,6 +60,8 @@ def packed_result(rows: Rows, env_id: int, info: dict[str, Any]) -> bytes:
     try:
         return pickled((info, rows.carried_result(env_id)))
     except Exception as error:  # anything: it is user code
+        if not rows.observations_have_objects:
+            raise
         raise SerializationError(f"its observation or info cannot be pickled: {summary_of(error)}") from error
 
 

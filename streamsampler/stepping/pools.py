@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from streamsampler.core.errors import UsageError
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.registry import EngineName
+from streamsampler.engines.registry import STEPPING_ENGINES, EngineName
 from streamsampler.stepping.links import NewPool
 
 
@@ -17,8 +18,12 @@ def new_pool_of(engine: EngineName, start_method: StartMethod) -> NewPool:
         start_method: How `multiprocessing` starts them, where that does it.
 
     Raises:
-        SamplerError: It cannot.
+        UsageError: It connects workers alone.
+        SamplerError: It cannot start processes here.
     """
+    if engine not in STEPPING_ENGINES:
+        known = " and ".join(f'engine="{name}"' for name in STEPPING_ENGINES)
+        raise UsageError(f'engine="{engine}" steps no environments from this process: {known} do')
     if engine == "processes":
         from streamsampler.stepping.pipe_links import PipeEnvPool  # of which another system lacks what it imports
 

@@ -451,7 +451,7 @@ class ProcessTransport(Transport):
             try:
                 result = unpacked_result(self.rows, env_id, info)
             except Exception as reason:  # anything: it is user code
-                what = "its observation or info" if self.rows.observations_are_carried else "its info"
+                what = "its observation or info" if self.rows.observations_have_objects else "its info"
                 error = DataError(f"{what} cannot be unpickled here: {summary_of(reason)}")
                 error.__cause__ = reason
                 raised = self.setbacks.raised(env_id, link.number, phase, summary_of(error), error, error)

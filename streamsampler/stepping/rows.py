@@ -358,6 +358,7 @@ class Rows:
         parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
         has_views: Whether the environments' observations lie in `observations`.
         is_shared: As above.
+        observations_have_objects: Whether some parts of them are no arrays of one size.
         observations_are_carried, actions_are_carried: Whether some parts of them come in messages, because they are no
             arrays of one size, or nothing is shared: see `stepping.objects`.
     """
@@ -373,6 +374,7 @@ class Rows:
         self._actions = EnvValues(spaces.action, 1, "action", ActionError, allocate, is_shared=is_shared)
         self.has_views = self._observations.is_stacked
         self.is_shared = is_shared
+        self.observations_have_objects = self._observations.has_objects
         self.observations_are_carried = self._observations.is_carried
         self.actions_are_carried = self._actions.is_carried
         self._ended: set[int] = set()  # environments with a last observation that was not carried yet

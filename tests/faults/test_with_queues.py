@@ -43,16 +43,27 @@ def test_the_default_tier(method):
     run(method, [f"tests/faults/test_{name}.py" for name in names], options)
 
 
-# With the agent in the parent; where it is not about the other engine's own functions.
-PARENT = ["", "_fragments", "_masks", "_replays"]
-PARENT_EXCEPTIONS = ["tests/stepping/test_inference.py::test_there_are_no_process_ids_before_processes"]
+# Environments that are stepped from the parent, for a sampler and by managers.
+STEPPED = {
+    "fork": [
+        *("inference", "inference_fragments", "inference_masks", "inference_replays"),
+        *("bad_input", "failures", "managers", "parameters", "processes", "random_programs", "restores"),
+    ],
+    "spawn": ["inference", "inference_fragments", "failures"],
+    "forkserver": ["inference", "inference_fragments", "failures"],
+}
+# They are about the other engine's own functions.
+OF_PIPES = [
+    "tests/stepping/test_inference.py::test_there_are_no_process_ids_before_processes",
+    "tests/stepping/test_failures.py::test_a_call_that_is_left_in_the_middle",
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_the_default_tier_with_the_agent_in_the_parent(method):
-    options = [option for name in PARENT_EXCEPTIONS for option in ("--deselect", name)]
-    run(method, [f"tests/stepping/test_inference{name}.py" for name in PARENT], options)
+@pytest.mark.parametrize("method", STEPPED)
+def test_the_default_tier_of_environments_that_are_stepped_from_here(method):
+    options = [option for name in OF_PIPES for option in ("--deselect", name)]
+    run(method, [f"tests/stepping/test_{name}.py" for name in STEPPED[method]], options)
 
 
 def run(method, files, options):

@@ -178,6 +178,7 @@ def make(row: Row, place: Place) -> Any:
     agents = PerWorker([agent] * place.n_workers) if row["given"] == "agents" else agent
     envs = PerWorker([env] * place.n_workers) if row["given"] == "envs" else env
     of_processes: dict[str, Any] = {
+        "engine": place.engine,
         **({"inference": "parent"} if row["inference"] == "parent" else {}),
         **({"limits": Limits(max_worker_memory=1 << 33)} if row["memory"] == "limited" else {}),
     }
@@ -187,7 +188,7 @@ def make(row: Row, place: Place) -> Any:
             options["worker_class"] = VecWorker
     if place.engine == "local":
         return LocalSampler(agents, envs, **options)
-    return MultiprocessingSampler(agents, envs, engine=place.engine, **options, **of_processes)
+    return MultiprocessingSampler(agents, envs, **options, **of_processes)
 
 
 _WORKERS: dict[str, dict[str, Any]] = {

@@ -30,10 +30,9 @@ SEED = 71
 
 
 def in_parent(env: Any, start_method: str, **options: Any) -> Any:
-    options = {"seed": SEED, "check": None, "worker_args": {"n_envs": 3}, "n_workers": 2, **options}
-    return MultiprocessingSampler(
-        Rowwise(), env, inference="parent", engine="queues", start_method=start_method, **options
-    )
+    how = {"inference": "parent", "engine": "queues", "start_method": start_method}
+    options = {"seed": SEED, "check": None, "worker_args": {"n_envs": 3}, "n_workers": 2, **how, **options}
+    return MultiprocessingSampler(Rowwise(), env, **options)
 
 
 def calls(sampler: Any) -> Any:
