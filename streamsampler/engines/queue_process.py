@@ -384,7 +384,9 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
 
     def _sleep(self, timeout: float | None) -> bool:
         """Sleep until there is something in the inbox; return whether there is."""
-        return bool(wait([self._woken], timeout))
+        # The first look lets the threads run that write what was sent. Where an answer is a signal to this process, it
+        # comes before the second one, so it is noticed: one that comes just before a thread blocks is not.
+        return bool(wait([self._woken], 0) or wait([self._woken], timeout))
 
     def _events(self, timeout: float | None) -> list[Any]:
         return self._read() if self._sleep(timeout) else []
