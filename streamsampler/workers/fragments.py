@@ -29,7 +29,7 @@ from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, with_filters
 from streamsampler.workers.fragment_rows import Row, told
-from streamsampler.workers.generators import drawn_states, generator_states, set_states
+from streamsampler.workers.generators import drawn_states, generator_states, seeding, set_states
 from streamsampler.workers.hooks import HookCaller, Seams, WorkerWithSeams
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing, reset_one
@@ -282,7 +282,7 @@ class FragmentEnv(Row):
             if self.script is None:
                 self._agent_is_new = False  # the script resets it
                 script = self.script = driver.script(self.seed, self._limit)
-                yield self.index, self.seed, script, None, n_timesteps
+                yield self.index, seeding((self.seed,)), script, None, n_timesteps
             else:
                 self._go_on()
                 yield self.index, None, self.script, driver.binding, n_timesteps

@@ -10,12 +10,12 @@ import os
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
+from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed, derived_seeds
 from streamsampler.workers.turns import turn
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "put_states",
     "seed_constructors",
     "seed_generators",
+    "seeding",
     "set_states",
 ]
 
@@ -94,8 +95,24 @@ def seed_generators(trajectory_seed: int) -> None:
     Args:
         trajectory_seed: The trajectory seed.
     """
-    random.seed(derived_seed(trajectory_seed, Stream.PYTHON))
-    np.random.seed(derived_seed(trajectory_seed, Stream.NUMPY))
+    _seed(derived_seed(trajectory_seed, Stream.PYTHON), derived_seed(trajectory_seed, Stream.NUMPY), trajectory_seed)
+
+
+def seeding(trajectory_seeds: Sequence[int]) -> Iterator[None]:
+    """Seed the global generators for one of many trajectories at each `next`; all their seeds are derived at once.
+
+    Args:
+        trajectory_seeds: The trajectory seeds.
+    """
+    of_python, of_numpy = (derived_seeds(trajectory_seeds, stream) for stream in (Stream.PYTHON, Stream.NUMPY))
+    for trajectory_seed, python_seed, numpy_seed in zip(trajectory_seeds, of_python, of_numpy, strict=True):
+        _seed(python_seed, numpy_seed, trajectory_seed)
+        yield
+
+
+def _seed(python_seed: int, numpy_seed: int, trajectory_seed: int) -> None:
+    random.seed(python_seed)
+    np.random.seed(numpy_seed)
     torch = _loaded_torch()
     if torch is not None:
         _seed_torch(torch, derived_seed(trajectory_seed, Stream.TORCH))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import explain_rollout
 from streamsampler.workers.finishing import record_last_value, shares
-from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.generators import seeding
 from streamsampler.workers.hooks import Seams
 from streamsampler.workers.masks import masked_loop
 from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
@@ -39,8 +39,8 @@ _RECORDING, _ACTION = Phase.RECORDING, Phase.ACTION
 _RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Phase.AGENT_RESET)
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 
-Part = tuple[int, int | None, Script, Binding | None, int]
-"""A trajectory index; the seed for the global generators, None where these are set; the script; the binding that a
+Part = tuple[int, Iterator[None] | None, Script, Binding | None, int]
+"""A trajectory index; what seeds the global generators, None where these are set; the script; the binding that a
 script receives which goes on, None for a new one; and the number of timesteps after which the script is cut."""
 
 
@@ -91,12 +91,12 @@ class SingleDriver:
         self._worker.row.words[self._worker.row.phase_word] = _AGENT_RESET_NUMBER
         self._reset_agent(derived_seed(seed, Stream.AGENT))
 
-    def whole(self, indices: Iterable[int], seeds: Iterable[int]) -> Iterator[Part]:
+    def whole(self, indices: Iterable[int], seeds: Sequence[int]) -> Iterator[Part]:
         """Yield whole trajectories as parts."""
         limit = self._worker.context.max_episode_length
-        reset, binding, begin = self._reset, self.binding, self._begin_agent
+        reset, binding, begin, ahead = self._reset, self.binding, self._begin_agent, seeding(seeds)
         for index, seed in zip(indices, seeds, strict=True):
-            yield index, seed, trajectory(reset, binding, seed, begin, limit), None, _WHOLE
+            yield index, ahead, trajectory(reset, binding, seed, begin, limit), None, _WHOLE
 
     def run(  # noqa: C901 - see below
         self, parts: Iterable[Part], take_end: Callable[[End], None] | None = None
@@ -136,13 +136,13 @@ class SingleDriver:
         # The timestep that is due, number `due` of the ticket, looks for the part's end, shows progress on the board,
         # is timed, and sets the next one that is due. While the sampler asks for attention, every timestep is due.
         try:
-            for index, seed, script, binding, n_timesteps in parts:
+            for index, ahead, script, binding, n_timesteps in parts:
                 worker.trajectory = index
                 words[trajectory_word] = index + 1
                 words[phase_word] = _RESET_NUMBER
                 begin = clock()
-                if seed is not None:
-                    seed_generators(seed)
+                if ahead is not None:
+                    next(ahead)
                 send, end = script.send, None
                 observation = send(binding)
                 reset_seconds += clock() - begin
