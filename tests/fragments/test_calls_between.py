@@ -81,9 +81,17 @@ def go_on_alike(sampler: Any, reference: Any, between: Any, lengths: Sequence[in
     assert reference.stats.further_envs == 0
 
 
+QUICK = {
+    ("local", "samples"),
+    ("rows", "evaluate"),
+    ("processes", "evaluate"),
+    ("parent", "evaluate"),
+    ("agents", "stream"),
+}
+
+
 def slowly(kind: str, between: str) -> list[Any]:
-    is_default = (kind == "local" and between in ("samples", "stream", "folder")) or between == "evaluate"
-    return [] if is_default and "blocks" not in kind else [pytest.mark.slow]
+    return [] if (kind, between) in QUICK else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +114,8 @@ def test_episodes_go_on(kind: str, between: str, caplog: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "local", "rows", "parent",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if "agents" not in kind),
-    ],
-)  # fmt: skip
+    mostly_slow(["rows", "local", *(kind for kind in KINDS if "agents" not in kind and kind not in ("local", "rows"))]),
+)
 def test_tasks_of_whole_trajectories_are_not_those_of_episodes(kind: str) -> None:
     def between(sampler: Any) -> None:
         for tasks in ([1.0, 2.0], None, [3.0, 4.0]):
@@ -212,9 +217,7 @@ class Failing(Tasked):
         return super().reset(seed=seed)
 
 
-@pytest.mark.parametrize(
-    "kind", ["local", "rows", "parent", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("processes",))]
-)
+@pytest.mark.parametrize("kind", mostly_slow(["local", "rows", "parent", "processes"]))
 def test_what_raises_in_between_leaves_them_where_they_are(kind: str) -> None:
     def failing(sampler: Any) -> None:
         with pytest.raises(RolloutError, match="told to"):
@@ -228,7 +231,7 @@ def test_what_raises_in_between_leaves_them_where_they_are(kind: str) -> None:
         go_on_alike(sampler, reference, failing)
 
 
-@pytest.mark.parametrize("kind", ["local", "parent", pytest.param("rows in processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", mostly_slow(["local", "parent", "rows in processes"]))
 def test_an_interrupt_in_between_leaves_them_where_they_are(kind: str, monkeypatch: Any) -> None:
     def interrupt(sampler: Any) -> None:
         for _ in sampler.stream():
@@ -245,7 +248,7 @@ def killed(sampler: Any) -> None:
     sampler.obtain_trajectories(5)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["processes", "parent", "rows in processes", "parent of agents"], 2))
+@pytest.mark.parametrize("kind", mostly_slow(["parent", "processes", "rows in processes", "parent of agents"]))
 def test_losses_in_between_leave_them_where_they_are(kind: str) -> None:
     with KINDS[kind](max_restarts=100) as sampler, KINDS[kind]() as reference:
         go_on_alike(sampler, reference, killed)

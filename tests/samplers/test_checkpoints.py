@@ -198,7 +198,7 @@ FRAGMENTS: list[Any] = [("fragments", (n, 5), {"reset_options": {"offset": [n / 
 
 @pytest.mark.parametrize(
     ("kind", "first", "then"),
-    [("recurrent", ("local", 2), ("processes", 2)), ("parent", ("local", 1), ("parent", 2))],
+    mostly_slow([("recurrent", ("local", 2), ("processes", 2)), ("parent", ("local", 1), ("parent", 2))]),
 )
 def test_fragments_go_on_in_processes(kind, first, then):
     check(kind, FRAGMENTS, 2, first, then)

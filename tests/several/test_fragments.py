@@ -94,7 +94,7 @@ def assert_parts(batches: Sequence[MultiAgentBatch], whole: MultiAgentBatch) -> 
     return sum(assert_parts_of(parts, expected[place][0]) for place, parts in found.items())
 
 
-@pytest.mark.parametrize("which", mostly_slow(["both", *(set(AGENTS) - {"both"})], 1))
+@pytest.mark.parametrize("which", mostly_slow(["both", *sorted(set(AGENTS) - {"both"})]))
 @given(
     st.sampled_from([Comings, Turns]), STAYS, st.sampled_from([None, 3, 8]),
     st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 3),
@@ -102,7 +102,7 @@ def assert_parts(batches: Sequence[MultiAgentBatch], whole: MultiAgentBatch) -> 
 @example(Comings, {}, None, [1] * 20, 1)
 @example(Turns, {}, None, [1] * 30, 1)
 @example(Turns, {}, 4, [3] * 9, 2)
-@costly(8)
+@costly(3)
 def test_parts_are_those_of_whole_trajectories(
     which: str, game: Any, stays: dict[str, Stay], limit: Any, n_timesteps: list[int], n_envs: int
 ) -> None:
@@ -123,7 +123,7 @@ class Waits(Waiting):
 UNANNOUNCED = [lambda: Unannounced(Comings()), lambda: Unannounced(Turns())]
 
 
-@pytest.mark.parametrize("game", [Waits, Early, AllAtOnce, *UNANNOUNCED])
+@pytest.mark.parametrize("game", mostly_slow([Waits, *UNANNOUNCED, Early, AllAtOnce], 2))
 @pytest.mark.parametrize("n", mostly_slow([2, 1, 5]))
 def test_whoever_joins_waits_ends_early_or_comes_unannounced(game: Any, n: int) -> None:
     batches = fragments(AGENTS["both"], game, [n] * (40 // n), 1)
@@ -146,7 +146,7 @@ def test_crowds() -> None:
 @pytest.mark.parametrize("game", mostly_slow([Turns, Comings]))
 @pytest.mark.parametrize(
     "options",
-    mostly_slow([{"n_workers": 2}, {"n_workers": 2, **rows(2)}, {"n_workers": 3, "engine": "queues"}, rows(3)], 2),
+    mostly_slow([{"n_workers": 2}, {"n_workers": 2, **rows(2)}, {"n_workers": 3, "engine": "queues"}, rows(3)]),
 )
 def test_batches_do_not_depend_on_workers_and_engines(game: Any, options: Any) -> None:
     expected = fragments(AGENTS["both"], game, [3, 1, 4, 9], 5)
@@ -171,7 +171,7 @@ class DyingTurns(Turns):
 
 @pytest.mark.parametrize("which", mostly_slow(["both", "across", "apart again", "random", "one by one"]))
 @pytest.mark.parametrize(
-    ("game", "kind"), mostly_slow([(Dying, {}), (DyingTurns, rows(2)), (Dying, rows(2)), (DyingTurns, {})], 2)
+    ("game", "kind"), mostly_slow([(DyingTurns, rows(2)), (Dying, {}), (Dying, rows(2)), (DyingTurns, {})])
 )
 def test_episodes_are_restored_after_losses(which: str, game: Any, kind: Any, tmp_path: Path, caplog: Any) -> None:
     own = {"apart again": {"red": Recalling(), "blue": Recalling()}, "one by one": Knowing()}
@@ -297,7 +297,7 @@ def test_whole_episodes_are_replayed_and_parts_are_refused(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("game", mostly_slow([Turns, Comings]))
-@pytest.mark.parametrize("kind", [{}, rows(2)])
+@pytest.mark.parametrize("kind", mostly_slow([rows(2), {}]))
 @pytest.mark.parametrize("agents_too", mostly_slow([False, True]))
 def test_a_run_that_is_stopped_goes_on_in_the_middle_of_episodes(game: Any, kind: Any, agents_too: bool) -> None:
     """Where agents are not in the state, those that policies have by then are given anew."""
@@ -325,6 +325,7 @@ class Unfaithful(Dying):
         return seen + np.float32(os.getpid() % 7) * (agent == "blue_1")
 
 
+@pytest.mark.slow
 def test_an_episode_that_comes_out_otherwise_for_one_agent_is_not_restored(tmp_path: Path, caplog: Any) -> None:
     how = {"seed": 3, "check": None, "n_workers": 2, "max_restarts": 99}
     with MultiprocessingSampler(Rowwise(), lambda: Unfaithful(tmp_path, 2), **how) as sampler:

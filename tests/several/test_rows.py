@@ -108,7 +108,7 @@ def rows(n_envs: int) -> dict[str, Any]:
 )  # fmt: skip
 @example(Comings, {}, None, 7, 3)
 @example(Turns, {}, 4, 7, 3)
-@costly(4)
+@costly(2)
 def test_batches_are_those_of_one_environment(
     which: str, game: Any, stays: dict[str, Stay], limit: Any, n: int, n_envs: int
 ) -> None:

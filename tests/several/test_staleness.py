@@ -43,7 +43,7 @@ def test_batches_are_those_of_the_version_before(game: Any) -> None:
 
 
 @pytest.mark.parametrize("game", mostly_slow([Comings, Turns]))
-@pytest.mark.parametrize("engine", mostly_slow(ENGINES, 2))
+@pytest.mark.parametrize("engine", mostly_slow(ENGINES))
 def test_every_engine_and_kind_of_worker_gives_the_same(game: Any, engine: Any) -> None:
     how = {"seed": 1, "staleness": 1, "check": None}
     with LocalSampler(agents(), game, **how) as sampler:
@@ -63,7 +63,7 @@ class Picky(Chooser):
     st.lists(st.sampled_from([*UPDATES, {"red": (9,)}, {"red": (4,), "blue": (9,)}]), min_size=2, max_size=8),
     st.sampled_from([{}, rows(2)]),
 )  # fmt: skip
-@costly(5)
+@costly(2)
 def test_after_an_update_that_is_refused_batches_have_the_parameters_before(updates: Any, kind: Any) -> None:
     """A refused update is none: as if it had not been passed."""
 

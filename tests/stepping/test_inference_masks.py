@@ -22,7 +22,7 @@ def run(sampler: Any, disturbed: bool = False) -> list[Any]:
 
 @pytest.mark.parametrize("hooks", mostly_slow([None, Overwriting()]), ids=["", "hooks"])
 @pytest.mark.parametrize("agent", mostly_slow([InRows, InBlocks, Alone], 2))
-@pytest.mark.parametrize("place", ["observation", "info"])
+@pytest.mark.parametrize("place", mostly_slow(["info", "observation"]))
 def test_batches_with_masks_are_those_of_one_vec_worker(place, agent, hooks):
     options: dict[str, Any] = {"seed": 5, "env_kwargs": {"place": place}, "worker_args": {"n_envs": 3}, "hooks": hooks}
     with LocalSampler(agent(), make, worker_class=VecWorker, **options) as sampler:
@@ -34,7 +34,7 @@ def test_batches_with_masks_are_those_of_one_vec_worker(place, agent, hooks):
     assert found == expected
 
 
-@pytest.mark.parametrize("agent", [InRows, InBlocks])
+@pytest.mark.parametrize("agent", mostly_slow([InRows, InBlocks]))
 def test_environments_that_are_restored_have_their_masks(agent):
     options: dict[str, Any] = {"seed": 5, "worker_args": {"n_envs": 3}, "inference": "parent", "max_restarts": None}
     found = []
