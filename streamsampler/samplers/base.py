@@ -315,11 +315,10 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         of their own, which are made when they are first needed (`stats.further_envs`). The one agent of
         `inference="parent"` is given its memory back, for which it needs `get_state()` and `set_state(state)`. Where
         the same environment is made each time, episodes are restored in it as after a loss. So they are in a copy of
-        the sampler by pickling, and in one that loads its `state_dict`. An `env_update` in any call
-        (with a warning), other `n_envs` and an exception in a call for fragments end the episodes: the next call
-        begins with fresh environments. With
-        `on_failure="drop"` fragments are an error, since no other episode takes the place of an episode that raises:
-        its timesteps would be missing in the grid.
+        the sampler by pickling, and in one that loads its `state_dict`. An `env_update` in any call (with a warning),
+        other `n_envs` and an exception in a call for fragments end the episodes: the next call begins with fresh
+        environments. With `on_failure="drop"` fragments are an error, since no other episode takes the place of an
+        episode that raises: its timesteps would be missing in the grid.
 
         Args:
             n_timesteps: Timesteps of each environment, at least 1.

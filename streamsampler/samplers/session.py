@@ -230,7 +230,7 @@ class Session:
         suspect: Whether an interrupt may have come between two steps of the bookkeeping.
         plan: What the last call was to obtain; None before the first.
         resets: What it said of its trajectories.
-        fragments: What goes on from the last call for fragments to the next; None where nothing does.
+        fragments: The ledger of the episodes that go on from the last call for fragments to the next; None for none.
     """
 
     def __init__(
@@ -379,7 +379,7 @@ class Session:
         return self.updates.of_workers("agent")[0] is not self._agent_of_fragments
 
     def going_on(self) -> FragmentLedger | None:
-        """Return what goes on from the last call to one of another engine's workers; None for nothing."""
+        """Return the ledger of the episodes that go on, for the workers of another engine; None if none goes on."""
         ledger = self.fragments
         if ledger is not None and self._has_other_agent:
             ledger.replace_agent()
@@ -387,7 +387,7 @@ class Session:
 
     @property
     def ledger(self) -> FragmentLedger | None:
-        """What is known of the environments of fragments, in a call for fragments; None in others."""
+        """The ledger of the environments of fragments, in a call for fragments; None in other calls."""
         return self.fragments if isinstance(self.plan, Fragments) else None
 
     def layout_of(self, plan: GatherPlan) -> Layout:

@@ -10,7 +10,7 @@ from streamsampler.engines.launch.exit_handlers import run_finalizers
 from streamsampler.engines.processes.worker_main import PipeBegun, begin
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows
 from streamsampler.stepping.transport import COPY_FRAME, FrameReader
-from streamsampler.stepping.worker_main import Channel, new_worker
+from streamsampler.stepping.worker_main import EnvChannel, new_worker
 
 
 def main(number: int, fds: Sequence[int]) -> None:
@@ -21,14 +21,14 @@ def main(number: int, fds: Sequence[int]) -> None:
         fds: See `begin`; the other one is that of the rows.
     """
     begun = begin(number, fds)
-    worker = new_worker(begun, PipeChannel(begun))
+    worker = new_worker(begun, PipeEnvChannel(begun))
     worker.run()
     begun.end()
     worker.send_records()
     run_finalizers()
 
 
-class PipeChannel(Channel):
+class PipeEnvChannel(EnvChannel):
     """A worker's ends of its pipes, and the rows.
 
     Args:

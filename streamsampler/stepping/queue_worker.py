@@ -12,7 +12,7 @@ import numpy as np
 from streamsampler.engines.queue_worker import QueueBegun, WorkerEnds, run_process
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.transport import split
-from streamsampler.stepping.worker_main import Channel, EnvWorker, new_worker
+from streamsampler.stepping.worker_main import EnvChannel, EnvWorker, new_worker
 
 
 def main(number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool) -> None:
@@ -21,12 +21,12 @@ def main(number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool)
 
 
 def _work(begun: QueueBegun) -> EnvWorker:
-    worker = new_worker(begun, QueueChannel(begun.ends))
+    worker = new_worker(begun, QueueEnvChannel(begun.ends))
     worker.run()
     return worker
 
 
-class QueueChannel(Channel):
+class QueueEnvChannel(EnvChannel):
     """A worker's ends of its queues.
 
     Args:

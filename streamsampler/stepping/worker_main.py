@@ -31,7 +31,7 @@ _REPORT_SECONDS = 1.0
 """How often a worker that is at work says where its time goes."""
 
 
-class Channel(ABC):
+class EnvChannel(ABC):
     """What connects a worker to its parent."""
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Channel(ABC):
         """Tell the parent, as far as that is possible, that this process is a forked copy of the worker."""
 
 
-def new_worker(begun: Begun, channel: Channel) -> EnvWorker:
+def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:
     """Return a worker.
 
     Args:
@@ -81,7 +81,7 @@ class EnvWorker:
         begun: Its process.
     """
 
-    def __init__(self, stepper: Stepper, channel: Channel, begun: Begun) -> None:
+    def __init__(self, stepper: Stepper, channel: EnvChannel, begun: Begun) -> None:
         self._stepper, self._channel = stepper, channel
         self._keeper, self._threads, self._settings = begun.keeper, begun.threads, begun.settings
         self._pid = os.getpid()

@@ -14,8 +14,8 @@ from streamsampler.workers.generators import seed_constructors
 class LendingWorker(Worker):
     """A worker that runs fragments, and whole trajectories between them.
 
-    The first environments of fragments are the worker's own: who runs nothing else needs no others. The first ticket of
-    whole trajectories after them makes others, which are the worker's own from then on.
+    The first environments of fragments are the worker's own: a worker that runs fragments alone needs no others. The
+    first ticket of whole trajectories after fragments makes further environments, the worker's own from then on.
     """
 
     _running: Running | None = None  # the environments of fragments whose episodes go on

@@ -24,7 +24,7 @@ from tests.several.test_equal_to_plain_loops import STAYS, AllAtOnce, Early
 from tests.several.test_errors import ShortTurns, is_odd
 from tests.several.test_fragments import DyingTurns, Knowing, Recalling, Waits
 from tests.several.test_lives import CROWD, Crowd, Unannounced, kind_of
-from tests.several.test_rows import AGENTS, Halves, Rowwise, Watching, rows
+from tests.several.test_rows import AGENTS, Halves, Reader, Rowwise, Watching, Words, rows
 from tests.several.test_staleness import Dying
 from tests.stepping.conftest import kill
 from tests.tiers import mostly_slow
@@ -113,24 +113,6 @@ def test_crowds() -> None:
 @pytest.mark.slow
 def test_blocks() -> None:
     same(AGENTS["both"], Comings, whole, worker_args={"block_size": 6})
-
-
-class Words(Comings):
-    def observation_space(self, agent: str) -> Any:
-        return spaces.Dict({"text": spaces.Text(5), "box": self.spaces[agent]})
-
-    def seen(self, agent: str) -> Any:
-        seen = super().seen(agent)
-        return {"text": "abcde"[: int(seen[1]) % 5], "box": seen}
-
-
-class Reader(Rowwise):
-    def get_actions(self, observations: Any, *, draws: Any, seeds: Any) -> Any:
-        actions, infos = super().get_actions(observations["box"], draws=draws, seeds=seeds)
-        return actions, {**infos, "n": np.array([len(text) for text in observations["text"]])}
-
-    def get_value(self, observation: Any) -> float:
-        return float(observation["box"][1])
 
 
 @pytest.mark.slow

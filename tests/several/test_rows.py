@@ -364,23 +364,29 @@ def test_agents_may_use_their_arrays_again(agent: Any) -> None:
         assert sampled(agent, Pushed, n=5, check=None, **options) == expected
 
 
+class Words(Comings):
+    """Shows each agent a text, too."""
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Dict({"text": spaces.Text(5), "box": self.spaces[agent]})
+
+    def seen(self, agent: str) -> Any:
+        seen = super().seen(agent)
+        return {"text": "abcde"[: int(seen[1]) % 5], "box": seen}
+
+
+class Reader(Rowwise):
+    """Says how long the texts are."""
+
+    def get_actions(self, observations: Any, *, draws: Any, seeds: Any) -> Any:
+        actions, infos = super().get_actions(observations["box"], draws=draws, seeds=seeds)
+        return actions, {**infos, "n": np.array([len(text) for text in observations["text"]])}
+
+    def get_value(self, observation: Any) -> float:
+        return float(observation["box"][1])
+
+
 def test_spaces_of_any_kind() -> None:
-    class Words(Comings):
-        def observation_space(self, agent: str) -> Any:
-            return spaces.Dict({"text": spaces.Text(5), "box": self.spaces[agent]})
-
-        def seen(self, agent: str) -> Any:
-            seen = super().seen(agent)
-            return {"text": "abcde"[: int(seen[1]) % 5], "box": seen}
-
-    class Reader(Rowwise):
-        def get_actions(self, observations: Any, *, draws: Any, seeds: Any) -> Any:
-            actions, infos = super().get_actions(observations["box"], draws=draws, seeds=seeds)
-            return actions, {**infos, "n": np.array([len(text) for text in observations["text"]])}
-
-        def get_value(self, observation: Any) -> float:
-            return float(observation["box"][1])
-
     assert sampled(Reader(), Words, n=7, **rows(3)) == sampled(Reader(), Words, n=7)
 
 

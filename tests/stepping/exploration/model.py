@@ -26,7 +26,7 @@ from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.transport import IDS, ids_in, split
-from streamsampler.stepping.worker_main import Channel, EnvWorker
+from streamsampler.stepping.worker_main import EnvChannel, EnvWorker
 from streamsampler.workers.board import Progress
 from streamsampler.workers.logs import Levels
 
@@ -149,7 +149,7 @@ def _nothing(*_):
     return b""
 
 
-class Ends(Channel):
+class Ends(EnvChannel):
     """What connects a process that is modelled: what it says is kept."""
 
     def __init__(self, process):
