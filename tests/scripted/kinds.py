@@ -55,20 +55,25 @@ def _box() -> spaces.Box:
     return spaces.Box(-1, 1, (2,), np.float32)
 
 
+def _text(longest: int) -> spaces.Text:
+    # Before 1.3, Gymnasium's own default is a set, whose order is another one in each process: so are samples.
+    return spaces.Text(longest, charset="aBc0 é")
+
+
 KINDS: dict[str, Callable[[], spaces.Space[Any]]] = {
     "number": lambda: spaces.Discrete(5),
-    "text": lambda: spaces.Text(8),
+    "text": lambda: _text(8),
     "list": lambda: spaces.Sequence(_box()),
     "stacked": lambda: spaces.Sequence(_box(), stack=True),
     "graph": lambda: spaces.Graph(_box(), spaces.Discrete(3)),
-    "one of": lambda: spaces.OneOf([spaces.Discrete(3), _box(), spaces.Text(3)]),
+    "one of": lambda: spaces.OneOf([spaces.Discrete(3), _box(), _text(3)]),
     "mission": Mission,
     "things": Things,
     "grid": lambda: spaces.Dict(
         image=spaces.Box(0, 255, (7, 7, 3), np.uint8), mission=Mission(), way=KINDS["number"]()
     ),
-    "pair": lambda: spaces.Tuple([spaces.Text(5), spaces.Discrete(3)]),
-    "nested": lambda: spaces.Dict(a=spaces.Tuple([_box(), KINDS["list"]()]), b=spaces.Dict(c=spaces.Text(4))),
+    "pair": lambda: spaces.Tuple([_text(5), spaces.Discrete(3)]),
+    "nested": lambda: spaces.Dict(a=spaces.Tuple([_box(), KINDS["list"]()]), b=spaces.Dict(c=_text(4))),
 }
 PAIRS = [
     ("grid", "number"), ("things", "pair"), ("text", "text"), ("list", "things"), ("stacked", "list"),
