@@ -58,7 +58,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
         self._has_seams = self.overrides_seams()
-        self.hook_callers = () if context.hooks is None else (HookCaller(self, context.hooks),)
+        self._make_callers(1)
         self._last_info: Any = None  # of the last trajectory
         self._broken_off = Times()  # what the trajectories took that ended with the last exception
 

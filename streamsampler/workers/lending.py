@@ -9,6 +9,7 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker
 from streamsampler.workers.fragments import Running
 from streamsampler.workers.generators import seed_constructors
+from streamsampler.workers.hooks import HookCaller
 
 
 class LendingWorker(Worker):
@@ -35,12 +36,19 @@ class LendingWorker(Worker):
     def _leave_lent(self) -> None:
         """Have no environments any more, if fragments go on in them."""
 
+    def _make_callers(self, n: int) -> None:
+        """Have what calls the hooks of n environments."""
+        if self.context.hooks is not None and not self.hook_callers:
+            self.hook_callers = [HookCaller(self, self.context.hooks) for _ in range(n)]
+
     def _take_environments(self) -> None:
         """Make environments for whole trajectories, if fragments go on in those that the worker has."""
         running = self._running
         if running is None or not self._lends():
             return
         self.enter(Phase.ENV_CONSTRUCTION)
+        n_callers, self.hook_callers = len(self.hook_callers), ()  # each environment has a copy of the hooks of its own
+        self._make_callers(n_callers)
         seed_constructors(self.context.seed)
         with for_worker(self.context.worker_number):
             self.update_env(self.load(self.in_force["env"]))

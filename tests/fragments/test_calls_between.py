@@ -287,20 +287,27 @@ def test_where_there_is_one_environment_alone_they_are_restored_in_it(options: A
 
 
 class Hooked:
-    """Counts the environments that it hears of, and keeps something of each episode."""
+    """Counts the environments that it hears of, and keeps something of each episode, in its own attributes, too.
+
+    It is copied for each environment: so those are safe as long as no worker is lost.
+    """
 
     def on_environment_created(self, env: Any, worker_number: int) -> None:
         env.unwrapped.heard = getattr(env.unwrapped, "heard", 0) + 1
 
+    def on_trajectory_start(self, context: Any) -> None:
+        self.n_timesteps = 0
+
     def on_timestep(self, context: Any) -> None:
         assert context.env.unwrapped.heard == 1
+        self.n_timesteps += 1
         context.memory["sum"] = context.memory.get("sum", 0.0) + float(context.reward)
 
     def on_trajectory_end(self, context: Any) -> None:
-        context.metrics["sum"] = context.memory["sum"]
+        context.metrics.update(sum=context.memory["sum"], own=self.n_timesteps)
 
 
 @pytest.mark.parametrize("kind", ["local", "rows"])
 def test_hooks_keep_what_they_know_of_episodes(kind: str) -> None:
     with KINDS[kind](hooks=Hooked()) as sampler, KINDS[kind](hooks=Hooked()) as reference:
-        go_on_alike(sampler, reference, lambda it: it.obtain_trajectories(4))
+        go_on_alike(sampler, reference, lambda it: it.obtain_trajectories(4), (9, 4, 40))

@@ -134,22 +134,25 @@ def seen_of(batch: Any) -> dict[str, Any]:
 
 
 class Measuring:
-    """Adds up what it sees of a trajectory, in numbers that are the same on every machine."""
+    """Adds up what it sees of a trajectory, in numbers that are the same on every machine.
+
+    In memory: its own attributes are lost with a worker, and episodes of fragments go on.
+    """
 
     def on_trajectory_start(self, context: Any) -> None:
         """Begin to count."""
-        self.total = 0
+        context.memory["total"] = 0
 
     def on_timestep(self, context: Any) -> None:
         """Count."""
-        self.total += context.timestep * (1 + int(context.terminated))
+        context.memory["total"] += context.timestep * (1 + int(context.terminated))
         context.metrics["steps"] = context.timestep
         if context.timestep % 4 == 0:
             context.metrics["fourth"] = {"of": context.timestep, "index": context.index}
 
     def on_trajectory_end(self, context: Any) -> None:
         """Say what was counted."""
-        context.metrics.update(total=self.total, seed=str(context.seed), version=context.agent_version)
+        context.metrics.update(total=context.memory["total"], seed=str(context.seed), version=context.agent_version)
 
 
 class Updated:

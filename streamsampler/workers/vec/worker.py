@@ -27,7 +27,6 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.protocol.plans import Layout
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.generators import generator_states, seed_generators
-from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import masks_reach
 from streamsampler.workers.resets import FragmentOrder
@@ -256,10 +255,6 @@ class VecWorker(LendingWorker):
         refuse_different(single)
         self._make_callers(len(single))
         return LaneRunner(single, self, fixed_rows=differ, callers=self.hook_callers)
-
-    def _make_callers(self, n: int) -> None:
-        if self.context.hooks is not None and not self.hook_callers:
-            self.hook_callers = [HookCaller(self, self.context.hooks) for _ in range(n)]
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
