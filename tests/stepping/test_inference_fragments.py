@@ -455,3 +455,43 @@ def test_after_an_interrupted_call_of_fragments_new_episodes_begin(monkeypatch):
             batches += [sampler.obtain_fragments(9, 4) for _ in range(2)]
     assert batches[:3] == batches[3:]
     assert not batches[1].continued.any()
+
+
+class Late(Sticky):
+    """Raises in its fourth timestep as environment 0 or 2; as 0 when 3, in the process of 2, has taken its own."""
+
+    def __init__(self, pipe: Any, seeds: list[int]) -> None:
+        super().__init__()
+        self.pipe, self.seeds = pipe, seeds
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed)
+        assert seed is not None
+        self.number, self.length = self.seeds.index(seed), 30
+        return result
+
+    def step(self, action: int) -> Any:
+        if self.t == 3:
+            descriptor = os.open(self.pipe, os.O_RDWR)
+            if self.number == 3:
+                os.write(descriptor, b"x")
+            elif self.number == 0:
+                os.read(descriptor, 1)
+            os.close(descriptor)
+        if self.t == 3 and self.number in (0, 2):
+            raise OSError("out of order")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("agent", [Fleeting, Drawn])
+def test_of_several_that_raise_it_is_the_first_in_order_that_is_told(agent, tmp_path):
+    """Whoever is first by the clock: the seed alone decides in which trajectory a call fails."""
+    os.mkfifo(tmp_path / "pipe")
+    kept_open = os.open(tmp_path / "pipe", os.O_RDWR)
+    with reference(agent(), Sticky) as sampler:
+        seeds = list(sampler.obtain_fragments(1, 4).seeds)
+    with in_parent(agent(), functools.partial(Late, tmp_path / "pipe", seeds)) as sampler:
+        sampler.obtain_fragments(2, 4)
+        with pytest.raises(RolloutError, match=r"in trajectory 0 of agent version 1.*out of order"):
+            sampler.obtain_fragments(3, 4)
+    os.close(kept_open)

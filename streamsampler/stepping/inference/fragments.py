@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -49,6 +49,8 @@ class RemoteGroup(RemoteRows, Group):
         self._agent_of_worker = asked
         self._its_agent: Any = None  # the payload of the agent that it has
         self._earlier = [0] * len(self.rows)  # how many timesteps each row's episode had in earlier calls
+        # What was raised, and in which phase, by when in the fragment it was, and by row.
+        self._held: dict[tuple[int, int], tuple[BaseException, Phase]] = {}
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
         """Take the agent that is in force, which has its parameters and filters already."""
@@ -97,6 +99,7 @@ class RemoteGroup(RemoteRows, Group):
     def _run_rows(self, version: int) -> bool:
         self.together = not (self.agent.can_wait and self._worker.runs_lanes)
         self._forget_rows()
+        self._held.clear()
         before = generator_states()
         if not super()._run_rows(version):
             return False
@@ -115,6 +118,38 @@ class RemoteGroup(RemoteRows, Group):
 
     def _reset_function(self, row: Row) -> Callable[..., Any]:
         return self._request_reset(row.number, row.index)
+
+    # ------------------------------------------------------------------ what is raised
+
+    def _take(self, arrived: Sequence[int]) -> None:
+        super()._take(arrived)
+        if self._held:
+            self._raise_first()
+
+    def _take_result(self, row: int, *result: Any) -> None:
+        """Send a script the result of its environment; what it raises is held back for those that may raise before it.
+
+        Before it by the seed, and not by the clock: at an earlier timestep of the fragment, or in an earlier row.
+        """
+        when = self._when(row)
+        try:
+            super()._take_result(row, *result)
+        except (Exception, SystemExit) as error:
+            self._held[when, row] = error, self._worker.phase
+            self._runs[row] = self._ready[row] = False
+
+    def _when(self, row: int) -> int:
+        """Return at which timestep of the fragment a row is, up to a number: less by how many it has still to take."""
+        return -self._left[row] - int(self._is_in_reset[row])
+
+    def _raise_first(self) -> None:
+        """Raise the first exception, once no row that runs may raise before it."""
+        _, row = first = min(self._held)
+        if any((self._when(other), other) < first for other in np.flatnonzero(self._runs).tolist()):
+            return
+        error, self._worker.phase = self._held[first]
+        self._row, self._runs[row] = row, True
+        raise error
 
     def _is_last(self, row: int) -> bool:
         return self._left[row] == 1

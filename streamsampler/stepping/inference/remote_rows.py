@@ -260,7 +260,7 @@ class RemoteRows(RowsDriver):
 
     def _take(self, arrived: Sequence[int]) -> None:
         """Send scripts the results of their environments."""
-        environments, worker, games = self._environments, self._worker, self._environments.games
+        environments = self._environments
         arrived = [row for row in arrived if self._runs[row]]  # others were given up
         shared = environments.transport.rows
         results = zip(
@@ -270,23 +270,28 @@ class RemoteRows(RowsDriver):
         stepped = [row for row in arrived if not (self._is_in_reset[row] or environments.has_raised(row))]
         self._count(len(stepped))
         for row, *result in list(results):
-            self._row, script = row, self._scripts[row]
-            assert script is not None
-            if environments.has_raised(row):
-                self._raise(row, script)
-            observation = environments.observation(row)
-            info = environments.take_info(row)
-            if games:
-                observation, *result, info = games[row].take(observation, info)
-            if self._is_in_reset[row]:
-                worker.phase, self._is_in_reset[row] = Phase.RESET, False
-                self._send(row, script, (observation, info))
-            else:
-                worker.phase = Phase.STEP
-                if self._is_last(row):
-                    observation = snapshot(observation)  # what the script goes on from in another call
-                self._send(row, script, (observation, *result, info))
+            self._row = row
+            self._take_result(row, *result)
         self._row = -1
+
+    def _take_result(self, row: int, *result: Any) -> None:
+        """Send a script the result of its environment: the reward and the two ends, and what lies in its row."""
+        environments, worker, script = self._environments, self._worker, self._scripts[row]
+        assert script is not None
+        if environments.has_raised(row):
+            self._raise(row, script)
+        observation = environments.observation(row)
+        info = environments.take_info(row)
+        if environments.games:
+            observation, *result, info = environments.games[row].take(observation, info)  # type: ignore[assignment]
+        if self._is_in_reset[row]:
+            worker.phase, self._is_in_reset[row] = Phase.RESET, False
+            self._send(row, script, (observation, info))
+        else:
+            worker.phase = Phase.STEP
+            if self._is_last(row):
+                observation = snapshot(observation)  # what the script goes on from in another call
+            self._send(row, script, (observation, *result, info))
 
     def _raise(self, row: int, script: Script) -> None:
         """Raise what a row's environment raised."""
