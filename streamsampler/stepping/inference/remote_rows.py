@@ -208,7 +208,7 @@ class RemoteRows(RowsDriver):
             self._environments.step(rows, [actions[row] for row in rows])  # copies already
             return
         recorded = recorder.actions.gather(np.arange(recorder.first, recorder.step))
-        if self._rounds or _same_kind(actions, recorded):
+        if _same_kind(actions, recorded):
             self._environments.step_with(rows, recorded)
         else:
             singles = singles_of(self.spaces[1], actions)
