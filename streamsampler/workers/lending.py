@@ -37,7 +37,7 @@ class LendingWorker(Worker):
         """Have no environments any more, if fragments go on in them."""
 
     def _make_callers(self, n: int) -> None:
-        """Have what calls the hooks of n environments."""
+        """Make what calls the hooks of n environments, unless it is there or there are no hooks."""
         if self.context.hooks is not None and not self.hook_callers:
             self.hook_callers = [HookCaller(self, self.context.hooks) for _ in range(n)]
 

@@ -24,7 +24,7 @@ from tests.several.test_equal_to_plain_loops import STAYS, AllAtOnce, Early
 from tests.several.test_errors import ShortTurns, is_odd
 from tests.several.test_fragments import DyingTurns, Knowing, Recalling, Waits
 from tests.several.test_lives import CROWD, Crowd, Unannounced, kind_of
-from tests.several.test_rows import AGENTS, Halves, Reader, Rowwise, Watching, Words, rows
+from tests.several.test_rows import AGENTS, Halves, Reader, Rowwise, Watching, Words, Worn, rows
 from tests.several.test_staleness import Dying
 from tests.stepping.conftest import kill
 from tests.tiers import mostly_slow
@@ -448,16 +448,6 @@ def test_evaluations_are_those_of_vec_worker() -> None:
 
 @pytest.mark.slow
 def test_what_an_environment_remembers_is_found() -> None:
-    class Worn(Comings):
-        n_begun = 0
-
-        def begin(self, seed: Any) -> None:
-            super().begin(seed)
-            self.n_begun += 1
-
-        def seen(self, agent: str) -> Any:
-            return np.minimum(super().seen(agent) + self.n_begun, 99)
-
     with (
         parent(Rowwise(), Worn, check="error") as sampler,
         pytest.raises(NotReproducibleError, match=r"was run twice from the same seed.*its first observation"),

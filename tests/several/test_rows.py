@@ -306,17 +306,20 @@ def test_environments_of_one_worker_have_the_same_agents() -> None:
             sampled(Chooser(), PerEnv([Comings, other]), **rows(2))
 
 
+class Worn(Comings):
+    """Remembers how many trajectories it has begun."""
+
+    n_begun = 0
+
+    def begin(self, seed: Any) -> None:
+        super().begin(seed)
+        self.n_begun += 1
+
+    def seen(self, agent: str) -> Any:
+        return np.minimum(super().seen(agent) + self.n_begun, 99)
+
+
 def test_what_an_environment_remembers_is_found() -> None:
-    class Worn(Comings):
-        n_begun = 0
-
-        def begin(self, seed: Any) -> None:
-            super().begin(seed)
-            self.n_begun += 1
-
-        def seen(self, agent: str) -> Any:
-            return np.minimum(super().seen(agent) + self.n_begun, 99)
-
     with pytest.raises(NotReproducibleError, match=r"was run twice from the same seed.*its first observation"):
         sampled(Rowwise(), Worn, check="error", **rows(3))
 

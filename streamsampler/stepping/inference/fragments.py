@@ -49,7 +49,7 @@ class RemoteGroup(RemoteRows, Group):
         self._agent_of_worker = asked
         self._its_agent: Any = None  # the payload of the agent that it has
         self._earlier = [0] * len(self.rows)  # how many timesteps each row's episode had in earlier calls
-        # What was raised, and in which phase, by when in the fragment it was, and by row.
+        # Exceptions that are held back, and the phases they came in, by `_when` and row.
         self._held: dict[tuple[int, int], tuple[BaseException, Phase]] = {}
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
@@ -99,7 +99,6 @@ class RemoteGroup(RemoteRows, Group):
     def _run_rows(self, version: int) -> bool:
         self.together = not (self.agent.can_wait and self._worker.runs_lanes)
         self._forget_rows()
-        self._held.clear()
         before = generator_states()
         if not super()._run_rows(version):
             return False
@@ -119,7 +118,11 @@ class RemoteGroup(RemoteRows, Group):
     def _reset_function(self, row: Row) -> Callable[..., Any]:
         return self._request_reset(row.number, row.index)
 
-    # ------------------------------------------------------------------ what is raised
+    def _forget_rows(self) -> None:
+        super()._forget_rows()
+        self._held.clear()
+
+    # ------------------------------------------------------------------ exceptions of environments
 
     def _take(self, arrived: Sequence[int]) -> None:
         super()._take(arrived)
@@ -127,9 +130,9 @@ class RemoteGroup(RemoteRows, Group):
             self._raise_first()
 
     def _take_result(self, row: int, *result: Any) -> None:
-        """Send a script the result of its environment; what it raises is held back for those that may raise before it.
+        """Send a script the result of its environment; hold an exception back while an earlier one may come.
 
-        Before it by the seed, and not by the clock: at an earlier timestep of the fragment, or in an earlier row.
+        Earlier by the seed, and not by the clock: at an earlier timestep of the fragment, or in an earlier row.
         """
         when = self._when(row)
         try:
@@ -139,17 +142,21 @@ class RemoteGroup(RemoteRows, Group):
             self._runs[row] = self._ready[row] = False
 
     def _when(self, row: int) -> int:
-        """Return at which timestep of the fragment a row is, up to a number: less by how many it has still to take."""
+        """Return a number that grows with the timesteps of a row in this fragment, and is one less during a reset."""
         return -self._left[row] - int(self._is_in_reset[row])
 
     def _raise_first(self) -> None:
-        """Raise the first exception, once no row that runs may raise before it."""
+        """Raise the earliest exception, once no row that runs may raise an earlier one."""
         _, row = first = min(self._held)
         if any((self._when(other), other) < first for other in np.flatnonzero(self._runs).tolist()):
             return
         error, self._worker.phase = self._held[first]
+        self._held.clear()
         self._row, self._runs[row] = row, True
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame, and frames that hold memory of the processes
 
     def _is_last(self, row: int) -> bool:
         return self._left[row] == 1
