@@ -29,7 +29,7 @@ UPWARDS_INSIDE_FUNCTIONS = {("data.batch", "data.npz")}
 
 MOST_LINES, MOST_LINES_OF_FUNCTION = 600, 60
 # Functions would cost percents here.
-MEASURED_LOOPS = ["rollouts.script.trajectory", "workers.several.loop.timesteps", "workers.single.run"]
+MEASURED_LOOPS = ["rollouts.script.trajectory", "stepping.server.step", "workers.several.loop.timesteps", "workers.single.run"]
 
 
 # Where environments are stepped for what a sampler or a manager returns. Rules, hooks and recorders that a trajectory
@@ -38,11 +38,9 @@ MEASURED_LOOPS = ["rollouts.script.trajectory", "workers.several.loop.timesteps"
 STEPPED = {
     "rollouts.script.trajectory": "the script: all trajectories but those below",
     "workers.several.loop.ParallelLoop.timesteps": "games whose steps cost nothing, in half of the script's time",
-    "stepping.stepper.Stepper.step": "the server of environments: steps that a manager asks for",
+    "stepping.server.EnvServer.step": "the server of environments: steps that a manager or an agent elsewhere asks for",
     "workers.vec.native.NativeRunner._step_until_all_end": "native vector environments: all rows by one call",
 }
-# The server's steps where an agent in the parent asks for them.
-SAME_PLACE = {"stepping.stepper.RolloutStepper.step": "stepping.stepper.Stepper.step"}
 # What gives a script the environment's step. The last one only asks whether the step is the environment's own.
 DRIVERS = {
     "workers.single.SingleDriver.__init__",
@@ -65,7 +63,7 @@ STEP_WRAPPERS = {
 }
 MEASURES_STEPS = {"checking.costs.stepped"}
 # Of these receivers `step` asks a server of environments for steps, by their numbers.
-SERVERS = {"transport", "_environments", "_stepper"}
+SERVERS = {"transport", "_transport", "_environments", "_server"}
 
 # What keeps what trajectories bring, each with its subclasses.
 RECORDERS = {
@@ -274,8 +272,7 @@ def test_environments_are_stepped_in_four_places():
         if room(module) not in ("agents", "examples") and re.search(r"\bstep(_env)?\b", path.read_text())
         for place in places_of(steps_environments, parsed(path), module)
     }
-    assert found == {*STEPPED, *SAME_PLACE, *DRIVERS, *STEP_WRAPPERS, *MEASURES_STEPS}, "drive a script instead"
-    assert set(SAME_PLACE.values()) < set(STEPPED)
+    assert found == {*STEPPED, *DRIVERS, *STEP_WRAPPERS, *MEASURES_STEPS}, "drive a script instead"
     assert len(STEPPED) <= 4
 
 

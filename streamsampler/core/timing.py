@@ -7,12 +7,11 @@ example is on the page `streamsampler/docs/checkpoints-and-logging.md`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -211,18 +210,27 @@ class _Local(threading.local):
 _local = _Local()
 
 
-@contextlib.contextmanager
-def collecting(collector: Collector) -> Iterator[None]:
-    """Collect what this thread measures in the block."""
-    before, _local.collector = _local.collector, collector
-    collector.here = None
-    try:
-        yield
-    finally:
-        _local.collector = before
+class collecting:  # noqa: N801 - reads as a verb in `with collecting(…):`
+    """Collect what this thread measures in the block.
+
+    Args:
+        collector: Where to; it may be used again.
+    """
+
+    __slots__ = ("_before", "_collector")
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def __enter__(self) -> None:
+        self._collector.here = None
+        self._before, _local.collector = _local.collector, self._collector  # last: Ctrl-C before it leaves no trace
+
+    def __exit__(self, *_: object) -> None:
+        _local.collector = self._before
 
 
-def not_measuring() -> contextlib.AbstractContextManager[None]:
+def not_measuring() -> collecting:
     """Keep what this thread measures in the block out of all accounts."""
     return collecting(Collector((0,), 0, ("",)))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,17 @@ from streamsampler.data.trees import map_tree, map_trees
 from streamsampler.stepping.histories import ParameterSets, PastRequest, PastRequests, RestoreOrder
 from streamsampler.stepping.ledger import EnvEvent, EnvState
 from streamsampler.stepping.options import ManagerOptions
-from streamsampler.stepping.rows import Rows
+from streamsampler.stepping.rows import Rows, place_of
 from streamsampler.stepping.steps import Steps
+
+_RESETTING, _STEPPED = EnvState.RESETTING, EnvEvent.STEPPED  # an enum's member costs 100 ns to look up on Python 3.11
+
+
+def taken(array: NDArray[Any], place: Any) -> NDArray[Any]:
+    """Return a copy of the rows at a `place_of` environments."""
+    found: NDArray[Any] = array[place]
+    return found.copy() if place.__class__ is slice else found
+
 
 # ----------------------------------------------------------------------
 # Give each episode of each environment its seed, whatever the order in which environments are stepped.
@@ -95,6 +104,32 @@ class EpisodeSeeds:
 # ----------------------------------------------------------------------
 
 
+class Round(NamedTuple):
+    """The results of a step of all environments, in order, none of which failed.
+
+    Attributes:
+        observations: Leaves of (n_envs, ...): what to act on next.
+        rewards: (n_envs,) float64.
+        terminated: (n_envs,) bool.
+        truncated: (n_envs,) bool.
+        infos: The infos that are not empty, by environment.
+        ended: The environments whose episodes have ended.
+        last_observations: Leaves of (len(ended), ...): their last ones, where environments were reset in the same step.
+    """
+
+    observations: Any
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    infos: Mapping[int, dict[str, Any]]
+    ended: list[int]
+    last_observations: Any = None
+
+
+_ROUNDS_TOGETHER = 64
+"""What is known of each environment is brought up to date after so many rounds: it takes longer than a round may."""
+
+
 class Episodes:
     """The episode of each environment: its number, its timesteps, and the seed of the next one.
 
@@ -106,7 +141,6 @@ class Episodes:
 
     Attributes:
         seeds: The seeds of later episodes.
-        n_results: How many results of each environment were handed out.
     """
 
     def __init__(self, rows: Rows, options: ManagerOptions, seed: int, parameters: ParameterSets) -> None:
@@ -118,10 +152,12 @@ class Episodes:
         self._numbers = np.full(n_envs, -1, np.int64)
         self._timesteps = np.zeros(n_envs, np.int64)
         self._seeds_now = np.zeros(n_envs, np.int64)
-        self.n_results = np.zeros(n_envs, np.int64)
+        self._n_results = np.zeros(n_envs, np.int64)
+        self._none_or_all = (0, n_envs)
+        self._n_rounds = 0  # that timesteps, numbers of results and histories do not tell of yet
         self._slots = np.zeros(n_envs, np.uint8)  # where the observations lie that were handed out last
         self._n_ended = np.zeros(n_envs, np.int64)  # since the caller's last reset
-        self._is_over = np.ones(n_envs, np.bool_)  # the next result begins an episode
+        self._over = set(range(n_envs))  # their next result begins an episode
         self._failed: set[int] = set()  # their open step ended because of a failure
         self._lost: set[int] = set()  # their episode is lost, and its caller does not know yet
         self._infos: dict[int, dict[str, Any]] = {}
@@ -132,6 +168,21 @@ class Episodes:
         for env_id in range(n_envs):
             rows.seeds[env_id] = self.seeds.next(env_id)
 
+    @property
+    def n_results(self) -> NDArray[np.int64]:
+        """How many results of each environment were handed out."""
+        self._settle()
+        return self._n_results
+
+    def _settle(self) -> None:
+        """Count the rounds that were handed out for each environment."""
+        n, self._n_rounds = self._n_rounds, 0
+        if n:
+            self._timesteps += n
+            self._n_results += n
+            if self._histories is not None:
+                self._histories.settle_rounds(self._timesteps)
+
     def set_next_seeds(self, seeds: Mapping[int, int]) -> None:
         """Set the seeds of the next resets."""
         for env_id, seed in seeds.items():
@@ -139,7 +190,12 @@ class Episodes:
 
     def goes_on(self, env_id: int) -> bool:
         """Whether an episode has begun and not ended, as far as was handed out."""
-        return not self._is_over[env_id]
+        return env_id not in self._over
+
+    @property
+    def n_over(self) -> int:
+        """How many environments begin an episode with their next result."""
+        return len(self._over)
 
     @property
     def first_to_come(self) -> int:
@@ -179,7 +235,7 @@ class Episodes:
         """Return those of some environments whose episodes are lost, and forget that."""
         if not self._lost:
             return []
-        lost = [env_id for env_id in env_ids if env_id in self._lost and not self._is_over[env_id]]
+        lost = [env_id for env_id in env_ids if env_id in self._lost and env_id not in self._over]
         self._lost.difference_update(env_ids)
         return lost
 
@@ -188,11 +244,6 @@ class Episodes:
         self._failed.update(env_ids)
 
     # ------------------------------------------------------------------ restoring
-
-    def keep_actions(self, env_ids: list[int], actions: Any) -> None:
-        """Keep actions that are sent, where environments are to be restored."""
-        if self._histories is not None:
-            self._histories.sent(env_ids, actions, self._timesteps[env_ids] + 1)
 
     def keep_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
         """Keep options that are forgotten for the episodes that began with them, to restore these."""
@@ -213,6 +264,7 @@ class Episodes:
         Raises:
             NotRestoredError: The episode is longer than what is kept.
         """
+        self._settle()
         order = self._restore_order(env_id, state, arrived, remake)
         if order is None:
             return self.order_anew(env_id, remake=remake)
@@ -245,6 +297,7 @@ class Episodes:
         Returns:
             Whether it is the first one too many: from now on the environment cannot be restored.
         """
+        self._settle()
         episode, timestep = self._place(env_id, state, arrived)
         return self._requests.record(env_id, episode, request._replace(timestep=timestep))
 
@@ -260,12 +313,12 @@ class Episodes:
         has_ended = env_id in self._failed or self._rows.terminated[env_id] or self._rows.truncated[env_id]
         if has_ended and self._options.autoreset == "same_step":
             return True
-        return env_id not in self._failed and (state is EnvState.RESETTING or bool(self._is_over[env_id]))
+        return env_id not in self._failed and (state is EnvState.RESETTING or env_id in self._over)
 
     def _restore_order(self, env_id: int, state: EnvState, arrived: bool, remake: bool) -> RestoreOrder | None:
         histories, rows = self._histories, self._rows
         assert histories is not None
-        episode_is_lost = self._is_over[env_id] or env_id in self._lost
+        episode_is_lost = env_id in self._over or env_id in self._lost
         n = int(self._timesteps[env_id])
         if arrived:
             if self._has_begun(env_id, state):
@@ -289,73 +342,114 @@ class Episodes:
     # ------------------------------------------------------------------ results
 
     def hand_out(
-        self, env_ids: list[int], states: Sequence[EnvState], abnormal: NDArray[np.bool_]
-    ) -> tuple[Steps, list[EnvEvent]]:
-        """Return the results of environments, and what becomes of each environment by it.
+        self, env_ids: list[int], states: Sequence[EnvState], abnormal: NDArray[np.bool_] | None
+    ) -> tuple[Steps, dict[EnvEvent, list[int]]]:
+        """Return the results of environments, and what becomes of which environments by it.
+
+        What is done for each call of all environments takes about as long as two of their steps: so it is done with
+        slices where they lie one after the other, and only where something has ended is it looked at one by one.
 
         Args:
             env_ids: The environments.
             states: Those of all environments.
             abnormal: What `abnormal` returned for these.
         """
-        rows, ids = self._rows, np.array(env_ids, np.int64)
+        self._settle()
+        rows, place = self._rows, place_of(env_ids)
+        ids = np.array(env_ids, np.int64)
         failed = self._take_failed(env_ids)
-        resets = self._is_over[ids]
-        if self._needs_look(env_ids, states):
-            resets |= np.fromiter((states[env_id] is EnvState.RESETTING for env_id in env_ids), np.bool_, len(ids))
-        terminated, truncated, rewards = rows.terminated[ids], rows.truncated[ids], rows.rewards[ids]
-        if failed.any():
-            terminated[failed], truncated[failed], rewards[failed] = False, True, 0.0
-        self._count(ids, resets)
-        slots = rows.slots[ids]
+        resetting = [env_id for env_id in env_ids if states[env_id] is _RESETTING] if _RESETTING in states else []
+        self._count(place, self._over.intersection(env_ids).union(resetting))
+        terminated, truncated = taken(rows.terminated, place), taken(rows.truncated, place)
+        rewards, slots = taken(rows.rewards, place), taken(rows.slots, place)
         same_step = self._options.autoreset == "same_step"
         before = 1 - slots
-        if failed.any() and not same_step:
-            before = np.where(failed, slots, 1 - slots)
-        observations, previous = self._observed(slots, ids), self._observed(before, ids)
-        last = self._last(ids, observations, previous, terminated | truncated, failed) if same_step else observations
-        truncated |= abnormal
+        if failed is not None:
+            terminated[failed], truncated[failed], rewards[failed] = False, True, 0.0
+            if not same_step:
+                before = np.where(failed, slots, before)
         ended = terminated | truncated
+        observations, previous = self._observed(slots, ids, place), self._observed(before, ids, place)
+        last = self._last(ids, observations, previous, ended, failed) if same_step else observations
+        if abnormal is not None:
+            truncated |= abnormal
+            ended |= abnormal
+            failed = abnormal if failed is None else failed | abnormal
         steps = Steps(
             ids, observations, rewards, terminated=terminated, truncated=truncated,
-            info_by_row=self._taken_infos(env_ids), last_observations=last, episodes=self._numbers[ids],
-            timesteps=self._timesteps[ids], actions=rows.taken_actions(ids), previous_observations=previous,
-            failed=failed | abnormal, seeds=self._seeds_now[ids], result_numbers=self.n_results[ids],
+            info_by_row=self._taken_infos(env_ids), last_observations=last, episodes=taken(self._numbers, place),
+            timesteps=taken(self._timesteps, place), actions=rows.taken_actions(place), previous_observations=previous,
+            failed=np.zeros(len(ids), np.bool_) if failed is None else failed, seeds=taken(self._seeds_now, place),
+            result_numbers=taken(self._n_results, place),
         )  # fmt: skip
-        self.n_results[ids] += 1
-        events = self._events(env_ids, states, ended, abnormal)
-        self._slots[ids] = slots
+        self._n_results[place] += 1
+        events = self._events(env_ids, resetting, ended, abnormal)
+        self._slots[place] = slots
         if self._histories is not None:
-            self._histories.handed_out(ids, self._timesteps[ids], rewards, observations)
+            timesteps = taken(self._timesteps, place)
+            self._histories.handed_out(ids.copy(), timesteps, steps.actions, rewards, observations)
         return steps, events
 
-    def _observed(self, slots: NDArray[np.uint8], ids: NDArray[np.int64]) -> Any:
+    @property
+    def takes_rounds(self) -> bool:
+        """Whether `hand_out_round` will do: an environment goes on after each result, and its caller knows all."""
+        options, histories = self._options, self._histories
+        goes_on = options.autoreset != "disabled" and options.max_episodes is None
+        return goes_on and not self._lost and (histories is None or histories.takes_rounds)
+
+    def hand_out_round(self, infos: Mapping[int, dict[str, Any]]) -> Round:
+        """Return the results of a step of all environments, none of which has failed; does what `hand_out` does."""
+        rows = self._rows
+        self._n_rounds += 1
+        for env_id in tuple(self._over):
+            self._begin(env_id)
+            self._timesteps[env_id] = -self._n_rounds
+        terminated, truncated, rewards = rows.terminated.copy(), rows.truncated.copy(), rows.rewards.copy()
+        self._slots[...] = rows.slots
+        last, ended = None, list[int]()
+        if rows.plain_leaves and self._copies and np.count_nonzero(rows.slots) in self._none_or_all:
+            observations = rows.plain_leaves[rows.slots[0]].copy()  # what follows takes five times as long
+        else:
+            observations = self._observed(rows.slots, None, slice(0, len(rewards)))
+        if self._histories is not None:
+            self._histories.keep_round(rows.actions, rewards)
+        if np.count_nonzero(terminated) or np.count_nonzero(truncated):
+            ended = np.flatnonzero(terminated | truncated).tolist()
+            if self._options.autoreset == "same_step":
+                last = rows.taken_last_observations(ended)
+            for env_id in ended:
+                self._end(env_id, is_abnormal=False)
+        if self._n_rounds == _ROUNDS_TOGETHER:
+            self._settle()
+        return Round(observations, rewards, terminated, truncated, infos, ended, last)
+
+    def _observed(self, slots: NDArray[np.uint8], ids: NDArray[np.int64] | None, place: Any) -> Any:
         """Return observations: copies, or views where that is wanted and the rows lie one after the other."""
-        first, n = int(ids[0]) if len(ids) else 0, len(ids)
-        if self._copies or (slots != slots[:1]).any() or (ids != np.arange(first, first + n)).any():
-            return self._rows.taken_observations(slots, ids)
+        n_second = np.count_nonzero(slots)
+        if place.__class__ is not slice or 0 < n_second < len(slots):
+            return self._rows.taken_observations(slots, np.arange(len(slots)) if ids is None else ids)
+        slot = int(n_second > 0)
+        if self._copies:
+            return self._rows.taken_observations(slot, place)
 
         def view(leaf: Any) -> Any:
-            shown = leaf[slots[0] if n else 0, first : first + n]
+            shown = leaf[slot, place]
             shown.flags.writeable = False  # it is the worker's row
             return shown
 
         return map_tree(view, self._rows.observations)
 
-    def _take_failed(self, env_ids: list[int]) -> NDArray[np.bool_]:
-        failed = np.zeros(len(env_ids), np.bool_)
-        if self._failed:
-            failed[:] = [env_id in self._failed for env_id in env_ids]
-            self._failed.difference_update(env_ids)
+    def _take_failed(self, env_ids: list[int]) -> NDArray[np.bool_] | None:
+        """Return which of the results end their episodes because of a failure, and forget that; None for none."""
+        if self._failed.isdisjoint(env_ids):
+            return None
+        failed = np.array([env_id in self._failed for env_id in env_ids], np.bool_)
+        self._failed.difference_update(env_ids)
         return failed
 
-    @staticmethod
-    def _needs_look(env_ids: list[int], states: Sequence[EnvState]) -> bool:
-        return any(states[env_id] is EnvState.RESETTING for env_id in env_ids)
-
-    def _count(self, ids: NDArray[np.int64], resets: NDArray[np.bool_]) -> None:
-        self._timesteps[ids] += 1
-        for env_id in ids[resets].tolist():
+    def _count(self, place: Any, begun: Iterable[int]) -> None:
+        self._timesteps[place] += 1
+        for env_id in begun:
             self._begin(env_id)
             self._timesteps[env_id] = 0
 
@@ -365,7 +459,7 @@ class Episodes:
             self._histories.begin(env_id)
         self._numbers[env_id] += 1
         self._seeds_now[env_id] = self._rows.seeds[env_id]
-        self._is_over[env_id] = False
+        self._over.discard(env_id)
         self._rows.seeds[env_id] = self.seeds.next(env_id)
 
     def _last(
@@ -374,36 +468,43 @@ class Episodes:
         observations: Any,
         previous: Any,
         ended: NDArray[np.bool_],
-        failed: NDArray[np.bool_],
+        failed: NDArray[np.bool_] | None,
     ) -> Any:
         """Return the last observations where environments are reset in the step that ends an episode."""
-        if not ended.any():
+        if not np.count_nonzero(ended):
             return observations
 
         def join(final: Any, current: Any, before: Any) -> Any:
             joined = current.copy()
             joined[ended] = final
-            joined[failed] = before[failed]
+            if failed is not None:
+                joined[failed] = before[failed]
             return joined
 
         return map_trees(join, self._rows.taken_last_observations(ids[ended]), observations, previous)
 
     def _events(
-        self, env_ids: list[int], states: Sequence[EnvState], ended: NDArray[np.bool_], abnormal: NDArray[np.bool_]
-    ) -> list[EnvEvent]:
-        events = [EnvEvent.BEGAN if states[it] is EnvState.RESETTING else EnvEvent.STEPPED for it in env_ids]
-        for row in np.flatnonzero(ended).tolist():
-            events[row] = self._end(env_ids[row], is_abnormal=bool(abnormal[row]))
+        self, env_ids: list[int], resetting: list[int], ended: NDArray[np.bool_], abnormal: NDArray[np.bool_] | None
+    ) -> dict[EnvEvent, list[int]]:
+        if not resetting and not np.count_nonzero(ended):
+            return {_STEPPED: env_ids}
+        events: dict[EnvEvent, list[int]] = {_STEPPED: [], EnvEvent.BEGAN: []}
+        for row, (env_id, over) in enumerate(zip(env_ids, ended.tolist(), strict=True)):
+            event = EnvEvent.BEGAN if env_id in resetting else _STEPPED
+            if over:
+                event = self._end(env_id, is_abnormal=abnormal is not None and bool(abnormal[row]))
+            events.setdefault(event, []).append(env_id)
         return events
 
-    def abnormal(self, env_ids: list[int]) -> NDArray[np.bool_]:
-        """Return which of the results are those of environments that say in their infos that they failed."""
-        abnormal = np.zeros(len(env_ids), np.bool_)
-        if self._infos:
-            abnormal[:] = [env_id in self._infos and self._is_abnormal(self._infos[env_id]) for env_id in env_ids]
-        return abnormal
+    def abnormal(self, env_ids: list[int]) -> NDArray[np.bool_] | None:
+        """Return which results are those of environments that say in their infos that they failed; None for none."""
+        if not self._infos:
+            return None
+        found = [env_id in self._infos and self.is_abnormal(self._infos[env_id]) for env_id in env_ids]
+        return np.array(found, np.bool_) if any(found) else None
 
-    def _is_abnormal(self, info: dict[str, Any]) -> bool:
+    def is_abnormal(self, info: dict[str, Any]) -> bool:
+        """Whether the info of a result says that its environment failed."""
         is_abnormal = self._options.abnormal
         if is_abnormal(info):
             return True
@@ -414,14 +515,14 @@ class Episodes:
         """Count an episode that ended; return what becomes of its environment."""
         self._n_ended[env_id] += 1
         limit = self._options.max_episodes
-        self._is_over[env_id] = True
+        self._over.add(env_id)
         if is_abnormal:
             return EnvEvent.BROKE  # an episode that has begun in the same step begins again at the next reset
         if limit is not None and self._n_ended[env_id] >= limit:
             return EnvEvent.REACHED_LIMIT  # an episode that has begun in the same step begins again at the next reset
         if self._options.autoreset == "same_step":
             self._begin(env_id)
-            self._timesteps[env_id] = 0
+            self._timesteps[env_id] = -self._n_rounds
         return EnvEvent.ENDED if self._options.autoreset == "disabled" else EnvEvent.STEPPED
 
     def _taken_infos(self, env_ids: list[int]) -> dict[int, dict[str, Any]]:

@@ -7,6 +7,9 @@ that draws is given states of its own, which are put in force around each of its
 Who draws is found out by looks at the generators after each reset and at the end of each episode: a look in each step
 would take longer than many a step. Only where something has drawn since the last look, and it is not known which
 environment did, there is a look in each step, until each environment has ended an episode.
+
+To seed them takes as long as two steps of a cheap environment, so nothing is seeded for one that has drawn nothing in a
+whole episode. Should it draw in a later reset, that one is made again, from seeds.
 """
 
 from __future__ import annotations
@@ -14,14 +17,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from streamsampler.workers.generators import (
     drawn_states,
-    generator_states,
+    generator_marks,
+    kept_generators,
     preserved_generators,
+    restore_generators,
     set_states,
 )
+from streamsampler.workers.turns import turn
+
+ResultT = TypeVar("ResultT")
 
 
 class EnvGenerators:
@@ -46,6 +54,7 @@ class EnvGenerators:
         self._seeds: dict[int, int] = {}  # of environments that draw: their episode's
         self._states: dict[int, Any] = {}  # and what they have drawn from since then
         self._looked: Any = None  # at the last look
+        self._trusted: set[int] = set()  # environments that have drawn nothing in a whole episode, beside others
         self._to_end: set[int] = set()  # environments that are looked at in each step until they end an episode
 
     def give_own(self, env_ids: Collection[int]) -> None:
@@ -55,14 +64,39 @@ class EnvGenerators:
     def look_away(self) -> None:
         """Take the states as they are: the caller may have drawn."""
         if self._is_shared:
-            self._looked = generator_states()
+            self._looked = generator_marks()
+
+    def reset(self, env_id: int, seed: int, reset: Callable[[], ResultT]) -> ResultT:
+        """Reset an environment, with the generators seeded for its episode if it may draw; return what `reset` does.
+
+        Args:
+            env_id: The environment.
+            seed: The seed of its episode.
+            reset: Resets it; called once more where it draws for the first time in a later episode.
+        """
+        if env_id in self._trusted:
+            with turn():  # another thread would seem to be this environment
+                self._look(None)
+                before, kept = self._looked, kept_generators()
+                try:
+                    result = reset()
+                except BaseException:
+                    restore_generators(kept)
+                    raise
+                if generator_marks() == before:
+                    return result
+                restore_generators(kept)
+            self._trusted.discard(env_id)
+        with self.beginning(env_id, seed):
+            return reset()
 
     @contextlib.contextmanager
     def beginning(self, env_id: int, seed: int) -> Iterator[None]:
-        """Reset an environment in a block, with the generators seeded for its episode."""
+        """Begin an episode of an environment in a block, with the generators seeded for it."""
         with self._restored():
             self._look(None)
-            fresh = self._looked = set_states(seed, None)
+            fresh = set_states(seed, None)
+            self._looked = generator_marks()
             yield
             if env_id not in self.drawing:
                 self._look(env_id)
@@ -89,7 +123,9 @@ class EnvGenerators:
         """Look at the end of an episode."""
         self._to_end.discard(env_id)  # before the look, after which all are looked at for an episode again
         if env_id not in self._seeds:
-            self._look(env_id if len(self._env_ids) == 1 else None)
+            is_alone = len(self._env_ids) == 1  # then what it draws in steps is seeded by its reset
+            if not self._look(env_id if is_alone else None) and not is_alone and env_id not in self.drawing:
+                self._trusted.add(env_id)
         self._settle()
 
     @contextlib.contextmanager
@@ -102,25 +138,27 @@ class EnvGenerators:
             with preserved_generators():
                 yield
         finally:
-            self._looked = generator_states()
+            self._looked = generator_marks()
 
     def _keep(self, env_id: int, seed: int, fresh: tuple[Any, ...]) -> None:
         """Keep an environment's states, which it has put in force."""
-        self._looked = generator_states()
+        self._looked = generator_marks()
         self._seeds[env_id], self._states[env_id] = seed, drawn_states(fresh)
         self._settle()
 
-    def _look(self, env_id: int | None) -> None:
+    def _look(self, env_id: int | None) -> bool:
         """Find out whether something has drawn since the last look: this environment; any of them if it is None."""
-        before, self._looked = self._looked, generator_states()
+        before, self._looked = self._looked, generator_marks()
         if before is None or before == self._looked:
-            return
+            return False
+        self._trusted.clear()
         if env_id is None:
             self._to_end = set(self._env_ids) - self._seeds.keys()
             self._settle()
         elif env_id not in self.drawing:
             self.drawing.add(env_id)
             self._found(env_id, _seconds_of_a_call())
+        return True
 
     def _settle(self) -> None:
         self.is_idle = not (self._seeds or self._to_end)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from streamsampler.core.errors import WorkerDiedError, WorkerError, WorkerHungError
 from streamsampler.protocol.messages import Phase
-from streamsampler.stepping.episodes import Episodes
+from streamsampler.stepping.episodes import Episodes, Round
 from streamsampler.stepping.histories import BEFORE, TOO_MANY, PastRequest, RestoreOrder, digest_of_result
 from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
 from streamsampler.stepping.options import ManagerOptions
@@ -67,6 +67,11 @@ class Recovery:
             again.carry_out(self._transport)
         else:
             self._later.append((time.monotonic() + self._options.restart_wait, again))
+
+    @property
+    def has_plans(self) -> bool:
+        """Whether something is to be tried again."""
+        return bool(self._later)
 
     def seconds_to_try(self, timeout: float | None) -> float | None:
         """Return for how many seconds to wait at most, if the caller's limit is `timeout`."""
@@ -326,8 +331,69 @@ class Inbox:
         self._recovery = Recovery(transport, ledger, episodes, options, accounts)
         self.end_lost = self._recovery.end_lost
         self._in_hand: list[int] = []  # results that are being handed out
+        self._round: list[int] = []  # all environments, while all are at a step that the ledger does not know of
         # Environments to be reset when what they are at has ended, with the seed and the options, None for no others.
         self._due: dict[int, tuple[int | None, dict[str, Any] | None]] = {}
+
+    # ------------------------------------------------------------------ rounds
+
+    @property
+    def can_begin_round(self) -> bool:
+        """Whether nothing waits to be done, apart from what the ledger and the episodes know of."""
+        return not (self._due or self._round or self._recovery.has_plans)
+
+    def begin_round(self, env_ids: list[int]) -> None:
+        """Request a step of each environment, all of which await actions; these lie in rows.
+
+        That all go well together is by far the most frequent, and takes no account of each: while they are under way,
+        and after it, all are ready. Where one does not go well, or another call comes in between, `open_round` gives an
+        account of them.
+        """
+        self._round, self._transport.in_hand = env_ids, True
+        self._transport.step(env_ids)
+        self._transport.in_hand = False
+
+    def end_round(self) -> Round | None:
+        """Return the results of the round that is under way, if all go well; otherwise open it, and return None."""
+        transport, env_ids = self._transport, self._round
+        if not env_ids:
+            return None
+        infos = transport.take_round(len(env_ids))
+        if infos is None or (infos and self._are_abnormal(env_ids, infos)):
+            self._open_answered(env_ids, infos)
+            return None
+        self._recovery.record_success(env_ids)
+        self._in_hand, self._round = env_ids, []
+        n_begun = self._episodes.n_over
+        results = self._episodes.hand_out_round(infos)
+        self._in_hand, transport.in_hand = [], False
+        self._accounts.kept_timesteps += len(env_ids) - n_begun
+        self._accounts.kept_trajectories += len(results.ended)
+        return results
+
+    def _are_abnormal(self, env_ids: list[int], infos: Mapping[int, dict[str, Any]]) -> bool:
+        """Whether one of the infos of a round says that its environment failed."""
+        try:
+            return any(map(self._episodes.is_abnormal, infos.values()))
+        except BaseException:  # of the user's function: the results may be received again
+            self._open_answered(env_ids, infos)
+            raise
+
+    def _open_answered(self, env_ids: list[int], infos: Mapping[int, dict[str, Any]] | None) -> None:
+        """Open a round whose results are there, if their infos are known."""
+        self.open_round()
+        if infos is not None:
+            self._episodes.keep_infos(infos)
+            self._ledger.answer(env_ids)
+        self._transport.in_hand = False
+
+    def open_round(self) -> None:
+        """Give an account of the round that is under way, if there is one: as if each had been sent its action."""
+        if self._round:
+            env_ids, self._round = self._round, []
+            self._ledger.request(env_ids, EnvEvent.SENT)
+
+    # ------------------------------------------------------------------ results
 
     def take_in(self, timeout: float | None) -> None:
         """Wait for events, and record them.
@@ -342,9 +408,7 @@ class Inbox:
         lost_at = _places_of_losses(events) if len(events) > 1 else {}
         for place, event in enumerate(events):
             if isinstance(event, Done):
-                self._episodes.keep_infos(event.infos)
-                self._ledger.answer(event.env_ids)
-                self._recovery.record_success(event.env_ids)
+                self._take_done(event)
             elif isinstance(event, Broken):
                 error = self._take_broken(event, place < lost_at.get(event.env_ids[0], -1))
                 first = _first_of(first, error)  # not before: each failure is recorded
@@ -356,6 +420,11 @@ class Inbox:
         self._transport.in_hand = False
         if first is not None:
             raise first
+
+    def _take_done(self, event: Done) -> None:
+        self._episodes.keep_infos(event.infos)
+        self._ledger.answer(event.env_ids)
+        self._recovery.record_success(event.env_ids)
 
     def _take_broken(self, event: Broken, outdated: bool) -> BaseException | None:
         """Record a failure; return the error to raise: none where the caller's reset discards what failed."""
@@ -373,6 +442,7 @@ class Inbox:
         Args:
             to_reset: Environments that their caller resets now: a step that was interrupted is not taken again.
         """
+        self.open_round()
         self._ledger.mend()
         self._ledger.fail(self._in_hand)
         self._in_hand = []
@@ -422,7 +492,7 @@ class Inbox:
         """Keep what a request did to environments, to repeat it with those that replace them.
 
         Args:
-            kind: See `Stepper.request`.
+            kind: See `EnvServer.request`.
             name: As above.
             argument_of: What each environment was given.
             tried: The environments that it reached, and whether it raised in each.
@@ -445,8 +515,8 @@ class Inbox:
         abnormal = self._episodes.abnormal(env_ids)  # before anything changes: it is the user's function
         self._in_hand, self._transport.in_hand = env_ids, True
         steps, events = self._episodes.hand_out(env_ids, self._ledger.states, abnormal)
-        for env_id, event in zip(env_ids, events, strict=True):
-            self._ledger.hand_out(env_id, event)
+        for event, of_these in events.items():
+            self._ledger.hand_out(of_these, event)
         self._in_hand, self._transport.in_hand = [], False
         self._accounts.take_results(steps.timesteps, steps.ended, steps.failed)
         return steps
@@ -485,7 +555,7 @@ class Inbox:
         for env_id in env_ids:
             if env_id in self._ledger.arrived:
                 self._accounts.abandoned_timesteps += self._ledger.states[env_id] is EnvState.STEPPING
-                self._ledger.hand_out(env_id, EnvEvent.DISCARDED)
+                self._ledger.hand_out([env_id], EnvEvent.DISCARDED)
 
     def _cut_short(self, env_ids: Sequence[int]) -> None:
         """Count the episodes that a reset by the caller ends, before it is requested."""

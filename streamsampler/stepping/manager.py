@@ -20,7 +20,8 @@ from streamsampler.stepping.call_errors import (
     NoCallPendingError,
     ResultsTimeoutError,
 )
-from streamsampler.stepping.episodes import Episodes
+from streamsampler.stepping.episode_server import Autoreset
+from streamsampler.stepping.episodes import Episodes, Round
 from streamsampler.stepping.histories import ParameterSets
 from streamsampler.stepping.inbox import Inbox
 from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
@@ -33,7 +34,6 @@ from streamsampler.stepping.options import (
     timeout_seconds,
     values_for,
 )
-from streamsampler.stepping.stepper import Autoreset
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Transport
 
@@ -65,6 +65,8 @@ class BaseEnvManager(abc.ABC):
         self._parameters = ParameterSets()
         self._transport: Transport | None = None
         self._closed = False
+        self._everyone = list(range(self.n_envs))
+        self._all_ready = [EnvState.READY] * self.n_envs
 
     @abc.abstractmethod
     def _new_transport(self) -> Transport:
@@ -122,6 +124,7 @@ class BaseEnvManager(abc.ABC):
         transport = self._there()
         if transport.in_hand:  # an earlier call was interrupted
             self._inbox.mend()
+        self._inbox.open_round()
         return transport
 
     def _there(self) -> Transport:
@@ -169,6 +172,8 @@ class BaseEnvManager(abc.ABC):
     @property
     def states(self) -> tuple[EnvState, ...]:
         """The state of each environment."""
+        if self._transport is not None:
+            self._inbox.open_round()
         return tuple(self._ledger.states)
 
     @property
@@ -252,6 +257,7 @@ class BaseEnvManager(abc.ABC):
         if every_episode and seed is None:
             raise UsageError("every_episode=True begins each episode with the same seed: give one, reset(seed=…)")
         seeds = {} if seed is None else self._episodes.seeds.restart(chosen, seed, every_episode=every_episode)
+        self._inbox.open_round()
         if transport.in_hand:  # an earlier call was interrupted
             self._inbox.mend(chosen)
         transport.send_settings()
@@ -286,11 +292,10 @@ class BaseEnvManager(abc.ABC):
             if not actions:
                 return []
             env_ids, actions = list(actions), list(actions.values())
-        chosen = list(range(self.n_envs)) if env_ids is None else self._chosen(env_ids)
+        chosen = self._everyone if env_ids is None else self._chosen(env_ids)
         self._ledger.refuse_busy(chosen)
-        written = transport.rows.put_actions(chosen, actions)
+        transport.rows.put_actions(chosen, actions)
         transport.in_hand = True
-        self._episodes.keep_actions(chosen, written)
         self._ledger.request(chosen, EnvEvent.SENT)
         if lost := self._episodes.take_lost(chosen):
             self._inbox.end_lost(lost)
@@ -325,6 +330,32 @@ class BaseEnvManager(abc.ABC):
         """Send actions, and return the results of these environments, in their order; see `send` and `recv`."""
         return self._awaited(self._send(actions, env_ids))
 
+    def _begin_round(self, actions: Any) -> bool:
+        """Send an action to each environment, if all await one; return whether it was done.
+
+        For what steps all environments at once, and needs no `Steps`: `_end_round` returns the results. Where it does
+        not, because not all goes well, `recv_from` does. Any other call may come in between.
+        """
+        transport, everyone = self._transport, self._everyone
+        if transport is None or transport.in_hand or not transport.is_ours or self._ledger.states != self._all_ready:
+            return False
+        if not (self._episodes.takes_rounds and self._inbox.can_begin_round):
+            return False
+        if isinstance(actions, Mapping) and _are_by_env(actions, transport.rows.actions):
+            return False
+        transport.rows.put_all_actions(actions)
+        self._inbox.begin_round(everyone)
+        return True
+
+    def _end_round(self) -> Round | None:
+        """Return the results that `_begin_round` has requested; None where they are for `recv_from`, or there are none.
+
+        May be interrupted, and called again.
+        """
+        if self._transport is None or self._transport.in_hand:
+            return None
+        return self._inbox.end_round()
+
     def recv_from(self, env_ids: EnvIds | None = None, timeout: float | None = None) -> Steps:
         """Return the results of these environments, in their order; wait for all of them.
 
@@ -347,11 +378,10 @@ class BaseEnvManager(abc.ABC):
         return self._awaited(chosen, timeout_seconds(timeout))
 
     def _awaited(self, env_ids: list[int], timeout: float | None = None) -> Steps:
-        def missing() -> list[int]:
-            return [env_id for env_id in env_ids if env_id not in self._ledger.arrived]
-
-        if not self._take_in_until(lambda: not missing(), timeout):
-            raise ResultsTimeoutError(f"environments {missing()} have no results after {timeout:g} s")
+        ledger, wanted = self._ledger, frozenset(env_ids)
+        if not self._take_in_until(lambda: ledger.arrived.keys() >= wanted, timeout):
+            missing = sorted(wanted - ledger.arrived.keys())
+            raise ResultsTimeoutError(f"environments {missing} have no results after {timeout:g} s")
         return self._inbox.hand_out(env_ids)
 
     def _take_in_until(self, is_enough: Callable[[], bool], seconds: float | None) -> bool:

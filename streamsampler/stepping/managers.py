@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -23,6 +21,7 @@ from streamsampler.engines.registry import EngineName, check_engine
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
 from streamsampler.protocol.restarts import Policy
+from streamsampler.stepping.episode_server import Autoreset, EpisodeServer
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.manager import BaseEnvManager
@@ -42,7 +41,7 @@ from streamsampler.stepping.pools import new_pool_of
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.recorder import StepsRecorder
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.stepper import Autoreset, Stepper
+from streamsampler.stepping.server import Answers
 from streamsampler.stepping.transport import (
     Broken,
     Done,
@@ -54,7 +53,6 @@ from streamsampler.stepping.transport import (
     warn_of_unclosed,
 )
 from streamsampler.stepping.vector_env import ManagedVectorEnv
-from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.threads import check_threads
@@ -147,75 +145,80 @@ class _Fresh:
         return loads(update) if isinstance(update, Payload) else update
 
 
-class _InThisProcess(Transport):
+class _Row:
+    """Where a server in this process shows what it does: nobody else looks."""
+
+    timesteps_word, trajectory_word, phase_word = range(3)
+
+    def __init__(self) -> None:
+        self.words = [0, 0, 0]
+
+
+class _InThisProcess(Transport, Answers):
+    failures = (Exception, SystemExit)
+    are_awaited = False
+
     def __init__(
         self, updates: Updates, fresh: _Fresh, autoreset: Autoreset, policy: Policy, *, own_generators: bool
     ) -> None:
         self.setbacks = Setbacks(policy, [list(updates)])
-        board = StatusBoard(memoryview(bytearray(board_bytes(1))))
-        self._stepper = Stepper(updates, 0, board.row(0), autoreset, own_generators=own_generators, is_shared=True)
-        self._stepper.on_draws = self._note_draws
+        row: Any = _Row()
+        self._server = EpisodeServer(updates, 0, row, autoreset, own_generators=own_generators, is_shared=True)
+        self._server.on_draws = self._note_draws
         self._has_warned = False
-        self._stepper.fresh = fresh
+        self._server.fresh = fresh
         self._n_envs = len(updates)
         self._events: list[Event] = []
-        self._at_work: set[int] = set()
+        self._infos: dict[int, dict[str, Any]] = {}
+        self._at_work: Sequence[int] = ()
 
     def start(self) -> None:
         with not_measuring():
-            self.spaces = EnvSpaces(self._stepper.make())
-        self.rows = self._stepper.rows = Rows(self.spaces, np.zeros)
+            self.spaces = EnvSpaces(self._server.make())
+        self.rows = self._server.rows = Rows(self.spaces, np.zeros)
 
     def step(self, env_ids: Sequence[int]) -> None:
-        with self._working(env_ids):
-            for env_id in env_ids:
-                if env_id not in self._stepper.not_restored:
-                    self._run(env_id, self._stepper.step)
+        self._work(env_ids, lambda: self._server.step(env_ids, self))
 
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
-        with self._working(env_ids):
-            for env_id in env_ids:
-                if env_id in options:
-                    self._stepper.set_options(env_id, options[env_id])
-                self._run(env_id, self._stepper.reset)
+        for env_id in env_ids:
+            if env_id in options:
+                self._server.set_options(env_id, options[env_id])
+        self._work(env_ids, lambda: self._server.reset(env_ids, self))
 
-    @contextlib.contextmanager
-    def _working(self, env_ids: Sequence[int]) -> Iterator[None]:
-        """Know in a block which environments run: whatever ends it but an `Exception` leaves them in between."""
-        self._stepper.generators.look_away()
-        self._at_work = set(env_ids)
+    def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:  # noqa: ARG002 - nothing can go wrong later
+        self._infos[env_id] = {key: snapshot(value) for key, value in info.items()}  # it may use its arrays again
+
+    def give(self, env_ids: list[int]) -> None:
+        infos, self._infos = self._infos, {}
+        self._events.append(Done(env_ids, infos))
+
+    def fail(self, env_id: int, phase: str, error: BaseException) -> None:
+        raised = self.setbacks.raised(env_id, 0, phase, summary_of(error), error, error)
+        self._events.append(Broken.alone(env_id, raised))
+
+    def _work(self, env_ids: Sequence[int], carry_out: Callable[[], Any]) -> Any:
+        """Know which environments run: whatever ends it but an `Exception` leaves them in between."""
+        server, self._at_work = self._server, env_ids
+        server.generators.look_away()
         try:
-            yield
+            with server.times.collecting():
+                result = carry_out()
         except Exception:
-            self._at_work = set()
+            self._at_work = ()
             raise
-        self._at_work = set()
+        self._at_work = ()
+        return result
 
     def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:
         answered = {env_id for event in self._events if isinstance(event, Done | Broken) for env_id in event.env_ids}
-        lost = sorted(self._at_work.union(waiting) - answered)
-        self._stepper.end_episodes(lost)
+        lost = sorted({*self._at_work, *waiting} - answered)
+        self._server.end_episodes(lost)
         error = InterruptedError("a call was interrupted in the middle")
         return [Broken([env_id], error, 0) for env_id in lost]
 
     def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
-        return {env_id: self._stepper.forget_options(env_id) for env_id in env_ids}
-
-    def _run(self, env_id: int, carry_out: Callable[[int], dict[str, Any]]) -> None:
-        times, began = self._stepper.times, perf_counter()
-        try:
-            with times.collecting():
-                info = carry_out(env_id)
-            copied = {key: snapshot(value) for key, value in info.items()}  # the environment may use its arrays again
-        except (Exception, SystemExit) as error:
-            self._stepper.end_episodes([env_id])
-            phase = self._stepper.phase_at_failure
-            raised = self.setbacks.raised(env_id, 0, phase, summary_of(error), error, error)
-            self._events.append(Broken.alone(env_id, raised))
-            return
-        finally:
-            times.env_seconds += perf_counter() - began
-        self._events.append(Done([env_id], {env_id: copied} if copied else {}))
+        return {env_id: self._server.forget_options(env_id) for env_id in env_ids}
 
     def _note_draws(self, env_id: int, name: str, seconds: float) -> None:
         if not self._has_warned:
@@ -223,10 +226,10 @@ class _InThisProcess(Transport):
         self._has_warned = True
 
     def restore(self, orders: Sequence[RestoreOrder]) -> None:
-        self._stepper.generators.look_away()
+        self._server.generators.look_away()
         for order in orders:
             try:
-                why_not = self._stepper.restore(order)
+                why_not = self._server.restore(order)
             except (Exception, SystemExit) as error:
                 raised = self.setbacks.raised(order.env_id, 0, "reset", summary_of(error), error, error)
                 self._events.append(Broken.alone(order.env_id, raised))
@@ -235,7 +238,7 @@ class _InThisProcess(Transport):
             self._events.append(Restored(order.env_id, n_timesteps, why_not))
 
     def give_up(self, env_ids: Sequence[int]) -> None:
-        self._stepper.not_restored.difference_update(env_ids)
+        self._server.not_restored.difference_update(env_ids)
 
     def collect(self, timeout: float | None) -> Sequence[Event]:
         if not self._events and timeout:
@@ -244,25 +247,38 @@ class _InThisProcess(Transport):
         events, self._events = self._events, []
         return events
 
+    def take_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
+        if len(self._events) != 1:
+            return None
+        event = self._events[0]
+        if not isinstance(event, Done) or len(event.env_ids) != n:
+            return None
+        self.in_hand, self._events = True, []
+        return event.infos
+
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
-        values = []
         tried: dict[int, bool] = {}
         self.tried = tried
-        with self._working(env_ids):
+
+        def carry_out() -> list[Any]:
+            values = []
             for env_id, argument in zip(env_ids, arguments, strict=True):
                 tried[env_id] = True
                 try:
-                    values.append(self._stepper.request(env_id, kind, name, argument))
+                    values.append(self._server.request(env_id, kind, name, argument))
                 except SystemExit as error:  # which would end the caller's program
                     raise self.setbacks.raised(env_id, 0, name, summary_of(error), error, error) from error
                 tried[env_id] = False
-        return values
+            return values
+
+        answers: list[Any] = self._work(env_ids, carry_out)
+        return answers
 
     def reports(self) -> Sequence[WorkerReport]:
-        return [self._stepper.times.take()]
+        return [self._server.times.take()]
 
     def close(self) -> None:
-        for env_id, error in self._stepper.close_all().items():
+        for env_id, error in self._server.close_all().items():
             warn_of_unclosed(env_id, summary_of(error))
 
 
@@ -459,9 +475,11 @@ class EnvManager(AnyEnvManager):
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed, self.n_workers)
 
     def _new_transport(self) -> Transport:
-        new_stepper = partial(Stepper, autoreset=self._options.autoreset, own_generators=self._options.own_generators)
+        new_server = partial(
+            EpisodeServer, autoreset=self._options.autoreset, own_generators=self._options.own_generators
+        )
         return ProcessTransport(
-            self._updates, self.n_workers, new_stepper, self._policy, watch=watch_of(*self._timeouts),
+            self._updates, self.n_workers, new_server, self._policy, watch=watch_of(*self._timeouts),
             threads=self._threads, restart_wait=self._options.restart_wait, new_pool=self._new_pool,
         )  # fmt: skip
 

@@ -16,9 +16,9 @@ from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvU
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy, Watch
 from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.stepping.episode_server import Autoreset
 from streamsampler.stepping.histories import Histories, ParameterSets
 from streamsampler.stepping.rows import Rows
-from streamsampler.stepping.stepper import Autoreset
 
 OnEnvFailure = Literal["raise", "reset", "restore"]
 Verify = Literal["last", "steps"]

@@ -45,7 +45,7 @@ from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.links import EnvLink, EnvPool, NewPool
 from streamsampler.stepping.objects import step_frame, unpacked_result
 from streamsampler.stepping.rows import EnvSpaces
-from streamsampler.stepping.stepper import Stepper
+from streamsampler.stepping.server import EnvServer
 from streamsampler.stepping.transport import (
     IDS,
     LOG,
@@ -67,7 +67,7 @@ from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.logs import handle_records, levels_here
 
-NewStepper = Callable[[Any, int, WorkerRow], Stepper]
+NewServer = Callable[[Any, int, WorkerRow], EnvServer]
 """Makes what runs the environments of a process, from their updates, the worker number and the worker's row."""
 
 _LOG = logging.getLogger("streamsampler")
@@ -85,7 +85,7 @@ class ProcessTransport(Transport):
     Args:
         updates: What makes each environment.
         n_workers: How many processes there are; environment e lives in process e * n_workers // n_envs.
-        new_stepper: Makes what runs the environments of a process.
+        new_server: Makes what runs the environments of a process.
         policy: Quotas, and which exceptions count.
         watch: Finds the workers that hang, by their phase; None where there is no time limit.
         threads: How many threads libraries compute on in a worker.
@@ -97,17 +97,19 @@ class ProcessTransport(Transport):
     _pool: EnvPool[Any]
 
     def __init__(
-        self, updates: Mapping[int, Any], n_workers: int, new_stepper: NewStepper, policy: Policy,
+        self, updates: Mapping[int, Any], n_workers: int, new_server: NewServer, policy: Policy,
         watch: Watch | None, threads: int | None, restart_wait: float = 0.0, *, new_pool: NewPool,
     ) -> None:  # fmt: skip
         n_envs = len(updates)
         self._updates = updates
-        self._new_stepper, self._new_pool = new_stepper, new_pool
+        self._new_server, self._new_pool = new_server, new_pool
         self._watch = watch
         self._threads = threads
         self._close_timeout, self._restart_wait = policy.close_timeout, restart_wait
         self._worker_of = [env_id * n_workers // n_envs for env_id in range(n_envs)]
         self._envs_of = [[e for e in range(n_envs) if self._worker_of[e] == w] for w in range(n_workers)]
+        self._everyone = list(range(n_envs))
+        self._all_by_worker = list(enumerate(self._envs_of))
         self.setbacks = Setbacks(policy, self._envs_of)
         self._options: dict[int, dict[str, Any] | None] = {}
         self._parameters: dict[int, NumberedParameters] = {}
@@ -158,7 +160,7 @@ class ProcessTransport(Transport):
     def _given(self, updates: Mapping[int, Any]) -> Payload:
         """Return what workers are given at their start."""
         by_worker = {w: {e: updates[e] for e in ids} for w, ids in enumerate(self._envs_of)}
-        return dumps((by_worker, self._new_stepper), "the environment").owned()
+        return dumps((by_worker, self._new_server), "the environment").owned()
 
     def _begin(self, link: EnvLink) -> None:
         """Let a worker open its rows when it has made its environments."""
@@ -247,6 +249,8 @@ class ProcessTransport(Transport):
         return dumps(self._settings, "the settings of this process").owned()
 
     def _by_worker(self, env_ids: Sequence[int]) -> list[tuple[int, list[int]]]:
+        if len(env_ids) == len(self._everyone) and env_ids == self._everyone:
+            return self._all_by_worker
         grouped: dict[int, list[int]] = {}
         worker_of = self._worker_of
         for env_id in env_ids:
@@ -334,6 +338,20 @@ class ProcessTransport(Transport):
             if events or (left is not None and left <= 0):
                 self._tell(events)
                 return events
+
+    def take_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
+        """Wait for the results of a step of all n environments; see `Transport.take_round`."""
+        while True:
+            n_done, infos = 0, dict[int, dict[str, Any]]()
+            for event in self._pending:
+                if not isinstance(event, Done):
+                    return None
+                n_done += len(event.env_ids)
+                infos.update(event.infos)
+            if n_done == n:
+                self.in_hand, self._pending = True, []
+                return infos
+            self._pending += self._turn(None, collects=True)
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Note which losses are handed out."""

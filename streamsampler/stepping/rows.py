@@ -77,7 +77,7 @@ class EnvValues:
         columns, row, _, _ = self._of[env_id]
         columns.put(slot, row, value)
 
-    def put_some(self, slot: int, env_ids: list[int], values: Any) -> Any:
+    def put_some(self, slot: int, env_ids: list[int], values: Any) -> None:
         """Write values of K environments.
 
         Args:
@@ -85,29 +85,25 @@ class EnvValues:
             env_ids: The environments.
             values: One stacked value, leaves of (K, ...), if the spaces have one layout; or a sequence of K.
 
-        Returns:
-            What was written: leaves of (K, ...), or K objects; of the dtypes of the spaces.
-
         Raises:
             DataError: As `put`, or there is another number of them; nothing is written then.
         """
         if self.is_stacked:
-            columns, _, space, _ = self._of[0]
+            columns = self._of[0][0]
             try:
                 checked = columns.checked(values, len(env_ids))
             except self._error as error:
                 if error.row is None:
                     raise
                 raise self._error(f"environment {env_ids[error.row]}: {error}") from error
-            columns.put_checked(slot, env_ids, checked)
-            return nested(space, iter(checked))
+            columns.put_checked(slot, place_of(env_ids), checked)
+            return
         each = self._checked(env_ids, values)
         for env_id, checked in zip(env_ids, each, strict=True):
             self._of[env_id][0].put_converted(slot, 0, checked)
-        return self.taken(slot, env_ids)
 
     def stacked(self, env_ids: list[int], values: list[Any]) -> Any:
-        """Return values of K environments as `put_some` does, and write nothing."""
+        """Return values of K environments as `put_some` writes them: leaves of (K, ...), or K objects."""
         if not env_ids:
             return map_tree(lambda leaf: leaf[0, :0].copy(), self.arrays)
         if self.is_stacked:
@@ -130,11 +126,16 @@ class EnvValues:
 
         Args:
             slots: Where they lie: one number, or an array of (K,).
-            env_ids: The environments.
+            env_ids: The environments; their `place_of` will do, which is quicker.
         """
         if self.is_stacked:
-            values = map_tree(lambda leaf: leaf[slots, env_ids], self.arrays)
-            return owned(values) if self.has_objects else values
+            if self.has_objects:
+                return owned(map_tree(lambda leaf: leaf[slots, env_ids], self.arrays))
+            if env_ids.__class__ is slice:
+                return map_tree(lambda leaf: leaf[slots, env_ids].copy(), self.arrays)
+            return map_tree(lambda leaf: leaf[slots, env_ids], self.arrays)
+        if env_ids.__class__ is slice:
+            env_ids = range(env_ids.start, env_ids.stop)
         both = np.broadcast_arrays(slots, env_ids)
         return object_array([self.read(slot, env_id) for slot, env_id in zip(*map(np.ravel, both), strict=True)])
 
@@ -359,6 +360,8 @@ class Rows:
         has_views: Whether the environments' observations lie in `observations`.
         is_shared: As above.
         observations_have_objects: Whether some parts of them are no arrays of one size.
+        plain_dtype, plain_shape, plain_leaves: Where observations are one array, its dtype and shape, and by slot where
+            they are written, (n_envs, ...): one of just these is written as it is, which is quicker.
         observations_are_carried, actions_are_carried: Whether some parts of them come in messages, because they are no
             arrays of one size, or nothing is shared: see `stepping.objects`.
     """
@@ -388,10 +391,10 @@ class Rows:
         self.truncated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.slots: NDArray[np.uint8] = allocate((n_envs,), np.dtype(np.uint8))
         self.parameters: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
-        # Of what can be copied as it is, where there is one leaf.
         only = self.observations if isinstance(self.observations, np.ndarray) else None
-        self._dtype = None if only is None or only.dtype.hasobject else only.dtype
-        self._shape = () if only is None else only.shape[2:]
+        self.plain_dtype = None if only is None or only.dtype.hasobject else only.dtype
+        self.plain_shape = () if only is None else only.shape[2:]
+        self.plain_leaves: Sequence[Any] = () if only is None else tuple(only)
 
     def put_observation(self, slot: int, env_id: int, value: Any) -> None:
         """Write an observation of an environment to a slot.
@@ -399,10 +402,17 @@ class Rows:
         Raises:
             ObservationError: It is of another structure, shape or kind than the space, or would become another number.
         """
-        if value.__class__ is np.ndarray and value.dtype is self._dtype and value.shape == self._shape:
-            self.observations[slot, env_id] = value
-        else:
-            self._observations.put(slot, env_id, value)
+        self._observations.put(slot, env_id, value)
+
+    def free_slots(self, place: Any) -> list[int]:
+        """Return, of each environment of a place, the slot that its last observation does not lie in."""
+        free: list[int] = (1 - self.slots[place]).tolist()
+        return free
+
+    def put_results(self, place: Any, rewards: list[Any]) -> None:
+        """Write the rewards of the environments of a place, and that their last observations lie in the free slots."""
+        self.slots[place] ^= 1
+        self.rewards[place] = rewards
 
     def put_last_observation(self, env_id: int, value: Any) -> None:
         """Write the last observation of an episode; see `put_observation`."""
@@ -448,21 +458,37 @@ class Rows:
         """Return a copy of the action of an environment, as `VecWorker` and Gymnasium's vector environments pass it."""
         return self._actions.read_unstacked(0, env_id)
 
+    def actions_of(self, env_ids: Sequence[int], place: Any) -> Sequence[Any]:
+        """Return the actions of environments, whose place is known; see `action`."""
+        actions = self.actions
+        if actions.__class__ is not np.ndarray or actions.dtype.hasobject:
+            return [self.action(env_id) for env_id in env_ids]
+        return list(actions[place].copy())
+
     def put_action_exactly(self, env_id: int, action: Any) -> bool:
         """Write the action of an environment; see `EnvValues.put_exactly`."""
         return self._actions.put_exactly(0, env_id, action)
 
-    def put_actions(self, env_ids: list[int], actions: Any) -> Any:
+    def put_actions(self, env_ids: list[int], actions: Any) -> None:
         """Write the actions of K environments; see `EnvValues.put_some`.
 
         Raises:
             ActionError: They are of another structure, shape or kind than the space, or of another number, or would
                 become another number; nothing is written then.
         """
-        return self._actions.put_some(0, env_ids, actions)
+        self._actions.put_some(0, env_ids, actions)
+
+    def put_all_actions(self, actions: Any) -> None:
+        """Write the actions of all environments, in order; see `put_actions`."""
+        kept = self.actions
+        is_plain = kept.__class__ is np.ndarray and not kept.dtype.hasobject and actions.__class__ is np.ndarray
+        if is_plain and actions.dtype is kept.dtype and actions.shape == kept.shape:
+            kept[...] = actions
+        else:
+            self.put_actions(list(range(len(self.rewards))), actions)
 
     def stacked_actions(self, env_ids: list[int], actions: list[Any]) -> Any:
-        """Return actions as `put_actions` does, and write nothing."""
+        """Return actions as `put_actions` writes them."""
         return self._actions.stacked(env_ids, actions)
 
     def parts_of_observation(self, slot: int, env_id: int) -> list[tuple[str, Any]]:
@@ -520,6 +546,15 @@ class Rows:
         """Write what `carried_seeds` returned."""
         if seeds is not None:
             self.seeds[list(env_ids)] = seeds
+
+
+def place_of(env_ids: Sequence[int]) -> Any:
+    """Return the index of environments in an array with a row for each: a slice where they lie one after the other."""
+    if env_ids:
+        first, stop = env_ids[0], env_ids[-1] + 1
+        if stop - first == len(env_ids) and (stop - first == 1 or list(env_ids) == list(range(first, stop))):
+            return slice(first, stop)
+    return list(env_ids)
 
 
 def _alone(space: AnySpace, part: Any) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import missing
-from streamsampler.stepping.stepper import name_of_class
+from streamsampler.stepping.server import name_of_class
 from streamsampler.stepping.vector_env import receive_on, send_on
 from streamsampler.workers.vec.rows import row_of
 
@@ -21,6 +21,7 @@ except ImportError as error:
     raise missing("sb3_env()", "sb3", error) from error
 
 if TYPE_CHECKING:
+    from streamsampler.stepping.episodes import Round
     from streamsampler.stepping.manager import BaseEnvManager
     from streamsampler.stepping.steps import Steps
 
@@ -79,6 +80,8 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         """Return the results of the actions that were sent."""
+        if (results := self.manager._end_round()) is not None:
+            return self._of_round(results)
         steps = receive_on(self.manager)
         ended = steps.ended
         infos = [dict(steps.info_by_row.get(row, {})) for row in range(self.num_envs)]
@@ -92,6 +95,20 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         for row in np.flatnonzero(steps.failed).tolist():
             infos[row]["env_failed"] = True
         return steps.observations, steps.rewards.astype(np.float32), ended, infos
+
+    def _of_round(self, results: Round) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+        observations, rewards, terminated, truncated, by_env, ended, last_observations = results
+        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        for env_id, info in by_env.items():
+            infos[env_id] = {**info, "TimeLimit.truncated": False}
+        for row, env_id in enumerate(ended):
+            of_reset = infos[env_id]
+            del of_reset["TimeLimit.truncated"]
+            infos[env_id] = info = dict(of_reset.pop("final_info"))
+            info["terminal_observation"] = row_of(last_observations, row)
+            info["TimeLimit.truncated"] = bool(truncated[env_id] and not terminated[env_id])
+            self.reset_infos[env_id] = of_reset
+        return observations, rewards.astype(np.float32), terminated | truncated, infos
 
     def close(self) -> None:
         """Close the manager."""

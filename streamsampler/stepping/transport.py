@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import logging
 import os
 import pickle
@@ -50,13 +51,22 @@ COPY_FRAME = _HEADER.pack(0, COPY)
 
 def ids_frame(env_ids: Sequence[int]) -> bytes:
     """Return a message with numbers of environments: to step them, or that their requests were carried out."""
+    return _ids_frame(tuple(env_ids))
+
+
+@functools.lru_cache(256)
+def _ids_frame(env_ids: tuple[int, ...]) -> bytes:
     return _HEADER.pack(4 * len(env_ids), IDS) + np.array(env_ids, np.uint32).tobytes()
 
 
 def ids_in(data: bytes) -> list[int]:
     """Return the numbers in a message of the kind `IDS`."""
-    numbers: list[int] = np.frombuffer(data, np.uint32).tolist()
-    return numbers
+    return list(_ids_in(data))
+
+
+@functools.lru_cache(256)
+def _ids_in(data: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(data, np.uint32).tolist())
 
 
 def pickle_frame(message: Any) -> bytes:
@@ -291,8 +301,18 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
+    def take_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
+        """Wait for the results of a step of all n environments, which was requested at once; return their infos.
+
+        `in_hand` is as in `collect`.
+
+        Returns:
+            None where something else has happened before all are there: `collect` returns all of it then.
+        """
+
+    @abc.abstractmethod
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """Carry out what is no step, see `Stepper.request`, while no request of these environments is open.
+        """Carry out what is no step, see `EnvServer.request`, while no request of these environments is open.
 
         Raises:
             UnansweredError: Workers were lost meanwhile.

@@ -24,6 +24,7 @@ from streamsampler.workers.vec.columns import leaves_of
 from streamsampler.workers.vec.rows import row_of
 
 if TYPE_CHECKING:
+    from streamsampler.stepping.episodes import Round
     from streamsampler.stepping.manager import BaseEnvManager
     from streamsampler.stepping.steps import Steps
 
@@ -41,6 +42,8 @@ def send_on(manager: BaseEnvManager, actions: Any) -> None:
         manager: The manager.
         actions: Actions of all environments, stacked.
     """
+    if manager._begin_round(actions):
+        return
     failed = _failed(manager) if manager.autoreset != "disabled" else []
     if not failed:
         manager.send(actions)
@@ -75,9 +78,9 @@ def _discard_open(manager: BaseEnvManager) -> None:
 
 
 def _begun_again(manager: BaseEnvManager, steps: Steps) -> Steps:
-    failed = _failed(manager) if manager.autoreset == "same_step" else []
-    if not failed:
+    if not np.count_nonzero(steps.failed) or manager.autoreset != "same_step":
         return steps
+    failed = _failed(manager)
 
     def joined(current: Any, begun: Any) -> Any:
         of_all = current.copy()
@@ -145,7 +148,8 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     def __init__(self, manager: BaseEnvManager) -> None:
         self.manager = manager
         self.num_envs = manager.n_envs
-        self._mode = AutoresetMode[manager.autoreset.upper()]
+        mode = AutoresetMode[manager.autoreset.upper()]
+        self._is_same_step = mode is AutoresetMode.SAME_STEP
         self.single_observation_space = manager.observation_space
         self.single_action_space = manager.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -153,7 +157,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         self._has_objects = any(
             row_spec(leaf)[1].hasobject for _, leaf in leaves_of(self.single_observation_space, "observation")
         )
-        self.metadata = {**manager.get_attr("metadata", [0])[0], "autoreset_mode": self._mode}
+        self.metadata = {**manager.get_attr("metadata", [0])[0], "autoreset_mode": mode}
         self.render_mode = manager.get_attr("render_mode", [0])[0]
         self.spec = manager.get_attr("spec", [0])[0]
         self._resetting, self._has_options = list(range(self.num_envs)), False  # what `reset_async` was given
@@ -215,7 +219,8 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     def step(self, actions: Any) -> _Stepped:
         """Step all environments with one action each."""
         send_on(self.manager, actions)
-        return self._stepped(receive_on(self.manager))
+        results = self.manager._end_round()
+        return self._stepped(receive_on(self.manager)) if results is None else self._of_round(results)
 
     def step_async(self, actions: Any) -> None:
         """Begin to step all environments; `step_wait` returns what `step` does."""
@@ -232,6 +237,9 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
             UsageError: Nothing was begun; also Gymnasium's `NoAsyncCallError`.
             TimeoutError: They are not there by then; they may be waited for again. Also that of `multiprocessing`.
         """
+        if timeout is None and (results := self.manager._end_round()) is not None:
+            self._begun = None
+            return self._of_round(results)
         return self._stepped(self._awaited("step", lambda: receive_on(self.manager, timeout)))
 
     def _awaited(self, begun: Literal["reset", "step"], receive: Callable[[], Steps]) -> Steps:
@@ -248,11 +256,20 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _stepped(self, steps: Steps) -> _Stepped:
         infos = self._infos(steps.info_by_row)
-        if steps.failed.any():
+        if np.count_nonzero(steps.failed):
             infos |= {"env_failed": steps.failed.copy(), "_env_failed": steps.failed}
-        if self._mode is AutoresetMode.SAME_STEP and steps.ended.any():
-            infos |= _final(steps, infos)
+        if self._is_same_step and (ended := np.flatnonzero(steps.ended).tolist()):
+            last = [row_of(steps.last_observations, row) for row in ended]
+            infos |= _final(self.num_envs, ended, last, infos)
         return self._batched(steps.observations), steps.rewards, steps.terminated, steps.truncated, infos
+
+    def _of_round(self, results: Round) -> _Stepped:
+        observations, rewards, terminated, truncated, by_env, ended, last_observations = results
+        infos = self._infos(by_env) if by_env else {}
+        if ended and self._is_same_step:
+            last = [row_of(last_observations, row) for row in range(len(ended))]
+            infos |= _final(self.num_envs, ended, last, infos)
+        return self._batched(observations), rewards, terminated, truncated, infos
 
     def _batched(self, observations: Any) -> Any:
         return map_tree(_as_gymnasium_has_it, observations) if self._has_objects else observations
@@ -316,9 +333,13 @@ def _seeds(seed: Any, n_envs: int) -> dict[int, int] | None:
     return {env_id: value for env_id, value in enumerate(seed) if value is not None}
 
 
-def _final(steps: Steps, infos: Infos) -> Infos:
-    """Return the last observation and the last info of each episode that ended."""
-    ended = steps.ended
-    last = [row_of(steps.last_observations, row) if ended[row] else None for row in range(len(ended))]
+def _final(n_envs: int, ended: list[int], last_observations: list[Any], infos: Infos) -> Infos:
+    """Return the last observation and the last info of each episode that ended, of the environments that have it."""
+    all_last: list[Any] = [None] * n_envs
+    for env_id, last in zip(ended, last_observations, strict=True):
+        all_last[env_id] = last
+    mask = np.zeros(n_envs, np.bool_)
+    mask[ended] = True
     final_info = infos.get("final_info", {})
-    return {"final_obs": object_array(last), "_final_obs": ended, "final_info": final_info, "_final_info": ended.copy()}
+    of_infos = {"final_info": final_info, "_final_info": mask.copy()}
+    return {"final_obs": object_array(all_last), "_final_obs": mask, **of_infos}

@@ -15,17 +15,14 @@ from typing import Any, NoReturn
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.engines.worker_side import Begun
+from streamsampler.stepping import episode_server, rollout_server  # noqa: F401 - before workers are forked
 from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.objects import given_actions, packed_result, put_actions
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.stepper import Stepper
+from streamsampler.stepping.server import Answers, EnvServer
 from streamsampler.stepping.transport import IDS, ids_frame, ids_in, log_frame, pickle_frame
 from streamsampler.workers.explain import summary_of, traceback_of
 from streamsampler.workers.generators import set_states
-
-_TOGETHER_SECONDS = 5e-4
-"""Results that are there wait for others for this long at most, so that one wake-up of the parent serves several."""
-
 
 _REPORT_SECONDS = 1.0
 """How often a worker that is at work says where its time goes."""
@@ -63,34 +60,33 @@ def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:
     number = begun.number
     begun.keeper.set_levels(levels)
     n_modules = len(sys.modules)
-    updates, new_stepper = loads(setup.make_worker)
+    updates, new_server = loads(setup.make_worker)
     begun.settings.loaded(n_modules)
     # Forked workers have the server's generators: they would draw alike, and so would an environment that is restored.
     set_states(secrets.randbits(63), None)
-    stepper: Stepper = new_stepper(updates[number], number, begun.row)
-    stepper.fresh = lambda env_id: loads(setup.make_worker)[0][number][env_id]
-    return EnvWorker(stepper, channel, begun)
+    server: EnvServer = new_server(updates[number], number, begun.row)
+    server.fresh = lambda env_id: loads(setup.make_worker)[0][number][env_id]
+    return EnvWorker(server, channel, begun)
 
 
-class EnvWorker:
+class EnvWorker(Answers):
     """A worker: carries out messages, and answers.
 
     Args:
-        stepper: Runs its environments.
+        server: Serves its environments.
         channel: What connects it to its parent.
         begun: Its process.
     """
 
-    def __init__(self, stepper: Stepper, channel: EnvChannel, begun: Begun) -> None:
-        self._stepper, self._channel = stepper, channel
+    failures = (BaseException,)  # whatever user code raises, SystemExit included
+    are_awaited = True
+
+    def __init__(self, server: EnvServer, channel: EnvChannel, begun: Begun) -> None:
+        self._server, self._channel = server, channel
         self._keeper, self._threads, self._settings = begun.keeper, begun.threads, begun.settings
         self._pid = os.getpid()
-        self._seconds: dict[int, float] = {}  # what a step of each takes: falls at once, as others may take the core
-        self._done: list[int] = []
         self._infos: dict[int, tuple[str, bytes]] = {}
-        self._sent_at = 0.0
-        self._carries = False  # whether results are more than what the parent has in its rows, whatever the infos
-        stepper.on_draws = self._report_draws
+        server.on_draws = self._report_draws
         self._messages: dict[str, Callable[..., None]] = {
             "rows": self._open_rows,
             "actions": self._take_actions,
@@ -99,8 +95,8 @@ class EnvWorker:
             "settings": self._set_settings,
             "reset": self._resets,
             "restore": self._restore,
-            "ended": self._stepper.end_episodes,
-            "give_up": self._stepper.not_restored.difference_update,
+            "ended": self._server.end_episodes,
+            "give_up": self._server.not_restored.difference_update,
             "request": self._request,
             "report": self._report,
         }
@@ -109,7 +105,7 @@ class EnvWorker:
         """Carry out messages until there are no more."""
         if not self.make():
             return
-        times = self._stepper.times
+        times = self._server.times
         with times.collecting():
             while (messages := self._channel.read()) is not None:
                 began = perf_counter()
@@ -124,9 +120,9 @@ class EnvWorker:
     def make(self) -> bool:
         """Make the environments; return whether it did."""
         try:
-            spaces = dumps(self._stepper.make(), "the spaces of an environment").owned()
+            spaces = dumps(self._server.make(), "the spaces of an environment").owned()
         except BaseException as error:  # whatever user code raises, SystemExit included
-            self._write(pickle_frame(("failed", self._stepper.making, "its construction", *_about(error))))
+            self._write(pickle_frame(("failed", self._server.making, "its construction", *_about(error))))
             return False
         self._threads.hold()
         self._keeper.apply()  # modules that were imported just now may have set levels of their own
@@ -134,7 +130,7 @@ class EnvWorker:
         return True
 
     def _close(self) -> None:
-        if raised := self._stepper.close_all():
+        if raised := self._server.close_all():
             self._write(pickle_frame(("unclosed", {env_id: summary_of(it) for env_id, it in raised.items()})))
 
     def carry_out(self, kind: int, data: bytes) -> bool:
@@ -153,14 +149,14 @@ class EnvWorker:
         parameters: dict[int, NumberedParameters]
         spaces, slots, options, parameters, settings = loads(payload)
         self._set_settings(settings)
-        rows = self._stepper.rows = self._channel.open_rows(spaces)
+        rows = self._server.rows = self._channel.open_rows(spaces)
         if not rows.is_shared:
             rows.slots[:] = slots
-        self._carries = rows.observations_are_carried
+        self.bring_all = rows.observations_are_carried
         for env_id, given in options.items():
-            self._stepper.set_options(env_id, given)
+            self._server.set_options(env_id, given)
         for env_id, of_one in parameters.items():
-            self._stepper.set_parameters(env_id, of_one)
+            self._server.set_parameters(env_id, of_one)
 
     def _set_settings(self, payload: Payload) -> None:
         settings, levels = loads(payload)
@@ -169,80 +165,58 @@ class EnvWorker:
 
     def _set_options(self, options: Payload) -> None:
         for env_id, of_one in loads(options).items():
-            self._stepper.set_options(env_id, of_one)
+            self._server.set_options(env_id, of_one)
 
     def _steps(self, env_ids: list[int]) -> None:
-        seconds, step = self._seconds, self._stepper.step
-        now = self._sent_at = perf_counter()
-        for env_id in env_ids:
-            if env_id in self._stepper.not_restored:
-                continue  # the parent does not know yet
-            expected = seconds.get(env_id, 0.0)
-            if self._done and now + expected - self._sent_at > _TOGETHER_SECONDS:
-                self._send_done()
-                self._sent_at = now
-            self._run(env_id, "step", step)
-            before, now = now, perf_counter()
-            took = now - before
-            self._stepper.times.env_seconds += took
-            seconds[env_id] = min(took, expected + 0.1 * (took - expected))
-        self._send_done()
-        self._stepper.rest()
+        self._server.step(env_ids, self)
+        self._server.rest()
 
     def _take_actions(self, actions: Any) -> None:
-        self._stepper.take_actions(given_actions(actions))
+        self._server.take_actions(given_actions(actions))
 
     def _steps_with(self, env_ids: list[int], carried: Payload) -> None:
-        put_actions(self._stepper.rows, env_ids, carried)
+        put_actions(self._server.rows, env_ids, carried)
         self._steps(env_ids)
 
     def _resets(self, env_ids: list[int], options: Payload, seeds: list[int] | None) -> None:
         self._set_options(options)
-        self._stepper.rows.put_carried_seeds(env_ids, seeds)
-        for env_id in env_ids:
-            began = perf_counter()
-            self._run(env_id, "reset", self._stepper.reset)
-            self._stepper.times.env_seconds += perf_counter() - began
-            self._send_done()
-        self._stepper.rest()
+        self._server.rows.put_carried_seeds(env_ids, seeds)
+        self._server.reset(env_ids, self)
+        self._server.rest()
 
     def _restore(self, orders: Payload) -> None:
         order: RestoreOrder
         for order in loads(orders):
             try:
-                why_not = self._stepper.restore(order)
+                why_not = self._server.restore(order)
             except BaseException as error:  # see above
                 self._write(pickle_frame(("failed", order.env_id, "reset", *_about(error))))
                 continue
             n_timesteps = None if order.rewards is None else len(order.rewards)
             self._write(pickle_frame(("restored", order.env_id, n_timesteps, why_not)))
-        self._stepper.rest()
+        self._server.rest()
 
     def _report_draws(self, *about: Any) -> None:
         self._write(pickle_frame(("draws", *about)))
 
     def _report(self) -> None:
-        self._write(pickle_frame(("report", tuple(self._stepper.times.take()))))
+        self._write(pickle_frame(("report", tuple(self._server.times.take()))))
 
-    def _run(self, env_id: int, phase: str, carry_out: Callable[[int], dict[str, Any]]) -> None:
-        try:
-            info = carry_out(env_id)
-            if info or self._carries:
-                self._infos[env_id] = phase, packed_result(self._stepper.rows, env_id, info)
-        except BaseException as error:  # see above
-            phase = self._stepper.phase_at_failure
-            self._stepper.end_episodes([env_id])
-            self._send_done()
-            self._write(pickle_frame(("failed", env_id, phase, *_about(error))))
-        else:
-            self._done.append(env_id)
+    # ------------------------------------------------------------------ answers
 
-    def _send_done(self) -> None:
-        if not self._done:
-            return
-        frame = pickle_frame(("done", self._done, self._infos)) if self._infos else ids_frame(self._done)
+    def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:
+        """Keep the info of a result that is given later, pickled: the environment may use its arrays again."""
+        self._infos[env_id] = phase, packed_result(self._server.rows, env_id, info)
+
+    def give(self, env_ids: list[int]) -> None:
+        """Send that results lie in rows."""
+        frame = pickle_frame(("done", env_ids, self._infos)) if self._infos else ids_frame(env_ids)
+        self._infos = {}
         self._write(frame)
-        self._done, self._infos = [], {}
+
+    def fail(self, env_id: int, phase: str, error: BaseException) -> None:
+        """Send that an environment raised."""
+        self._write(pickle_frame(("failed", env_id, phase, *_about(error))))
 
     def _request(self, env_ids: list[int], kind: str, name: str, payload: Payload) -> None:
         tried: dict[int, bool] = {}
@@ -250,12 +224,12 @@ class EnvWorker:
         try:
             for env_id, argument in zip(env_ids, loads(payload), strict=True):
                 tried[env_id] = True
-                values.append(self._stepper.request(env_id, kind, name, argument))
+                values.append(self._server.request(env_id, kind, name, argument))
                 tried[env_id] = False
             answer = pickle_frame(("values", dumps(values, f"what {name} returned").owned()))
         except BaseException as error:  # see above
             answer = pickle_frame(("raised", tried, *_about(error)))
-        self._stepper.rest()
+        self._server.rest()
         self._write(answer)
 
     def _write(self, data: bytes) -> None:

@@ -526,3 +526,28 @@ def test_another_that_raises_makes_nobody_seem_to_draw(where, steps, draws, auto
             manager.step(np.zeros(2, np.int64))
         assert manager.failures == len(steps)
     assert ["environment 1" in message for message in messages(caplog)] == [False] * draws
+
+
+class Late(Drawing):
+    """Draws nothing before its third episode."""
+
+    n_resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.n_resets += 1
+        self.in_reset = self.in_steps = self.n_resets > 2
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("kind", MANAGERS)
+def test_what_begins_to_draw_later_is_reset_again_from_its_seed(kind, caplog):
+    """Nothing is seeded for what has drawn nothing in a whole episode; then the caller's own states are preserved."""
+    given: dict[str, Any] = {"n_envs": 2, "seed": 3}
+    random.seed(5)
+    np.random.seed(5)
+    states = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    found = stream_of(MANAGERS[kind]([Late, NEITHER], **given), n_steps=30)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states  # type: ignore[index]
+    (message,) = messages(caplog)
+    assert "environment 0 (Late)" in message
+    assert found == stream_of(MANAGERS[kind]([Late, NEITHER], **given, own_generators=True), n_steps=30)

@@ -31,10 +31,10 @@ def test_errors_name_the_environment_say_what_to_do_and_change_nothing():
         ledger.request([0, 1], EnvEvent.RESET)
     with pytest.raises(ProtocolError, match=r"environments \[2\] answered"):
         ledger.answer([1, 2])
-    with pytest.raises(ProtocolError, match="environment 1 has no result"):
-        ledger.hand_out(1, EnvEvent.BEGAN)
+    with pytest.raises(ProtocolError, match=r"environments \[1\] have no result"):
+        ledger.hand_out([1], EnvEvent.BEGAN)
     assert pickle.dumps(vars(ledger)) == before
     ledger.answer([1])
     with pytest.raises(ProtocolError, match="STEPPED is not allowed in state RESETTING"):
-        ledger.hand_out(1, EnvEvent.STEPPED)
+        ledger.hand_out([1], EnvEvent.STEPPED)
     assert list(ledger.arrived) == [1]

@@ -408,3 +408,30 @@ def test_actions_are_applied_again_in_the_same_form(envs, tmp_path):
             steps = manager.step(manager.random_actions())
             assert steps.info_by_row[0]["kinds"] == "float32 int64 int64"
         assert manager.failures == 1
+
+
+class Long(Varied):
+    """Ends after 90 timesteps."""
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, self._t == 90, False, info
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("hows", [["raise"], pytest.param(["raise", "raise"], marks=pytest.mark.slow)])
+def test_what_fails_after_many_steps_is_restored(new_manager, autoreset, hows, tmp_path):
+    """Steps of all environments are put in order by the dozens: none of them is missing, before or after."""
+    plain = new_manager(Long, n_envs=3, seed=0, autoreset=autoreset).vector_env()
+    faults = Faults(tmp_path, *(Fault(how, "step", step=70 + 7 * n) for n, how in enumerate(hows)))
+    manager = new_manager(faults.env(Long), n_envs=3, seed=0, autoreset=autoreset)
+    ours = manager.vector_env()
+    plain.action_space.seed(5)
+    assert_equal(ours.reset(seed=4), plain.reset(seed=4))
+    for step in range(250):
+        actions = plain.action_space.sample()
+        if step % 100 == 99:
+            assert_equal(manager.observations(), plain.manager.observations())  # other calls come in between
+        assert_equal(ours.step(actions), plain.step(actions))
+    assert faults.fired() == len(hows) == manager.stats.restored
+    assert manager.stats.kept_timesteps == plain.manager.stats.kept_timesteps

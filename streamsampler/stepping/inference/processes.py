@@ -95,7 +95,7 @@ class RolloutTransport(ProcessTransport):
         self._pool.set_up(self._given(updates))
 
     def give(self, actions: Mapping[int, Any]) -> None:
-        """Give environments actions before their next step; see `Stepper.take_actions`."""
+        """Give environments actions before their next step; see `EnvServer.take_actions`."""
         for number, ids in self._by_worker(list(actions)):
             self._link(number).write(given_frame(self.rows, {env_id: actions[env_id] for env_id in ids}))
 

@@ -30,7 +30,7 @@ from streamsampler.stepping.inference.processes import Launch, RolloutTransport
 from streamsampler.stepping.inference.remote_rows import RemoteRows
 from streamsampler.stepping.options import watch_of
 from streamsampler.stepping.pools import new_pool_of
-from streamsampler.stepping.stepper import RolloutStepper
+from streamsampler.stepping.rollout_server import RolloutServer
 from streamsampler.workers.base import AbnormalTrajectoryError, Outcome, Worker, WorkerContext
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.threads import ThreadLimit
@@ -361,9 +361,9 @@ class ParentEngine(LocalEngine):
         of_losses = replace(policy, restart_on=())  # what environments raise is the sampler's business
 
         def launch(updates: Mapping[int, Payload]) -> RolloutTransport:
-            new_stepper = partial(RolloutStepper, seed=setup.seed, max_episode_length=factory.max_episode_length)
+            new_server = partial(RolloutServer, seed=setup.seed, max_episode_length=factory.max_episode_length)
             return RolloutTransport(
-                updates, setup.n_workers, new_stepper, of_losses, watch_of(*limits), setup.threads, new_pool=new_pool
+                updates, setup.n_workers, new_server, of_losses, watch_of(*limits), setup.threads, new_pool=new_pool
             )
 
         def make(context: WorkerContext) -> Worker:

@@ -199,8 +199,8 @@ class Columns:
         """Check n values, and return each leaf of them, of the dtypes of the space; see `append`."""
         return list(self._checked(batch, n)) if self._only is None else [self._only.checked(batch, n)]
 
-    def put_checked(self, step: int, rows: list[int], checked: list[Array]) -> None:
-        """Write a copy of values that were checked to some rows of a step."""
+    def put_checked(self, step: int, rows: Any, checked: list[Array]) -> None:
+        """Write a copy of values that were checked to some rows of a step: to a list of them, or to a slice."""
         for leaf, values in zip(self._leaves, checked, strict=True):
             leaf.at(step)[rows] = values
 

@@ -19,12 +19,12 @@ from streamsampler.engines.base import Died
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Phase
 from streamsampler.samplers.supervisor import Hang
+from streamsampler.stepping.episode_server import EpisodeServer
 from streamsampler.stepping.links import EnvLink, Said
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import ManagerOptions, is_abnormal
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.transport import IDS, ids_in, split
 from streamsampler.stepping.worker_main import EnvChannel, EnvWorker
 from streamsampler.workers.board import Progress
@@ -180,12 +180,12 @@ class Process(EnvWorker):
     def __init__(self, world, number):
         envs = world.envs_of[number]
         updates = {env_id: as_env_update(functools.partial(Counter, env_id, world.faults)) for env_id in envs}
-        stepper = Stepper(updates, number, world.board.rows[number], world.autoreset)
-        stepper.fresh = updates.__getitem__
+        server = EpisodeServer(updates, number, world.board.rows[number], world.autoreset)
+        server.fresh = updates.__getitem__
         silent = types.SimpleNamespace(set_levels=_nothing, take=_nothing, apply=_nothing, hold=_nothing)
         begun: Any = types.SimpleNamespace(keeper=silent, threads=silent, settings=silent)
         self.number, self.rows, self.faults = number, world.rows, world.faults
-        super().__init__(stepper, Ends(self), begun)
+        super().__init__(server, Ends(self), begun)
         self.inbox: list[bytes] = []
         self.said: list[Said] = []
         self.is_made = False
@@ -196,8 +196,8 @@ class Process(EnvWorker):
         self.said.append(Said(self.number, *split(frame)))
 
     @property
-    def stepper(self):
-        return self._stepper
+    def server(self):
+        return self._server
 
     @property
     def can_work(self):
@@ -205,7 +205,7 @@ class Process(EnvWorker):
 
     def next_methods(self):
         """Which methods of which environments the next message may call."""
-        envs = list(self.stepper._updates)
+        envs = list(self.server._updates)
         if not self.is_made:
             return [(env_id, "make") for env_id in envs]
         kind, data = split(self.inbox[0])
@@ -217,10 +217,10 @@ class Process(EnvWorker):
         return [(env_id, method) for env_id in named for method in methods.get(what, ())]
 
     def _methods_of_step(self, env_id):
-        if self.stepper._is_over[env_id]:
+        if self.server._is_over[env_id]:
             return ["reset"]
-        env: Any = self.stepper.envs[env_id]
-        resets = self.stepper._autoreset == "same_step" and env.seen[1] == LENGTH - 1
+        env: Any = self.server.envs[env_id]
+        resets = self.server._autoreset == "same_step" and env.seen[1] == LENGTH - 1
         return ["step", "reset"] if resets else ["step"]
 
     def work(self):
@@ -316,9 +316,9 @@ class Modelled(ProcessTransport):
 
     def __init__(self, world, policy):
         updates: Any = dict.fromkeys(range(world.n_envs))
-        no_stepper: Any = None
+        no_server: Any = None
         no_pool: Any = None
-        super().__init__(updates, len(world.envs_of), no_stepper, policy, None, 1, world.wait, new_pool=no_pool)
+        super().__init__(updates, len(world.envs_of), no_server, policy, None, 1, world.wait, new_pool=no_pool)
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
         self.setbacks._envs_of = world.envs_of
         self._settings = ProcessSettings({}, (), "/", {}), Levels()

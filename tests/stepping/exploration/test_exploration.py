@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from streamsampler.stepping import generators, processes, worker_main
+from streamsampler.stepping import generators, processes, server
 from streamsampler.stepping import inbox as recovery
 from tests.stepping.exploration.model import Clock
 from tests.stepping.exploration.world import explore
@@ -22,9 +22,9 @@ def quiet(monkeypatch):
     """Time is the world's, results are sent one by one, and nothing is logged."""
     for module in (processes, recovery):
         monkeypatch.setattr(module, "time", Clock)
-    monkeypatch.setattr(worker_main, "_TOGETHER_SECONDS", -1.0)
+    monkeypatch.setattr(server, "_TOGETHER_SECONDS", -1.0)
     monkeypatch.setattr(processes, "_REPORT_SECONDS", 1)
-    monkeypatch.setattr(generators, "generator_states", tuple)  # or other worlds would seem to draw from them
+    monkeypatch.setattr(generators, "generator_marks", tuple)  # or other worlds would seem to draw from them
     monkeypatch.setattr(logging.getLogger("streamsampler"), "disabled", True)
 
 

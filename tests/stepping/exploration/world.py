@@ -278,6 +278,8 @@ class World:
         manager, transport = self.manager, self.manager._transport
         episodes, ledger, inbox = manager._episodes, manager._ledger, manager._inbox
         histories = episodes._histories
+        if histories is not None:
+            histories._settle()
         kept = () if histories is None else (
             histories._rewards.tolist(), histories._actions.tolist(), list(histories.seeds)
         )  # fmt: skip
@@ -289,15 +291,15 @@ class World:
         ]  # fmt: skip
         processes = [
             (
-                process.inbox, process.said, process.is_made, repr(process.stepper._is_over),
-                sorted(process.stepper.not_restored),
-                {env_id: (env.seen, env.pokes) for env_id, env in sorted(process.stepper.envs.items())},
+                process.inbox, process.said, process.is_made, repr(process.server._is_over),
+                sorted(process.server._ended), sorted(process.server.not_restored),
+                {env_id: (env.seen, env.pokes) for env_id, env in sorted(process.server.envs.items())},
             )
             for process in self.processes
         ]  # fmt: skip
         return repr((
             [state.value for state in ledger.states], list(ledger.arrived), sorted(ledger.waiting),
-            episodes._numbers.tolist(), episodes._timesteps.tolist(), episodes._is_over.tolist(),
+            episodes._numbers.tolist(), episodes._timesteps.tolist(), sorted(episodes._over),
             sorted(episodes._failed), sorted(episodes._lost), episodes._slots.tolist(), episodes._infos, kept,
             repr(episodes._requests._of), inbox._due, inbox._recovery._attempts, repr(transport._pending),
             transport._hangs, links, processes, [array.tolist() for array in arrays_of(self.rows)],

@@ -1,0 +1,246 @@
+"""Serve the environments of a manager: episodes that its caller steps, with seeds of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any, Final, Literal
+
+import gymnasium
+
+from streamsampler.core.errors import UsageError
+from streamsampler.core.serialization import loads
+from streamsampler.core.timing import not_measuring
+from streamsampler.data.infos import InfoRecorder
+from streamsampler.data.trees import snapshot
+from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
+from streamsampler.environments.updates import EnvUpdate, apply_env_update, for_worker
+from streamsampler.rollouts.script import begin_of
+from streamsampler.stepping.generators import EnvGenerators
+from streamsampler.stepping.histories import (
+    BEFORE,
+    NumberedParameters,
+    PastRequest,
+    RestoreOrder,
+    digest_of_result,
+    replay,
+)
+from streamsampler.stepping.server import MAKING, RESETTING, STEPPING, EnvServer
+from streamsampler.workers.board import WorkerRow
+from streamsampler.workers.explain import name_of_env, step_error, summary_of
+from streamsampler.workers.restoring import NotRestoredError, refuse_copies_of
+
+_STRING: Final = frozenset({str})
+
+Autoreset = Literal["next_step", "same_step", "disabled"]
+
+
+class EpisodeServer(EnvServer):
+    """Serves the environments of a manager that are in one process.
+
+    Args:
+        updates: What makes each environment, by its number.
+        worker_number: The number of the worker that these environments are in.
+        row: Where it shows what it does.
+        autoreset: What becomes of an environment whose episode has ended.
+        own_generators: Whether environments have states of their own of the global generators from the start.
+        is_shared: Whether these generators are the caller's.
+    """
+
+    def __init__(
+        self, updates: Mapping[int, EnvUpdate], worker_number: int, row: WorkerRow, autoreset: Autoreset, *,
+        own_generators: bool = False, is_shared: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(updates, worker_number, row)
+        self._updates = dict(updates)
+        self._autoreset = autoreset
+        self._options: dict[int, dict[str, Any] | None] = {}
+        self._parameters: dict[int, NumberedParameters] = {}
+        self._set: dict[int, int] = {}  # by environment: the number of those that its resets set
+        self.generators = EnvGenerators(tuple(updates), is_shared=is_shared, found=self._found_draws)
+        if own_generators:
+            self.generators.give_own(updates)
+
+    def _found_draws(self, env_id: int, seconds: float) -> None:
+        self.on_draws(env_id, name_of_env(self.envs[env_id]), seconds)
+
+    # ------------------------------------------------------------------ making
+
+    def make(self) -> list[tuple[Any, Any]]:
+        """Make the environments; return the observation space and the action space of each."""
+        for env_id, update in self._updates.items():
+            self.making = env_id
+            self.envs[env_id] = self._made(env_id, update, self.envs.values())
+        return [(env.observation_space, env.action_space) for env in self.envs.values()]
+
+    def _made(self, env_id: int, update: EnvUpdate, others: Collection[Any]) -> gymnasium.Env[Any, Any]:
+        """Make an environment.
+
+        Raises:
+            UsageError: It is one of the others, which would be stepped together with it.
+        """
+        self.show(env_id, MAKING)
+        with for_worker(self._worker_number, env_id):
+            env: gymnasium.Env[Any, Any] = apply_env_update(update, None)
+        refuse_copies_of(env, others, update)
+        return env
+
+    def remake(self, env_id: int) -> None:
+        """Close an environment, whatever it raises, and make it anew."""
+        self.show(env_id, MAKING)
+        old = self.envs.pop(env_id, None)
+        others = [*self.envs.values()] if old is None else [*self.envs.values(), old]
+        if old is not None:
+            self._discard(old)
+        self._set.pop(env_id, None)
+        self.envs[env_id] = self._made(env_id, self.fresh(env_id), others)
+
+    def restore(self, order: RestoreOrder) -> str:
+        """Make an environment what it was; return why it is not what it was, empty if it is.
+
+        What its reset raises is raised: that is tried again, as any reset.
+        """
+        env_id, why_not = order.env_id, ""
+        self._is_over[env_id] = True
+        try:
+            if order.remake:
+                self.remake(env_id)
+            for request in order.requests:
+                if request.timestep == BEFORE:
+                    why_not = self._repeated(env_id, request) or why_not
+            if order.seed is not None:
+                with not_measuring():
+                    self._replay(order, why_not)
+        except (Exception, SystemExit) as error:
+            if order.seed is not None:
+                self.not_restored.add(env_id)
+                if self._row.words[self._row.phase_word] == RESETTING and not isinstance(error, NotRestoredError):
+                    raise
+            return str(error) if isinstance(error, NotRestoredError) else f"it raised {summary_of(error)}"
+        self.not_restored.discard(env_id)
+        return why_not
+
+    def _repeated(self, env_id: int, request: PastRequest) -> str:
+        """Repeat a request; return why the environment is not what it was then, empty if that is not known."""
+        try:
+            value = self.request(env_id, request.kind, request.name, copy.deepcopy(request.arguments))
+        except (Exception, SystemExit):
+            if not request.raised:
+                raise
+            return ""
+        if request.raised:
+            return f"{request.name} raised, and did not when it was repeated"
+        if request.is_moved and request.digest is not None and digest_of_result(value) != request.digest:
+            return (
+                f"{request.name} was called in an earlier episode, and its result depends on what was then: it is "
+                "another one when it is repeated before the reset"
+            )
+        return ""
+
+    def _repeat(self, env_id: int, request: PastRequest) -> None:
+        if why_not := self._repeated(env_id, request):
+            raise NotRestoredError(why_not)
+
+    def _replay(self, order: RestoreOrder, why_not: str) -> None:
+        if why_not:
+            raise NotRestoredError(why_not)
+        env_id, rows = order.env_id, self.rows
+        self.show(env_id, RESETTING)
+        options = self._options.get(env_id) if order.options is None else order.options
+        if order.parameters is not None:
+            self._apply(env_id, order.parameters)
+        repeat = partial(self._repeat, env_id)
+        assert order.seed is not None
+        with self.generators.beginning(env_id, order.seed):
+            for _ in replay(self.envs[env_id], order, rows, options, repeat):
+                self.show(env_id, STEPPING)
+        rows.slots[env_id] = order.slot
+        self._is_over[env_id] = False
+
+    # ------------------------------------------------------------------ how episodes begin
+
+    def set_options(self, env_id: int, options: dict[str, Any] | None) -> None:
+        """Remember the options of an environment's resets from now on."""
+        self._options[env_id] = options
+
+    def forget_options(self, env_id: int) -> dict[str, Any] | None:
+        """Let later resets of an environment have no options; return those that it had."""
+        return self._options.pop(env_id, None)
+
+    def check_parameters(self, env_id: int, update: SetParameters) -> None:
+        """Raise if an environment does not take parameters.
+
+        Raises:
+            UsageError: It does not; the message names it, and what it has.
+        """
+        try:
+            parameter_setter(self.envs[env_id], update.parameters)
+        except UsageError as error:
+            raise UsageError(f"environment {env_id}: {error}") from None
+
+    def set_parameters(self, env_id: int, parameters: NumberedParameters) -> None:
+        """Let an environment's resets set parameters from the next one on."""
+        self._parameters[env_id] = parameters
+
+    def _apply(self, env_id: int, parameters: NumberedParameters) -> None:
+        """Let the next reset of an environment set parameters."""
+        if self._set.get(env_id) != parameters.number:
+            self.envs[env_id] = with_parameters(self.envs[env_id], loads(parameters.payload))
+            self._set[env_id] = parameters.number
+        self.rows.parameters[env_id] = parameters.number
+
+    # ------------------------------------------------------------------ resets and steps
+
+    def _begin(self, env_id: int, slot: int) -> dict[str, Any]:
+        """Begin an episode with the seed in the environment's row, and the options and parameters remembered."""
+        if env_id not in self.envs:
+            self.remake(env_id)
+        self.show(env_id, RESETTING)
+        self.not_restored.discard(env_id)
+        self._is_over[env_id] = True  # until it has begun
+        if env_id in self._parameters:
+            self._apply(env_id, self._parameters[env_id])
+        seed = int(self.rows.seeds[env_id])
+        reset = partial(self._reset_env, env_id, seed)
+        with self.times.resetting():
+            result = self.generators.reset(env_id, seed, reset)
+        observation, info = begin_of(result)
+        self._show_begin(env_id, slot, observation)
+        return self._taken_info(info)
+
+    def _reset_env(self, env_id: int, seed: int) -> Any:
+        options = self._options.get(env_id)
+        return self.envs[env_id].reset(seed=seed, options=None if options is None else copy.deepcopy(options))
+
+    def _taken_info(self, info: Any) -> dict[str, Any]:
+        """Return a copy of an info.
+
+        Raises:
+            DataError: It is no dict, or has a key that is no string.
+        """
+        if info.__class__ is not dict or not _STRING.issuperset(map(type, info)):
+            InfoRecorder("infos").record(0, info)
+        return dict(info)
+
+    def _end(self, env_id: int, slot: int, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        self.generators.end(env_id)
+        if self._autoreset != "same_step":
+            return super()._end(env_id, slot, observation, info)
+        self.rows.put_last_observation(env_id, observation)
+        final_info = {key: snapshot(value) for key, value in info.items()}  # before the reset, which may change it
+        return {**self._begin(env_id, slot), "final_info": final_info}
+
+    def _explained(self, error: BaseException, env_id: int, action: Any) -> BaseException:
+        better = step_error(error, action, self.envs[env_id].action_space, EnvServer.step)
+        if better is not None:
+            better.__cause__ = error
+        return better or error
+
+    def _carried_out(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
+        match kind:
+            case "check":
+                return self.check_parameters(env_id, arguments)
+            case "parameters":
+                return self.set_parameters(env_id, arguments)
+        return super()._carried_out(env_id, kind, name, arguments)

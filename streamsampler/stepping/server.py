@@ -1,0 +1,457 @@
+"""Serve the environments of one process: reset them, step them, call them; write what they return into their rows.
+
+A request is answered with what an environment did; who asked decides what becomes of it. In a process of its own a
+worker carries requests and answers over its channel, and in the caller's process they are calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from time import perf_counter
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+
+from streamsampler.core.errors import ProtocolError, UsageError
+from streamsampler.data.spaces import FLAGS, flag_of, number_of
+from streamsampler.environments.updates import EnvUpdate
+from streamsampler.protocol.messages import Phase
+from streamsampler.stepping.generators import EnvGenerators
+from streamsampler.stepping.ledger import IN_STEP, EnvTimes
+from streamsampler.stepping.rows import Rows, place_of
+from streamsampler.workers.board import WorkerRow, phase_number
+from streamsampler.workers.explain import raised_in
+
+STEPPING: Final = phase_number(Phase.STEP)
+RESETTING: Final = phase_number(Phase.RESET)
+MAKING: Final = phase_number(Phase.ENV_CONSTRUCTION)
+_CALLING: Final = phase_number(Phase.CALL)
+_CLOSING: Final = phase_number(Phase.CLOSE)
+_WAITING: Final = phase_number(Phase.WAITING)
+
+_TOGETHER_SECONDS = 5e-4
+"""Results that are there wait for others for this long at most, so that one wake-up of the parent serves several."""
+
+
+class Answers(ABC):
+    """Takes the answers of environments.
+
+    Attributes:
+        failures: What an environment may raise; all else ends the call.
+        are_awaited: Whether somebody sleeps until answers come: then they are given as soon as others would be late.
+        bring_all: Whether results bring what lies in rows, too.
+    """
+
+    failures: tuple[type[BaseException], ...]
+    are_awaited: bool
+    bring_all: bool = False
+
+    @abstractmethod
+    def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:
+        """Keep the info of a result that is given later."""
+
+    @abstractmethod
+    def give(self, env_ids: list[int]) -> None:
+        """Give results, which lie in rows."""
+
+    @abstractmethod
+    def fail(self, env_id: int, phase: str, error: BaseException) -> None:
+        """Tell that an environment raised, and what it was doing."""
+
+
+class EnvServer(ABC):
+    """Serves the environments of one process.
+
+    Args:
+        env_ids: Their numbers.
+        row: Where it shows which environment runs, as the trajectory in hand, and what it does with it.
+        worker_number: The number of the worker that these environments are in.
+
+    Attributes:
+        envs: The environments.
+        rows: The rows; set before the first reset.
+        fresh: Returns what makes an environment, as it was before anything was made of it; set before the first reset.
+        making: The environment that is made, or was made last.
+        times: Where the time goes.
+        generators: The global generators.
+        on_draws: Takes the number and the name of an environment that is found to draw from them, and what its states
+            take, in seconds for each of its calls; set before the first reset.
+        not_restored: Environments that could not be restored: they take no steps until they are given up, or reset.
+    """
+
+    rows: Rows
+    fresh: Callable[[int], EnvUpdate]
+    on_draws: Callable[[int, str, float], None]
+    generators: EnvGenerators
+    _tells = False  # whether `_told` changes what steps return
+
+    def __init__(self, env_ids: Collection[int], worker_number: int, row: WorkerRow) -> None:
+        self._worker_number = worker_number
+        self._is_over = dict.fromkeys(env_ids, True)  # the next step begins an episode
+        self._ended = set(env_ids)  # whose rows may say that the episode has ended, those of an earlier process too
+        self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
+        self.making = min(env_ids)
+        self.not_restored: set[int] = set()
+        self.times = EnvTimes(worker_number)
+        self._row = row
+        self._n_stepped = 0
+        self._seconds: dict[int, float] = {}  # what a step of each takes: falls at once, as others may take the core
+
+    @abstractmethod
+    def make(self) -> list[tuple[Any, Any]]:
+        """Make the environments; return the observation space and the action space of each."""
+
+    # ------------------------------------------------------------------ resets and steps
+
+    def reset(self, env_ids: Sequence[int], answers: Answers) -> None:
+        """Reset environments, one after the other; each answer is given as soon as it is there."""
+        began = perf_counter()
+        try:
+            for env_id in env_ids:
+                try:
+                    info = self._begin(env_id, 1 - int(self.rows.slots[env_id]))
+                    self.rows.put_results(env_id, 0.0)  # type: ignore[arg-type]
+                    if info or answers.bring_all:
+                        answers.keep(env_id, "reset", info)
+                except answers.failures as error:
+                    self._fail(env_id, error, answers)
+                else:
+                    answers.give([env_id])
+        finally:
+            self.times.env_seconds += perf_counter() - began
+
+    @abstractmethod
+    def _begin(self, env_id: int, slot: int) -> dict[str, Any]:
+        """Reset an environment, `_show_begin` of its episode, and return the info."""
+
+    def _show_begin(self, env_id: int, slot: int, observation: Any) -> None:
+        """Write the first observation of an episode to a slot."""
+        rows = self.rows
+        rows.put_observation(slot, env_id, observation)
+        rows.terminated[env_id] = rows.truncated[env_id] = False
+        self._ended.discard(env_id)
+        self._is_over[env_id] = False
+
+    def step(self, env_ids: Sequence[int], answers: Answers) -> None:  # noqa: C901 - one loop, see below
+        """Take steps, one after the other, with the actions in rows; an episode that is over begins anew instead.
+
+        All steps of environments are taken in this loop: so everything that it touches is in local variables, and what
+        comes of many is written to rows at once.
+
+        Args:
+            env_ids: The environments; those are left out that could not be restored.
+            answers: Takes what comes of it.
+        """
+        rows, envs, is_over, ended = self.rows, self.envs, self._is_over, self._ended
+        failures, awaited, bring_all = answers.failures, answers.are_awaited, answers.bring_all
+        row, not_restored, generators, told = self._row, self.not_restored, self.generators, self._tells
+        words, env_word, phase_word, count_word = row.words, row.trajectory_word, row.phase_word, row.timesteps_word
+        n_before = n_stepped = self._n_stepped
+        place = place_of(env_ids)
+        dtype, shape, leaves = rows.plain_dtype, rows.plain_shape, rows.plain_leaves
+        no: Any = np.False_  # there is one
+        phase_of_times, expected_seconds = self.times.phase, self._seconds
+        finished = _Finished(rows, answers, env_ids, place)
+        began = now = given_at = perf_counter()
+        try:
+            for env_id, action, slot in zip(
+                env_ids, self._actions_of(env_ids, place), rows.free_slots(place), strict=True
+            ):  # fmt: skip
+                if not_restored and env_id in not_restored:
+                    continue  # the parent does not know yet
+                if awaited:
+                    expected = expected_seconds.get(env_id, 0.0)
+                    if finished.env_ids and now + expected - given_at > _TOGETHER_SECONDS:
+                        finished.give()
+                        given_at = now
+                is_asked = False
+                reward: Any = 0.0
+                try:
+                    if is_over[env_id]:
+                        info = self._begin(env_id, slot)
+                    else:
+                        # What `show` does: a call more would take a hundredth of what a step takes here.
+                        words[env_word], words[phase_word] = env_id + 1, STEPPING
+                        n_stepped = words[count_word] = n_stepped + 1
+                        phase_of_times[0], is_asked = IN_STEP, True
+                        if generators.is_idle:  # a block that does nothing would take a twentieth of it
+                            observation, reward, terminated, truncated, info = envs[env_id].step(action)
+                        else:
+                            with generators.calling(env_id):
+                                observation, reward, terminated, truncated, info = envs[env_id].step(action)
+                        is_asked = False
+                        if told:
+                            observation, reward, terminated, truncated, info = self._told(
+                                env_id, action, observation, reward, terminated, truncated, info
+                            )
+                        if info.__class__ is not dict or info:
+                            info = self._taken_info(info)
+                        if reward.__class__ is not float and reward.__class__ is not np.float64:
+                            reward = number_of(reward)
+                        if (terminated is False or terminated is no) and (truncated is False or truncated is no):
+                            if (
+                                observation.__class__ is np.ndarray
+                                and observation.dtype is dtype
+                                and observation.shape == shape
+                            ):
+                                leaves[slot][env_id] = observation
+                            else:
+                                rows.put_observation(slot, env_id, observation)
+                            if ended and env_id in ended:
+                                self._write_flags(env_id, False, False)
+                        else:
+                            info = self._take_flags(env_id, slot, observation, terminated, truncated, info)
+                    if info or bring_all:
+                        if bring_all:
+                            rows.put_results(env_id, reward)
+                        answers.keep(env_id, "step", info)
+                except failures as error:
+                    finished.give()
+                    self._fail(env_id, self._explained(error, env_id, action) if is_asked else error, answers)
+                else:
+                    if not bring_all:
+                        finished.rewards.append(reward)
+                    finished.env_ids.append(env_id)  # last: Ctrl-C may come in between, and leaves what is whole
+                if awaited:
+                    before, now = now, perf_counter()
+                    took = now - before
+                    expected_seconds[env_id] = took if took < expected else expected + 0.1 * (took - expected)
+        finally:
+            finished.give()
+            self._n_stepped = n_stepped
+            self.times.timesteps += n_stepped - n_before
+            self.times.env_seconds += perf_counter() - began
+
+    def _actions_of(self, env_ids: Sequence[int], place: Any) -> Sequence[Any]:
+        """Return the actions that environments are to take, whose place is known."""
+        return self.rows.actions_of(env_ids, place)
+
+    def _told(
+        self, env_id: int, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
+    ) -> tuple[Any, Any, Any, Any, Any]:  # fmt: skip
+        """Return what is told of a step, where that is something else than what it returned."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _taken_info(self, info: Any) -> dict[str, Any]:
+        """Return an info that is not empty.
+
+        Raises:
+            DataError: It is none.
+        """
+
+    def _take_flags(
+        self, env_id: int, slot: int, observation: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Take what a step returned besides the reward; return the info of its result."""
+        if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
+            terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
+        over = self._is_over[env_id] = bool(terminated or truncated)
+        info = self._end(env_id, slot, observation, info) if over else self._observe(env_id, slot, observation, info)
+        self._write_flags(env_id, terminated, truncated)
+        return info
+
+    def _end(self, env_id: int, slot: int, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        """Take the last observation of an episode; return the info of its result."""
+        return self._observe(env_id, slot, observation, info)
+
+    def _observe(self, env_id: int, slot: int, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        self.rows.put_observation(slot, env_id, observation)
+        return info
+
+    def _write_flags(self, env_id: int, terminated: Any, truncated: Any) -> None:
+        self.rows.terminated[env_id], self.rows.truncated[env_id] = terminated, truncated
+        if terminated or truncated:
+            self._ended.add(env_id)
+        else:
+            self._ended.discard(env_id)
+
+    # ------------------------------------------------------------------ failures
+
+    def _fail(self, env_id: int, error: BaseException, answers: Answers) -> None:
+        phase = self.phase_at_failure
+        self.end_episodes([env_id])
+        answers.fail(env_id, phase, error)
+
+    def _explained(self, error: BaseException, env_id: int, action: Any) -> BaseException:  # noqa: ARG002
+        """Return a better error for what a step raised, where one is known."""
+        if isinstance(error, TypeError | ValueError) and raised_in(error, EnvServer.step):
+            better = UsageError("step must return (observation, reward, terminated, truncated, info)")
+            better.__cause__ = error
+            return better
+        return error
+
+    @property
+    def phase_at_failure(self) -> str:
+        """What the environment that raised was doing: a step that begins an episode is a reset."""
+        return "reset" if self._row.words[self._row.phase_word] in (RESETTING, MAKING) else "step"
+
+    def end_episodes(self, env_ids: Sequence[int]) -> None:
+        """Let the next step of environments be a reset, as that of an environment that raised."""
+        self._is_over.update(dict.fromkeys(env_ids, True))
+
+    # ------------------------------------------------------------------ progress
+
+    def show(self, env_id: int, phase: int) -> None:
+        """Show which environment runs, and what it does: that its reset or step begins is progress."""
+        row = self._row
+        words = row.words
+        words[row.trajectory_word] = env_id + 1
+        words[row.phase_word] = phase
+        self._n_stepped = words[row.timesteps_word] = self._n_stepped + 1
+
+    def rest(self) -> None:
+        """Show that no environment runs."""
+        words = self._row.words
+        words[self._row.trajectory_word] = 0
+        words[self._row.phase_word] = _WAITING
+
+    # ------------------------------------------------------------------ other requests
+
+    def take_actions(self, actions: Mapping[int, Any]) -> None:
+        """Keep actions that are of another dtype than the rows'."""
+        raise self._refused(actions)
+
+    def restore(self, order: Any) -> str:
+        """Make an environment what it was; return why it is not what it was, empty if it is."""
+        raise self._refused(order)
+
+    def set_parameters(self, env_id: int, parameters: Any) -> None:  # noqa: ARG002 - for a subclass
+        """Let an environment's resets set parameters from the next one on."""
+        raise self._refused(parameters)
+
+    def _refused(self, what: Any) -> ProtocolError:
+        return ProtocolError(f"{type(self).__name__} was asked for what it does not do, and got {what!r:.80}")
+
+    @abstractmethod
+    def set_options(self, env_id: int, options: Any) -> None:
+        """Remember how episodes of an environment begin from now on."""
+
+    def request(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
+        """Carry out what is no step; return its result.
+
+        Args:
+            env_id: The environment.
+            kind: "call", "get", "set", "render", "wrappers", or what a subclass adds.
+            name: The attribute or method.
+            arguments: What it gets.
+        """
+        self.show(env_id, _CALLING)
+        with self.generators.calling(env_id):
+            return self._carried_out(env_id, kind, name, arguments)
+
+    def _carried_out(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
+        env = self.envs[env_id]
+        match kind:
+            case "set":
+                return env.set_wrapper_attr(name, arguments)
+            case "render":
+                return env.render()
+            case "wrappers":
+                return class_names(env)
+            case "get":
+                return member_of(env, env_id, name)
+            case "call":
+                return _called(env, env_id, name, *arguments)
+        raise self._refused(kind)
+
+    def close(self) -> None:
+        """Close the environments; the first exception is raised when all are closed."""
+        for error in self.close_all().values():
+            raise error
+
+    def close_all(self) -> dict[int, BaseException]:
+        """Close the environments, and return what they raised, by environment."""
+        raised: dict[int, BaseException] = {}
+        while self.envs:
+            env_id, env = self.envs.popitem()
+            self.show(env_id, _CLOSING)
+            try:
+                env.close()
+            except (Exception, SystemExit) as error:
+                raised[env_id] = error
+        return raised
+
+    def _discard(self, env: Any) -> None:
+        """Close an environment that has failed already, whatever it raises."""
+        with contextlib.suppress(Exception, SystemExit):
+            env.close()
+
+
+class _Finished:
+    """Results that are not given yet.
+
+    Args:
+        rows: Where they are written to, all at once.
+        answers: Takes them.
+        asked: All environments that are asked.
+        place: Their place.
+
+    Attributes:
+        env_ids: Whose they are; their observations and ends are written already.
+        rewards: Their rewards; none where these are written, too.
+    """
+
+    __slots__ = ("_answers", "_asked", "_place", "_rows", "env_ids", "rewards")
+
+    def __init__(self, rows: Rows, answers: Answers, asked: Sequence[int], place: Any) -> None:
+        self._rows, self._answers, self._asked, self._place = rows, answers, asked, place
+        self.env_ids: list[int] = []
+        self.rewards: list[Any] = []
+
+    def give(self) -> None:
+        """Write what is left to write, and give them."""
+        if self.env_ids:
+            env_ids, self.env_ids = self.env_ids, []
+            if self.rewards:
+                place = self._place if len(env_ids) == len(self._asked) else place_of(env_ids)
+                self._rows.put_results(place, self.rewards[: len(env_ids)])
+                self.rewards = []
+            self._answers.give(env_ids)
+
+
+def name_of_class(cls: type) -> str:
+    """Return what a class is called in every process; the class itself may be another object there."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def class_names(env: Any) -> set[str]:
+    """Return the names of the classes of all wrappers of an environment, base classes included."""
+    names: set[str] = set()
+    while isinstance(env, gymnasium.Wrapper):
+        names.update(map(name_of_class, type(env).__mro__))
+        env = env.env
+    return names
+
+
+def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> Any:
+    """Return what a method returns, or an attribute that is none: arguments are ignored then, as Gymnasium does."""
+    member = member_of(env, env_id, name)
+    if callable(member):
+        return member(*positional, **named)
+    if positional or named:
+        warnings.warn(
+            f"{name} of environment {env_id} is no method: its value is returned, and the arguments of the call are "
+            "ignored; get_attr() takes none",
+            stacklevel=2,
+        )
+    return member
+
+
+def member_of(env: Any, env_id: int, name: str) -> Any:
+    """Return an attribute of an environment or of one of its wrappers.
+
+    Raises:
+        AttributeError: There is none; the message names the environment.
+    """
+    try:
+        return env.get_wrapper_attr(name)
+    except AttributeError:
+        raise AttributeError(
+            f"environment {env_id} ({type(env.unwrapped).__qualname__}) has no attribute {name!r}, and neither have "
+            "its wrappers"
+        ) from None
