@@ -29,7 +29,9 @@ UPWARDS_INSIDE_FUNCTIONS = {("data.batch", "data.npz")}
 
 MOST_LINES, MOST_LINES_OF_FUNCTION = 600, 60
 # Functions would cost percents here.
-MEASURED_LOOPS = ["rollouts.script.trajectory", "stepping.server.step", "workers.several.loop.timesteps", "workers.single.run"]
+MEASURED_LOOPS = [
+    "rollouts.script.trajectory", "stepping.server.step", "workers.several.loop.timesteps", "workers.single.run",
+]  # fmt: skip
 
 
 # Where environments are stepped for what a sampler or a manager returns. Rules, hooks and recorders that a trajectory

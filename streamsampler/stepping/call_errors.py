@@ -10,7 +10,14 @@ from gymnasium import error
 
 from streamsampler.core.errors import ClosedError, UsageError
 
-__all__ = ["CallPendingError", "EnvsClosedError", "NoCallPendingError", "ResetFirstError", "ResultsTimeoutError"]
+__all__ = [
+    "CallPendingError",
+    "DifferentSpacesError",
+    "EnvsClosedError",
+    "NoCallPendingError",
+    "ResetFirstError",
+    "ResultsTimeoutError",
+]
 
 
 class EnvsClosedError(ClosedError, error.ClosedEnvironmentError):
@@ -19,6 +26,10 @@ class EnvsClosedError(ClosedError, error.ClosedEnvironmentError):
 
 class ResetFirstError(UsageError, error.ResetNeeded):
     """An environment has no episode that an action could continue: it needs a reset."""
+
+
+class DifferentSpacesError(UsageError, RuntimeError):
+    """Environments have not the spaces that are needed together; Gymnasium's raise a RuntimeError."""
 
 
 class ResultsTimeoutError(TimeoutError, multiprocessing.TimeoutError):

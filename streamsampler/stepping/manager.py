@@ -165,6 +165,11 @@ class BaseEnvManager(abc.ABC):
         return self._launched().spaces.observation
 
     @property
+    def are_stacked(self) -> bool:
+        """Whether observations of all environments are arrays together: their spaces differ in no shape and dtype."""
+        return self._launched().rows.has_views
+
+    @property
     def action_spaces(self) -> tuple[Any, ...]:
         """The action space of each environment, as `observation_spaces`."""
         return self._launched().spaces.action

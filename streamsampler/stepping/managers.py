@@ -52,7 +52,7 @@ from streamsampler.stepping.transport import (
     warn_of_draws,
     warn_of_unclosed,
 )
-from streamsampler.stepping.vector_env import ManagedVectorEnv
+from streamsampler.stepping.vector_env import ManagedVectorEnv, ObservationMode
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.threads import check_threads
@@ -64,16 +64,22 @@ if TYPE_CHECKING:
 class AnyEnvManager(BaseEnvManager):
     """What both managers are for others: vector environments of other libraries, and recorders of batches."""
 
-    def vector_env(self) -> ManagedVectorEnv:
+    def vector_env(self, *, observation_mode: ObservationMode = "same") -> ManagedVectorEnv:
         """Return the environments as a `gymnasium.vector.VectorEnv`, in this manager's autoreset mode.
 
         Closing it closes the manager.
 
+        Args:
+            observation_mode: Whether all environments have the "same" observation space, or may have "different" ones
+                that differ in their bounds alone; or the batched space and that of one environment, as Gymnasium's
+                vector environments take them.
+
         Raises:
-            UsageError: The manager has `max_episodes`, after which there would be nothing to step.
+            UsageError: The manager has `max_episodes`, after which there would be nothing to step; or the environments
+                have other spaces.
         """
         self._refuse_end()
-        return ManagedVectorEnv(self)
+        return ManagedVectorEnv(self, observation_mode)
 
     def sb3_env(self) -> ManagedVecEnv:
         """Return the environments as a `VecEnv` of Stable-Baselines3; needs `pip install stable-baselines3`.

@@ -28,8 +28,13 @@ RESTORE_LIMIT: Final = 100_000
 """How many timesteps of an episode are kept at most, unless a manager is told another number."""
 
 
+_GYMNASIUMS = frozenset(mode.value for mode in AutoresetMode)
+
+
 def mode_of(autoreset: Autoreset | AutoresetMode) -> Autoreset:
-    """Return an autoreset mode by its name, also where it is Gymnasium's."""
+    """Return an autoreset mode by its name, also where it is Gymnasium's, or its value there, such as "NextStep"."""
+    if isinstance(autoreset, str) and autoreset in _GYMNASIUMS:
+        autoreset = AutoresetMode(autoreset)
     return cast("Autoreset", autoreset.name.lower()) if isinstance(autoreset, AutoresetMode) else autoreset
 
 
@@ -192,11 +197,12 @@ def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
         )
     if isinstance(env_ids, np.ndarray) and env_ids.dtype == np.int64 and (not len(env_ids) or env_ids.min() >= 0):
         chosen: list[int] = env_ids.tolist()  # as `Steps` has them
+    elif isinstance(env_ids, list) and set(map(type, env_ids)) == {int} and min(env_ids) >= 0:
+        chosen = list(env_ids)  # quicker
     else:
         chosen = [positive("an environment's number", env_id, least=0) for env_id in env_ids]
-    for env_id in chosen:
-        if env_id >= n_envs:
-            raise UsageError(f"there is no environment {env_id}: there are {n_envs}, from 0 on")
+    if chosen and (most := max(chosen)) >= n_envs:
+        raise UsageError(f"there is no environment {most}: there are {n_envs}, from 0 on")
     if len(set(chosen)) < len(chosen):
         raise UsageError(f"an environment is named twice: {chosen}")
     return chosen

@@ -17,9 +17,10 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
+from streamsampler.core.errors import ActionError, DataError, ObservationError
 from streamsampler.data.spaces import AnySpace, row_spec, same_space
 from streamsampler.data.trees import Array, leaves, map_tree, object_array, owned, snapshot
+from streamsampler.stepping.call_errors import DifferentSpacesError
 from streamsampler.workers.vec.columns import Columns, leaves_of, nested, sequence_of, values_of
 
 # ----------------------------------------------------------------------
@@ -316,7 +317,7 @@ class EnvSpaces:
         first = each[0]
         for env_id, space in enumerate(each):
             if space is not first:
-                raise UsageError(
+                raise DifferentSpacesError(
                     f"{_differs(kind, env_id, space, first)}: here all environments must have the same {kind} space; "
                     f"{kind}_spaces of a manager has those of each"
                 )
@@ -554,7 +555,7 @@ def place_of(env_ids: Sequence[int]) -> Any:
         first, stop = env_ids[0], env_ids[-1] + 1
         if stop - first == len(env_ids) and (stop - first == 1 or list(env_ids) == list(range(first, stop))):
             return slice(first, stop)
-    return list(env_ids)
+    return np.array(env_ids, np.intp)  # of a list each use would make one
 
 
 def _alone(space: AnySpace, part: Any) -> Any:

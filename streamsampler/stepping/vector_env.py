@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from gymnasium import spaces as gym_spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError, WorkerError, positive
 from streamsampler.data.infos import Infos
 from streamsampler.data.spaces import row_spec
 from streamsampler.data.trees import map_tree, map_trees, object_array
-from streamsampler.stepping.call_errors import NoCallPendingError
+from streamsampler.stepping.call_errors import DifferentSpacesError, NoCallPendingError
 from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.steps import Steps, joined_infos
 from streamsampler.workers.vec.columns import leaves_of
@@ -121,6 +121,7 @@ def _as_gymnasium_has_it(leaf: Any) -> Any:
 # ----------------------------------------------------------------------
 
 
+ObservationMode: TypeAlias = 'Literal["same", "different"] | tuple[gym_spaces.Space[Any], gym_spaces.Space[Any]]'
 _Stepped: TypeAlias = "tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]"
 
 
@@ -140,19 +141,19 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     Args:
         manager: The manager, which `close` closes.
+        observation_mode: See `EnvManager.vector_env`.
 
     Attributes:
         manager: As above.
     """
 
-    def __init__(self, manager: BaseEnvManager) -> None:
+    def __init__(self, manager: BaseEnvManager, observation_mode: ObservationMode = "same") -> None:
         self.manager = manager
         self.num_envs = manager.n_envs
         mode = AutoresetMode[manager.autoreset.upper()]
         self._is_same_step = mode is AutoresetMode.SAME_STEP
-        self.single_observation_space = manager.observation_space
+        self.observation_space, self.single_observation_space = _observation_spaces(manager, observation_mode)
         self.single_action_space = manager.action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._has_objects = any(
             row_spec(leaf)[1].hasobject for _, leaf in leaves_of(self.single_observation_space, "observation")
@@ -311,6 +312,31 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's arguments
         """Close the manager."""
         self.manager.close()
+
+
+def _observation_spaces(manager: BaseEnvManager, mode: Any) -> tuple[Any, Any]:
+    """Return the batched observation space, and that of one environment.
+
+    Raises:
+        UsageError: The environments have other ones, or the mode is none.
+    """
+    if isinstance(mode, str) and mode == "same":
+        single = manager.observation_space
+        return batch_space(single, manager.n_envs), single
+    if not manager.are_stacked:
+        raise DifferentSpacesError(
+            f"observation_mode={mode!r} takes environments whose observation spaces differ in their bounds alone, and "
+            f"these are {', '.join(map(str, manager.observation_spaces))}"
+        )
+    if isinstance(mode, str) and mode == "different":
+        spaces = manager.observation_spaces
+        return batch_differing_spaces(spaces), spaces[0]
+    if not isinstance(mode, tuple) or len(mode) != 2 or not all(isinstance(space, gym_spaces.Space) for space in mode):
+        raise UsageError(
+            'observation_mode must be "same", "different", or a tuple of the batched observation space and that of '
+            f"one environment, got {mode!r}"
+        )
+    return mode
 
 
 def _masked(mask: Any, n_envs: int) -> list[int]:
