@@ -203,6 +203,9 @@ def begin_of(result: Any) -> tuple[Any, Any]:
 def own_error(error: BaseException) -> BaseException:
     """Return an exception as the environment raised it: Python makes a `RuntimeError` of a script's `StopIteration`.
 
+    A function that raises it keeps it in no variable: exception, traceback and frame would be a cycle, which holds all
+    that the frames do, memory of processes too, until the garbage collector comes.
+
     Args:
         error: An exception that a driver has caught around a script.
     """

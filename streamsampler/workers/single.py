@@ -200,13 +200,12 @@ class SingleDriver:
                     take_end(end)
                 phase = None
         except BaseException as error:
-            raised = own_error(error)
-            worker.phase = phase_of(raised, phase, worker.phase)
+            worker.phase = phase_of(own_error(error), phase, worker.phase)
             if seams is not None:
-                seams.lost(raised)
-            explain_rollout(worker, raised, action, self._env, recorder, asking=SingleDriver.run)
-            if raised is not error:
-                raise raised from None
+                seams.lost(own_error(error))
+            explain_rollout(worker, own_error(error), action, self._env, recorder, asking=SingleDriver.run)
+            if own_error(error) is not error:
+                raise own_error(error) from None
             raise
         finally:
             worker.ran_timesteps += len(rewards) - n_before

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamsampler.core.errors import DataError, UsageError, WorkerError
 from streamsampler.data.trees import leaves, snapshot
 from streamsampler.protocol.messages import Phase
-from streamsampler.rollouts.script import Binding, End, Script
+from streamsampler.rollouts.script import Binding, End, Script, own_error
 from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.workers.base import AbnormalTrajectoryError
 from streamsampler.workers.explain import locate
@@ -341,11 +341,11 @@ class RemoteRows(RowsDriver):
             self._hooks[row].lost(error)
             return error
         except BaseException as error:
-            raised = self._noted(error)
-            if len(result) == 2 and isinstance(raised, DataError):
-                locate(raised, self._envs[row], 0)
-            if raised is not error:
-                raise raised from None
+            self._note(own_error(error))
+            if len(result) == 2 and isinstance(error, DataError):
+                locate(error, self._envs[row], 0)
+            if own_error(error) is not error:
+                raise own_error(error) from None
             raise
         return None
 

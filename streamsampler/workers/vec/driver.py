@@ -96,8 +96,9 @@ class RowsDriver:
         try:
             script.send(binding)
         except BaseException as error:
-            if (raised := self._noted(error)) is not error:
-                raise raised from None
+            self._note(own_error(error))
+            if own_error(error) is not error:
+                raise own_error(error) from None
             raise
 
     def release(self) -> None:
@@ -110,11 +111,9 @@ class RowsDriver:
                 send.__self__.close()
         self._sends = [None] * len(self._sends)
 
-    def _noted(self, error: BaseException) -> BaseException:
-        """Return an exception as it was raised, after noting the phase in which the script of the row in hand was."""
-        raised = own_error(error)
-        self._worker.phase = phase_of(raised, self._worker.phase, self._worker.phase)
-        return raised
+    def _note(self, error: BaseException) -> None:
+        """Note the phase in which the script of the row in hand raised an exception."""
+        self._worker.phase = phase_of(error, self._worker.phase, self._worker.phase)
 
     def _context_of(self, row: int, index: int, seed: int, version: int) -> TrajectoryContext:
         """Return the context of a trajectory for hooks."""
@@ -227,8 +226,9 @@ class RowsDriver:
                     end = None
         except BaseException as error:
             self._row, self.n_ran = row, first + live.index(row)
-            if (raised := self._noted(error)) is not error:
-                raise raised from None
+            self._note(own_error(error))
+            if own_error(error) is not error:
+                raise own_error(error) from None
             raise
         self.n_ran = first + len(live)
         self._recorder.end_step(live)

@@ -283,6 +283,7 @@ class VecWorker(LendingWorker):
             rehearsing.run_blocks(Ticket(version, indices, len(indices)), seeds, agent)
         finally:
             self.ran_timesteps += rehearsing.n_ran
+            rehearsing.release()
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories: in lanes, or block by block; or fragments."""
