@@ -220,13 +220,14 @@ class collecting:  # noqa: N801 - reads as a verb in `with collecting(…):`
     __slots__ = ("_before", "_collector")
 
     def __init__(self, collector: Collector) -> None:
-        self._collector = collector
+        self._collector, self._before = collector, _local.collector
 
     def __enter__(self) -> None:
         self._collector.here = None
-        self._before, _local.collector = _local.collector, self._collector  # last: Ctrl-C before it leaves no trace
+        _local.collector = self._collector  # last: Ctrl-C before it leaves no trace
 
     def __exit__(self, *_: object) -> None:
+        """Collect no more; may be repeated, as Ctrl-C may come in here."""
         _local.collector = self._before
 
 

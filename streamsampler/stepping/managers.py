@@ -207,11 +207,15 @@ class _InThisProcess(Transport, Answers):
         """Know which environments run: whatever ends it but an `Exception` leaves them in between."""
         server, self._at_work = self._server, env_ids
         server.generators.look_away()
+        collecting = server.times.collecting()
         try:
-            with server.times.collecting():
+            with collecting:
                 result = carry_out()
         except Exception:
             self._at_work = ()
+            raise
+        except BaseException:
+            collecting.__exit__()
             raise
         self._at_work = ()
         return result

@@ -12,6 +12,7 @@ import pytest
 
 import streamsampler.stepping
 from streamsampler import Limits
+from streamsampler.core import timing
 from streamsampler.engines import linked
 from streamsampler.engines.launch import start
 from streamsampler.engines.processes import engine
@@ -501,6 +502,7 @@ def test_ctrl_c_at_any_line(name, kind, on_failure, stride):
             line += stride
         assert line > 5
         assert manager.failures == 0
+    assert timing._local.collector is timing._local.script  # what this thread times is the script's again
 
 
 class Interrupted(Counting):
