@@ -201,17 +201,16 @@ class EpisodeServer(EnvServer):
         self._is_over[env_id] = True  # until it has begun
         if env_id in self._parameters:
             self._apply(env_id, self._parameters[env_id])
-        seed = int(self.rows.seeds[env_id])
-        reset = partial(self._reset_env, env_id, seed)
-        with self.times.resetting():
+        seed, env, options = int(self.rows.seeds[env_id]), self.envs[env_id], self._options.get(env_id)
+
+        def reset() -> Any:
+            return env.reset(seed=seed, options=None if options is None else copy.deepcopy(options))
+
+        with self.times.resetting:
             result = self.generators.reset(env_id, seed, reset)
         observation, info = begin_of(result)
         self._show_begin(env_id, slot, observation)
-        return self._taken_info(info)
-
-    def _reset_env(self, env_id: int, seed: int) -> Any:
-        options = self._options.get(env_id)
-        return self.envs[env_id].reset(seed=seed, options=None if options is None else copy.deepcopy(options))
+        return self._taken_info(info) if info.__class__ is not dict or info else {}
 
     def _taken_info(self, info: Any) -> dict[str, Any]:
         """Return a copy of an info.

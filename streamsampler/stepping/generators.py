@@ -54,6 +54,7 @@ class EnvGenerators:
         self._seeds: dict[int, int] = {}  # of environments that draw: their episode's
         self._states: dict[int, Any] = {}  # and what they have drawn from since then
         self._looked: Any = None  # at the last look
+        self._kept: tuple[Any, Any] | None = None  # a look, and the states then: several resets need them
         self._trusted: set[int] = set()  # environments that have drawn nothing in a whole episode, beside others
         self._to_end: set[int] = set()  # environments that are looked at in each step until they end an episode
 
@@ -76,19 +77,25 @@ class EnvGenerators:
         """
         if env_id in self._trusted:
             with turn():  # another thread would seem to be this environment
-                self._look(None)
-                before, kept = self._looked, kept_generators()
+                if self._kept is None or self._kept[0] is not self._looked:
+                    self._look(None)
+                    self._kept = self._looked, kept_generators()
+                before, kept = self._kept
                 try:
                     result = reset()
                 except BaseException:
-                    restore_generators(kept)
+                    self._restore_kept(before, kept)
                     raise
                 if generator_marks() == before:
                     return result
-                restore_generators(kept)
-            self._trusted.discard(env_id)
+                self._restore_kept(before, kept)
         with self.beginning(env_id, seed):
             return reset()
+
+    def _restore_kept(self, before: Any, kept: Any) -> None:
+        self._look(None)  # a step of another environment may have drawn, too, since these states were kept
+        restore_generators(kept)
+        self._looked = before
 
     @contextlib.contextmanager
     def beginning(self, env_id: int, seed: int) -> Iterator[None]:
@@ -148,8 +155,11 @@ class EnvGenerators:
 
     def _look(self, env_id: int | None) -> bool:
         """Find out whether something has drawn since the last look: this environment; any of them if it is None."""
-        before, self._looked = self._looked, generator_marks()
-        if before is None or before == self._looked:
+        before, now = self._looked, generator_marks()
+        if before == now:
+            return False
+        self._looked = now
+        if before is None:
             return False
         self._trusted.clear()
         if env_id is None:

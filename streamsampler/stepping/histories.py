@@ -308,12 +308,15 @@ class Histories:
 
     def settle_rounds(self, timesteps: NDArray[np.int64]) -> None:
         """Put the rounds into their places, given the timesteps of all environments after the last one."""
+        self._settle()  # what is older
         rounds, self._rounds = self._rounds, []
-        ids = np.arange(len(timesteps))
-        for before, (actions, rewards) in zip(range(len(rounds) - 1, -1, -1), rounds, strict=True):
+        if rounds:
+            all_actions, all_rewards = zip(*rounds, strict=True)
+            before = np.arange(len(rounds) - 1, -1, -1)[:, None]
             # Of an episode that has ended since then nothing is needed.
-            self._recent.append((ids, np.maximum(timesteps - before, 0), actions, rewards))
-        self._settle()
+            index = self._places(np.maximum(timesteps - before, 0)), np.arange(len(timesteps))
+            self._rewards[index] = np.stack(all_rewards)
+            map_trees(lambda kept, *each: kept.__setitem__(index, np.stack(each)), self._actions, *all_actions)
 
     def _settle(self) -> None:
         """Put what was handed out into its place."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from time import perf_counter
@@ -48,6 +47,21 @@ class WorkerReport(NamedTuple):
     timed: Measured | None
 
 
+class _Resetting:
+    """Takes a block for a reset; see `EnvTimes`."""
+
+    def __init__(self, times: EnvTimes) -> None:
+        self._times = times
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began, self._times.phase[0] = perf_counter(), _IN_RESET
+
+    def __exit__(self, *_: object) -> None:
+        self._times.reset_seconds += perf_counter() - self._began
+        self._times.phase[0] = IN_STEP
+
+
 class EnvTimes:
     """Adds up the time of environments, between two reports.
 
@@ -56,6 +70,7 @@ class EnvTimes:
 
     Attributes:
         phase: One word: `IN_STEP`, or that it is a reset, for what environments time themselves.
+        resetting: Takes a block for a reset: `with times.resetting: …`.
         timesteps: How many timesteps were run.
         reset_seconds: What resets took, and making environments anew.
         env_seconds: What resets and steps took.
@@ -64,6 +79,7 @@ class EnvTimes:
 
     def __init__(self, worker: int) -> None:
         self.phase = [IN_STEP]
+        self.resetting = _Resetting(self)
         self._worker = worker
         self._collector = Collector(self.phase, 0, _TIMED_AS)
         self._clear()
@@ -76,16 +92,6 @@ class EnvTimes:
     def collecting(self) -> collecting:
         """Collect what environments time."""
         return collecting(self._collector)
-
-    @contextlib.contextmanager
-    def resetting(self) -> Iterator[None]:
-        """Take a block for a reset."""
-        began, self.phase[0] = perf_counter(), _IN_RESET
-        try:
-            yield
-        finally:
-            self.reset_seconds += perf_counter() - began
-            self.phase[0] = IN_STEP
 
     @property
     def seconds(self) -> float:

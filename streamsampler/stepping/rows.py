@@ -7,6 +7,7 @@ Graph, OneOf, custom spaces) are Python objects, of which each of the two has it
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -403,11 +404,18 @@ class Rows:
         Raises:
             ObservationError: It is of another structure, shape or kind than the space, or would become another number.
         """
-        self._observations.put(slot, env_id, value)
+        if value.__class__ is np.ndarray and value.dtype is self.plain_dtype and value.shape == self.plain_shape:
+            self.plain_leaves[slot][env_id] = value
+        else:
+            self._observations.put(slot, env_id, value)
 
     def free_slots(self, place: Any) -> list[int]:
         """Return, of each environment of a place, the slot that its last observation does not lie in."""
-        free: list[int] = (1 - self.slots[place]).tolist()
+        slots = self.slots[place]
+        n_second = np.count_nonzero(slots)
+        if n_second == 0 or n_second == len(slots):
+            return [int(n_second == 0)] * len(slots)
+        free: list[int] = (1 - slots).tolist()
         return free
 
     def put_results(self, place: Any, rewards: list[Any]) -> None:
@@ -417,7 +425,10 @@ class Rows:
 
     def put_last_observation(self, env_id: int, value: Any) -> None:
         """Write the last observation of an episode; see `put_observation`."""
-        self._last.put(0, env_id, value)
+        if value.__class__ is np.ndarray and value.dtype is self.plain_dtype and value.shape == self.plain_shape:
+            self.last_observations[env_id] = value
+        else:
+            self._last.put(0, env_id, value)
         if self.observations_are_carried:
             self._ended.add(env_id)
 
@@ -464,7 +475,7 @@ class Rows:
         actions = self.actions
         if actions.__class__ is not np.ndarray or actions.dtype.hasobject:
             return [self.action(env_id) for env_id in env_ids]
-        return list(actions[place].copy())
+        return list(actions[place] if actions.ndim == 1 else actions[place].copy())  # of one dimension: no views
 
     def put_action_exactly(self, env_id: int, action: Any) -> bool:
         """Write the action of an environment; see `EnvValues.put_exactly`."""
@@ -553,9 +564,14 @@ def place_of(env_ids: Sequence[int]) -> Any:
     """Return the index of environments in an array with a row for each: a slice where they lie one after the other."""
     if env_ids:
         first, stop = env_ids[0], env_ids[-1] + 1
-        if stop - first == len(env_ids) and (stop - first == 1 or list(env_ids) == list(range(first, stop))):
+        if stop - first == len(env_ids) and (stop - first == 1 or list(env_ids) == _numbers(first, stop)):
             return slice(first, stop)
     return np.array(env_ids, np.intp)  # of a list each use would make one
+
+
+@functools.lru_cache(64)
+def _numbers(first: int, stop: int) -> list[int]:
+    return list(range(first, stop))
 
 
 def _alone(space: AnySpace, part: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
@@ -120,6 +120,9 @@ def _as_gymnasium_has_it(leaf: Any) -> Any:
 
 # ----------------------------------------------------------------------
 
+
+_EMPTY: Final[dict[str, Any]] = {"final_info": {}}
+"""What most environments say when an episode ends, and the next one begins."""
 
 ObservationMode: TypeAlias = 'Literal["same", "different"] | tuple[gym_spaces.Space[Any], gym_spaces.Space[Any]]'
 _Stepped: TypeAlias = "tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]"
@@ -266,7 +269,9 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _of_round(self, results: Round) -> _Stepped:
         observations, rewards, terminated, truncated, by_env, ended, last_observations = results
-        infos = self._infos(by_env) if by_env else {}
+        # In the same step each episode that ended brings the last info, even if it is empty: `_final` says so.
+        is_empty = len(by_env) == len(ended) and all(info == _EMPTY for info in by_env.values())
+        infos = {} if is_empty else self._infos(by_env)
         if ended and self._is_same_step:
             last = [row_of(last_observations, row) for row in range(len(ended))]
             infos |= _final(self.num_envs, ended, last, infos)

@@ -237,14 +237,22 @@ def generator_states() -> tuple[Any, ...]:
     return tuple(states)
 
 
+_last_words: tuple[Any, Any] = None, None
+"""The generator of `numpy.random` that was there last, and its `_words_of`: it is hardly ever another one."""
+
+
 def generator_marks() -> tuple[Any, ...]:
     """Return what `generator_states` does in short, in a third of the time: it is another thing after a draw, too.
 
     Of the Mersenne twister's words a draw uses one, and after the last one all are made anew.
     """
+    global _last_words
     torch, bits = _loaded_torch(), np.random.get_bit_generator()  # type: ignore[attr-defined]
     of_python = _python_state() if _python_memory is None else (_python_memory[:8], _python.gauss_next)
-    of_numpy = _words_of(bits)[-8:] if isinstance(bits, np.random.MT19937) else _numpy_state()
+    if bits is not _last_words[0]:
+        _last_words = bits, _words_of(bits) if isinstance(bits, np.random.MT19937) else None
+    words = _last_words[1]
+    of_numpy = _numpy_state() if words is None else words[-8:]
     return (of_python, of_numpy) if torch is None else (of_python, of_numpy, *_torch_marks(torch))
 
 
