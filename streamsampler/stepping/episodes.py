@@ -15,8 +15,9 @@ from streamsampler.data.trees import map_tree, map_trees
 from streamsampler.stepping.histories import ParameterSets, PastRequest, PastRequests, RestoreOrder
 from streamsampler.stepping.ledger import EnvEvent, EnvState
 from streamsampler.stepping.options import ManagerOptions
-from streamsampler.stepping.rows import Rows, place_of
+from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.steps import Steps
+from streamsampler.stepping.values import place_of
 
 _RESETTING, _STEPPED = EnvState.RESETTING, EnvEvent.STEPPED  # an enum's member costs 100 ns to look up on Python 3.11
 

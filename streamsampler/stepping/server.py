@@ -22,7 +22,8 @@ from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.ledger import IN_STEP, EnvTimes
-from streamsampler.stepping.rows import Rows, place_of
+from streamsampler.stepping.rows import Rows
+from streamsampler.stepping.values import place_of
 from streamsampler.workers.board import WorkerRow, phase_number
 from streamsampler.workers.explain import raised_in
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from streamsampler.data.trees import map_tree, same
 from streamsampler.errors import ActionError, RolloutError, UsageError
 from streamsampler.stepping.managers import SerialEnvManager
-from streamsampler.stepping.rows import EnvValues
+from streamsampler.stepping.values import EnvValues
 from tests.stepping.conftest import MODES
 from tests.stepping.environments import Graded
 
