@@ -42,8 +42,8 @@ class EpisodeServer(EnvServer):
     Args:
         updates: What makes each environment, by its number.
         worker_number: The number of the worker that these environments are in.
-        row: Where it shows what it does.
-        autoreset: What becomes of an environment whose episode has ended.
+        row: The worker's row of the board; shows the environment in hand, and its phase.
+        autoreset: The autoreset mode of the manager.
         own_generators: Whether environments have states of their own of the global generators from the start.
         is_shared: Whether these generators are the caller's.
     """
@@ -87,7 +87,7 @@ class EpisodeServer(EnvServer):
         return env
 
     def remake(self, env_id: int) -> None:
-        """Close an environment, whatever it raises, and make it anew."""
+        """Close an environment, and make it anew; an exception of its `close` is left out."""
         self.show(env_id, MAKING)
         old = self.envs.pop(env_id, None)
         others = [*self.envs.values()] if old is None else [*self.envs.values(), old]
@@ -97,9 +97,13 @@ class EpisodeServer(EnvServer):
         self.envs[env_id] = self._made(env_id, self.fresh(env_id), others)
 
     def restore(self, order: RestoreOrder) -> str:
-        """Make an environment what it was; return why it is not what it was, empty if it is.
+        """Bring an environment back to the timestep of an order.
 
-        What its reset raises is raised: that is tried again, as any reset.
+        Returns:
+            The reason where the environment differs from the lost one; empty where it does not.
+
+        Raises:
+            Exception: The environment's reset raised, which is tried again as any reset.
         """
         env_id, why_not = order.env_id, ""
         self._is_over[env_id] = True
@@ -122,7 +126,7 @@ class EpisodeServer(EnvServer):
         return why_not
 
     def _repeated(self, env_id: int, request: PastRequest) -> str:
-        """Repeat a request; return why the environment is not what it was then, empty if that is not known."""
+        """Repeat a request; return the reason where its result shows that the environment is another one, else ""."""
         try:
             value = self.request(env_id, request.kind, request.name, copy.deepcopy(request.arguments))
         except (Exception, SystemExit):
@@ -172,7 +176,7 @@ class EpisodeServer(EnvServer):
         """Raise if an environment does not take parameters.
 
         Raises:
-            UsageError: It does not; the message names it, and what it has.
+            UsageError: It does not; the message names the environment, and the parameters that it has.
         """
         try:
             parameter_setter(self.envs[env_id], update.parameters)

@@ -105,8 +105,8 @@ class EpisodeSeeds:
 # ----------------------------------------------------------------------
 
 
-class Round(NamedTuple):
-    """The results of a step of all environments, in order, none of which failed.
+class RoundResults(NamedTuple):
+    """The results of a step of all environments, by number. None of the environments failed.
 
     Attributes:
         observations: Leaves of (n_envs, ...): what to act on next.
@@ -114,8 +114,9 @@ class Round(NamedTuple):
         terminated: (n_envs,) bool.
         truncated: (n_envs,) bool.
         infos: The infos that are not empty, by environment.
-        ended: The environments whose episodes have ended.
-        last_observations: Leaves of (len(ended), ...): their last ones, where environments were reset in the same step.
+        ended: The numbers of the environments in which an episode ended.
+        last_observations: Leaves of (len(ended), ...): the last observations of these episodes, where environments are
+            reset in the same step.
     """
 
     observations: Any
@@ -128,7 +129,8 @@ class Round(NamedTuple):
 
 
 _ROUNDS_TOGETHER = 64
-"""What is known of each environment is brought up to date after so many rounds: it takes longer than a round may."""
+"""After so many rounds timesteps, counts and histories of all environments are brought up to date together: to do it in
+each round would double the time of a round."""
 
 
 class Episodes:
@@ -398,7 +400,7 @@ class Episodes:
         goes_on = options.autoreset != "disabled" and options.max_episodes is None
         return goes_on and not self._lost and (histories is None or histories.takes_rounds)
 
-    def hand_out_round(self, infos: Mapping[int, dict[str, Any]]) -> Round:
+    def hand_out_round(self, infos: Mapping[int, dict[str, Any]]) -> RoundResults:
         """Return the results of a step of all environments, none of which has failed; does what `hand_out` does."""
         rows = self._rows
         self._n_rounds += 1
@@ -422,7 +424,7 @@ class Episodes:
                 self._end(env_id, is_abnormal=False)
         if self._n_rounds == _ROUNDS_TOGETHER:
             self._settle()
-        return Round(observations, rewards, terminated, truncated, infos, ended, last)
+        return RoundResults(observations, rewards, terminated, truncated, infos, ended, last)
 
     def _observed(self, slots: NDArray[np.uint8], ids: NDArray[np.int64] | None, place: Any) -> Any:
         """Return observations: copies, or views where that is wanted and the rows lie one after the other."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from streamsampler.core.errors import WorkerDiedError, WorkerError, WorkerHungError
 from streamsampler.protocol.messages import Phase
-from streamsampler.stepping.episodes import Episodes, Round
+from streamsampler.stepping.episodes import Episodes, RoundResults
 from streamsampler.stepping.histories import BEFORE, TOO_MANY, PastRequest, RestoreOrder, digest_of_result
 from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
 from streamsampler.stepping.options import ManagerOptions
@@ -353,7 +353,7 @@ class Inbox:
         self._transport.step(env_ids)
         self._transport.in_hand = False
 
-    def end_round(self) -> Round | None:
+    def end_round(self) -> RoundResults | None:
         """Return the results of the round that is under way, if all go well; otherwise open it, and return None."""
         transport, env_ids = self._transport, self._round
         if not env_ids:

@@ -21,7 +21,7 @@ from streamsampler.stepping.call_errors import (
     ResultsTimeoutError,
 )
 from streamsampler.stepping.episode_server import Autoreset
-from streamsampler.stepping.episodes import Episodes, Round
+from streamsampler.stepping.episodes import Episodes, RoundResults
 from streamsampler.stepping.histories import ParameterSets
 from streamsampler.stepping.inbox import Inbox
 from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
@@ -352,7 +352,7 @@ class BaseEnvManager(abc.ABC):
         self._inbox.begin_round(everyone)
         return True
 
-    def _end_round(self) -> Round | None:
+    def _end_round(self) -> RoundResults | None:
         """Return the results that `_begin_round` has requested; None where they are for `recv_from`, or there are none.
 
         May be interrupted, and called again.

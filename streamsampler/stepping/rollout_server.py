@@ -1,4 +1,4 @@
-"""Serve the environments of a sampler whose agent stays in its own process: exactly what a worker there would do."""
+"""Serve the environments of a sampler with `inference="parent"`: reset and step them as a worker would."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RolloutServer(EnvServer):
     Args:
         updates: What makes each environment, pickled, by its number.
         worker_number: The number of the process.
-        row: Where it shows what it does.
+        row: The process's row of the board; shows the environment in hand, and its phase.
         seed: The sampler's seed.
         max_episode_length: After how many timesteps the sampler truncates trajectories; None for never.
     """
@@ -142,7 +142,7 @@ class RolloutServer(EnvServer):
         return super()._end(env_id, slot, observation, info)
 
     def request(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
-        """Carry out what is no step; "update" changes an environment, "facts" tells what is known of it."""
+        """Carry out a request; "update" changes an environment, "facts" returns its `EnvFacts` and `GameFacts`."""
         match kind:
             case "update":
                 self._payloads = {env_id: arguments}

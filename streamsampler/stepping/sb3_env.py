@@ -21,7 +21,7 @@ except ImportError as error:
     raise missing("sb3_env()", "sb3", error) from error
 
 if TYPE_CHECKING:
-    from streamsampler.stepping.episodes import Round
+    from streamsampler.stepping.episodes import RoundResults
     from streamsampler.stepping.manager import BaseEnvManager
     from streamsampler.stepping.steps import Steps
 
@@ -96,7 +96,9 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
             infos[row]["env_failed"] = True
         return steps.observations, steps.rewards.astype(np.float32), ended, infos
 
-    def _of_round(self, results: Round) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+    def _of_round(
+        self, results: RoundResults
+    ) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         observations, rewards, terminated, truncated, by_env, ended, last_observations = results
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         for env_id, info in by_env.items():

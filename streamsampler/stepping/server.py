@@ -69,7 +69,7 @@ class EnvServer(ABC):
 
     Args:
         env_ids: Their numbers.
-        row: Where it shows which environment runs, as the trajectory in hand, and what it does with it.
+        row: The worker's row of the board; shows the environment in hand as a trajectory, and its phase.
         worker_number: The number of the worker that these environments are in.
 
     Attributes:
@@ -318,7 +318,7 @@ class EnvServer(ABC):
         raise self._refused(actions)
 
     def restore(self, order: Any) -> str:
-        """Make an environment what it was; return why it is not what it was, empty if it is."""
+        """Bring an environment back to the timestep of an order; return the reason where it differs, else ""."""
         raise self._refused(order)
 
     def set_parameters(self, env_id: int, parameters: Any) -> None:  # noqa: ARG002 - for a subclass

@@ -24,7 +24,7 @@ from streamsampler.workers.vec.columns import leaves_of
 from streamsampler.workers.vec.rows import row_of
 
 if TYPE_CHECKING:
-    from streamsampler.stepping.episodes import Round
+    from streamsampler.stepping.episodes import RoundResults
     from streamsampler.stepping.manager import BaseEnvManager
     from streamsampler.stepping.steps import Steps
 
@@ -267,7 +267,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
             infos |= _final(self.num_envs, ended, last, infos)
         return self._batched(steps.observations), steps.rewards, steps.terminated, steps.truncated, infos
 
-    def _of_round(self, results: Round) -> _Stepped:
+    def _of_round(self, results: RoundResults) -> _Stepped:
         observations, rewards, terminated, truncated, by_env, ended, last_observations = results
         # In the same step each episode that ended brings the last info, even if it is empty: `_final` says so.
         is_empty = len(by_env) == len(ended) and all(info == _EMPTY for info in by_env.values())
