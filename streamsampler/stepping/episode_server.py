@@ -208,7 +208,7 @@ class EpisodeServer(EnvServer):
         seed, env, options = int(self.rows.seeds[env_id]), self.envs[env_id], self._options.get(env_id)
 
         def reset() -> Any:
-            return env.reset(seed=seed, options=None if options is None else copy.deepcopy(options))
+            return env.reset(seed=seed) if options is None else env.reset(seed=seed, options=copy.deepcopy(options))
 
         with self.times.resetting:
             result = self.generators.reset(env_id, seed, reset)

@@ -52,6 +52,9 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
             )
         self.manager = manager
         super().__init__(manager.n_envs, manager.observation_space, manager.action_space)
+        self.metadata = manager.get_attr("metadata", [0])[0]
+        dtype = self.action_space.dtype
+        self._whole = dtype if dtype is not None and dtype.kind in "iu" else None
 
     def reset(self) -> Any:
         """Reset all environments with the seeds and options that were set since the last reset."""
@@ -75,7 +78,14 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         return steps
 
     def step_async(self, actions: Any) -> None:
-        """Send one action to each environment."""
+        """Send one action to each environment.
+
+        Raises:
+            ActionError: They are of another shape, kind or number than those of the action space. Whole numbers may be
+                floats, as a policy of Stable-Baselines3 gives them for `MultiBinary`.
+        """
+        if self._whole is not None and getattr(actions, "dtype", self._whole).kind == "f":
+            actions = _whole(actions, self._whole)
         send_on(self.manager, actions)
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
@@ -123,6 +133,10 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
             return [None] * self.num_envs
         return self.manager.render()
 
+    def has_attr(self, attr_name: str) -> bool:
+        """Return whether all environments have an attribute; it stays where it is."""
+        return all(self.env_method("has_wrapper_attr", attr_name))
+
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Return an attribute of environments."""
         return self.manager.get_attr(attr_name, self._chosen(indices))
@@ -144,3 +158,10 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
     def _chosen(self, indices: int | Iterable[int] | None) -> list[int]:
         everything = range(self.num_envs)
         return [everything[index] for index in self._get_indices(indices)]
+
+
+def _whole(actions: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return actions as integers if that is what they are; others are left to be refused."""
+    with np.errstate(invalid="ignore"):
+        cast = actions.astype(dtype)
+    return cast if np.array_equal(cast, actions) else actions

@@ -1,5 +1,6 @@
 """Managers as `VecEnv`s of Stable-Baselines3; its PPO, and a script of CleanRL's, are in the proof `faces`."""
 
+import threading
 from typing import Any
 
 import gymnasium
@@ -8,7 +9,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 
-from streamsampler.errors import UsageError
+from streamsampler.errors import ActionError, RolloutError, UsageError
 from streamsampler.stepping.managers import SerialEnvManager
 from tests.stepping.environments import Counting, Varied, following
 
@@ -161,6 +162,55 @@ def test_options_hold_for_one_reset():
     env.set_options([{"hello": 1}])
     with pytest.raises(UsageError, match="options for 1 environments, but 3"):
         env.reset()
+
+
+class Bits(gymnasium.Env):
+    """Shows its action; its `reset` takes no options, as Stable-Baselines3 allows."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space: Any = spaces.MultiBinary(2)
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def reset(self, *, seed=None):
+        return np.zeros(2), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        return action.astype(np.float64), 0.0, bool(action.all()), False, {}
+
+
+def test_a_reset_that_takes_no_options(new_manager):
+    env = same_step(new_manager, Bits, n_envs=2)
+    assert env.reset().tolist() == [[0, 0]] * 2
+    env.seed(3)
+    env.reset()
+    _, _, ended, _ = env.step(np.ones((2, 2), np.int8))
+    assert ended.all()
+    env.set_options({"hello": 1})
+    with pytest.raises(RolloutError, match="unexpected keyword argument 'options'"):
+        env.reset()
+
+
+def test_whole_numbers_of_networks_are_actions(new_manager):
+    env = same_step(new_manager, Bits, n_envs=2)
+    env.reset()
+    assert env.step(np.array([[0, 1], [1, 0]], np.float32))[0].tolist() == [[0, 1], [1, 0]]
+    for wrong in (np.full((2, 2), 0.5, np.float32), np.full((2, 2), np.nan, np.float32), np.full((2, 2), 300.0)):
+        with pytest.raises(ActionError, match="without loss"):
+            env.step(wrong)
+    assert env.step(np.zeros((2, 2), np.float64))[0].tolist() == [[0, 0]] * 2
+
+
+def test_attributes_that_stay_in_their_process(new_manager):
+    env = same_step(new_manager, Bits, n_envs=2)
+    assert env.has_attr("lock")
+    assert not env.has_attr("key")
+
+
+def test_metadata_are_those_of_the_environments(new_manager):
+    assert same_step(new_manager, lambda: Wide(ACTIONS[0])).metadata == Wide.metadata
 
 
 def test_an_episode_that_fails():
