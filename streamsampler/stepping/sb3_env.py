@@ -84,7 +84,7 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
             ActionError: They are of another shape, kind or number than those of the action space. Whole numbers may be
                 floats, as a policy of Stable-Baselines3 gives them for `MultiBinary`.
         """
-        if self._whole is not None and getattr(actions, "dtype", self._whole).kind == "f":
+        if self._whole is not None and isinstance(actions, np.ndarray) and actions.dtype.kind == "f":
             actions = _whole(actions, self._whole)
         send_on(self.manager, actions)
 

@@ -194,19 +194,46 @@ def test_a_reset_that_takes_no_options(new_manager):
 
 
 def test_whole_numbers_of_networks_are_actions(new_manager):
+    import torch
+
     env = same_step(new_manager, Bits, n_envs=2)
     env.reset()
     assert env.step(np.array([[0, 1], [1, 0]], np.float32))[0].tolist() == [[0, 1], [1, 0]]
     for wrong in (np.full((2, 2), 0.5, np.float32), np.full((2, 2), np.nan, np.float32), np.full((2, 2), 300.0)):
         with pytest.raises(ActionError, match="without loss"):
             env.step(wrong)
-    assert env.step(np.zeros((2, 2), np.float64))[0].tolist() == [[0, 0]] * 2
+    for zeros in (np.zeros((2, 2), np.float64), torch.zeros((2, 2), dtype=torch.int8), [[0, 0], [0, 0]]):
+        assert env.step(zeros)[0].tolist() == [[0, 0]] * 2
 
 
 def test_attributes_that_stay_in_their_process(new_manager):
     env = same_step(new_manager, Bits, n_envs=2)
     assert env.has_attr("lock")
     assert not env.has_attr("key")
+
+
+def test_calls_out_of_turn(new_manager):
+    env = same_step(new_manager, Counting)
+    actions = np.zeros(3, np.int64)
+    with pytest.raises(UsageError, match="call reset"):
+        env.step(actions)
+    first = env.reset()
+    with pytest.raises(UsageError, match="nothing to receive"):
+        env.step_wait()
+    env.step_async(actions)
+    with pytest.raises(UsageError, match="no result yet"):
+        env.step_async(actions)
+    assert env.step_wait()[0][:, 1].tolist() == [1, 1, 1]
+    env.step_async(actions)
+    again = env.reset()
+    assert again[:, 1].tolist() == [0, 0, 0]
+    assert not np.intersect1d(again[:, 0], first[:, 0]).size
+    assert env.step(actions)[0][:, 1].tolist() == [1, 1, 1]
+    env.step_async(actions)
+    env.close()
+    env.close()
+    with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="launch"):
+        env.step(actions)
 
 
 def test_metadata_are_those_of_the_environments(new_manager):
