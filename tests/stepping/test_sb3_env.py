@@ -173,7 +173,7 @@ class Bits(gymnasium.Env):
     def __init__(self):
         self.lock = threading.Lock()
 
-    def reset(self, *, seed=None):
+    def reset(self, *, seed=None):  # type: ignore[override]
         return np.zeros(2), {}
 
     def step(self, action):
