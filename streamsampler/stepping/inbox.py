@@ -350,7 +350,7 @@ class Inbox:
         account of them.
         """
         self._round, self._transport.in_hand = env_ids, True
-        self._transport.step(env_ids)
+        self._transport.step(env_ids, together=True)
         self._transport.in_hand = False
 
     def end_round(self) -> RoundResults | None:
@@ -395,8 +395,8 @@ class Inbox:
 
     # ------------------------------------------------------------------ results
 
-    def take_in(self, timeout: float | None) -> None:
-        """Wait for events, and record them.
+    def take_in(self, timeout: float | None, awaited: Sequence[int] = ()) -> None:
+        """Wait for events, and record them; see `Transport.collect`.
 
         Raises:
             WorkerError: An environment failed: see `on_failure`.
@@ -404,7 +404,7 @@ class Inbox:
         if not self._ledger.waiting and timeout is None:
             return
         first: BaseException | None = None
-        events = self._transport.collect(self._recovery.seconds_to_try(timeout))
+        events = self._transport.collect(self._recovery.seconds_to_try(timeout), awaited)
         lost_at = _places_of_losses(events) if len(events) > 1 else {}
         for place, event in enumerate(events):
             if isinstance(event, Done):

@@ -109,8 +109,13 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
         """Return the rows of environments, which no worker has opened yet."""
 
     @abstractmethod
-    def sleep(self, timeout: float | None) -> Any:
-        """Sleep until a worker says something, dies or is given up; return what `read` takes. May be interrupted."""
+    def sleep(self, timeout: float | None, awaited: EnvLinkT | None = None) -> Any:
+        """Sleep until a worker says something, dies or is given up; return what `read` takes. May be interrupted.
+
+        Args:
+            timeout: For so many seconds at most; None for any time.
+            awaited: The worker without whose answer nothing goes on: others need not end the sleep.
+        """
 
     @abstractmethod
     def read(self, ready: Any) -> list[Any]:

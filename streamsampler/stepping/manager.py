@@ -290,8 +290,8 @@ class BaseEnvManager(abc.ABC):
         """
         self._send(actions, env_ids)
 
-    def _send(self, actions: Any, env_ids: EnvIds | None) -> list[int]:
-        """Do what `send` does, and return the environments in their order."""
+    def _send(self, actions: Any, env_ids: EnvIds | None, *, together: bool = False) -> list[int]:
+        """Do what `send` does, and return the environments in their order; see `Transport.step`."""
         transport = self._launched()
         if env_ids is None and isinstance(actions, Mapping) and _are_by_env(actions, transport.rows.actions):
             if not actions:
@@ -304,9 +304,9 @@ class BaseEnvManager(abc.ABC):
         self._ledger.request(chosen, EnvEvent.SENT)
         if lost := self._episodes.take_lost(chosen):
             self._inbox.end_lost(lost)
-            transport.step([env_id for env_id in chosen if env_id not in lost])
+            transport.step([env_id for env_id in chosen if env_id not in lost], together=together)
         else:
-            transport.step(chosen)
+            transport.step(chosen, together=together)
         transport.in_hand = False
         return chosen
 
@@ -333,7 +333,7 @@ class BaseEnvManager(abc.ABC):
 
     def step(self, actions: Any, env_ids: EnvIds | None = None) -> Steps:
         """Send actions, and return the results of these environments, in their order; see `send` and `recv`."""
-        return self._awaited(self._send(actions, env_ids))
+        return self._awaited(self._send(actions, env_ids, together=True))
 
     def _begin_round(self, actions: Any) -> bool:
         """Send an action to each environment, if all await one; return whether it was done.
@@ -384,19 +384,19 @@ class BaseEnvManager(abc.ABC):
 
     def _awaited(self, env_ids: list[int], timeout: float | None = None) -> Steps:
         ledger, wanted = self._ledger, frozenset(env_ids)
-        if not self._take_in_until(lambda: ledger.arrived.keys() >= wanted, timeout):
+        if not self._take_in_until(lambda: ledger.arrived.keys() >= wanted, timeout, env_ids):
             missing = sorted(wanted - ledger.arrived.keys())
             raise ResultsTimeoutError(f"environments {missing} have no results after {timeout:g} s")
         return self._inbox.hand_out(env_ids)
 
-    def _take_in_until(self, is_enough: Callable[[], bool], seconds: float | None) -> bool:
-        """Take in what arrives until it is enough; return False if time is up before."""
+    def _take_in_until(self, is_enough: Callable[[], bool], seconds: float | None, awaited: Sequence[int] = ()) -> bool:
+        """Take in what arrives until it is enough; return False if time is up before. See `Transport.collect`."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not is_enough():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            self._inbox.take_in(left)
+            self._inbox.take_in(left, awaited)
         return True
 
     def observations(self) -> Any:

@@ -183,7 +183,7 @@ class _InThisProcess(Transport, Answers):
             self.spaces = EnvSpaces(self._server.make())
         self.rows = self._server.rows = Rows(self.spaces, np.zeros)
 
-    def step(self, env_ids: Sequence[int]) -> None:
+    def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:  # noqa: ARG002 - they always are
         self._work(env_ids, lambda: self._server.step(env_ids, self))
 
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
@@ -250,7 +250,7 @@ class _InThisProcess(Transport, Answers):
     def give_up(self, env_ids: Sequence[int]) -> None:
         self._server.not_restored.difference_update(env_ids)
 
-    def collect(self, timeout: float | None) -> Sequence[Event]:
+    def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[Event]:  # noqa: ARG002
         if not self._events and timeout:
             threading.Event().wait(timeout)  # all has happened but what is to be tried again then
         self.in_hand = True

@@ -14,7 +14,7 @@ from typing import Any
 from streamsampler.core.errors import SerializationError
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.stepping.rows import Rows
-from streamsampler.stepping.transport import ids_frame, pickle_frame, pickled
+from streamsampler.stepping.transport import IDS, TOGETHER, ids_frame, pickle_frame, pickled
 from streamsampler.workers.explain import summary_of
 
 _ACTIONS = "the action of an environment"
@@ -23,12 +23,12 @@ _ACTIONS = "the action of an environment"
 # To a worker: what the agent may have defined in the caller's script goes by value.
 
 
-def step_frame(rows: Rows, env_ids: Sequence[int]) -> bytes:
-    """Return a message that requests steps with the actions in rows."""
+def step_frame(rows: Rows, env_ids: Sequence[int], *, together: bool) -> bytes:
+    """Return a message that requests steps with the actions in rows; see `Transport.step`."""
     if not rows.actions_are_carried:
-        return ids_frame(env_ids)
+        return ids_frame(env_ids, TOGETHER if together else IDS)
     carried = rows.carried_actions(env_ids), rows.carried_seeds(env_ids)
-    return pickle_frame(("step", list(env_ids), dumps(carried, _ACTIONS).owned()))
+    return pickle_frame(("step", list(env_ids), dumps(carried, _ACTIONS).owned(), together))
 
 
 def put_actions(rows: Rows, env_ids: Sequence[int], carried: Payload) -> None:

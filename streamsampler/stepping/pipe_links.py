@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import select
@@ -11,7 +12,14 @@ from typing import Any
 
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.child import make_room
-from streamsampler.engines.processes.engine import CAME_BACK, HAS_ROOM, PipeLink, ProcessPool, SharedFiles, WorkerStart
+from streamsampler.engines.processes.engine import (
+    CAME_BACK,
+    HAS_ROOM,
+    PipeLink,
+    ProcessPool,
+    SharedFiles,
+    WorkerStart,
+)
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.processes.wire import GarbageError
 from streamsampler.stepping.links import EnvLink, EnvPool, Said, setup_of
@@ -43,6 +51,7 @@ class PipeEnvLink(PipeLink, EnvLink):
         self._reader = FrameReader(self.answers_fd)
         self._unsent = bytearray()
         self._n_sent = 0
+        self._poll = select.poll()
 
     @property
     def n_moved(self) -> int:
@@ -66,6 +75,20 @@ class PipeEnvLink(PipeLink, EnvLink):
         if sent < len(data):
             self._unsent += memoryview(data)[sent:]
             self._start.selector.register(self.commands_fd, selectors.EVENT_WRITE, (self, HAS_ROOM))
+
+    def _register(self) -> None:
+        super()._register()
+        for fd in (self.answers_fd, *self.child.filenos()):
+            self._poll.register(fd, select.POLLIN)
+
+    def sleep(self, timeout: float | None) -> None:
+        """Sleep until this worker says something, or ends."""
+        self._poll.poll(None if timeout is None else math.ceil(1000 * timeout))
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether there is something that the pipe had no room for."""
+        return bool(self._unsent)
 
     def flush(self) -> None:
         """Send what the pipe had no room for, as far as there is room now."""
@@ -115,9 +138,16 @@ class PipeEnvPool(ProcessPool[PipeEnvLink], EnvPool[PipeEnvLink]):
         os.posix_fallocate(fd, 0, size)  # a full machine is an OSError here, and not a SIGBUS in a step
         return Rows(spaces, buffer_rows(mmap.mmap(fd, size)))
 
-    def sleep(self, timeout: float | None) -> Sequence[Any]:
-        """Sleep until a worker says something, dies or is given up."""
-        return self._selector.select(self._within(timeout))
+    def sleep(self, timeout: float | None, awaited: PipeEnvLink | None = None) -> Sequence[Any]:
+        """Sleep until a worker says something, dies or is given up; see `EnvPool.sleep`.
+
+        Where each of them ended the sleep, this process would take the core from those that are at work.
+        """
+        has_other_work = self._unstarted or self._killed or any(link.has_unsent for link in self._links)
+        if awaited is None or awaited.ended or has_other_work:
+            return self._selector.select(self._within(timeout))
+        awaited.sleep(timeout)
+        return self._selector.select(0)
 
     def read(self, ready: Sequence[Any]) -> list[Any]:
         """Return what workers said."""

@@ -202,10 +202,10 @@ class ProcessTransport(Transport):
 
     # ------------------------------------------------------------------ requests
 
-    def step(self, env_ids: Sequence[int]) -> None:
+    def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:
         """Request steps, with one message to each worker."""
         for number, ids in self._by_worker(env_ids):
-            self._post(number, ids, step_frame(self.rows, ids))
+            self._post(number, ids, step_frame(self.rows, ids, together=together))
 
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
         """Request resets."""
@@ -329,12 +329,14 @@ class ProcessTransport(Transport):
 
     # ------------------------------------------------------------------ results
 
-    def collect(self, timeout: float | None) -> Sequence[Event]:
+    def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[Event]:
         """Return what has happened; sleep until something does, or time is up."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        by_worker = self._by_worker(awaited) if awaited else ()
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            events, self._pending = self._pending + self._turn(0.0 if self._pending else left, collects=True), []
+            limit, link = (0.0, None) if self._pending else (left, self._first_at_work(by_worker))
+            events, self._pending = self._pending + self._turn(limit, collects=True, awaited=link), []
             if events or (left is not None and left <= 0):
                 self._tell(events)
                 return events
@@ -351,7 +353,15 @@ class ProcessTransport(Transport):
             if n_done == n:
                 self.in_hand, self._pending = True, []
                 return infos
-            self._pending += self._turn(None, collects=True)
+            self._pending += self._turn(None, collects=True, awaited=self._first_at_work(self._all_by_worker))
+
+    def _first_at_work(self, by_worker: Sequence[tuple[int, list[int]]]) -> EnvLink | None:
+        """Return the first worker that has not given the results of environments."""
+        for number, ids in by_worker:
+            link: EnvLink = self._pool[number]
+            if not link.waiting.isdisjoint(ids):
+                return link
+        return None
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Note which losses are handed out."""
@@ -368,12 +378,15 @@ class ProcessTransport(Transport):
                 return
             self._pending += self._turn(left)
 
-    def _turn(self, timeout: float | None, *, collects: bool = False) -> list[Event]:
+    def _turn(
+        self, timeout: float | None, *, collects: bool = False, awaited: EnvLink | None = None
+    ) -> list[Event]:  # fmt: skip
         """Sleep until a worker says something or dies, for at most `timeout` seconds; kill those that hang.
 
         Args:
             timeout: As above; None for any time.
             collects: Whether nothing is left half done if this is interrupted while it sleeps.
+            awaited: See `EnvPool.sleep`.
         """
         watch = self._watch
         limit = timeout if watch is None else min(watch.interval, watch.interval if timeout is None else timeout)
@@ -382,7 +395,7 @@ class ProcessTransport(Transport):
         began = 0.0 if watch is None else time.monotonic()
         if collects:
             self.in_hand = False
-        ready = self._pool.sleep(limit)
+        ready = self._pool.sleep(limit, awaited)
         if collects:
             self.in_hand = True
         events: list[Event] = []

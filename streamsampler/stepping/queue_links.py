@@ -71,7 +71,7 @@ class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
         """Return the rows of environments, of which each worker has its own."""
         return Rows(spaces, np.zeros, is_shared=False)
 
-    def sleep(self, timeout: float | None) -> bool:
+    def sleep(self, timeout: float | None, awaited: QueueEnvLink | None = None) -> bool:  # noqa: ARG002 - all end it
         """Sleep until a worker says something, dies or is given up."""
         return self._sleep(self._within(timeout))
 

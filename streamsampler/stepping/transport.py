@@ -42,21 +42,22 @@ from streamsampler.stepping.rows import EnvSpaces, Rows
 _HEADER = struct.Struct("<QB")
 _READ_BYTES = 1 << 16
 
-IDS, PICKLE, LOG, COPY = range(4)
-"""Kinds of messages: numbers of environments; anything else; log records; that the writer is a forked copy."""
+IDS, PICKLE, LOG, COPY, TOGETHER = range(5)
+"""Kinds of messages: numbers of environments; anything else; log records; that the writer is a forked copy; numbers of
+environments whose results are wanted together."""
 
 COPY_FRAME = _HEADER.pack(0, COPY)
 """The message of a forked copy."""
 
 
-def ids_frame(env_ids: Sequence[int]) -> bytes:
+def ids_frame(env_ids: Sequence[int], kind: int = IDS) -> bytes:
     """Return a message with numbers of environments: to step them, or that their requests were carried out."""
-    return _ids_frame(tuple(env_ids))
+    return _ids_frame(tuple(env_ids), kind)
 
 
 @functools.lru_cache(256)
-def _ids_frame(env_ids: tuple[int, ...]) -> bytes:
-    return _HEADER.pack(4 * len(env_ids), IDS) + np.array(env_ids, np.uint32).tobytes()
+def _ids_frame(env_ids: tuple[int, ...], kind: int) -> bytes:
+    return _HEADER.pack(4 * len(env_ids), kind) + np.array(env_ids, np.uint32).tobytes()
 
 
 def ids_in(data: bytes) -> list[int]:
@@ -258,8 +259,14 @@ class Transport(abc.ABC):
         """Give environments in other processes the settings of this one, where they have changed since."""
 
     @abc.abstractmethod
-    def step(self, env_ids: Sequence[int]) -> None:
-        """Request a step of each of some environments; their actions lie in their rows."""
+    def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:
+        """Request a step of each of some environments; their actions lie in their rows.
+
+        Args:
+            env_ids: The environments.
+            together: Whether nothing goes on before all results are there: then each worker gives all of its own at
+                once. Otherwise it gives results that are there before others would be late.
+        """
 
     @abc.abstractmethod
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
@@ -291,13 +298,14 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def collect(self, timeout: float | None) -> Sequence[Event]:
+    def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[Event]:
         """Return what has happened since the last call; wait for it if it is nothing yet.
 
         `in_hand` is False while it waits, and True when it returns: the caller sets it to False when all is recorded.
 
         Args:
             timeout: Seconds to wait at most; None for any time.
+            awaited: Environments without whose results nothing goes on, in their order: others need not end the wait.
         """
 
     @abc.abstractmethod

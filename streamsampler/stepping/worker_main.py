@@ -20,7 +20,7 @@ from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.objects import given_actions, packed_result, put_actions
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers, EnvServer
-from streamsampler.stepping.transport import IDS, ids_frame, ids_in, log_frame, pickle_frame
+from streamsampler.stepping.transport import IDS, TOGETHER, ids_frame, ids_in, log_frame, pickle_frame
 from streamsampler.workers.explain import summary_of, traceback_of
 from streamsampler.workers.generators import set_states
 
@@ -135,8 +135,8 @@ class EnvWorker(Answers):
 
     def carry_out(self, kind: int, data: bytes) -> bool:
         """Carry out a message; return False if there is to be no other one."""
-        if kind == IDS:
-            self._steps(ids_in(data))
+        if kind in (IDS, TOGETHER):
+            self._steps(ids_in(data), together=kind == TOGETHER)
             return True
         what, *arguments = pickle.loads(data)
         if what == "exit":
@@ -167,16 +167,17 @@ class EnvWorker(Answers):
         for env_id, of_one in loads(options).items():
             self._server.set_options(env_id, of_one)
 
-    def _steps(self, env_ids: list[int]) -> None:
+    def _steps(self, env_ids: list[int], *, together: bool) -> None:
+        self.are_awaited = not together
         self._server.step(env_ids, self)
         self._server.rest()
 
     def _take_actions(self, actions: Any) -> None:
         self._server.take_actions(given_actions(actions))
 
-    def _steps_with(self, env_ids: list[int], carried: Payload) -> None:
+    def _steps_with(self, env_ids: list[int], carried: Payload, together: bool) -> None:
         put_actions(self._server.rows, env_ids, carried)
-        self._steps(env_ids)
+        self._steps(env_ids, together=together)
 
     def _resets(self, env_ids: list[int], options: Payload, seeds: list[int] | None) -> None:
         self._set_options(options)

@@ -145,7 +145,7 @@ def test_messages_bring_all_that_lies_in_rows(space, differ):
 
     assert parent.put_action_exactly(0, action)
     parent.seeds[0] = 2**40
-    what, env_ids, carried = pickle.loads(split(step_frame(parent, [0]))[1])
+    what, env_ids, carried, _ = pickle.loads(split(step_frame(parent, [0], together=True))[1])
     put_actions(worker, env_ids, carried)
     assert (what, env_ids, worker.seeds[0]) == ("step", [0], 2**40)
     assert equal(worker.action(0), parent.action(0))

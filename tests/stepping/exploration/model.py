@@ -269,11 +269,15 @@ class Pool:
 
     is_ours = True
 
-    def sleep(self, timeout):
-        """Return what has happened; where nothing has, and it is waited for, let all go on until something does."""
+    def sleep(self, timeout, awaited=None):
+        """Return what has happened; where nothing has, and it is waited for, let all go on until something does.
+
+        Where one process is awaited, it alone goes on as long as it can: what others do comes as late as it may.
+        """
         happened = self._happened()
         while timeout != 0 and not happened:
             able = [link.process for link in self.links if not link.ended and link.process.can_work]
+            able = [it for it in able if awaited is not None and it is awaited.process] or able
             hanging = [number for number, hangs in self.world.faults.gone.items() if hangs]
             assert able or hanging or timeout is not None, "deadlock"
             for process in able:
