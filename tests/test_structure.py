@@ -63,7 +63,7 @@ STEP_WRAPPERS = {
     "workers.masks.masked_loop.step_and_keep",
     "workers.purity._StandIn.step",
 }
-MEASURES_STEPS = {"checking.costs.stepped"}
+MEASURES_STEPS = {"checking.costs.stepped", "checking.ways._step_vector"}
 # Of these receivers `step` asks a server of environments for steps, by their numbers.
 SERVERS = {"transport", "_transport", "_environments", "_server"}
 

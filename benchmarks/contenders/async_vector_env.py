@@ -3,7 +3,8 @@
 Settings:
     n_envs: Environments (default: one for each process).
     kind: "async" for AsyncVectorEnv, with a process for each environment (default); "sync" for SyncVectorEnv, with all
-        in this process; "ours" for `SerialEnvManager.vector_env()`, likewise.
+        in this process; "ours" for this library's `vector_env()`.
+    n_workers: Of "ours": in how many processes the environments are (default 0: in this one).
 """
 
 from __future__ import annotations
@@ -62,11 +63,15 @@ class Collector:
         return stored[2].size, int((stored[3] | stored[4]).sum())
 
 
-def _vector_env(workload: Workload, n_envs: int, kind: str) -> Any:
+def _vector_env(workload: Workload, n_envs: int, kind: str, n_workers: int) -> Any:
     if kind == "ours":
-        from streamsampler import SerialEnvManager  # which peers with other versions of Gymnasium cannot import
+        # Which peers with other versions of Gymnasium cannot import.
+        from streamsampler import EnvManager, SerialEnvManager
 
-        return SerialEnvManager(workload.make_env, n_envs=n_envs, autoreset="same_step").vector_env()
+        options: dict[str, Any] = {"n_envs": n_envs, "autoreset": "same_step"}
+        if n_workers:
+            return EnvManager(workload.make_env, n_workers=n_workers, **options).vector_env()
+        return SerialEnvManager(workload.make_env, **options).vector_env()
     made = {"async": gymnasium.vector.AsyncVectorEnv, "sync": gymnasium.vector.SyncVectorEnv}[kind]
     # The autoreset mode that resets within the step: no step is spent on resetting.
     return made([workload.make_env] * n_envs, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
@@ -76,7 +81,7 @@ def _vector_env(workload: Workload, n_envs: int, kind: str) -> Any:
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the environments."""
     n_envs, kind = settings.get("n_envs", n_processes), settings.get("kind", "async")
-    collector = Collector(workload, _vector_env(workload, n_envs, kind))
+    collector = Collector(workload, _vector_env(workload, n_envs, kind, settings.get("n_workers", 0)))
     try:
         collector.measure({"seconds": 0.3})
         yield collector.measure

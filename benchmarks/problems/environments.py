@@ -64,6 +64,25 @@ def make_cartpole() -> gymnasium.Env:
     return gymnasium.make("CartPole-v1", disable_env_checker=True)
 
 
+class _Costlier(gymnasium.Wrapper):
+    """Work for some seconds more in each step."""
+
+    def __init__(self, env: gymnasium.Env, work: float) -> None:
+        super().__init__(env)
+        self._work = work
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
+        """Step, then work."""
+        stepped = self.env.step(action)
+        spin(self._work)
+        return stepped
+
+
+def make_costlier_cartpole(work: float) -> gymnasium.Env:
+    """CartPole-v1, with so many seconds of work more in each step."""
+    return _Costlier(make_cartpole(), work)
+
+
 def make_cheetah() -> gymnasium.Env:
     """HalfCheetah-v5 without the checker."""
     return gymnasium.make("HalfCheetah-v5", disable_env_checker=True)

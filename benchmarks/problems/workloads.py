@@ -98,6 +98,17 @@ def _timed(times: str, cheap: bool) -> Workload:
     )
 
 
+def _costing(microseconds: int) -> Workload:
+    """Return a workload of steps that cost so much more than CartPole's."""
+    return Workload(
+        f"cost_{microseconds}",
+        f"CartPole-v1 with {microseconds} µs of work more in a step, numpy agent, 500 timesteps",
+        partial(environments.make_costlier_cartpole, microseconds * 1e-6),
+        agents.make_balancing,
+        10_000,
+    )
+
+
 _ALL = (
     Workload(
         "cheap_20",
@@ -327,6 +338,7 @@ _ALL = (
         variants={"one_agent": partial(games.Particles, 1)},
     ),
     *(_timed(times, cheap) for cheap in (True, False) for times in environments.STEP_TIMES),
+    *map(_costing, (0, 10, 25, 50, 100, 200)),
 )
 
 WORKLOADS = {workload.name: workload for workload in _ALL}

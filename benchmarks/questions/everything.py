@@ -36,6 +36,7 @@ QUESTIONS = (
     "many_workers",
     "stepping",
     "one_process",
+    "step_costs",
     "inference",
     "ray",
 )

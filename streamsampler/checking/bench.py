@@ -306,7 +306,9 @@ class Measurement:
         )  # fmt: skip
 
     def _measured(self, way: Way) -> WayMeasured:
-        found = WayMeasured(way.name, way.call, way.in_parent, way.n_processes, options=way.options)
+        found = WayMeasured(
+            way.name, way.call, way.in_parent, way.n_processes, options=way.options, steps_only=way.steps_only
+        )
         if way in self._obstacles or way not in self._tallies:
             return replace(found, obstacle=self._obstacles.get(way, "not measured"))
         warm_up, *tallies = self._tallies[way]

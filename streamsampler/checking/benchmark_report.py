@@ -116,6 +116,8 @@ class WayMeasured:
         uncertain: Whether a round had fewer than ten timesteps of each environment, or there was time for none but the
             first one, in which processes are started.
         options: The options of the command line for it; empty where there are none.
+        steps_only: Whether it is no way of this library, and neither records nor restores: it is recommended to loops
+            that choose the actions themselves, and to nobody else.
     """
 
     name: str
@@ -126,6 +128,7 @@ class WayMeasured:
     obstacle: str = ""
     uncertain: bool = False
     options: str = ""
+    steps_only: bool = False
 
     @property
     def timesteps_per_second(self) -> float:
@@ -160,7 +163,12 @@ class BenchReport:
     @property
     def recommendation(self) -> WayMeasured | None:
         """The way that is recommended; None where nothing was measured."""
-        return recommended(self.ways)
+        return recommended([way for way in self.ways if not way.steps_only])
+
+    @property
+    def recommendation_in_parent(self) -> WayMeasured | None:
+        """The way that is recommended where the caller's program chooses the actions; None where none was measured."""
+        return recommended([way for way in self.ways if way.in_parent])
 
     @property
     def why(self) -> str:
@@ -169,7 +177,7 @@ class BenchReport:
         if chosen is None:
             return ""
         rate = f"{_number(chosen.timesteps_per_second)} timesteps per second"
-        others = [way for way in self.ways if way.rates and way is not chosen]
+        others = [way for way in self.ways if way.rates and way is not chosen and not way.steps_only]
         if not others:
             return f"It is the only one that could be measured, at {rate}."
         fastest = max(others, key=lambda way: way.timesteps_per_second)
@@ -208,6 +216,11 @@ class BenchReport:
                 how = [f"{chosen.options}, or in Python", chosen.call]
             lines += ["", *textwrap.wrap(f"recommended: {chosen.name}. {self.why}", _WIDTH), ""]
             lines += [f"  {line}" for line in how]
+            here = self.recommendation_in_parent
+            if here is not None and here is not chosen:
+                rate = f"{_number(here.timesteps_per_second)} timesteps per second"
+                text = f"where your own loop chooses the actions: {here.name}, with {rate}"
+                lines += ["", *textwrap.wrap(text, _WIDTH), "", f"  {here.call}"]
         return lines
 
     def __repr__(self) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler.agents.base import as_agent, give_spaces, reset_agent_function, takes_masks
 from streamsampler.agents.random import RandomAgent
@@ -114,6 +116,7 @@ class Way:
         n_processes: How many processes it has besides that.
         n_in_turn: How many environments are stepped in each process, one after the other.
         lacking: What it lacks; empty where it can be tried.
+        steps_only: Whether it is no way of this library, and neither records nor restores.
     """
 
     name: str
@@ -125,6 +128,7 @@ class Way:
     n_processes: int = 0
     n_in_turn: int = 1
     lacking: str = ""
+    steps_only: bool = False
 
     @property
     def n_envs(self) -> int:
@@ -279,7 +283,7 @@ def _with_agent_here(problem: Problem) -> Way:
 
 
 # ----------------------------------------------------------------------
-# Managers, whose environments are stepped with actions from the caller's process.
+# Environments that are stepped with actions from the caller's process: Gymnasium's, and managers.
 
 
 class _Truncated(EnvUpdate):
@@ -295,7 +299,7 @@ class _Truncated(EnvUpdate):
 
 
 def _managers(problem: Problem) -> list[Way]:
-    """Return: all environments in this process; in processes, stepped together; or half of which are waited for."""
+    """Return: environments in this process, Gymnasium's or a manager's; in processes, together; or half awaited."""
     env = _Truncated(problem.env, problem.max_episode_length) if problem.cuts else problem.env
     n_workers, n_each, code = problem.n_workers, problem.n_envs, problem.env_code
     n_envs = n_workers * n_each
@@ -308,22 +312,53 @@ def _managers(problem: Problem) -> list[Way]:
     def in_processes() -> BaseEnvManager:
         return _launched(EnvManager(env, n_envs=n_envs, seed=0, on_failure="raise", **_of_processes(problem)))
 
+    acting = as_agent(problem.agent)
+    takes = takes_masks(acting, together=callable(getattr(acting, "get_actions", None)))
+    lacking = "managers give agents no masks of actions" if takes and not isinstance(acting, RandomAgent) else ""
+
     def way(name: str, call: str, make: Callable[[], Any], least: int, n_processes: int) -> Way:
         n = max(1, n_processes) * n_each
-        acting = as_agent(problem.agent)
-        takes = takes_masks(acting, together=callable(getattr(acting, "get_actions", None)))
         return Way(
             name, call, make, lambda manager, measured: _step(manager, problem.agent, least, n, measured),
-            in_parent=True, n_processes=n_processes, n_in_turn=n_each,
-            lacking="managers give agents no masks of actions" if takes and not isinstance(acting, RandomAgent) else "",
+            in_parent=True, n_processes=n_processes, n_in_turn=n_each, lacking=lacking,
         )  # fmt: skip
 
     here = f"SerialEnvManager({code}, n_envs={n_each})"
     return [
+        Way(
+            f"SyncVectorEnv of {n_each}",
+            f"{_made_by_gymnasium(code, n_each)}.step(actions)",
+            lambda: SyncVectorEnv([partial(env, None)] * n_each, autoreset_mode=AutoresetMode.SAME_STEP),
+            lambda vector, measured: _step_vector(vector, problem.agent, measured),
+            in_parent=True,
+            n_in_turn=n_each,
+            lacking=lacking.replace("managers give", "vector environments give"),
+            steps_only=True,
+        ),
         way(f"SerialEnvManager of {n_each}", f"{here}.step(actions)", serial, n_each, 0),
         way(f"EnvManager of {n_envs}, synchronous", f"{made}.step(actions)", in_processes, n_envs, n_workers),
         way(f"EnvManager of {n_envs}, asynchronous", f"{made}.recv(min_envs={half})", in_processes, half, n_workers),
     ]
+
+
+def _made_by_gymnasium(code: str, n_envs: int) -> str:
+    """Return a call that makes a `SyncVectorEnv`, as Python code."""
+    env_id, _, kwargs = code.partition(", env_kwargs=")
+    if env_id == "env":
+        return f"SyncVectorEnv([env{kwargs and f'(**{kwargs})'}] * {n_envs})"
+    return f'gymnasium.make_vec({env_id}, {n_envs}, "sync"{kwargs and f", **{kwargs}"})'
+
+
+def _step_vector(vector: SyncVectorEnv, agent: Any, measured: Round) -> None:
+    """Reset all environments of Gymnasium's, and step them until a round ends."""
+    choose = _chooser(agent, vector.single_observation_space, vector.single_action_space)
+    timesteps, began = 0, perf_counter()
+    observations, _ = vector.reset(seed=0)
+    while not measured.ends(perf_counter() - began):
+        observations, *_ = vector.step(choose(observations))
+        timesteps += vector.num_envs
+        measured.tally.note(timesteps, perf_counter() - began)
+        measured.watch()
 
 
 def _launched(manager: BaseEnvManager) -> BaseEnvManager:
@@ -333,7 +368,7 @@ def _launched(manager: BaseEnvManager) -> BaseEnvManager:
 
 def _step(manager: BaseEnvManager, agent: Any, least: int, n_envs: int, measured: Round) -> None:
     """Reset all environments, step them, and leave none that is being stepped: others are measured next."""
-    choose = _chooser(agent, manager)
+    choose = _chooser(agent, manager.observation_space, manager.action_space)
     timesteps, began = 0, perf_counter()
     manager.async_reset()
     steps = _received(manager, least, measured)
@@ -364,9 +399,9 @@ def ready_agent(agent: Any, observation_space: Any, action_space: Any) -> Any:
     return acting
 
 
-def _chooser(agent: Any, manager: BaseEnvManager) -> Callable[[Any], Any]:
+def _chooser(agent: Any, observation_space: Any, action_space: Any) -> Callable[[Any], Any]:
     """Return a function that chooses actions for stacked observations: with one call where the agent can."""
-    acting = ready_agent(agent, manager.observation_space, manager.action_space)
+    acting = ready_agent(agent, observation_space, action_space)
     together = getattr(acting, "get_actions", None)
 
     def choose(observations: Any) -> Any:

@@ -471,6 +471,11 @@ class EnvManager(AnyEnvManager):
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
             own_generators=own_generators, renew=renew,
         )  # fmt: skip
+        if n_workers == 0 and n_workers is not False:
+            raise UsageError(
+                "n_workers is 0: environments in your own process are stepped by SerialEnvManager, which has the same "
+                "calls and gives the same results"
+            )
         self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
         if self.n_workers > n_envs:
             raise UsageError(f"n_workers is {n_workers}, but there are only {n_envs} environments")

@@ -75,13 +75,15 @@ def test_all_ways_are_measured(unhurried):
         "MultiprocessingSampler, VecWorker of 2": True,
         "MultiprocessingSampler, native vectors of 2": False,
         'MultiprocessingSampler, inference="parent" of 2': True,
+        "SyncVectorEnv of 2": True,
         "SerialEnvManager of 2": True,
         "EnvManager of 2, synchronous": True,
         "EnvManager of 2, asynchronous": True,
     }
     assert all(way.timesteps_per_second > 0 for way in report.ways if way.rates)
     assert report.ways[3].obstacle == "the environment has no vector environment of its own"
-    assert report.ways[6].call == "EnvManager(env, n_envs=2, n_workers=1).step(actions)"
+    assert report.ways[5].call == "SyncVectorEnv([env] * 2).step(actions)"
+    assert report.ways[7].call == "EnvManager(env, n_envs=2, n_workers=1).step(actions)"
     assert report.cut_after is None
     facts = json.loads(report.to_json())
     assert facts["recommendation"]["call"] == report.recommendation.call
@@ -96,7 +98,11 @@ def test_processes_that_end_are_obstacles_of_their_ways_alone(tmp_path, unhurrie
     obstacles = [way.obstacle for way in report.ways if way.n_processes and "native" not in way.name]
     assert len(obstacles) == 5
     assert all("ended with exit code 3" in obstacle for obstacle in obstacles)
-    assert [way.name for way in report.ways if way.rates] == ["LocalSampler", "SerialEnvManager of 1"]
+    assert [way.name for way in report.ways if way.rates] == [
+        "LocalSampler",
+        "SyncVectorEnv of 1",
+        "SerialEnvManager of 1",
+    ]
     assert str(report).count("ended with exit code 3") == 5
     assert report.recommendation.n_processes == 0
 
@@ -140,8 +146,8 @@ def test_trajectories_are_cut_and_environments_made_once_which_need_not_close(mo
     monkeypatch.setattr(bench_module, "probe", probed)
     report = bench(Endless, seconds=0.1, n_envs=3, max_episode_length=2, **unhurried)
     assert all(way.rates for way in report.ways if "native" not in way.name)
-    # The first one, LocalSampler's, and those of SerialEnvManager.
-    assert (Endless.n_made, Endless.longest) == (1 + 1 + 3, 2)
+    # The first one, LocalSampler's, and those of SyncVectorEnv and of SerialEnvManager.
+    assert (Endless.n_made, Endless.longest) == (1 + 1 + 3 + 3, 2)
 
 
 @pytest.mark.slow
@@ -155,7 +161,7 @@ def test_an_interrupted_run_has_what_was_measured(unhurried):
         bench("CartPole-v1", seconds=1, n_envs=1, progress=interrupt, **unhurried)
     report = raised.value.found
     rates = [bool(way.rates) for way in report.ways]
-    assert rates == [True] * 5 + [False] * 3  # CartPole-v1 has a vector environment of its own
+    assert rates == [True] * 6 + [False] * 3  # CartPole-v1 has a vector environment of its own
     assert report.ways[-1].obstacle == "not measured"
     assert report.ways[0].uncertain  # processes start in the first round
 

@@ -1,6 +1,7 @@
 """The reports of checks and of measurements, and what they recommend: without running anything."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,3 +127,15 @@ def test_what_is_not_known_is_not_recommended_and_what_is_uncertain_is_told():
     assert ("about 0.49" in table, "about 1.2" in table) == (True, False)
     assert "fewer than ten timesteps of each environment" in table
     assert "fewer than ten" not in table_of(many)
+
+
+def test_loops_that_choose_actions_themselves_are_told_of_gymnasium_and_nobody_else():
+    sampler, other = measured(sampler=80.0, other=50.0)
+    (here,) = (replace(way, in_parent=True) for way in measured(manager=60.0))
+    (peer,) = (replace(way, in_parent=True, steps_only=True) for way in measured(peer=100.0))
+    table = " ".join(table_of(sampler, other, peer, here).split())
+    assert "recommended: sampler. With 80 timesteps per second it is 1.3 times as fast as the next best, ma" in table
+    assert table.endswith("where your own loop chooses the actions: peer, with 100 timesteps per second peer()")
+    assert "your own loop" not in table_of(other, here), "what is recommended anyway"
+    assert table_of(sampler, other, replace(peer, rates=(50.0,)), here).endswith("\n  manager()")
+    assert "recommended" not in table_of(peer).split("where your own loop")[0]

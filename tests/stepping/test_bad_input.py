@@ -146,6 +146,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"abnormal": 3}, "abnormal must be a function"),
     ({"env_kwargs": 3}, "env_kwargs must be a dict"),
     ({"n_workers": 3}, "n_workers is 3, but"),
+    ({"n_workers": 0}, "n_workers is 0: environments in your own process are stepped by SerialEnvManager"),
     *(({"worker_threads": value}, "worker_threads must be") for value in ("x", -1, 0, 1.5)),
     *(({name: value}, f"{name} must be") for name in TIMEOUTS for value in (math.nan, -1, "x")),
 ]
