@@ -48,7 +48,7 @@ DRIVERS = {
     "workers.single.SingleDriver.__init__",
     "workers.vec.driver.RowsDriver._binding",
     "workers.restoring.apply_actions",
-    "stepping.histories.replay",
+    "stepping.server.EnvServer._replay",
     "workers.default.DefaultWorker._roll",
 }
 # What stands in an environment's place, and passes a step on to it.
@@ -57,6 +57,7 @@ STEP_WRAPPERS = {
     "environments.multi_agent.AecEnv.step",
     "environments.multi_agent.ParallelEnv.__init__",
     "environments.parameters._ParametrisedEnv.__init__",
+    "stepping.server.EnvServer._told_step",
     "testing.faults.FaultyEnv.step",
     "workers.fail_points._MortalEnv.step",
     "workers.hooks.Seams.step",

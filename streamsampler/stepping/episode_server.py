@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -11,24 +12,18 @@ import gymnasium
 
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import loads
-from streamsampler.core.timing import not_measuring
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.trees import snapshot
 from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, for_worker
 from streamsampler.rollouts.script import begin_of
 from streamsampler.stepping.generators import EnvGenerators
-from streamsampler.stepping.histories import (
-    BEFORE,
-    NumberedParameters,
-    PastRequest,
-    RestoreOrder,
-    digest_of_result,
-    replay,
-)
-from streamsampler.stepping.server import MAKING, RESETTING, STEPPING, EnvServer
+from streamsampler.stepping.parameter_sets import NumberedParameters
+from streamsampler.stepping.past_requests import BEFORE, PastRequest, digest_of_result
+from streamsampler.stepping.restores import RestoreOrder
+from streamsampler.stepping.server import MAKING, RESETTING, EnvServer
 from streamsampler.workers.board import WorkerRow
-from streamsampler.workers.explain import name_of_env, step_error, summary_of
+from streamsampler.workers.explain import name_of_env, step_error
 from streamsampler.workers.restoring import NotRestoredError, refuse_copies_of
 
 _STRING: Final = frozenset({str})
@@ -96,33 +91,13 @@ class EpisodeServer(EnvServer):
         self._set.pop(env_id, None)
         self.envs[env_id] = self._made(env_id, self.fresh(env_id), others)
 
-    def restore(self, order: RestoreOrder) -> str:
-        """Bring an environment back to the timestep of an order.
-
-        Returns:
-            The reason where the environment differs from the lost one; empty where it does not.
-
-        Raises:
-            Exception: The environment's reset raised, which is tried again as any reset.
-        """
-        env_id, why_not = order.env_id, ""
-        self._is_over[env_id] = True
-        try:
-            if order.remake:
-                self.remake(env_id)
-            for request in order.requests:
-                if request.timestep == BEFORE:
-                    why_not = self._repeated(env_id, request) or why_not
-            if order.seed is not None:
-                with not_measuring():
-                    self._replay(order, why_not)
-        except (Exception, SystemExit) as error:
-            if order.seed is not None:
-                self.not_restored.add(env_id)
-                if self._row.words[self._row.phase_word] == RESETTING and not isinstance(error, NotRestoredError):
-                    raise
-            return str(error) if isinstance(error, NotRestoredError) else f"it raised {summary_of(error)}"
-        self.not_restored.discard(env_id)
+    def _prepare(self, order: RestoreOrder) -> str:
+        why_not = ""
+        if order.remake:
+            self.remake(order.env_id)
+        for request in order.requests:
+            if request.timestep == BEFORE:
+                why_not = self._repeated(order.env_id, request) or why_not
         return why_not
 
     def _repeated(self, env_id: int, request: PastRequest) -> str:
@@ -146,21 +121,18 @@ class EpisodeServer(EnvServer):
         if why_not := self._repeated(env_id, request):
             raise NotRestoredError(why_not)
 
-    def _replay(self, order: RestoreOrder, why_not: str) -> None:
-        if why_not:
-            raise NotRestoredError(why_not)
-        env_id, rows = order.env_id, self.rows
-        self.show(env_id, RESETTING)
-        options = self._options.get(env_id) if order.options is None else order.options
+    def _reset_of(self, order: RestoreOrder) -> Callable[..., Any]:
+        options = self._options.get(order.env_id) if order.options is None else order.options
         if order.parameters is not None:
-            self._apply(env_id, order.parameters)
-        repeat = partial(self._repeat, env_id)
+            self._apply(order.env_id, order.parameters)
+        return partial(self.envs[order.env_id].reset, options=copy.deepcopy(options))
+
+    def _replaying(self, order: RestoreOrder) -> contextlib.AbstractContextManager[None]:
         assert order.seed is not None
-        with self.generators.beginning(env_id, order.seed):
-            for _ in replay(self.envs[env_id], order, rows, options, repeat):
-                self.show(env_id, STEPPING)
-        rows.slots[env_id] = order.slot
-        self._is_over[env_id] = False
+        return self.generators.beginning(order.env_id, order.seed)
+
+    def _actions_to_replay(self, order: RestoreOrder) -> Iterable[Any]:
+        return (self.rows.kept_action(order.env_id, order.actions, t) for t in range(order.n_timesteps))
 
     # ------------------------------------------------------------------ how episodes begin
 

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.data.trees import map_tree, map_trees
-from streamsampler.stepping.histories import ParameterSets, PastRequest, PastRequests, RestoreOrder
 from streamsampler.stepping.ledger import EnvEvent, EnvState
 from streamsampler.stepping.options import ManagerOptions
+from streamsampler.stepping.parameter_sets import ParameterSets
+from streamsampler.stepping.past_requests import PastRequest, PastRequests
+from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.values import place_of

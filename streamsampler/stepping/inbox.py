@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from streamsampler.core.errors import WorkerDiedError, WorkerError, WorkerHungError
 from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.episodes import Episodes, RoundResults
-from streamsampler.stepping.histories import BEFORE, TOO_MANY, PastRequest, RestoreOrder, digest_of_result
 from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
 from streamsampler.stepping.options import ManagerOptions
+from streamsampler.stepping.past_requests import BEFORE, TOO_MANY, PastRequest, digest_of_result
+from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Broken, Done, Event, Restored, Transport, UnansweredError, is_of_action
 from streamsampler.workers.restoring import NotRestoredError

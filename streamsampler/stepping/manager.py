@@ -22,7 +22,6 @@ from streamsampler.stepping.call_errors import (
 )
 from streamsampler.stepping.episode_server import Autoreset
 from streamsampler.stepping.episodes import Episodes, RoundResults
-from streamsampler.stepping.histories import ParameterSets
 from streamsampler.stepping.inbox import Inbox
 from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
 from streamsampler.stepping.options import (
@@ -34,6 +33,7 @@ from streamsampler.stepping.options import (
     timeout_seconds,
     values_for,
 )
+from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Transport
 

@@ -22,7 +22,6 @@ from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvU
 from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
 from streamsampler.protocol.restarts import Policy
 from streamsampler.stepping.episode_server import Autoreset, EpisodeServer
-from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import (
@@ -40,6 +39,7 @@ from streamsampler.stepping.options import (
 from streamsampler.stepping.pools import new_pool_of
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.recorder import StepsRecorder
+from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers
 from streamsampler.stepping.transport import (
@@ -244,7 +244,7 @@ class _InThisProcess(Transport, Answers):
                 raised = self.setbacks.raised(order.env_id, 0, "reset", summary_of(error), error, error)
                 self._events.append(Broken.alone(order.env_id, raised))
                 continue
-            n_timesteps = None if order.rewards is None else len(order.rewards)
+            n_timesteps = None if order.seed is None else order.n_timesteps
             self._events.append(Restored(order.env_id, n_timesteps, why_not))
 
     def give_up(self, env_ids: Sequence[int]) -> None:

@@ -17,7 +17,8 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy, Watch
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.stepping.episode_server import Autoreset
-from streamsampler.stepping.histories import Histories, ParameterSets
+from streamsampler.stepping.histories import Histories
+from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.rows import Rows
 
 OnEnvFailure = Literal["raise", "reset", "restore"]

@@ -40,10 +40,11 @@ from streamsampler.engines.base import Died
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Policy, Watch, cause_of_death
 from streamsampler.samplers.supervisor import Hang, unpickled
-from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.links import EnvLink, EnvPool, NewPool
 from streamsampler.stepping.objects import step_frame, unpacked_result
+from streamsampler.stepping.parameter_sets import NumberedParameters
+from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces
 from streamsampler.stepping.server import EnvServer
 from streamsampler.stepping.transport import (

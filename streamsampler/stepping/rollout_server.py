@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gymnasium.vector import VectorEnv
@@ -17,6 +17,7 @@ from streamsampler.environments.updates import apply_any_env_update, for_worker
 from streamsampler.rollouts.script import begin_of
 from streamsampler.stepping.games import GameFacts, GameTeller, spaces_of
 from streamsampler.stepping.generators import EnvGenerators
+from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.server import MAKING, RESETTING, EnvServer
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.generators import generator_states, seed_generators
@@ -96,16 +97,24 @@ class RolloutServer(EnvServer):
 
     def _begin(self, env_id: int, slot: int) -> dict[str, Any]:
         self.show(env_id, RESETTING)
-        self._lengths[env_id] = 0
+        self.not_restored.discard(env_id)
         self._is_over[env_id] = True  # until it has begun
-        observation, info = begin_of(carry_out(self.envs[env_id], self._orders[env_id]))
-        self._refuse_draws()
-        if env_id in self._games:
-            observation, info = self._games[env_id].begun(observation, info)
+        observation, info = self._told_reset(env_id)
         self._show_begin(env_id, slot, observation)
         if info.__class__ is not dict:
             InfoRecorder("episode_infos").record(0, info)
         return info  # type: ignore[no-any-return]
+
+    def _told_reset(self, env_id: int) -> tuple[Any, Any]:
+        """Reset an environment as its order says; return the observation and the info."""
+        self._lengths[env_id] = 0
+        observation, info = begin_of(carry_out(self.envs[env_id], self._orders[env_id]))
+        self._refuse_draws()
+        return self._games[env_id].begun(observation, info) if env_id in self._games else (observation, info)
+
+    def _reset_of(self, order: RestoreOrder) -> Callable[..., Any]:
+        self._orders[order.env_id] = order.options
+        return lambda **_: self._told_reset(order.env_id)
 
     def _refuse_draws(self) -> None:
         if generator_states()[: len(self._undrawn)] != self._undrawn:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -17,15 +18,19 @@ import gymnasium
 import numpy as np
 
 from streamsampler.core.errors import ProtocolError, UsageError
+from streamsampler.core.timing import not_measuring
 from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.ledger import IN_STEP, EnvTimes
+from streamsampler.stepping.past_requests import PastRequest
+from streamsampler.stepping.restores import IT_RAISED, RestoreOrder, replay
 from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.values import place_of
 from streamsampler.workers.board import WorkerRow, phase_number
-from streamsampler.workers.explain import raised_in
+from streamsampler.workers.explain import raised_in, summary_of
+from streamsampler.workers.restoring import NotRestoredError
 
 STEPPING: Final = phase_number(Phase.STEP)
 RESETTING: Final = phase_number(Phase.RESET)
@@ -311,15 +316,80 @@ class EnvServer(ABC):
         words[self._row.trajectory_word] = 0
         words[self._row.phase_word] = _WAITING
 
+    # ------------------------------------------------------------------ restoring
+
+    def restore(self, order: RestoreOrder) -> str:
+        """Bring an environment back to the timestep of an order.
+
+        Returns:
+            The reason where the environment differs from the lost one; empty where it does not.
+
+        Raises:
+            Exception: The environment's reset raised, which is tried again as any reset.
+        """
+        env_id, why_not = order.env_id, ""
+        self._is_over[env_id] = True
+        try:
+            why_not = self._prepare(order)
+            if order.seed is not None:
+                self._replay(order, why_not)
+        except (Exception, SystemExit) as error:
+            if order.seed is not None:
+                self.not_restored.add(env_id)
+                if self._row.words[self._row.phase_word] == RESETTING and not isinstance(error, NotRestoredError):
+                    raise
+            return str(error) if isinstance(error, NotRestoredError) else IT_RAISED + summary_of(error)
+        self.not_restored.discard(env_id)
+        return why_not
+
+    def _replay(self, order: RestoreOrder, why_not: str) -> None:
+        if why_not:
+            raise NotRestoredError(why_not)
+        env_id, rows = order.env_id, self.rows
+        with not_measuring():
+            self.show(env_id, RESETTING)
+            reset, step = self._reset_of(order), self.envs[env_id].step
+            if self._tells:
+                step = partial(self._told_step, env_id)
+            with self._replaying(order):
+                for _ in replay(
+                    reset, step, self._actions_to_replay(order), order, rows, partial(self._repeat, env_id)
+                ):
+                    self.show(env_id, STEPPING)
+        rows.slots[env_id] = order.slot
+        self._is_over[env_id] = False
+
+    def _prepare(self, order: RestoreOrder) -> str:  # noqa: ARG002 - for a subclass
+        """Do what comes before the reset of an order; return the reason where the environment is another one."""
+        return ""
+
+    @abstractmethod
+    def _reset_of(self, order: RestoreOrder) -> Callable[..., Any]:
+        """Return what resets the environment of an order: `reset(seed=seed)`."""
+
+    def _replaying(self, order: RestoreOrder) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - likewise
+        """Replay an order in a block."""
+        return contextlib.nullcontext()
+
+    def _actions_to_replay(self, order: RestoreOrder) -> Iterable[Any]:
+        return order.actions  # type: ignore[no-any-return]
+
+    def _repeat(self, env_id: int, request: PastRequest) -> None:
+        """Repeat a request.
+
+        Raises:
+            NotRestoredError: Its result shows that the environment is another one.
+        """
+        raise self._refused((env_id, request))
+
+    def _told_step(self, env_id: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        return self._told(env_id, action, *self.envs[env_id].step(action))
+
     # ------------------------------------------------------------------ other requests
 
     def take_actions(self, actions: Mapping[int, Any]) -> None:
         """Keep actions that are of another dtype than the rows'."""
         raise self._refused(actions)
-
-    def restore(self, order: Any) -> str:
-        """Bring an environment back to the timestep of an order; return the reason where it differs, else ""."""
-        raise self._refused(order)
 
     def set_parameters(self, env_id: int, parameters: Any) -> None:  # noqa: ARG002 - for a subclass
         """Let an environment's resets set parameters from the next one on."""

@@ -31,8 +31,8 @@ from streamsampler.protocol.restarts import (
     was_killed,
 )
 from streamsampler.samplers.supervisor import Hang, loss_error
-from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.ledger import WorkerReport
+from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 
 # ----------------------------------------------------------------------

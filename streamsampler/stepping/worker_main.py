@@ -16,8 +16,9 @@ from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.engines.worker_side import Begun
 from streamsampler.stepping import episode_server, rollout_server  # noqa: F401 - before workers are forked
-from streamsampler.stepping.histories import NumberedParameters, RestoreOrder
 from streamsampler.stepping.objects import given_actions, packed_result, put_actions
+from streamsampler.stepping.parameter_sets import NumberedParameters
+from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers, EnvServer
 from streamsampler.stepping.transport import IDS, TOGETHER, ids_frame, ids_in, log_frame, pickle_frame
@@ -193,7 +194,7 @@ class EnvWorker(Answers):
             except BaseException as error:  # see above
                 self._write(pickle_frame(("failed", order.env_id, "reset", *_about(error))))
                 continue
-            n_timesteps = None if order.rewards is None else len(order.rewards)
+            n_timesteps = None if order.seed is None else order.n_timesteps
             self._write(pickle_frame(("restored", order.env_id, n_timesteps, why_not)))
         self._server.rest()
 

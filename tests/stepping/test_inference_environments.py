@@ -13,13 +13,14 @@ from gymnasium import spaces
 from streamsampler.errors import NotReproducibleError, WorkerDiedError
 from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.inference.environments import Environments, History
+from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.transport import Broken, Done, Event
+from streamsampler.stepping.transport import Broken, Done, Event, Restored
 
 SPACE = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 DEATH = WorkerDiedError("worker 0 died", exitcode=-9, worker_number=0, phase=Phase.STEP, trajectory=None)
 LOST = Broken([0, 1], DEATH, 0, is_new=True)
-RAISED = [Broken([0], ValueError("no licence"), 0, is_new=False), Done([1])]
+RAISED = [Broken([0], ValueError("no licence"), 0, is_new=False), Restored(1, 0, "")]
 
 
 class Script:
@@ -29,6 +30,7 @@ class Script:
         self.rows = Rows(EnvSpaces([(SPACE, SPACE)] * 2), np.zeros)
         self.events: deque[list[Event]] = deque()
         self.asked: list[tuple[str, list[int]]] = []
+        self.orders: dict[int, RestoreOrder] = {}
 
     def collect(self, timeout: float | None) -> Sequence[Event]:
         assert self.events or timeout == 0.0, "this would wait for ever"
@@ -39,6 +41,14 @@ class Script:
 
     def step(self, env_ids: Sequence[int]) -> None:
         self.asked.append(("step", list(env_ids)))
+
+    def restore(self, orders: Sequence[RestoreOrder]) -> None:
+        self.orders |= {order.env_id: order for order in orders}
+        if orders:
+            self.asked.append(("restore", [order.env_id for order in orders]))
+
+    def give_up(self, env_ids: Sequence[int]) -> None:
+        self.asked.append(("give_up", list(env_ids)))
 
     def write(self, env_id: int, value: float, reward: float) -> None:
         """Write a result as the environment's process does."""
@@ -70,44 +80,73 @@ def lose(script: Script, environments: Environments) -> None:
     """Lose the process, after environment 0 has written its result, which arrives with the loss."""
     script.write(0, 5.0, 2.0)
     script.events.append([Done([0]), LOST])
-    assert environments.take_arrived(0.0) == [], "its row is written again"
+    assert environments.take_arrived(0.0) == [], "it may turn out to be another one"
 
 
-def restore(script: Script, environments: Environments, value: float = 5.0, done: Sequence[int] = (0,)) -> list[int]:
-    """Let both be reset, and environment 0 take its step again; return what arrives."""
-    for env_id in (0, 1):
-        script.write(env_id, float(env_id), 0.0)
-    script.events.append([Done([0, 1])])
-    assert environments.take_arrived(0.0) == []
-    script.write(0, value, 2.0)
-    script.events.append([Done([env_id]) for env_id in done])
-    return environments.take_arrived(0.0)
-
-
-def test_a_result_that_arrives_with_the_loss_is_handed_out_when_its_row_is_what_it_was(script, environments):
+def test_a_result_that_arrives_with_the_loss_is_handed_out_when_its_environment_is_what_it_was(script, environments):
     lose(script, environments)
     assert environments.restoring == {0, 1}
-    assert restore(script, environments) == [0]
-    assert (environments.observation(0), script.rows.rewards[0]) == ([5.0], 2.0)
-    assert script.asked[-2:] == [("step", [0]), ("step", [1])]
+    assert script.asked[-2:] == [("restore", [0, 1]), ("step", [1])]
+    orders = {env_id: (it.seed, it.actions, it.n_timesteps, it.rewards) for env_id, it in script.orders.items()}
+    assert orders == {0: (7, [0.5], 1, [2.0]), 1: (8, [], 0, ())}
+    script.events.append([Restored(0, 1, ""), Restored(1, 0, "")])
+    assert environments.take_arrived(0.0) == [0]
+    assert (environments.observation(0), script.rows.rewards[0], environments.n_repeated) == ([5.0], 2.0, 1)
 
 
-def test_one_that_does_something_else_is_told_of_when_all_is_taken_in(script, environments):
+def test_an_environment_that_does_something_else_is_told_of_when_all_is_taken_in(script, environments):
     lose(script, environments)
+    script.events.append([Restored(0, 1, "its reward of timestep 1 is another one"), Restored(1, 0, ""), Done([1])])
     with pytest.raises(NotReproducibleError, match="environment 0 was lost with its process, and did something else"):
-        restore(script, environments, value=6.0, done=(0, 1))
+        environments.take_arrived(0.0)
     assert environments.restoring == set()
+    assert ("give_up", [0]) not in script.asked, "it was asked for nothing that it ignores"
     assert environments.take_arrived(0.0) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("rewards", "first", "is_same"), [(None, 0, True), ((2.0,), 0, True), ((3.0,), 0, False), ((8.0, 7.0), 1, True)]
-)
-def test_what_is_kept_elsewhere_is_asked_for_again(script, environments, rewards, first, is_same):
-    """The last reward that was taken is compared while a step is open, of which something may be written already.
+def test_a_step_that_an_environment_ignores_is_not_waited_for(script, environments):
+    """Its process takes no steps in an environment that is not what it was."""
+    lose(script, environments)
+    script.events.append([Restored(0, 1, ""), Restored(1, 0, "it raised ValueError: no licence")])
+    with pytest.raises(NotReproducibleError, match="environment 1 was lost with its process, and raised when"):
+        environments.take_arrived(0.0)
+    assert script.asked[-1] == ("give_up", [1])
+    assert environments.settle([1])
 
-    The last of what is given may be of a later step.
-    """
+
+@pytest.mark.parametrize("written", [0.0, 9.0])
+def test_an_order_has_the_last_result_that_was_handed_out_while_a_step_is_open(script, environments, written):
+    """Of that step, something may have been written already, and the slot may be that of its observation."""
+    script.write(0, 5.0, 2.0)
+    script.events.append([Done([0])])
+    assert environments.proxies == []
+    assert environments.result(0)[:2] == ([5.0], 2.0)
+    environments.step([0], [np.array([0.75])])
+    if written:
+        script.write(0, 7.0, written)
+        script.rows.terminated[0] = True
+    script.events.append([LOST])
+    environments.take_arrived(0.0)
+    order = script.orders[0]
+    assert (order.actions, order.rewards, order.n_timesteps) == ([0.5], [2.0], 1)
+    assert script.rows.parts_of_observation(order.slot, 0)[0][1] == [5.0]
+    assert script.rows.slots[0] == order.slot
+    assert script.asked[-2:] == [("step", [0]), ("step", [1])]
+
+
+def test_an_episode_that_has_ended_is_not_restored(script, environments):
+    script.write(0, 5.0, 2.0)
+    script.rows.terminated[0] = True
+    script.events.append([Done([0]), LOST])
+    assert environments.take_arrived(0.0) == [0]
+    assert (script.asked[-2:], environments.restoring) == ([("restore", [1]), ("step", [1])], {1})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "first", "reward"), [(None, 0, 2.0), ((2.0,), 0, 2.0), ((3.0,), 0, 3.0), ((8.0, 7.0), 1, 2.0)]
+)
+def test_orders_have_what_is_kept_elsewhere(script, environments, rewards, first, reward):
+    """The last of the rewards that are kept may be of a later step."""
     script.write(0, 5.0, 2.0)
     script.events.append([Done([0])])
     assert environments.take_arrived(None) == [0]
@@ -119,22 +158,17 @@ def test_what_is_kept_elsewhere_is_asked_for_again(script, environments, rewards
         script.rows.rewards[0] = 9.0
     script.events.append([LOST])
     environments.take_arrived(0.0)
-    if not is_same:
-        with pytest.raises(NotReproducibleError):
-            restore(script, environments)
-        return
-    assert restore(script, environments) == []
-    if rewards is None:
-        assert (np.asarray(script.rows.actions)[0], environments.observation(0)) == (0.5, [5.0])
-    else:
-        assert script.asked[-2:] == [("step", [1]), ("step", [0])]
+    order = script.orders[0]
+    assert (order.actions, order.rewards, order.n_timesteps) == ([0.5], [reward], 1)
+    assert (script.asked[-2] == ("step", [0])) == (rewards is not None)
 
 
 def test_actions_are_kept_while_they_are_applied_again(script, environments):
+    lose(script, environments)
+    environments.forget_actions(0)
     script.events.append([LOST])
     environments.take_arrived(0.0)
-    environments.forget_actions(0)
-    restore(script, environments)
+    assert script.orders[0].actions == [0.5]
 
 
 def test_what_is_not_kept_any_more_is_no_error_before_all_is_taken_in(script, environments):
@@ -142,15 +176,15 @@ def test_what_is_not_kept_any_more_is_no_error_before_all_is_taken_in(script, en
     script.events.append([LOST])
     with pytest.raises(NotReproducibleError, match="longer than can be restored"):
         environments.take_arrived(0.0)
-    assert script.asked[-1] == ("reset", [1]), "the other one is restored all the same"
+    assert script.asked[-2:] == [("restore", [1]), ("step", [1])], "the other one is restored all the same"
 
 
-@pytest.mark.parametrize("events", [RAISED, [Done([0, 1])]], ids=["raises", "is reset"])
-def test_nobody_waits_for_what_is_not_wanted_any_more_which_may_raise(script, environments, events):
-    """As an error would in the middle of that: it must not take the place of what the caller is told."""
+@pytest.mark.parametrize("events", [RAISED, [Restored(0, 1, ""), Restored(1, 0, "")]], ids=["raises", "is restored"])
+def test_what_is_not_wanted_any_more_may_raise(script, environments, events):
+    """An error would come in the middle of that: it must not take the place of what the caller is told."""
     lose(script, environments)
     environments.forget()
-    script.events.append(list(events))  # of their resets: their steps are not asked for
+    script.events += [list(events), [Done([1])]]
     environments.settle([0, 1])
     assert environments.restoring == set()
     assert environments.n_open_steps == 0
@@ -159,9 +193,10 @@ def test_nobody_waits_for_what_is_not_wanted_any_more_which_may_raise(script, en
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_what_raises_when_it_is_restored_is_told_of_if_it_is_wanted(script, environments, is_wanted):
     lose(script, environments)
-    script.events.append(list(RAISED))
+    script.events += [list(RAISED), [Done([1])]]
     if is_wanted:
         with pytest.raises(NotReproducibleError, match="raised when its actions were applied again"):
             environments.take_arrived(0.0)
     else:
         environments.settle([0, 1])  # without its being forgotten before
+    assert environments.restoring == set()

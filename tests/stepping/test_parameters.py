@@ -11,8 +11,8 @@ from streamsampler.core.serialization import loads
 from streamsampler.environments import Choice, Uniform
 from streamsampler.environments.parameters import SetParameters, drawn_parameters
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.stepping.histories import ParameterSets
 from streamsampler.stepping.managers import EnvManager
+from streamsampler.stepping.parameter_sets import ParameterSets
 from tests.stepping.conftest import kill
 from tests.stepping.environments import Counting
 

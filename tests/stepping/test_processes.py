@@ -16,6 +16,7 @@ from streamsampler.engines.processes import stacks
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerHungError
 from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.managers import EnvManager
+from streamsampler.stepping.transport import IDS
 from streamsampler.testing import Fault, Faults
 from tests.patience import PATIENCE
 from tests.stepping.conftest import MODES, await_end, kill
@@ -377,3 +378,27 @@ def test_a_message_may_be_larger_than_a_pipe():
         for size in (300_000, 500_000):
             assert manager.reset(options={"text": "y" * size}).timesteps.tolist() == [0, 0]
             assert [len(options["text"]) for options in manager.get_attr("options")] == [size, size]
+
+
+class Working(Counting):
+    """Takes longer for a step than results wait for others that are not wanted together."""
+
+    def step(self, action):
+        end = time.perf_counter() + 1e-3
+        while time.perf_counter() < end:
+            pass
+        return super().step(action)
+
+
+@pytest.mark.parametrize("way", ["step", "vector_env"])
+def test_a_worker_gives_all_results_of_a_step_of_all_together(way, monkeypatch):
+    """Each message more would wake this process while the others work, and take a core from them."""
+    heard = []
+    with EnvManager(functools.partial(Working, 50), n_envs=4, n_workers=1, seed=0) as manager:
+        step = manager.step if way == "step" else manager.vector_env().step
+        manager.reset()
+        event_of = manager._transport._event
+        monkeypatch.setattr(manager._transport, "_event", lambda *said: heard.append(said[1]) or event_of(*said))
+        for _ in range(3):
+            step(np.ones(4, np.int64))
+    assert heard.count(IDS) == 3  # others tell where the time goes

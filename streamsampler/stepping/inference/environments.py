@@ -18,7 +18,7 @@ import gymnasium
 
 from streamsampler.core.errors import NotReproducibleError, WorkerError
 from streamsampler.core.serialization import Payload
-from streamsampler.data.trees import Array, Tree, leaves, same, snapshot
+from streamsampler.data.trees import Array, Tree, leaves, snapshot
 from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.stepping.games import GameElsewhere, GameFacts, game_of
 from streamsampler.stepping.inference.processes import (
@@ -31,7 +31,8 @@ from streamsampler.stepping.inference.processes import (
     not_restored,
     own,
 )
-from streamsampler.stepping.transport import Broken, Done
+from streamsampler.stepping.restores import IT_RAISED, RestoreOrder
+from streamsampler.stepping.transport import Broken, Restored
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvElsewhere, EnvFacts
 from streamsampler.workers.resets import ResetOrder, Resets, order_of
@@ -124,32 +125,23 @@ class Episode:
         is_wanted: Whether the results of open requests are wanted.
         n_asked: How many steps it was asked for.
         actions: Its actions, by timestep; not all, where others are kept elsewhere.
-        n_carried_out: How many of these requests, the reset included, its process has carried out.
-        n_known: How many of them have results that arrived.
+        n_known: How many of these requests, the reset included, have results that arrived.
         slot: Where the last of them lies.
         reward: The reward of the last one that was handed out.
-        last: The last result that is known, while the environment is being restored.
     """
 
     order: ResetOrder | None = None
     is_wanted: bool = True
     n_asked: int = 0
     actions: dict[int, Any] = field(default_factory=dict)
-    n_carried_out: int = 0
     n_known: int = 0
     slot: int = 0
     reward: float = 0.0
-    last: Any = None
 
     @property
     def index(self) -> int | None:
         """The index of its trajectory."""
         return None if self.order is None else self.order.index
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a request without a result, or the environment is being restored."""
-        return self.order is not None and (self.is_asked or self.n_carried_out < self.n_known)
 
     @property
     def is_asked(self) -> bool:
@@ -193,7 +185,7 @@ class Environments:
         infos: The infos of last results that were not taken yet, by environment.
         losses: The errors of processes that were lost, and are made again.
         n_repeated: How many timesteps were run again for that, or in vain.
-        restoring: Environments that are being restored: their rows are not what they were yet.
+        restoring: Environments that are being restored: what was known of them may turn out wrong yet.
         games: What stands for environments of several agents, one for each; empty where they have one.
         copies: Whether observations of results are copies. Else they are views of rows, which are written again.
     """
@@ -209,7 +201,7 @@ class Environments:
         self.infos: dict[int, dict[str, Any]] = {}
         self._raised: dict[int, BaseException] = {}
         self._arrived: set[int] = set()  # environments with results that were not told of yet
-        self._to_ask: dict[int, None] = {}  # environments that are being restored, and wait for their next request
+        self._lost: dict[int, None] = {}  # environments that are to be restored, or reset again
         self.proxies: list[EnvProxy] = []
         self.games: list[GameElsewhere] = []
         self.history_of: Callable[[int, int], History | None] | None = None
@@ -232,7 +224,7 @@ class Environments:
     def _begin_anew(self) -> None:
         """Forget what environments were asked: there are others, or none."""
         self._episodes = [Episode() for _ in range(self.n_envs)]
-        for forgotten in (self.infos, self._raised, self._to_ask, self._arrived, self.restoring):
+        for forgotten in (self.infos, self._raised, self._lost, self._arrived, self.restoring):
             forgotten.clear()
 
     def close_all(self) -> None:
@@ -280,8 +272,6 @@ class Environments:
             episode = self._episodes[env_id]
             episode.actions[episode.n_asked] = action
             episode.n_asked += 1
-            if env_id in self.restoring:
-                continue  # it is asked when it is what it was
             now.append(env_id)
             if not rows.put_action_exactly(env_id, action):
                 given[env_id] = action
@@ -303,13 +293,13 @@ class Environments:
         self.transport.step(env_ids)
 
     def _ask(self, env_id: int) -> None:
-        """Ask the environment for what its process has not carried out yet."""
+        """Ask the environment for the result that is not known yet."""
         episode = self._episodes[env_id]
         assert episode.order is not None
-        if not episode.n_carried_out:
+        if not episode.n_known:
             self.transport.reset([env_id], {env_id: episode.order})  # type: ignore[dict-item]
             return
-        action = episode.actions[episode.n_carried_out - 1]
+        action = episode.actions[episode.n_known - 1]
         if not self.transport.rows.put_action_exactly(env_id, action):
             self.transport.give({env_id: action})
         self.transport.step([env_id])
@@ -329,7 +319,7 @@ class Environments:
             Exception: What the environment raised.
         """
         episode = self._episodes[env_id]
-        while episode.is_open:
+        while self._is_open(env_id):
             self.take_in(None)
         self._arrived.discard(env_id)
         self.check(env_id)
@@ -342,6 +332,11 @@ class Environments:
         if self.games:
             return self.games[env_id].take(observation, info)  # type: ignore[return-value]
         return observation, reward, terminated, truncated, info
+
+    def _is_open(self, env_id: int) -> bool:
+        """Whether there is a request without a result, or the environment is being restored."""
+        episode = self._episodes[env_id]
+        return episode.order is not None and (episode.is_asked or env_id in self.restoring)
 
     def check(self, env_id: int) -> None:
         """Raise what an environment raised instead of giving its last result."""
@@ -388,8 +383,8 @@ class Environments:
         for env_id in env_ids:
             self._episodes[env_id].is_wanted = False
         for env_id in env_ids:
-            is_under_way, episode = self._is_under_way(env_id), self._episodes[env_id]
-            while episode.is_open:
+            is_under_way = self._is_under_way(env_id)
+            while self._is_open(env_id):
                 if until is not None and perf_counter() >= until:
                     return False
                 self.take_in(None if until is None else max(0.0, until - perf_counter()))
@@ -411,9 +406,9 @@ class Environments:
 
     def forget(self) -> None:
         """Forget what environments were asked: nothing goes on in them but open requests."""
-        for episode in self._episodes:
+        for env_id, episode in enumerate(self._episodes):
             episode.is_wanted = False
-            if not episode.is_open:
+            if not self._is_open(env_id):
                 episode.order = None
 
     def take_arrived(self, timeout: float | None) -> list[int]:
@@ -424,7 +419,7 @@ class Environments:
         """
         if timeout == 0.0 or self._arrived <= self.restoring:
             self.take_in(timeout)
-        # What arrived from a process that was lost at once lies in rows that are being written again.
+        # What an environment did before it was lost is told when it is what it was.
         arrived = self._arrived - self.restoring
         self._arrived -= arrived
         return sorted(arrived)
@@ -440,38 +435,26 @@ class Environments:
         for event in self.transport.collect(timeout):
             if isinstance(event, Broken):
                 self._break(event)
-                continue
-            assert isinstance(event, Done)  # this class restores environments itself
-            for env_id in event.env_ids:
-                self._done(env_id, event.infos.get(env_id))
-        # When all is known: what a lost process answered before is no reason to ask a new one for what comes next.
-        to_ask, self._to_ask = self._to_ask, {}
-        for env_id in to_ask:
-            self._ask(env_id)
+            elif isinstance(event, Restored):
+                self._take_restored(event)
+            else:
+                for env_id in event.env_ids:
+                    self._done(env_id, event.infos.get(env_id))
+        # When all is known: what a lost process answered before is not asked for again.
+        lost, self._lost = self._lost, {}
+        if lost:
+            self._restore(list(lost))
         if self._not_restored is not None:
             raise self._not_restored
 
     def _done(self, env_id: int, info: dict[str, Any] | None) -> None:
         episode = self._episodes[env_id]
-        episode.n_carried_out += 1
-        if episode.n_carried_out > episode.n_known:
-            episode.n_known += 1
-            self._processes.record_success(env_id)
-            episode.slot = int(self.transport.rows.slots[env_id])
-            if info:
-                self.infos[env_id] = info
-            self._arrived.add(env_id)
-            return
-        self.n_repeated += 1
-        if not episode.is_wanted:
-            episode.order = None
-            self.restoring.discard(env_id)
-            return
-        if episode.n_carried_out == episode.n_known:
-            self.restoring.discard(env_id)
-            self._compare(env_id, episode)
-        if episode.n_carried_out <= episode.n_asked:
-            self._to_ask[env_id] = None
+        episode.n_known += 1
+        self._processes.record_success(env_id)
+        episode.slot = int(self.transport.rows.slots[env_id])
+        if info:
+            self.infos[env_id] = info
+        self._arrived.add(env_id)
 
     # ------------------------------------------------------------------ failures
 
@@ -482,20 +465,17 @@ class Environments:
             raise event.error
         if not event.is_new:
             (env_id,) = event.env_ids
-            episode = self._episodes[env_id]
             if env_id in self.restoring:
-                self.restoring.discard(env_id)
-                if episode.is_wanted:
-                    self._not_restored = not_restored(env_id, episode.index, RAISED)
-                episode.order = None
+                self._end_restore(env_id, RAISED)
                 return
+            episode = self._episodes[env_id]
             self._raised[env_id] = own(event.error)
-            episode.n_carried_out = episode.n_known = episode.n_asked + 1
+            episode.n_known = episode.n_asked + 1
             self._arrived.add(env_id)
             return
         assert isinstance(event.error, WorkerError)
         self._note_loss(event.error)
-        self._restore(event.env_ids)
+        self._lost.update(dict.fromkeys(event.env_ids))
 
     def _name_trajectory(self, event: Broken) -> None:
         """Let the error of a lost process name the trajectory that ran there."""
@@ -508,40 +488,61 @@ class Environments:
         error.args = (error.worded(error.quota, error.outlook),)
 
     def _restore(self, env_ids: Sequence[int]) -> None:
-        """Ask new environments for what the lost ones were asked since their trajectories began."""
+        """Let new environments become what the lost ones were, and ask them for what has no result."""
+        orders, asked = [], []
         for env_id in env_ids:
             episode = self._episodes[env_id]
+            self.restoring.discard(env_id)
             if episode.order is None or env_id in self._raised:
                 continue
             if not episode.is_wanted:
                 episode.order = None
-                self.restoring.discard(env_id)
                 continue
             if self.history_of is not None and not episode.complete(self.history_of(env_id, episode.n_asked)):
-                self._not_restored = not_restored(env_id, episode.index, TOO_LONG)
-                episode.order = None
-                self.restoring.discard(env_id)
+                self._end_restore(env_id, TOO_LONG)
                 continue
-            if episode.n_known and episode.n_carried_out >= episode.n_known:
-                # Of an open request, something may have been written already.
-                results = (episode.reward, False, False) if episode.is_asked else self._results(env_id)
-                episode.last = self._observed(env_id, episode.slot), results
-            episode.n_carried_out = 0
-            if episode.n_known:
-                self.restoring.add(env_id)
-            self._to_ask[env_id] = None
+            if episode.n_known and (episode.is_asked or not self._has_ended(env_id)):
+                orders.append(self._order(env_id))
+            if episode.is_asked:
+                asked.append(env_id)
+        self.restoring.update(order.env_id for order in orders)
+        self.transport.restore(orders)
+        for env_id in asked:
+            self._ask(env_id)
 
-    def _observed(self, env_id: int, slot: int) -> Any:
-        return [(path, snapshot(part)) for path, part in self.transport.rows.parts_of_observation(slot, env_id)]
+    def _has_ended(self, env_id: int) -> bool:
+        """Whether the last result that is known ended the episode."""
+        return any(self._results(env_id)[1:])
+
+    def _order(self, env_id: int) -> RestoreOrder:
+        """Return what makes a new environment what the lost one was when it gave its last result that is known."""
+        episode, rows, n = self._episodes[env_id], self.transport.rows, self._episodes[env_id].n_known - 1
+        assert episode.order is not None
+        if not episode.is_asked:
+            episode.reward = self._results(env_id)[0]
+        rows.slots[env_id] = episode.slot  # of an open request, something may have been written already
+        return RestoreOrder(
+            env_id, seed=episode.order.seed, options=episode.order, slot=episode.slot, n_timesteps=n,
+            actions=[episode.actions[t] for t in range(n)], rewards=[episode.reward] if n else (),
+            carried=rows.carried_observation(episode.slot, env_id),
+        )  # fmt: skip
+
+    def _take_restored(self, event: Restored) -> None:
+        self.n_repeated += event.n_timesteps or 0
+        self.restoring.discard(event.env_id)
+        if event.why_not:
+            self._end_restore(event.env_id, RAISED if event.why_not.startswith(IT_RAISED) else HIDDEN)
+
+    def _end_restore(self, env_id: int, why: str) -> None:
+        """Give up an environment that cannot be restored."""
+        episode = self._episodes[env_id]
+        self.restoring.discard(env_id)
+        if episode.is_wanted:
+            self._not_restored = not_restored(env_id, episode.index, why)
+        if episode.is_asked and why is not TOO_LONG:
+            self.transport.give_up([env_id])  # it ignores what it is asked
+        episode.order = None
 
     def _results(self, env_id: int) -> tuple[float, bool, bool]:
         rows = self.transport.rows
         return float(rows.rewards[env_id]), bool(rows.terminated[env_id]), bool(rows.truncated[env_id])
-
-    def _compare(self, env_id: int, episode: Episode) -> None:
-        """Compare the last result that was known with the same one of the new environment."""
-        known, episode.last = episode.last, None
-        slot = episode.slot = int(self.transport.rows.slots[env_id])
-        if known is None or same(known, (self._observed(env_id, slot), self._results(env_id))):
-            return
-        self._not_restored = not_restored(env_id, episode.index, HIDDEN)
