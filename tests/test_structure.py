@@ -58,6 +58,7 @@ STEP_WRAPPERS = {
     "environments.multi_agent.ParallelEnv.__init__",
     "environments.parameters._ParametrisedEnv.__init__",
     "stepping.server.EnvServer._told_step",
+    "stepping.joint_env.JointEnv.step",
     "testing.faults.FaultyEnv.step",
     "workers.fail_points._MortalEnv.step",
     "workers.hooks.Seams.step",
@@ -73,7 +74,8 @@ RECORDERS = {
     "RolloutRecorder": {"AgentRecorder", "JointRecorder"},  # trajectories, one after the other
     "ColumnsRecorder": {"NativeRecorder", "StepRecorder", "BatchRecorder"},  # many rows, a column for each call
     "JointRows": set(),  # a `JointRecorder` for each environment, in the place of a `StepRecorder`
-    "StepsRecorder": set(),  # the steps that a manager returned, in a `StepRecorder`
+    # The steps that a manager returned: in a `StepRecorder`, and of several agents in `JointRows`.
+    "StepsRecorder": {"RowsRecorder", "JointStepsRecorder"},
 }
 # Of these: the script's side of a `BatchRecorder`; and what all are made of: the values of one space, and infos.
 PARTS_OF_RECORDERS = {"RowRecorder", "Recorder", "InfoRecorder"}

@@ -1,7 +1,7 @@
 """Several agents by name, and which of them plays which agent of an environment: where that is chosen.
 
 In an environment of several agents, an *agent id* is the environment's name for one of them, and a *policy* is an agent
-that plays some of them, under a name. `Policies.name_for` chooses.
+that plays some of them, under a name. `PolicyNames.name_for` chooses.
 """
 
 from __future__ import annotations
@@ -20,28 +20,25 @@ PolicyOf: TypeAlias = Callable[[str, int], str] | Mapping[str, str]
 """A function `(agent_id, trajectory_index) -> policy name`, or a dict by agent id."""
 
 
-class Policies:
-    """Agents by name, and what says which of them plays whom.
+class PolicyNames:
+    """Says by its name which policy plays which agent.
 
     Args:
-        agents: The agents, by policy name.
         policy_of: What says who plays whom; None for the name that is the agent id, or the agent id up to its last `_`,
             or the only name that there is.
+        names: The names that there are; None where any name will do: without `policy_of` it is the agent id up to its
+            last `_`, or the agent id that has none.
 
     Attributes:
-        agents: The agents.
         policy_of: See `name_for`.
+        names: As above.
 
     Raises:
-        UsageError: There is no agent, a name is no string, or `policy_of` is neither a function of an agent id and a
-            trajectory index nor a dict of names.
+        UsageError: `policy_of` is neither a function of an agent id and a trajectory index nor a dict of names.
     """
 
-    def __init__(self, agents: Mapping[str, Any], policy_of: PolicyOf | None = None) -> None:
-        if not agents or not all(isinstance(name, str) and name for name in agents):
-            raise UsageError(f"agents={{…}} has at least one agent, by names that are strings, and not {list(agents)}")
-        self.agents: dict[str, Agent] = {name: as_agent(agent) for name, agent in agents.items()}
-        self.policy_of = policy_of
+    def __init__(self, policy_of: PolicyOf | None, names: Mapping[str, Any] | None = None) -> None:
+        self.policy_of, self.names = policy_of, names
         if isinstance(policy_of, Mapping):
             for agent_id, name in policy_of.items():
                 self._check(name, agent_id, "policy_of")
@@ -65,17 +62,9 @@ class Policies:
         Raises:
             UsageError: There is no such policy.
         """
-        chosen, names = self.policy_of, self.agents
+        chosen = self.policy_of
         if chosen is None:
-            beginning = agent_id.rpartition("_")[0]
-            name = next((name for name in (agent_id, beginning) if name in names), None)
-            if name is None and len(names) > 1:
-                raise UsageError(
-                    f"no policy plays agent {agent_id!r}: those that there are have the names {_listed(names)}, of "
-                    f"which none is {agent_id!r}{f' or {beginning!r}' if beginning else ''}. Pass policy_of=, a dict "
-                    "by agent id or a function (agent_id, trajectory_index) -> policy name"
-                )
-            return next(iter(names)) if name is None else name
+            return self._name_of_agent(agent_id)
         if isinstance(chosen, Mapping):
             if agent_id not in chosen:
                 raise UsageError(f"policy_of names no policy for agent {agent_id!r}, but for {_listed(chosen)}")
@@ -83,6 +72,19 @@ class Policies:
         name = chosen(agent_id, index)
         self._check(name, agent_id, f"policy_of({agent_id!r}, {index})")
         return name
+
+    def _name_of_agent(self, agent_id: str) -> str:
+        beginning, names = agent_id.rpartition("_")[0], self.names
+        if names is None:
+            return beginning or agent_id
+        name = next((name for name in (agent_id, beginning) if name in names), None)
+        if name is None and len(names) > 1:
+            raise UsageError(
+                f"no policy plays agent {agent_id!r}: those that there are have the names {_listed(names)}, of "
+                f"which none is {agent_id!r}{f' or {beginning!r}' if beginning else ''}. Pass policy_of=, a dict "
+                "by agent id or a function (agent_id, trajectory_index) -> policy name"
+            )
+        return next(iter(names)) if name is None else name
 
     def may_play(self, name: str, agent_ids: Iterable[str]) -> list[str]:
         """Return which agents a policy plays in some trajectory: maybe all, where a function chooses.
@@ -101,10 +103,35 @@ class Policies:
         return found
 
     def _check(self, name: Any, agent_id: Any, what: str) -> None:
-        if not isinstance(name, str) or name not in self.agents:
+        if self.names is None:
+            if not isinstance(name, str) or not name:
+                raise UsageError(f"{what} names the policy {name!r} for agent {agent_id!r}: names are strings")
+        elif not isinstance(name, str) or name not in self.names:
             raise UsageError(
-                f"{what} names the policy {name!r} for agent {agent_id!r}, and there are {_listed(self.agents)}"
+                f"{what} names the policy {name!r} for agent {agent_id!r}, and there are {_listed(self.names)}"
             )
+
+
+class Policies(PolicyNames):
+    """Agents by name, and what says which of them plays whom.
+
+    Args:
+        agents: The agents, by policy name.
+        policy_of: See `PolicyNames`.
+
+    Attributes:
+        agents: The agents.
+
+    Raises:
+        UsageError: There is no agent, a name is no string, or `policy_of` is neither a function of an agent id and a
+            trajectory index nor a dict of names.
+    """
+
+    def __init__(self, agents: Mapping[str, Any], policy_of: PolicyOf | None = None) -> None:
+        if not agents or not all(isinstance(name, str) and name for name in agents):
+            raise UsageError(f"agents={{…}} has at least one agent, by names that are strings, and not {list(agents)}")
+        self.agents: dict[str, Agent] = {name: as_agent(agent) for name, agent in agents.items()}
+        super().__init__(policy_of, self.agents)
 
     def get_action(self, observation: Any) -> Any:
         """Raise: it is an agent only where an environment has several.

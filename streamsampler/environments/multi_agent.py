@@ -140,6 +140,16 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
     def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
         return type(self), (self.env,)
 
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute where it is: in the environment, or in one of its wrappers; a new one in the environment."""
+        holder = self.env
+        while not (name in vars(holder) or hasattr(type(holder), name)) and "env" in vars(holder):
+            holder = holder.env
+        if not (force or hasattr(holder, name)):
+            return False
+        setattr(holder, name, value)
+        return True
+
     def _spaces(self, name: str) -> SpacesOfAgents:
         find = partial(_space, self.env, name)
         return OpenSpaces(find) if self.is_open else SpacesOfAgents([(agent, find(agent)) for agent in self.numbers])

@@ -14,16 +14,18 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import loads
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.trees import snapshot
+from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, for_worker
 from streamsampler.rollouts.script import begin_of
 from streamsampler.stepping.generators import EnvGenerators
+from streamsampler.stepping.joint_env import JointEnv
 from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.past_requests import BEFORE, PastRequest, digest_of_result
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.server import MAKING, RESETTING, EnvServer
 from streamsampler.workers.board import WorkerRow
-from streamsampler.workers.explain import name_of_env, step_error
+from streamsampler.workers.explain import name_of_env, note_missing_action, step_error
 from streamsampler.workers.restoring import NotRestoredError, refuse_copies_of
 
 _STRING: Final = frozenset({str})
@@ -77,7 +79,9 @@ class EpisodeServer(EnvServer):
         """
         self.show(env_id, MAKING)
         with for_worker(self._worker_number, env_id):
-            env: gymnasium.Env[Any, Any] = apply_env_update(update, None)
+            env: gymnasium.Env[Any, Any] = apply_env_update(update, None, several=True)
+        if isinstance(env.unwrapped, MultiAgentEnv):
+            env = JointEnv(env)
         refuse_copies_of(env, others, update)
         return env
 
@@ -125,7 +129,7 @@ class EpisodeServer(EnvServer):
         options = self._options.get(order.env_id) if order.options is None else order.options
         if order.parameters is not None:
             self._apply(order.env_id, order.parameters)
-        return partial(self.envs[order.env_id].reset, options=copy.deepcopy(options))
+        return _with_options(self.envs[order.env_id].reset, options)
 
     def _replaying(self, order: RestoreOrder) -> contextlib.AbstractContextManager[None]:
         assert order.seed is not None
@@ -177,11 +181,8 @@ class EpisodeServer(EnvServer):
         self._is_over[env_id] = True  # until it has begun
         if env_id in self._parameters:
             self._apply(env_id, self._parameters[env_id])
-        seed, env, options = int(self.rows.seeds[env_id]), self.envs[env_id], self._options.get(env_id)
-
-        def reset() -> Any:
-            return env.reset(seed=seed) if options is None else env.reset(seed=seed, options=copy.deepcopy(options))
-
+        seed, options = int(self.rows.seeds[env_id]), self._options.get(env_id)
+        reset = partial(_with_options(self.envs[env_id].reset, options), seed=seed)
         with self.times.resetting:
             result = self.generators.reset(env_id, seed, reset)
         observation, info = begin_of(result)
@@ -207,7 +208,10 @@ class EpisodeServer(EnvServer):
         return {**self._begin(env_id, slot), "final_info": final_info}
 
     def _explained(self, error: BaseException, env_id: int, action: Any) -> BaseException:
-        better = step_error(error, action, self.envs[env_id].action_space, EnvServer.step)
+        env = self.envs[env_id]
+        note_missing_action(error, env, action)
+        its = env.unwrapped if isinstance(env.unwrapped, MultiAgentEnv) else env
+        better = step_error(error, action, its.action_space, EnvServer.step)
         if better is not None:
             better.__cause__ = error
         return better or error
@@ -219,3 +223,8 @@ class EpisodeServer(EnvServer):
             case "parameters":
                 return self.set_parameters(env_id, arguments)
         return super()._carried_out(env_id, kind, name, arguments)
+
+
+def _with_options(reset: Callable[..., Any], options: dict[str, Any] | None) -> Callable[..., Any]:
+    """Return a reset with a copy of options; with none where there are none: not all environments take them."""
+    return reset if options is None else partial(reset, options=copy.deepcopy(options))

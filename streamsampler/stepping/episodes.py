@@ -197,6 +197,10 @@ class Episodes:
         """Whether an episode has begun and not ended, as far as was handed out."""
         return env_id not in self._over
 
+    def number_of(self, env_id: int) -> int:
+        """Return the number of the episode that an environment is in."""
+        return int(self._numbers[env_id])
+
     @property
     def n_over(self) -> int:
         """How many environments begin an episode with their next result."""

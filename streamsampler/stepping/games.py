@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gymnasium.spaces import Space
 
 from streamsampler.core.errors import ProtocolError
-from streamsampler.data.spaces import FLAGS
+from streamsampler.data.spaces import FLAGS, same_spaces
 from streamsampler.environments.multi_agent import AecEnv, Dicts, MultiAgentEnv, ParallelEnv
 from streamsampler.workers.restoring import own_copy
 
@@ -25,10 +25,23 @@ from streamsampler.workers.restoring import own_copy
 
 
 class JointSpace(Space[Any]):
-    """The space of what several agents see, or do, at once: any object, which is checked where it arrives."""
+    """The space of what several agents see, or do, at once: any object, which is checked where it arrives.
+
+    Args:
+        facts: What is known of the environment, where that travels with its space.
+
+    Attributes:
+        facts: The same.
+    """
+
+    def __init__(self, facts: GameFacts | None = None) -> None:
+        super().__init__()
+        self.facts = facts
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, JointSpace)
+        if not isinstance(other, JointSpace) or self.facts is None or other.facts is None:
+            return isinstance(other, JointSpace) and self.facts is other.facts
+        return self.facts.has_agents_of(other.facts)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -68,6 +81,11 @@ class GameFacts(NamedTuple):
         spaces = {agent: (game.observation_space[agent], game.action_space[agent]) for agent in game.numbers}
         assert game.spec is not None
         return cls(game.spec.id, game.takes_turns, None if game.is_open else tuple(spaces), spaces)
+
+    def has_agents_of(self, other: GameFacts) -> bool:
+        """Whether another environment has the same agents, which act in the same way."""
+        forms = [(it.takes_turns, it.possible_agents) for it in (self, other)]
+        return forms[0] == forms[1] and all(same_spaces(it, other.spaces[agent]) for agent, it in self.spaces.items())
 
 
 class JointResult(NamedTuple):
@@ -128,11 +146,14 @@ class GameTeller:
 
     def begun(self, observations: Any, infos: Any) -> tuple[JointResult, dict[str, Any]]:
         """Return what a reset showed, and what comes with it."""
+        self._begin()
+        return self._result(observations, None, None, None), {INFOS: infos, SPACES: self._spaces(), OUTSTANDING: {}}
+
+    def _begin(self) -> None:
         self._length, self.is_over = 0, False
         self._acted: dict[str, None] = {}
-        self._ended: set[str] = set()
+        self._ended: dict[str, int] = {}  # and at which timestep
         self._told: set[str] = set()  # whose spaces are known
-        return self._result(observations, None, None, None), self._besides(infos, {})
 
     def stepped(
         self, actions: Mapping[str, Any], observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
@@ -140,16 +161,12 @@ class GameTeller:
         """Return what a step with some actions showed, and what comes with it."""
         self._length += 1
         if isinstance(terminated, Mapping) and isinstance(truncated, Mapping):
-            self._ended.update(it for it in terminated if _is_true(terminated[it]) or _is_true(truncated.get(it)))
+            ended = [it for it in terminated if _is_true(terminated[it]) or _is_true(truncated.get(it))]
+            self._ended.update(dict.fromkeys(ended, self._length - 1))
         result = self._result(observations, rewards, terminated, truncated)
-        self.is_over = self._ended.issuperset(result.agents)
-        outstanding: dict[str, Any] = {}
-        if self._env.takes_turns:
-            self._acted.update(dict.fromkeys(actions))
-            if not result.agents or self._length >= self._limit:
-                waiting = [it for it in self._acted if it not in self._ended and it not in observations]
-                outstanding = {agent: self._env.outstanding(agent) for agent in waiting}
-        return result, self._besides(infos, outstanding)
+        self.is_over = self._ended.keys() >= set(result.agents)
+        self._acted.update(dict.fromkeys(actions))
+        return result, {INFOS: infos, SPACES: self._spaces(), OUTSTANDING: self._outstanding(result)}
 
     def _result(self, observations: Any, rewards: Any, terminated: Any, truncated: Any) -> JointResult:
         env = self._env
@@ -157,17 +174,22 @@ class GameTeller:
         selection = getattr(env.env, "agent_selection", None) if env.takes_turns else None
         return JointResult(observations, rewards, terminated, truncated, list(env.env.agents), selection, changed)
 
-    def _besides(self, infos: Any, outstanding: dict[str, Any]) -> dict[str, Any]:
-        env, spaces = self._env, {}
-        if env.is_open:
-            env.meet_listed()
-            spaces = {
-                agent: (env.observation_space[agent], env.action_space[agent])
-                for agent in env.numbers
-                if agent not in self._told
-            }
-            self._told.update(spaces)
-        return {INFOS: infos, SPACES: spaces, OUTSTANDING: outstanding}
+    def _outstanding(self, result: JointResult) -> dict[str, Any]:
+        """Return what is outstanding, by agent, where a trajectory may end with a result."""
+        if not self._env.takes_turns or (result.agents and self._length < self._limit):
+            return {}
+        waiting = [it for it in self._acted if it not in self._ended and it not in result.observations]
+        return {agent: self._env.outstanding(agent) for agent in waiting}
+
+    def _spaces(self) -> dict[str, Any]:
+        """Return the spaces of agents that have appeared since they were told, where any may."""
+        env = self._env
+        if not env.is_open:
+            return {}
+        env.meet_listed()
+        new = [agent for agent in env.numbers if agent not in self._told]
+        self._told.update(new)
+        return {agent: (env.observation_space[agent], env.action_space[agent]) for agent in new}
 
 
 def _is_true(flag: Any) -> bool:

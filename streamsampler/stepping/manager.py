@@ -6,6 +6,7 @@ import abc
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
+from streamsampler.data.trees import object_array
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.stepping.call_errors import (
     CallPendingError,
@@ -34,6 +36,8 @@ from streamsampler.stepping.options import (
     values_for,
 )
 from streamsampler.stepping.parameter_sets import ParameterSets
+from streamsampler.stepping.rows import Kind, Rows
+from streamsampler.stepping.several import SeveralAgents, by_agent, several_agents
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Transport
 
@@ -64,6 +68,7 @@ class BaseEnvManager(abc.ABC):
         self._ledger = Ledger(self.n_envs)
         self._parameters = ParameterSets()
         self._transport: Transport | None = None
+        self._several: SeveralAgents | None = None
         self._closed = False
         self._everyone = list(range(self.n_envs))
         self._all_ready = [EnvState.READY] * self.n_envs
@@ -78,13 +83,17 @@ class BaseEnvManager(abc.ABC):
         After `close` it makes new ones, whose episodes are those of the first launch again.
 
         Raises:
-            UsageError: They are there already, or their spaces differ.
+            UsageError: They are there already; or some have one agent, and some several; or `policy_of` does not suit
+                their agents.
         """
         if self._transport is not None:
             raise UsageError("the environments are there already: call close() before launch()")
         transport = self._new_transport()
         try:
             transport.start()
+            episodes = Episodes(transport.rows, self._options, self.seed, self._parameters)
+            now = partial(_now, episodes, transport.rows)
+            several = several_agents(transport.spaces, self._options.policy_of, self.seed, now)
             self._send_parameters(transport, list(self._parameters.latest))
         except BaseException:
             transport.close()
@@ -95,7 +104,7 @@ class BaseEnvManager(abc.ABC):
         self._transport = transport
         self._accounts.tick(running=True)
         self._own_spaces = _seeded(transport.spaces.action, self.seed)
-        self._episodes = Episodes(transport.rows, self._options, self.seed, self._parameters)
+        self._episodes, self._several = episodes, several
         self._inbox = Inbox(transport, self._ledger, self._episodes, self._options, self._accounts)
 
     def _send_parameters(self, transport: Transport, env_ids: list[int]) -> None:
@@ -148,7 +157,7 @@ class BaseEnvManager(abc.ABC):
         Raises:
             UsageError: They differ: see `observation_spaces`.
         """
-        return self._launched().spaces.common("observation")
+        return self._spaces_of(0, self._launched().spaces.common("observation"), "observation")
 
     @property
     def action_space(self) -> Any:
@@ -157,12 +166,13 @@ class BaseEnvManager(abc.ABC):
         Raises:
             UsageError: They differ: see `action_spaces`.
         """
-        return self._launched().spaces.common("action")
+        return self._spaces_of(0, self._launched().spaces.common("action"), "action")
 
     @property
     def observation_spaces(self) -> tuple[Any, ...]:
         """The observation space of each environment; they may differ."""
-        return self._launched().spaces.observation
+        spaces = self._launched().spaces.observation
+        return tuple(self._spaces_of(env_id, space, "observation") for env_id, space in enumerate(spaces))
 
     @property
     def are_stacked(self) -> bool:
@@ -172,7 +182,12 @@ class BaseEnvManager(abc.ABC):
     @property
     def action_spaces(self) -> tuple[Any, ...]:
         """The action space of each environment, as `observation_spaces`."""
-        return self._launched().spaces.action
+        spaces = self._launched().spaces.action
+        return tuple(self._spaces_of(env_id, space, "action") for env_id, space in enumerate(spaces))
+
+    def _spaces_of(self, env_id: int, space: Any, kind: Kind) -> Any:
+        """Return a space of an environment; of several agents, those of each, by agent id."""
+        return space if self._several is None else self._several.spaces_of(env_id, kind)
 
     @property
     def states(self) -> tuple[EnvState, ...]:
@@ -281,24 +296,30 @@ class BaseEnvManager(abc.ABC):
 
         Args:
             actions: Actions stacked to arrays of (K, ...), nested as the action space is; or a sequence of K actions;
-                or, without `env_ids`, a dict of actions by environment.
+                or, without `env_ids`, a dict of actions by environment. Where environments have several agents: a dict
+                by policy, with an action for each row of `steps[policy]`, where `steps` has the last results of these
+                environments in this order.
             env_ids: The K environments; None for all of them, or for those that the dict names.
 
         Raises:
-            UsageError: An environment is unknown, or awaits no action; nothing is sent then.
+            UsageError: An environment is unknown, or awaits no action; or a policy is unknown, or lacks though agents
+                of it are to act. Nothing is sent then.
             ActionError: The actions are of another shape, kind or number.
         """
         self._send(actions, env_ids)
 
     def _send(self, actions: Any, env_ids: EnvIds | None, *, together: bool = False) -> list[int]:
         """Do what `send` does, and return the environments in their order; see `Transport.step`."""
-        transport = self._launched()
-        if env_ids is None and isinstance(actions, Mapping) and _are_by_env(actions, transport.rows.actions):
+        transport, several = self._launched(), self._several
+        by_env = several is None and env_ids is None and isinstance(actions, Mapping)
+        if by_env and _are_by_env(actions, transport.rows.actions):
             if not actions:
                 return []
             env_ids, actions = list(actions), list(actions.values())
         chosen = self._everyone if env_ids is None else self._chosen(env_ids)
         self._ledger.refuse_busy(chosen)
+        if several is not None:
+            actions = several.joint_actions(chosen, actions)
         transport.rows.put_actions(chosen, actions)
         transport.in_hand = True
         self._ledger.request(chosen, EnvEvent.SENT)
@@ -329,7 +350,7 @@ class BaseEnvManager(abc.ABC):
         seconds = self._options.recv_timeout if timeout is None else timeout_seconds(timeout)
         self._inbox.take_in(0)
         self._take_in_until(lambda: len(self._ledger.arrived) >= min(least, self._ledger.n_open), seconds)
-        return self._inbox.hand_out(list(self._ledger.arrived))
+        return self._handed_out(list(self._ledger.arrived))
 
     def step(self, actions: Any, env_ids: EnvIds | None = None) -> Steps:
         """Send actions, and return the results of these environments, in their order; see `send` and `recv`."""
@@ -387,7 +408,11 @@ class BaseEnvManager(abc.ABC):
         if not self._take_in_until(lambda: ledger.arrived.keys() >= wanted, timeout, env_ids):
             missing = sorted(wanted - ledger.arrived.keys())
             raise ResultsTimeoutError(f"environments {missing} have no results after {timeout:g} s")
-        return self._inbox.hand_out(env_ids)
+        return self._handed_out(env_ids)
+
+    def _handed_out(self, env_ids: list[int]) -> Steps:
+        steps = self._inbox.hand_out(env_ids)
+        return steps if self._several is None else self._several.shown(steps, self.autoreset)
 
     def _take_in_until(self, is_enough: Callable[[], bool], seconds: float | None, awaited: Sequence[int] = ()) -> bool:
         """Take in what arrives until it is enough; return False if time is up before. See `Transport.collect`."""
@@ -400,7 +425,7 @@ class BaseEnvManager(abc.ABC):
         return True
 
     def observations(self) -> Any:
-        """Return the last observation of each environment: leaves of (n_envs, ...).
+        """Return the last observation of each environment: leaves of (n_envs, ...), or dicts by agent.
 
         Raises:
             UsageError: A step or a reset of an environment is open, or it was never reset.
@@ -409,13 +434,15 @@ class BaseEnvManager(abc.ABC):
         busy = [*self._ledger.in_states(EnvState.VOID), *self._ledger.waiting]
         if busy:
             raise UsageError(f"environment {min(busy)} has no observation yet: call reset() or recv() first")
-        return rows.taken_observations(rows.slots, np.arange(self.n_envs))
+        observations = rows.taken_observations(rows.slots, np.arange(self.n_envs))
+        return observations if self._several is None else object_array(list(map(by_agent, observations)))
 
     @property
     def ready(self) -> dict[int, Any]:
         """The environments that await an action, with their observations."""
         rows = self._launched().rows
-        return {env_id: rows.observation(env_id) for env_id in self._ledger.in_states(EnvState.READY)}
+        ready = {env_id: rows.observation(env_id) for env_id in self._ledger.in_states(EnvState.READY)}
+        return ready if self._several is None else {env_id: by_agent(turn) for env_id, turn in ready.items()}
 
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until a result has arrived that `recv` will return, or an environment awaits an action.
@@ -437,9 +464,16 @@ class BaseEnvManager(abc.ABC):
     def random_actions(self, env_ids: EnvIds | None = None) -> Any:
         """Return random actions, stacked: one for each of `env_ids`, or for each environment.
 
-        The n-th one of an environment is a function of the manager's seed, since the launch.
+        The n-th one of an environment is a function of the manager's seed, since the launch. Where environments have
+        several agents, a dict by policy, with an action for each agent that is to act in them.
+
+        Raises:
+            UsageError: An environment is unknown; or, of several agents, awaits no action.
         """
         transport, chosen = self._launched(), self._chosen(env_ids)
+        if self._several is not None:
+            self._ledger.refuse_busy(chosen)
+            return self._several.random_actions(chosen)
         return transport.rows.stacked_actions(chosen, [self._own_spaces[env_id].sample() for env_id in chosen])
 
     # ------------------------------------------------------------------ attributes and methods
@@ -523,6 +557,11 @@ def _are_by_env(actions: Mapping[Any, Any], rows: Any) -> bool:
     """Whether a dict has actions by environment; where the action space has no parts, no keys are the action itself."""
     is_action = not actions and isinstance(rows, dict) and not rows
     return not is_action and all(isinstance(key, int | np.integer) for key in actions)
+
+
+def _now(episodes: Episodes, rows: Rows, env_id: int) -> tuple[int, Any]:
+    """Return the number of the episode that an environment is in, and its observation; None where none goes on."""
+    return episodes.number_of(env_id), rows.observation(env_id) if episodes.goes_on(env_id) else None
 
 
 def _seeded(spaces: Sequence[Any], seed: int) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from streamsampler.agents.policies import PolicyOf
 from streamsampler.core.arguments import with_arguments_in_groups
 from streamsampler.core.errors import SerializationError, UsageError, positive
 from streamsampler.core.keywords import suggesting
@@ -18,10 +19,12 @@ from streamsampler.core.timing import not_measuring
 from streamsampler.data.trees import snapshot
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
 from streamsampler.engines.registry import EngineName, check_engine
+from streamsampler.environments.ids import JOINT_VIEW
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
 from streamsampler.protocol.restarts import Policy
 from streamsampler.stepping.episode_server import Autoreset, EpisodeServer
+from streamsampler.stepping.joint_recorder import JointStepsRecorder
 from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import (
@@ -38,7 +41,7 @@ from streamsampler.stepping.options import (
 )
 from streamsampler.stepping.pools import new_pool_of
 from streamsampler.stepping.processes import ProcessTransport
-from streamsampler.stepping.recorder import StepsRecorder
+from streamsampler.stepping.recorder import RowsRecorder, StepsRecorder
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers
@@ -95,7 +98,7 @@ class AnyEnvManager(BaseEnvManager):
         self._refuse_end()
         return ManagedVecEnv(self)
 
-    def recorder(self, *, max_held: int = 1_000) -> StepsRecorder:
+    def recorder(self, *, max_held: int = 1_000) -> StepsRecorder[Any, Any]:
         """Return what makes batches of steps: `add` each `Steps` that is returned, then `take` whole episodes.
 
         ```python
@@ -107,7 +110,8 @@ class AnyEnvManager(BaseEnvManager):
         ```
 
         It records the episodes that begin from now on. A batch is that of a sampler with the same seeds of trajectories
-        and actions, for any number of workers, synchronous or not; its agent version is 0.
+        and actions, for any number of workers, synchronous or not; its agent version is 0. Where environments have
+        several agents, it is a `MultiAgentBatch`.
 
         Args:
             max_held: How many episodes an environment may be ahead of another one, whose episode is waited for.
@@ -117,9 +121,17 @@ class AnyEnvManager(BaseEnvManager):
         """
         transport = self._launched()
         spaces = transport.spaces.common("observation"), transport.spaces.common("action")
-        return StepsRecorder(self, spaces, self._episodes, max_held)
+        if self._several is not None:
+            return JointStepsRecorder(self, self._several, self._episodes, max_held)
+        return RowsRecorder(self, spaces, self._episodes, max_held)
 
     def _refuse_end(self) -> None:
+        self._launched()
+        if self._several is not None:
+            raise UsageError(
+                "a vector environment has one agent in each environment, and these have several: step them by "
+                f"manager.step({{policy: actions}}). For a vector environment, {JOINT_VIEW}"
+            )
         if self._options.max_episodes is not None:
             raise UsageError("a vector environment has no end: make the manager without max_episodes")
 
@@ -337,6 +349,10 @@ class SerialEnvManager(AnyEnvManager):
             other, as those of all environments do, and of one. A view holds until its environment is sent its next
             action, or is reset.
         env_kwargs: Arguments for making the environments.
+        policy_of: Where environments have several agents (PettingZoo's), who plays whom, as in samplers: a dict of
+            policy names by agent id, or a function `(agent_id, trajectory_index) -> policy name`. None for the agent id
+            up to its last `_`, or the agent id that has none. `Steps` and `send` are by policy then: see
+            `streamsampler/docs/stepping.md`.
 
     Raises:
         UsageError: An argument cannot work.
@@ -348,6 +364,7 @@ class SerialEnvManager(AnyEnvManager):
         *,
         n_envs: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        policy_of: PolicyOf | None = None,
         max_episodes: int | None = None,
         autoreset: Autoreset | AutoresetMode = "next_step",
         min_envs: int = 1,
@@ -369,7 +386,7 @@ class SerialEnvManager(AnyEnvManager):
             n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,
             recv_timeout=recv_timeout, on_failure=on_failure, abnormal=abnormal,
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
-            own_generators=own_generators, renew=renew,
+            own_generators=own_generators, renew=renew, policy_of=policy_of,
         )  # fmt: skip
         no_processes = dict.fromkeys(
             ("construction_timeout", "close_timeout", "max_worker_memory"), "it has no worker processes"
@@ -442,6 +459,7 @@ class EnvManager(AnyEnvManager):
         *,
         n_envs: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        policy_of: PolicyOf | None = None,
         max_episodes: int | None = None,
         autoreset: Autoreset | AutoresetMode = "next_step",
         n_workers: int | None = None,
@@ -469,7 +487,7 @@ class EnvManager(AnyEnvManager):
             n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,
             recv_timeout=recv_timeout, on_failure=on_failure, abnormal=abnormal,
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
-            own_generators=own_generators, renew=renew,
+            own_generators=own_generators, renew=renew, policy_of=policy_of,
         )  # fmt: skip
         if n_workers == 0 and n_workers is not False:
             raise UsageError(

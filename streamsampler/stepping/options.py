@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from streamsampler.agents.policies import PolicyNames, PolicyOf
 from streamsampler.core.errors import UsageError, positive, positive_seconds
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate, as_env_update
@@ -65,9 +66,11 @@ class ManagerOptions:
     restart_wait: float = 0.0
     own_generators: bool = False
     renew: bool = True
+    policy_of: PolicyOf | None = None
 
     def __post_init__(self) -> None:
         positive("n_envs", self.n_envs)
+        PolicyNames(self.policy_of)  # raises where it is none
         if self.autoreset not in ("next_step", "same_step", "disabled"):
             raise UsageError(f'autoreset must be "next_step", "same_step" or "disabled", got {self.autoreset!r}')
         if self.max_episodes is not None:

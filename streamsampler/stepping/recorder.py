@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager
 
 
+StartT = TypeVar("StartT")
+EpisodeT = TypeVar("EpisodeT")
+
+
 @suggesting()
-class StepsRecorder:
+class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
     """Records the steps that a manager returns, and makes batches of whole episodes; see `EnvManager.recorder`.
 
     Episode k of environment e has the index e + k * n_envs. A batch has the episodes with the lowest indices that were
@@ -37,21 +42,73 @@ class StepsRecorder:
         n_left_out: How many episodes were left out.
     """
 
-    def __init__(self, manager: BaseEnvManager, spaces: tuple[Any, Any], episodes: Episodes, max_held: int) -> None:
-        self._manager, self._spaces, self._episodes = manager, spaces, episodes
+    def __init__(self, manager: BaseEnvManager, episodes: Episodes, max_held: int) -> None:
+        self._manager, self._episodes = manager, episodes
         self._max_held = positive("max_held", max_held)
         n_envs, first = manager.n_envs, episodes.first_to_come
-        self._timesteps = StepRecorder(*spaces, n_envs, in_order=False)
         self._n_results = episodes.n_results.copy()  # of each environment, before the next one that is added
-        self._now: dict[int, Trajectory] = {}  # the episodes that go on, by environment
-        self._begun: dict[int, dict[str, Any]] = {}  # the infos of resets in the step that ended the episode before
+        self._now: dict[int, EpisodeT] = {}  # the episodes that go on, by environment
+        self._begun: dict[int, StartT] = {}  # what resets showed in the step that ended the episode before
         self._next = [first] * n_envs  # the number of each environment's first episode that has not ended
         self._seeds: dict[int, int] = {}  # of episodes that were not taken, by index
-        self._ended: dict[int, Trajectory | None] = {}  # by index; None for what is left out
+        self._ended: dict[int, EpisodeT | None] = {}  # by index; None for what is left out
         self._waited_for = first * n_envs  # the least index of an episode that has not ended
         self._ready: list[int] = []  # those before it that were not taken
         self._is_broken_off = False  # whether some columns have timesteps that others lack
         self.n_left_out = 0
+
+    # ------------------------------------------------------------------ how episodes are recorded
+
+    @abstractmethod
+    def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
+        """Raise if what the agent said is no infos of these steps.
+
+        Raises:
+            DataError: It is not.
+        """
+
+    @abstractmethod
+    def _starts_of(self, steps: Steps) -> tuple[Mapping[int, StartT], Mapping[int, StartT], Any]:
+        """Return what resets showed, by row: in rows of their own, and in those of ends; and what `_record` needs.
+
+        Raises:
+            DataError: An info is no dict with strings as keys.
+        """
+
+    @abstractmethod
+    def _new_episode(self, env_id: int, index: int, start: StartT | None) -> EpisodeT:
+        """Begin to record an episode."""
+
+    @abstractmethod
+    def _record(self, steps: Steps, rows: list[int], prepared: Any, agent_infos: Any) -> None:
+        """Record timesteps of episodes that go on.
+
+        Args:
+            steps: The steps.
+            rows: Which of them.
+            prepared: What `_starts_of` returned.
+            agent_infos: What the agent said.
+        """
+
+    @abstractmethod
+    def _end_record(self, steps: Steps, row: int, episode: EpisodeT) -> None:
+        """End the record of an episode, given its last timestep.
+
+        Raises:
+            DataError: Something is wrong with it, such as an action that is outside its space.
+        """
+
+    @abstractmethod
+    def _forget(self, env_id: int) -> None:
+        """Forget the episode of an environment, which goes on or has just ended."""
+
+    @abstractmethod
+    def _keep(self, episodes: list[EpisodeT]) -> None:
+        """Forget what was recorded but these episodes."""
+
+    @abstractmethod
+    def _batch_of(self, indices: list[int], episodes: list[EpisodeT]) -> TrajectoryBatch[Any, Any]:
+        """Return a batch of episodes."""
 
     # ------------------------------------------------------------------ recording
 
@@ -60,7 +117,8 @@ class StepsRecorder:
 
         Args:
             steps: The results of K environments, or a selection of them.
-            agent_infos: What the agent said of the actions that led to them: leaves of (K, ...).
+            agent_infos: What the agent said of the actions that led to them: leaves of (K, ...). Where environments
+                have several agents, such a dict for each policy that has infos, with a row for each of its actions.
 
         Raises:
             UsageError: Steps were left out, or added twice; the environments were launched anew; an earlier call was
@@ -75,22 +133,22 @@ class StepsRecorder:
             raise UsageError("the environments were launched anew since this recorder was made: make another one")
         self._refuse_broken_off()
         if agent_infos is not None:
-            _check_infos(agent_infos, len(steps))
-        infos, begins = _infos_of(steps, self._manager.autoreset)
+            self._check_infos(steps, agent_infos)
+        starts, begins, prepared = self._starts_of(steps)
         self._refuse_others(steps)
         self._is_broken_off = True
         self._n_results[steps.env_ids] += 1
-        rows = self._rows_to_record(steps, infos)
+        rows = self._rows_to_record(steps, starts)
         failed, ended = steps.failed.tolist(), steps.ended.tolist()
-        self._record(steps, [row for row in rows if not failed[row]], infos, agent_infos)
-        wrong: ActionError | None = None
+        self._record(steps, [row for row in rows if not failed[row]], prepared, agent_infos)
+        wrong: DataError | None = None
         for row in rows:
             if ended[row]:
                 wrong = self._end(steps, row) or wrong
-        for row, info in begins.items():
+        for row, start in begins.items():
             env_id = int(steps.env_ids[row])
             if int(steps.episodes[row]) + 1 == self._next[env_id]:
-                self._begun[env_id] = info
+                self._begun[env_id] = start
         self._is_broken_off = False
         if wrong is not None:
             raise wrong
@@ -111,13 +169,13 @@ class StepsRecorder:
                 "next. Add all Steps that the manager returns since the recorder was made, once, in order"
             )
 
-    def _rows_to_record(self, steps: Steps, infos: Mapping[int, dict[str, Any]]) -> list[int]:
+    def _rows_to_record(self, steps: Steps, starts: Mapping[int, StartT]) -> list[int]:
         """Begin the episodes that begin, and return the rows of timesteps of those that this recorder saw begin."""
         rows = []
         where = zip(steps.env_ids.tolist(), steps.episodes.tolist(), steps.timesteps.tolist(), strict=True)
         for row, (env_id, number, timestep) in enumerate(where):
             if not timestep:
-                self._begin(env_id, number, infos.get(row, {}))
+                self._begin(env_id, number, starts.get(row))
                 continue
             if number < self._next[env_id]:
                 continue
@@ -126,66 +184,37 @@ class StepsRecorder:
             rows.append(row)
         return rows
 
-    def _begin(self, env_id: int, number: int, info: dict[str, Any]) -> None:
+    def _begin(self, env_id: int, number: int, start: StartT | None) -> None:
         """Begin an episode, unless it is before the first one; one that goes on was cut short."""
         self._begun.pop(env_id, None)
         while self._next[env_id] < number:  # a reset discarded what there was of it
             self._close(env_id, None)
         if self._next[env_id] == number and env_id not in self._now:
-            index = env_id + number * len(self._next)
-            recorder = self._timesteps
-            self._now[env_id] = Trajectory(None, 0, index, env_id, -1, recorder.n_begun)
-            if info:
-                recorder.episode_infos.record(recorder.n_begun, info)
-            recorder.n_begun += 1
+            self._now[env_id] = self._new_episode(env_id, env_id + number * len(self._next), start)
 
-    def _record(self, steps: Steps, rows: list[int], infos: Mapping[int, dict[str, Any]], agent_infos: Any) -> None:
-        if not rows:
-            return
-        recorder, index = self._timesteps, np.array(rows)
-        ids = steps.env_ids[index]
-        everyone = len(ids) == recorder.n_rows and bool((ids[1:] > ids[:-1]).all())
-        recorder.begin_call(None if everyone else ids, len(ids))
-        recorder.observations.extend(take(steps.previous_observations, index), len(ids))
-        recorder.actions.extend(take(steps.actions, index), len(ids))
-        recorder.rewards.frombytes(steps.rewards[index].astype(np.float64).tobytes())
-        numbers = np.arange(recorder.first, recorder.step)
-        if agent_infos is not None:
-            record_infos_of_rows(recorder.agent_infos, numbers, agent_infos, index, len(steps))
-        for number, row, env_id in zip(numbers.tolist(), rows, ids.tolist(), strict=True):
-            trajectory = self._now[env_id]
-            if not trajectory.length:
-                trajectory.begun = recorder.first
-            trajectory.length += 1
-            if row in infos:
-                recorder.record_env_info(number, infos[row])
-
-    def _end(self, steps: Steps, row: int) -> ActionError | None:
-        """End an episode; return what is wrong with its actions, for which it is left out."""
+    def _end(self, steps: Steps, row: int) -> DataError | None:
+        """End an episode; return what is wrong with it, for which it is left out."""
         env_id = int(steps.env_ids[row])
-        trajectory = self._now[env_id]
         if steps.failed[row]:
             self._close(env_id, None)
             return None
-        recorder = self._timesteps
-        actions = recorder.actions.gather(recorder.numbers_of(env_id, trajectory.begun, trajectory.length))
-        if (outside := check_actions(self._spaces[1], actions)) is not None:
+        episode = self._now[env_id]
+        try:
+            self._end_record(steps, row, episode)
+        except DataError as error:
             self._close(env_id, None)
-            timestep, message = outside
-            return ActionError(
-                f"{message}, at timestep {timestep} of an episode of environment {env_id}: it is left out"
-            )
-        trajectory.last = snapshot(row_of(steps.last_observations, row))
-        trajectory.terminated, trajectory.truncated = bool(steps.terminated[row]), bool(steps.truncated[row])
-        self._seeds[trajectory.index] = int(steps.seeds[row])
-        self._close(env_id, trajectory)
+            error.args = (f"{error} of an episode of environment {env_id}: it is left out",)
+            return error
+        self._seeds[env_id + self._next[env_id] * len(self._next)] = int(steps.seeds[row])
+        self._close(env_id, episode)
         return None
 
-    def _close(self, env_id: int, trajectory: Trajectory | None) -> None:
-        self.n_left_out += trajectory is None
-        self._ended[env_id + self._next[env_id] * len(self._next)] = trajectory
+    def _close(self, env_id: int, episode: EpisodeT | None) -> None:
+        self.n_left_out += episode is None
+        self._ended[env_id + self._next[env_id] * len(self._next)] = episode
         self._next[env_id] += 1
-        self._now.pop(env_id, None)
+        if self._now.pop(env_id, None) is not None and episode is None:
+            self._forget(env_id)
         while self._waited_for in self._ended:
             if self._ended[self._waited_for] is None:
                 del self._ended[self._waited_for]
@@ -237,30 +266,96 @@ class StepsRecorder:
                 f"only {len(taken)} of {n_trajectories} trajectories have ended: environments {self.missing} are "
                 "waited for, so step these and add their Steps"
             )
-        trajectories = [it for index in taken if (it := self._ended[index]) is not None]
-        batch = self._batch_of(trajectories)
+        batch = self._batch_of(taken, [it for index in taken if (it := self._ended[index]) is not None])
         self._is_broken_off = True
         del self._ready[: len(taken)]
         for index in taken:
             del self._ended[index], self._seeds[index]
-        self._timesteps.keep([*self._now.values(), *filter(None, self._ended.values())])
+        self._keep([*self._now.values(), *[it for it in self._ended.values() if it is not None]])
         self._is_broken_off = False
         return batch
 
-    def _batch_of(self, trajectories: list[Trajectory]) -> TrajectoryBatch[Any, Any]:
+    def _assembled(
+        self, make: Callable[..., TrajectoryBatch[Any, Any]], delivery: Delivery | None, indices: list[int],
+        spaces: tuple[Any, Any],
+    ) -> TrajectoryBatch[Any, Any]:  # fmt: skip
+        """Return a batch of the trajectories of a delivery; of none where that is None."""
         segments = []
-        if trajectories:
-            delivery = Delivery(0, self._timesteps.gather(trajectories, np.empty), _nothing, spaces=self._spaces)
-            indices = np.array([it.index for it in trajectories])
-            bounds = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]  # of those without a gap
+        if delivery is not None:
+            numbers = np.array(indices)
+            bounds = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(indices)]  # of those without a gap
             for first, stop in pairwise(bounds):
-                index = int(indices[first])
-                segments.append(Segment(delivery, first, stop, range(index, index + stop - first)))
-        return assemble(
-            segments, observation_space=self._spaces[0], action_space=self._spaces[1],
+                segments.append(Segment(delivery, first, stop, range(indices[first], indices[first] + stop - first)))
+        return make(
+            segments, observation_space=spaces[0], action_space=spaces[1],
             seeds_of=lambda indices: [self._seeds[index] for index in indices.tolist()], agent_version=0,
             seed=self._manager.seed,
         )  # fmt: skip
+
+
+class RowsRecorder(StepsRecorder[dict[str, Any], Trajectory]):
+    """Records the steps of environments that have one agent."""
+
+    def __init__(self, manager: BaseEnvManager, spaces: tuple[Any, Any], episodes: Episodes, max_held: int) -> None:
+        super().__init__(manager, episodes, max_held)
+        self._spaces = spaces
+        self._timesteps = StepRecorder(*spaces, manager.n_envs, in_order=False)
+
+    def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
+        _check_infos(agent_infos, len(steps))
+
+    def _starts_of(self, steps: Steps) -> tuple[Mapping[int, dict[str, Any]], Mapping[int, dict[str, Any]], Any]:
+        infos, begins = _infos_of(steps, self._manager.autoreset)
+        return infos, begins, infos
+
+    def _new_episode(self, env_id: int, index: int, start: dict[str, Any] | None) -> Trajectory:
+        recorder = self._timesteps
+        if start:
+            recorder.episode_infos.record(recorder.n_begun, start)
+        recorder.n_begun += 1
+        return Trajectory(None, 0, index, env_id, -1, recorder.n_begun - 1)
+
+    def _record(self, steps: Steps, rows: list[int], infos: Mapping[int, dict[str, Any]], agent_infos: Any) -> None:
+        if not rows:
+            return
+        recorder, index = self._timesteps, np.array(rows)
+        ids = steps.env_ids[index]
+        everyone = len(ids) == recorder.n_rows and bool((ids[1:] > ids[:-1]).all())
+        recorder.begin_call(None if everyone else ids, len(ids))
+        recorder.observations.extend(take(steps.previous_observations, index), len(ids))
+        recorder.actions.extend(take(steps.actions, index), len(ids))
+        recorder.rewards.frombytes(steps.rewards[index].astype(np.float64).tobytes())
+        numbers = np.arange(recorder.first, recorder.step)
+        if agent_infos is not None:
+            record_infos_of_rows(recorder.agent_infos, numbers, agent_infos, index, len(steps))
+        for number, row, env_id in zip(numbers.tolist(), rows, ids.tolist(), strict=True):
+            trajectory = self._now[env_id]
+            if not trajectory.length:
+                trajectory.begun = recorder.first
+            trajectory.length += 1
+            if row in infos:
+                recorder.record_env_info(number, infos[row])
+
+    def _end_record(self, steps: Steps, row: int, trajectory: Trajectory) -> None:
+        env_id, recorder = int(steps.env_ids[row]), self._timesteps
+        actions = recorder.actions.gather(recorder.numbers_of(env_id, trajectory.begun, trajectory.length))
+        if (outside := check_actions(self._spaces[1], actions)) is not None:
+            timestep, message = outside
+            raise ActionError(f"{message}, at timestep {timestep}")
+        trajectory.last = snapshot(row_of(steps.last_observations, row))
+        trajectory.terminated, trajectory.truncated = bool(steps.terminated[row]), bool(steps.truncated[row])
+
+    def _forget(self, env_id: int) -> None:
+        """Do nothing: what was recorded of it is forgotten with the timesteps before those that are kept."""
+
+    def _keep(self, episodes: list[Trajectory]) -> None:
+        self._timesteps.keep(episodes)
+
+    def _batch_of(self, indices: list[int], episodes: list[Trajectory]) -> TrajectoryBatch[Any, Any]:
+        delivery = None
+        if episodes:
+            delivery = Delivery(0, self._timesteps.gather(episodes, np.empty), nothing, spaces=self._spaces)
+        return self._assembled(assemble, delivery, indices, self._spaces)
 
 
 def _infos_of(steps: Steps, autoreset: str) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
@@ -290,5 +385,5 @@ def _check_infos(infos: Any, n_rows: int) -> None:
     BatchInfos("agent_infos").record(np.arange(n_rows), infos)
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Release no memory: that of an episode is its own."""

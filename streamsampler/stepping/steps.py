@@ -10,32 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.info_columns import merge
-from streamsampler.data.infos import InfoRecorder, Infos, infos_of
+from streamsampler.core.errors import UsageError
+from streamsampler.data.infos import Infos
 from streamsampler.data.trees import take
+from streamsampler.stepping.policy_steps import JointSteps, PolicySteps
+from streamsampler.stepping.row_infos import joined_infos
 
-
-def joined_infos(info_by_row: Mapping[int, dict[str, Any]], n_rows: int) -> Infos:
-    """Return infos of single rows as arrays; see `Steps.infos`."""
-    if not info_by_row:
-        return {}
-    recorder = InfoRecorder("infos")
-    for row in sorted(info_by_row):
-        recorder.record(row, info_by_row[row])
-    columns = infos_of(merge([(recorder.finish(n_rows), 0, n_rows)], "infos"))
-    return _with_masks(columns, info_by_row, n_rows)
-
-
-def _with_masks(columns: Infos, by_row: Mapping[int, Mapping[str, Any]], n_rows: int) -> Infos:
-    """Return infos with a mask for each key, also for a key that all rows have, and for one of dicts."""
-    infos: Infos = {}
-    for key in dict.fromkeys(key for info in by_row.values() for key in info):
-        having = {row: info[key] for row, info in by_row.items() if key in info}
-        values = columns.get(key, {})  # an empty dict leaves no columns
-        infos[key] = values if isinstance(values, np.ndarray) else _with_masks(values, having, n_rows)
-        mask = infos[f"_{key}"] = np.zeros(n_rows, np.bool_)
-        mask[list(having)] = True
-    return infos
+_NO_ARRAYS = "info_by_row", "joint"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +29,10 @@ class Steps:
 
     In a row that is the result of a reset, `timesteps` is 0, no reward was got, and `actions` and
     `previous_observations` mean nothing.
+
+    Where environments have several agents, observations and actions are (K,) dicts by agent, rewards are those of all
+    agents together, and the ends are those of the whole episode. `steps["policy name"]` has what concerns the agents
+    that one policy plays.
 
     Attributes:
         env_ids: (K,) int64, the environments; none is there twice.
@@ -66,6 +51,7 @@ class Steps:
         failed: (K,) bool, whether the episode ended because its environment failed; it is truncated as well.
         seeds: (K,) int64, what the episode was reset with.
         result_numbers: (K,) int64, how many results of the environment came before, since the launch.
+        joint: What each agent is shown, where environments have several; else None.
     """
 
     env_ids: NDArray[np.int64]
@@ -82,6 +68,7 @@ class Steps:
     failed: NDArray[np.bool_]
     seeds: NDArray[np.int64]
     result_numbers: NDArray[np.int64]
+    joint: JointSteps | None = None
 
     def __len__(self) -> int:
         return len(self.env_ids)
@@ -102,10 +89,39 @@ class Steps:
         """
         return joined_infos(self.info_by_row, len(self))
 
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The names of the policies of which an agent is to act or has ended in these rows.
+
+        Raises:
+            UsageError: The environments have one agent.
+        """
+        return self._of_agents.policies
+
+    def __getitem__(self, policy: str) -> PolicySteps:
+        """Return what these rows have of the agents that a policy plays.
+
+        Raises:
+            UsageError: The environments have one agent.
+            KeyError: There is no such policy.
+        """
+        return self._of_agents.of_policy(policy, self.env_ids)
+
+    @property
+    def _of_agents(self) -> JointSteps:
+        if self.joint is None:
+            raise UsageError(
+                "these environments have one agent: steps.observations, steps.rewards and so on are what it gets; "
+                "steps.select(rows) selects rows, and policies are of environments of several agents"
+            )
+        return self.joint
+
     def select(self, index: Any) -> Steps:
         """Return the rows that an array of booleans or integers, or a slice, selects."""
-        arrays = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "info_by_row"}
-        return Steps(info_by_row=self._selected_infos(index), **{name: take(it, index) for name, it in arrays.items()})
+        arrays: dict[str, Any] = {it.name: getattr(self, it.name) for it in fields(self) if it.name not in _NO_ARRAYS}
+        joint = None if self.joint is None else self.joint.select(index)
+        selected = {name: take(it, index) for name, it in arrays.items()}
+        return Steps(info_by_row=self._selected_infos(index), joint=joint, **selected)
 
     def _selected_infos(self, index: Any) -> dict[int, dict[str, Any]]:
         if not self.info_by_row:

@@ -17,7 +17,6 @@ from streamsampler import (
     MultiprocessingSampler,
     PerWorker,
     RolloutError,
-    SamplerError,
     SerialEnvManager,
     UsageError,
 )
@@ -314,11 +313,11 @@ def test_what_samplers_refuse_at_once(agents: Any, options: Any, words: str) -> 
         MultiprocessingSampler(agents, Comings, n_workers=1, **options)
 
 
-def test_managers_refuse_them() -> None:
+def test_their_vector_environments_are_refused() -> None:
     for make in (lambda: SerialEnvManager(Comings, n_envs=2), lambda: EnvManager(Comings, n_envs=2, n_workers=1)):
-        words = r"managers of environments do not.*wrap it in a gymnasium\.Env in which one agent"
-        with pytest.raises(SamplerError, match=words), make() as manager:
-            manager.reset()
+        words = r"these have several: step them by.*wrap it in a gymnasium\.Env in which one agent"
+        with make() as manager, pytest.raises(UsageError, match=words):
+            manager.vector_env()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiAgentBatch, MultiprocessingSampler, check
+from streamsampler import LocalSampler, MultiAgentBatch, MultiprocessingSampler, SerialEnvManager, check
+from streamsampler.data.trees import same
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.vec.rows import row_of
 from tests.scripted.games import Comings, played_in_parallel, played_in_turns
 from tests.several.comparing import assert_as_played
 
@@ -119,3 +121,41 @@ def test_each_environment_is_played_as_by_a_plain_loop(module):
         each_for_itself = dict(zip(several, several, strict=True))
         with LocalSampler(several, f"{module}:{form}", policy_of=each_for_itself, **options) as sampler:
             assert_all_as_played(sampler.obtain_trajectories(N), env)
+
+
+class First:
+    """Takes the first action that is legal, and else one that depends on what it sees."""
+
+    def __init__(self) -> None:
+        self.space: Any = None
+
+    def set_spaces(self, observation_space, action_space):
+        self.space = action_space
+
+    def get_action(self, observation):
+        if isinstance(observation, dict) and "action_mask" in observation:
+            return int(np.argmax(observation["action_mask"])), {}
+        self.space.seed(int(np.abs(observation).sum()) % 1000)
+        return self.space.sample(), {}
+
+
+@pytest.mark.parametrize("name", ["pettingzoo.classic.rps_v2", "pettingzoo.classic.tictactoe_v3"])
+def test_managers_record_what_samplers_do(name):
+    with SerialEnvManager(name, n_envs=2, seed=1) as manager:
+        recorder, agents = manager.recorder(), {"player": First()}
+        agents["player"].set_spaces(None, manager.action_space["player_0" if "rps" in name else "player_1"])
+        steps = manager.reset()
+        recorder.add(steps)
+        while len(recorder) < 3:
+            shown = {it: steps[it] for it in steps.policies}
+            actions = {
+                it: [agents[it].get_action(row_of(view.observations, row))[0] for row in range(len(view))]
+                for it, view in shown.items()
+            }
+            steps = manager.step(actions)
+            recorder.add(steps)
+        batch: Any = recorder.take(3)
+    with LocalSampler({"player": First()}, name, check=None) as sampler:
+        expected: Any = sampler.obtain_trajectories(seeds=list(batch.seeds))
+    for field in ("observations", "actions", "rewards", "lengths", "env_timesteps", "last_observations"):
+        assert same(getattr(batch["player"], field), getattr(expected["player"], field)), field

@@ -551,3 +551,19 @@ def test_what_begins_to_draw_later_is_reset_again_from_its_seed(kind, caplog):
     (message,) = messages(caplog)
     assert "environment 0 (Late)" in message
     assert found == stream_of(MANAGERS[kind]([Late, NEITHER], **given, own_generators=True), n_steps=30)
+
+
+class WithoutOptions(Counting):
+    """Its `reset` takes no options, as some libraries allow."""
+
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)
+
+
+def test_resets_that_take_no_options_are_repeated():
+    with EnvManager(functools.partial(WithoutOptions, 9), n_envs=2, n_workers=2, seed=0) as manager:
+        manager.reset()
+        assert manager.step(ONES).timesteps.tolist() == [1, 1]
+        kill(manager, 0)
+        assert manager.step(ONES).timesteps.tolist() == [2, 2]
+        assert (manager.stats.restored, manager.stats.not_restored) == (1, 0)

@@ -227,11 +227,7 @@ class PlayingPolicy:
                 self._apply_filter(spaces[0])
             self._probe()
         elif not same_spaces(self.spaces, spaces):
-            raise UsageError(
-                f"policy {self.name!r} plays {self._first!r} and {agent_id!r}, whose spaces differ: {self.spaces[0]} "
-                f"and {self.spaces[1]}, {spaces[0]} and {spaces[1]}. Give each of them a policy of its own, by "
-                "policy_of="
-            )
+            raise differing_spaces(self.name, {self._first: self.spaces, agent_id: spaces})
         self._find_mask = MaskFinder(None, spaces[1], self._warn)
         self._fitting.add(agent_id)  # to compare spaces takes long
 
@@ -441,6 +437,15 @@ class PlayingPolicy:
         if "slots" in self._keywords:
             values["slots"] = shown
         return values
+
+
+def differing_spaces(name: str, spaces: Mapping[str, tuple[Any, Any]]) -> UsageError:
+    """Return the error of a policy that plays two agents with different spaces, which are given by agent."""
+    first, second = spaces.values()
+    return UsageError(
+        f"policy {name!r} plays {' and '.join(map(repr, spaces))}, whose spaces differ: {first[0]} and {first[1]}, "
+        f"{second[0]} and {second[1]}. Give each of them a policy of its own, by policy_of="
+    )
 
 
 def _stacked(space: Space[Any], observations: Sequence[Any]) -> Any:

@@ -33,7 +33,7 @@ class _NoReward:
 
 
 _NOTHING = Before()
-_NOBODY = "no agent acted in the whole trajectory: there is nothing to learn from it, and nothing to save"
+NOBODY = "no agent acted in the whole trajectory: there is nothing to learn from it, and nothing to save"
 COMMON = "__common__"
 """The name in infos under which environments say what is about no agent, or about all."""
 
@@ -149,7 +149,7 @@ class JointRecorder(RolloutRecorder):
 
     def _nobody_acted(self) -> UsageError:
         change = self.env.change_of_possible_agents()
-        return UsageError(f"{_NOBODY}. {change}" if change else _NOBODY)
+        return UsageError(f"{NOBODY}. {change}" if change else NOBODY)
 
     def record_metrics(self, metrics: dict[str, Any]) -> None:
         """Record metrics of hooks; see `RolloutRecorder.record_metrics`."""
@@ -403,7 +403,7 @@ class JointRecorder(RolloutRecorder):
         Raises:
             DataError: One has not ended, and is gone.
         """
-        for agent in self._seated.keys() - self._ended.keys():
+        for agent in [it for it in self._seated if it not in self._ended]:
             _, _, terminated, truncated, _ = self.env.outstanding(agent)
             ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)
             if not any(ends):

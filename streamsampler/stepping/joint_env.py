@@ -1,0 +1,249 @@
+"""Step environments of several agents as those of one agent: what all agents are shown at once is one observation.
+
+It is checked where the environment is, as what an environment of one agent returns: so what is wrong with it is a
+failure of the environment. By the rules of samplers it says who acts next, what actions brought, and who has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from streamsampler.core.errors import DataError, ObservationError, UsageError
+from streamsampler.data.spaces import flag_of
+from streamsampler.environments.multi_agent import MultiAgentEnv, returned
+from streamsampler.rollouts.script import begin_of
+from streamsampler.stepping.games import GameFacts, GameTeller, JointResult, JointSpace
+from streamsampler.stepping.values import EnvValues
+from streamsampler.workers.restoring import own_copy
+from streamsampler.workers.several.agent_recorder import mapping_of, named, reward_of
+from streamsampler.workers.several.recorder import NOBODY
+
+Ends = tuple[bool, bool]
+_NO = False, False
+
+
+class Turn(NamedTuple):
+    """What an environment of several agents shows of all at once.
+
+    Attributes:
+        result: What the reset or the step returned, copied.
+        spaces: Those of agents that have appeared, where any may.
+        outstanding: What agents have not got that had no last turn, where no agent is left; see
+            `MultiAgentEnv.outstanding`.
+        acting: The agents that act next, in their order.
+        rewards: What the last actions brought that are answered now, by agent.
+        ended: How agents have ended, of those that had acted.
+    """
+
+    result: JointResult
+    spaces: dict[str, Any]
+    outstanding: dict[str, Any]
+    acting: tuple[str, ...] = ()
+    rewards: Mapping[str, float] = {}
+    ended: Mapping[str, Ends] = {}
+
+    def __deepcopy__(self, memo: Any) -> Turn:
+        """Return this: it is a copy of what the environment has, and who is shown it gets copies."""
+        return self
+
+    def observation_of(self, agent: str) -> Any:
+        """Return what an agent sees that acts next, or has ended."""
+        shown = self.result.observations
+        return shown[agent] if agent in shown else self.outstanding[agent][0]
+
+    def info_of(self, agent: str, infos: Mapping[str, Any]) -> Any:
+        """Return what the environment says of such an agent, given the infos that came with this."""
+        return infos.get(agent) if agent in self.result.observations else self.outstanding[agent][4]
+
+
+class JointEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows an environment of several agents as one of one agent, whose observations are `Turn`s.
+
+    An action is a dict by agent, the reward what all agents together got, and the ends are those of a trajectory of all
+    agents, as samplers record it. Infos are those of the environment.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        game: Any = env.unwrapped
+        self._referee = _Referee(game)
+        self.observation_space, self.action_space = JointSpace(GameFacts.of(env)), JointSpace()
+
+    @property
+    def spec(self) -> Any:  # type: ignore[override]
+        """What the environment is called."""
+        return self.env.spec
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment."""
+        observations, infos = begin_of(self.env.reset(seed=seed, options=options))
+        return self._referee.turn_of_reset(observations), dict(mapping_of(infos, "infos"))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step with the actions of those that act."""
+        result: Any = self.env.step(action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise UsageError("step must return (observations, rewards, terminated, truncated, infos), dicts by agent")
+        *shown, infos = result
+        return *self._referee.turn_of_step(action, *shown), dict(mapping_of(infos, "infos"))
+
+
+class _Referee(GameTeller):
+    """Says who acts, what that brings and who has ended, by the rules that a `JointRecorder` has for its records."""
+
+    def __init__(self, env: MultiAgentEnv) -> None:
+        super().__init__(env)
+        self._values: dict[str, EnvValues] = {}  # of those that have been shown something
+
+    def turn_of_reset(self, observations: Any) -> Turn:
+        """Return what a reset showed."""
+        self._begin()
+        self._waiting: list[str] = []  # who has acted, and is not answered yet
+        self._last_ends = _NO
+        if self._env.is_open:
+            self._values.clear()
+        shown = self._copied(observations)
+        return Turn(self._result(shown, None, None, None), self._spaces(), {}, self._next(shown))
+
+    def turn_of_step(
+        self, actions: Mapping[str, Any], observations: Any, rewards: Any, terminated: Any, truncated: Any
+    ) -> tuple[Turn, float, bool, bool]:
+        """Return what a step showed, what it brought in all, and how the trajectory ended, or twice False.
+
+        Raises:
+            DataError: It did not answer those who acted, or what it returned is no dict by agent, or does not fit.
+        """
+        self._length += 1
+        self._acted.update(dict.fromkeys(actions))
+        self._waiting += actions
+        self._env.meet_listed()
+        shown, rewards = self._copied(observations), self._numbers(mapping_of(rewards, "rewards"))
+        ends = dict(mapping_of(terminated, "terminated")), dict(mapping_of(truncated, "truncated"))
+        brought, ended, total = self._answers(rewards, *ends)
+        result = self._result(shown, rewards, *ends)
+        outstanding = {
+            agent: (self._value(agent, seen), *others, own_copy(info))
+            for agent, (seen, *others, info) in self._outstanding(result).items()
+        }
+        if over := self._env.is_over(self._ended):
+            total += self._end_rest(outstanding, brought, ended)
+            if self._last_ends == _NO:
+                raise DataError("no agent is left, and none was terminated or truncated")
+        turn = Turn(result, self._spaces(), outstanding, () if over else self._next(shown), brought, ended)
+        if missing := [agent for agent in ended if not (agent in shown or agent in outstanding)]:
+            raise ObservationError(f"there is no last observation of agent {missing[0]!r}, which has ended")
+        return turn, total, *(self._last_ends if over else _NO)
+
+    # ------------------------------------------------------------------ what a step returned
+
+    def _copied(self, observations: Any) -> dict[str, Any]:
+        """Return a copy of observations, of the dtypes of their spaces."""
+        known = self._env.numbers
+        return {
+            agent: self._value(agent, it) if agent in known else own_copy(it)
+            for agent, it in mapping_of(observations, "observations").items()
+        }
+
+    def _value(self, agent: str, observation: Any) -> Any:
+        if (values := self._values.get(agent)) is None:
+            space = self._env.observation_space[agent]
+            values = self._values[agent] = EnvValues([space], 1, "observation", ObservationError, np.zeros)
+        try:
+            values.put(0, 0, observation)
+        except ObservationError as error:
+            raise named(error, agent) from None
+        return values.read(0, 0)
+
+    def _numbers(self, rewards: Mapping[str, Any]) -> dict[str, Any]:
+        known = self._env.numbers
+        return {agent: reward_of(it, agent) if agent in known else it for agent, it in rewards.items()}
+
+    # ------------------------------------------------------------------ who has ended
+
+    def _answers(
+        self, rewards: Mapping[str, float], terminated: Mapping[str, Any], truncated: Mapping[str, Any]
+    ) -> tuple[dict[str, float], dict[str, Ends], float]:
+        """Return what those got who acted and are answered, how they have ended, and what all got together."""
+        answered, self._waiting = self._waiting, []
+        if self._env.takes_turns:
+            self._waiting = [agent for agent in answered if agent not in terminated]
+            answered = [agent for agent in answered if agent in terminated]
+        brought: dict[str, float] = {}
+        ended: dict[str, Ends] = {}
+        total = 0.0
+        try:
+            for agent in answered:
+                brought[agent] = rewards[agent]
+                total += brought[agent]
+                self._take_end(agent, (terminated[agent], truncated[agent]), ended)
+        except KeyError as error:
+            raise DataError(f"a step gave no reward, terminated or truncated of agent {error}, which acted") from None
+        for agent in terminated:
+            if agent in self._ended:
+                if not (terminated[agent] or truncated.get(agent)) and self._env.lists(agent):
+                    raise returned(agent, self._ended)
+            elif agent in self._env.numbers and agent not in self._acted:
+                total += rewards.get(agent, 0.0)
+                self._take_end(agent, (terminated[agent], truncated.get(agent, False)), ended)
+        return brought, ended, total
+
+    def _take_end(self, agent: str, flags: tuple[Any, Any], ended: dict[str, Ends]) -> None:
+        """Note whether an agent has ended."""
+        ends = flag_of(f"terminated of {agent!r}", flags[0]), flag_of(f"truncated of {agent!r}", flags[1])
+        if not any(ends):
+            return
+        last = self._last_ends
+        self._last_ends = (last[0] or ends[0], last[1] or ends[1]) if ended else ends
+        self._ended[agent] = self._length - 1
+        if agent in self._acted:
+            ended[agent] = ends
+
+    def _end_rest(
+        self, outstanding: Mapping[str, Any], brought: dict[str, float], ended: dict[str, Ends]
+    ) -> float:  # fmt: skip
+        """Note the ends of agents that had no last turn; return what they got together.
+
+        Raises:
+            UsageError: No agent has acted.
+            DataError: One has not ended, and is gone.
+        """
+        if not self._acted:
+            raise self._nobody_acted()
+        total = 0.0
+        for agent in [it for it in self._acted if it not in self._ended]:
+            _, reward, terminated, truncated, _ = outstanding[agent]
+            ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)
+            if not any(ends):
+                raise DataError(f"the agent {agent!r} is gone, and was neither terminated nor truncated")
+            self._last_ends = ended[agent] = ends
+            if agent in self._waiting:
+                brought[agent] = reward_of(reward, agent)
+                total += brought[agent]
+        return total
+
+    # ------------------------------------------------------------------ who acts
+
+    def _next(self, shown: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return who acts next: all whose turn it is, but those that are about to join.
+
+        Raises:
+            ObservationError: One of them is shown nothing.
+        """
+        turn = self._env.turn(self._ended)
+        if not (turn or self._length) and self._env.is_over(self._ended):
+            raise self._nobody_acted()
+        acting = tuple(it for it in turn if it in self._acted or it in shown or not self._length)
+        if missing := [agent for agent in acting if agent not in shown]:
+            raise ObservationError(f"there is no observation of agent {missing[0]!r}, which is to act")
+        return acting
+
+    def _nobody_acted(self) -> UsageError:
+        change = self._env.change_of_possible_agents()
+        return UsageError(f"{NOBODY}. {change}" if change else NOBODY)

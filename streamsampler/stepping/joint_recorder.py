@@ -1,0 +1,186 @@
+"""Make batches of several agents of the steps of a manager, by the recorders that samplers have for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from streamsampler.agents.policies import PolicyNames
+from streamsampler.core.errors import DataError, UsageError
+from streamsampler.data.assembly import Delivery
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.multi_agent import assembled
+from streamsampler.data.spaces import short
+from streamsampler.data.trees import snapshot
+from streamsampler.rollouts.script import End
+from streamsampler.stepping.episodes import Episodes
+from streamsampler.stepping.games import INFOS, OUTSTANDING, SPACES, GameElsewhere, game_of
+from streamsampler.stepping.joint_env import Turn
+from streamsampler.stepping.recorder import StepsRecorder, nothing
+from streamsampler.stepping.several import SeveralAgents
+from streamsampler.stepping.steps import Steps
+from streamsampler.workers.several.players import Table
+from streamsampler.workers.vec.joint import JointRows
+from streamsampler.workers.vec.rows import BatchInfos, info_of_row
+from streamsampler.workers.vec.steps import Trajectory
+
+if TYPE_CHECKING:
+    from streamsampler.stepping.manager import BaseEnvManager
+
+
+class _Start(NamedTuple):
+    """What a reset showed, and its infos."""
+
+    turn: Turn
+    infos: Mapping[str, Any]
+
+
+class JointStepsRecorder(StepsRecorder[_Start, Trajectory]):
+    """Records the steps of environments that have several agents.
+
+    Each environment has a stand-in, which its recorder asks what a sampler's asks the environment: it answers from what
+    the steps brought.
+    """
+
+    def __init__(self, manager: BaseEnvManager, several: SeveralAgents, episodes: Episodes, max_held: int) -> None:
+        super().__init__(manager, episodes, max_held)
+        self._games = [game_of(it) for it in several.facts]
+        self._rows = JointRows(self._games)
+        self._callers = _Callers(several.names, self._games)
+        players: Any = self._callers
+        self._rows.play_with(players)
+
+    def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
+        if not isinstance(agent_infos, Mapping):
+            raise DataError(f"agent_infos must be a dict of dicts by policy, got {short(agent_infos)}")
+        acted = self._acted(steps)
+        for name, infos in agent_infos.items():
+            if not isinstance(infos, Mapping):
+                raise DataError(f"agent_infos[{name!r}] must be a dict of arrays with one row for each action")
+            BatchInfos("agent_infos").record(np.arange(len(acted.get(name, ()))), infos)
+
+    def _acted(self, steps: Steps) -> dict[str, list[tuple[int, str]]]:
+        """Return by policy who has acted: the row, and the agent."""
+        acted: dict[str, list[tuple[int, str]]] = {}
+        for row, timestep in enumerate(steps.timesteps.tolist()):
+            if timestep:
+                index = int(steps.env_ids[row] + steps.episodes[row] * self._manager.n_envs)
+                for agent in steps.actions[row]:
+                    acted.setdefault(self._callers.names.name_for(agent, index), []).append((row, agent))
+        return acted
+
+    def _starts_of(self, steps: Steps) -> tuple[Mapping[int, _Start], Mapping[int, _Start], Any]:
+        infos = {row: snapshot(info) for row, info in steps.info_by_row.items()}
+        starts, begins = dict[int, _Start](), dict[int, _Start]()
+        if steps.joint is None:
+            raise UsageError("these are not the steps of environments with several agents")
+        for row, env in enumerate(steps.joint.envs):
+            own = infos.get(row, {})
+            if env.begun is not None:
+                infos[row] = own.pop("final_info", {})
+                begins[row] = _Start(env.begun, own)
+            elif not steps.timesteps[row]:
+                starts[row] = _Start(env.turn, own)
+        return starts, begins, infos
+
+    def _new_episode(self, env_id: int, index: int, start: _Start | None) -> Trajectory:
+        assert start is not None
+        trajectory = self._rows.begin(index, 0, index, env_id)
+        observations, *_, infos = self._taken(env_id, start.turn, start.infos)
+        self._rows.rows[env_id].table.begin(index, 0)
+        self._rows.rows[env_id].begin(infos)
+        self._rows.rows[env_id].record_observation(observations)
+        return trajectory
+
+    def _taken(self, env_id: int, turn: Turn, infos: Mapping[str, Any]) -> Any:
+        """Let the stand-in show what the environment showed; return that."""
+        besides = {INFOS: infos, SPACES: turn.spaces, OUTSTANDING: turn.outstanding}
+        return self._games[env_id].take(turn.result, besides)
+
+    def _record(self, steps: Steps, rows: list[int], infos: Mapping[int, dict[str, Any]], agent_infos: Any) -> None:
+        assert steps.joint is not None
+        said = self._said(steps, agent_infos) if agent_infos else {}
+        for row in rows:
+            env_id = int(steps.env_ids[row])
+            recorder, episode = self._rows.rows[env_id], self._now[env_id]
+            recorder.record_action(steps.actions[row])
+            step = len(recorder.float_rewards)
+            if any(said.get(row, {}).values()):
+                recorder.record_agent_info(step, said[row])
+            observations, rewards, *ends, own = self._taken(env_id, steps.joint.envs[row].turn, infos.get(row, {}))
+            recorder.record_reward(rewards)
+            if own:
+                recorder.record_env_info(step, own)
+            recorder.flags(*ends)
+            episode.length += 1
+            if steps.ended[row]:
+                episode.last = observations
+            else:
+                recorder.record_observation(observations)
+
+    def _said(self, steps: Steps, agent_infos: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """Return what policies said of agents, by row and agent."""
+        said: dict[int, dict[str, Any]] = {}
+        for name, acted in self._acted(steps).items():
+            for position, (row, agent) in enumerate(acted):
+                said.setdefault(row, {})[agent] = info_of_row(agent_infos.get(name, {}), position)
+        return said
+
+    def _end_record(self, steps: Steps, row: int, episode: Trajectory) -> None:
+        ends = bool(steps.terminated[row]), bool(steps.truncated[row])
+        end: Any = End(episode.last, *ends, False, {}, episode.length)
+        nobody: Any = None  # to be asked, or shown progress
+        self._rows.end(episode, end, nobody, nobody)
+        self._rows.rows[episode.row].parts()  # raises where an action is outside its space
+
+    def _forget(self, env_id: int) -> None:
+        self._rows.leave_out(env_id)
+
+    def _keep(self, episodes: list[Trajectory]) -> None:
+        self._rows.keep(episodes)
+
+    def _batch_of(self, indices: list[int], episodes: list[Trajectory]) -> TrajectoryBatch[Any, Any]:
+        spaces = self._games[0].observation_space, self._games[0].action_space
+        delivery = None
+        if episodes:
+            delivery = Delivery(0, self._rows.gather(episodes, np.empty), nothing, spaces=spaces)
+        return self._assembled(assembled, delivery, indices, spaces)
+
+
+class _Callers:
+    """Stands where `Players` stand: the caller plays all agents, and recorders need the names of policies alone."""
+
+    asked = ()
+
+    def __init__(self, names: PolicyNames, games: list[GameElsewhere]) -> None:
+        self.names = names
+        self.policies: dict[str, _Caller] = {}
+        players: Any = self
+        self.tables = [Table(players, game, place) for place, game in enumerate(games)]
+
+    def begin_trajectory(self, place: int) -> None:
+        """Do nothing: policies are the caller's."""
+
+    def policy_of(self, agent_id: str, index: int) -> _Caller:
+        name = self.names.name_for(agent_id, index)
+        return self.policies.setdefault(name, _Caller(name))
+
+
+class _Caller:
+    """Stands where a `PlayingPolicy` stands."""
+
+    crosses = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def join(self, agent_id: str, env: Any) -> None:
+        """Do nothing: that its spaces fit is checked where agents are shown something."""
+
+    def begin(self, seats: Any, seed: int) -> None:
+        """Do nothing, as this."""
+
+    def agent_of(self, seat: Any) -> None:
+        """Return nothing: values are recorded by nobody."""

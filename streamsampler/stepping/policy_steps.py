@@ -1,0 +1,230 @@
+"""Show each policy of the caller, in the results of a manager, what its agents act on and how they have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from streamsampler.agents.masks import Mask, MaskFinder
+from streamsampler.core.errors import ActionError, ObservationError
+from streamsampler.data.infos import Infos
+from streamsampler.data.spaces import row_spec, same_spaces
+from streamsampler.data.trees import Tree
+from streamsampler.stepping.joint_env import Ends, Turn
+from streamsampler.stepping.row_infos import joined_infos
+from streamsampler.workers.several.policies import differing_spaces
+from streamsampler.workers.vec.columns import Columns, leaves_of, nested
+from streamsampler.workers.vec.rows import singles_of
+
+_NO: Ends = (False, False)
+
+
+class AgentStep(NamedTuple):
+    """What one agent is shown.
+
+    Attributes:
+        agent_id: The agent.
+        policy: The policy that plays it.
+        observation: What it acts on next, or its last observation.
+        reward: What its last action brought; 0 before the first one.
+        ends: Whether it was terminated, and truncated.
+        info: What the environment says of it.
+    """
+
+    agent_id: str
+    policy: Policy
+    observation: Any
+    reward: float = 0.0
+    ends: Ends = _NO
+    info: Any = None
+
+
+class EnvStep(NamedTuple):
+    """What the agents of one environment are shown.
+
+    Attributes:
+        acting: Those that act next, in their order.
+        ended: Those that have ended since the last result.
+        turn: What the last action led to, or the reset.
+        begun: What the reset showed that followed in the same step; None for none.
+    """
+
+    acting: Sequence[AgentStep]
+    ended: Sequence[AgentStep]
+    turn: Turn
+    begun: Turn | None = None
+
+
+class PolicySteps:
+    """What the agents that one policy plays are shown in the results of environments: K of them, which act next.
+
+    Args:
+        policy: The policy.
+        steps: What each agent is shown, and the row of its environment among the results.
+        env_ids: The environments of the results.
+        ended: The same of agents that have ended.
+
+    Attributes:
+        rows: (K,) int64: which row of the `Steps` each agent's environment has.
+        env_ids: (K,) int64: the environments.
+        agent_ids: (K,) str: the agents.
+        observations: Leaves of (K, ...): what to act on. Of agents that have ended, their last observations.
+        rewards: (K,) float64: what each agent's last action brought; 0 before its first one.
+        terminated: (K,) bool; False for agents that act.
+        truncated: (K,) bool; False for agents that act.
+        info_by_row: The infos that are not empty, by the agent's position among the K.
+        ended: The same of those agents of the policy that have ended: they send no action. None in there.
+    """
+
+    def __init__(
+        self, policy: Policy, steps: Sequence[tuple[int, AgentStep]], env_ids: NDArray[np.int64],
+        ended: PolicySteps | None,
+    ) -> None:  # fmt: skip
+        each = [it for _, it in steps]
+        self._policy, self.ended = policy, ended
+        self.rows = np.array([row for row, _ in steps], np.int64)
+        self.env_ids = env_ids[self.rows]
+        self.agent_ids = np.array([it.agent_id for it in each], np.str_)
+        self._shown = [it.observation for it in each]
+        self.rewards = np.array([it.reward for it in each], np.float64)
+        self.terminated, self.truncated = (np.array([it.ends[i] for it in each], np.bool_) for i in (0, 1))
+        self.info_by_row = {row: it.info for row, it in enumerate(each) if it.info}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def observations(self) -> Any:
+        """Leaves of (K, ...), as above."""
+        return self._policy.stacked_observations(self._shown)
+
+    @cached_property
+    def infos(self) -> Infos:
+        """The infos as arrays, with masks, as in `Steps`."""
+        return joined_infos(self.info_by_row, len(self))
+
+    @cached_property
+    def action_masks(self) -> NDArray[np.bool_] | None:
+        """(K, n) bool: which actions are allowed, all where nothing is said; None where the space has no masks."""
+        return self._policy.masks([(it, self.info_by_row.get(row)) for row, it in enumerate(self._shown)])
+
+
+class JointSteps:
+    """What the agents of K environments are shown.
+
+    Args:
+        envs: What those of each are.
+        known: The policies, by name.
+
+    Attributes:
+        envs: The same.
+        policies: The names of the policies of which an agent acts or has ended.
+    """
+
+    def __init__(self, envs: Sequence[EnvStep], known: Mapping[str, Policy]) -> None:
+        self.envs, self._known = envs, known
+        there = {it.policy.name for env in envs for it in (*env.acting, *env.ended)}
+        self.policies = tuple(sorted(there))
+
+    def select(self, index: Any) -> JointSteps:
+        """Return the rows that an index selects."""
+        return JointSteps([self.envs[row] for row in np.arange(len(self.envs))[index].tolist()], self._known)
+
+    def of_policy(self, name: str, env_ids: NDArray[np.int64]) -> PolicySteps:
+        """Return what the agents of a policy are shown, given the environment of each row.
+
+        Raises:
+            KeyError: There is no such policy.
+        """
+        if name not in self._known:
+            raise KeyError(f"there is no policy {name!r} here; those that there are: {listed(self._known)}")
+        policy, rows = self._known[name], list(enumerate(self.envs))
+        acting, ended = (
+            [(row, it) for row, env in rows for it in group(env) if it.policy is policy] for group in _GROUPS
+        )
+        return PolicySteps(policy, acting, env_ids, PolicySteps(policy, ended, env_ids, None))
+
+
+_GROUPS: tuple[Callable[[EnvStep], Sequence[AgentStep]], ...] = (lambda env: env.acting, lambda env: env.ended)
+
+
+# ----------------------------------------------------------------------
+
+
+class Policy:
+    """A policy of the caller: the spaces of the agents that it plays.
+
+    Args:
+        name: Its name.
+        agent_id: An agent that it plays.
+        spaces: The observation and the action space of that one.
+        warn: See `MaskFinder`.
+
+    Attributes:
+        name: Its name.
+    """
+
+    def __init__(self, name: str, agent_id: str, spaces: tuple[Any, Any], warn: Callable[[str, str], Any]) -> None:
+        self.name, self._first, self._spaces = name, agent_id, spaces
+        self._observations = Columns(spaces[0], 1, f"observation of policy {name!r}", ObservationError)
+        self._actions = Columns(spaces[1], 1, f"action of policy {name!r}", ActionError)
+        self._find_mask = MaskFinder(None, spaces[1], warn)
+
+    def join(self, agent_id: str, spaces: tuple[Any, Any]) -> None:
+        """Play an agent, too.
+
+        Raises:
+            UsageError: Its spaces are others.
+        """
+        if not same_spaces(self._spaces, spaces):
+            raise differing_spaces(self.name, {self._first: self._spaces, agent_id: spaces})
+
+    def stacked_observations(self, observations: Sequence[Any]) -> Tree:
+        """Return observations as a batch: leaves of (K, ...)."""
+        return _stacked(self._observations, self._spaces[0], observations)
+
+    def stacked_actions(self, actions: Sequence[Any]) -> Tree:
+        """Return actions as a batch: leaves of (K, ...)."""
+        return _stacked(self._actions, self._spaces[1], actions)
+
+    def actions(self, batch: Any, n: int) -> list[Any]:
+        """Return the single actions of a batch.
+
+        Raises:
+            ActionError: It has not n actions of the space.
+        """
+        if n == 0 and _is_empty(batch):
+            return []
+        return singles_of(self._spaces[1], nested(self._spaces[1], iter(self._actions.checked(batch, n))))
+
+    def masks(self, shown: Sequence[tuple[Any, Any]]) -> NDArray[np.bool_] | None:
+        """Return the masks of actions, given observations and infos; None where the space has none."""
+        if (size := self._find_mask.size) is None:
+            return None
+        found: list[Mask | None] = [self._find_mask(observation, info) for observation, info in shown]
+        return np.array(found, np.bool_).reshape(len(found), size)
+
+
+def _stacked(columns: Columns, space: Space[Any], values: Sequence[Any]) -> Tree:
+    if not values:
+        empty = [np.empty((0, *shape), dtype) for shape, dtype in (row_spec(leaf) for _, leaf in leaves_of(space, ""))]
+        return nested(space, iter(empty))
+    return nested(space, iter(columns.checked(list(values), len(values))))
+
+
+def _is_empty(batch: Any) -> bool:
+    if isinstance(batch, Mapping):
+        return all(map(_is_empty, batch.values()))
+    if isinstance(batch, tuple) and batch:
+        return all(map(_is_empty, batch))
+    return hasattr(batch, "__len__") and len(batch) == 0
+
+
+def listed(names: Mapping[str, Any]) -> str:
+    """Return names as they stand in messages."""
+    return ", ".join(map(repr, names))

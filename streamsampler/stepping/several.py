@@ -1,0 +1,272 @@
+"""Several agents in a manager's environments, in the caller's process: what policies are shown, and what they send.
+
+Who acts is read from the rows and the episodes whenever it is needed, and kept nowhere else: so an environment that was
+restored, reset or interrupted awaits the actions of those that its last result names.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gymnasium.spaces import Space
+
+from streamsampler.agents.policies import PolicyNames
+from streamsampler.core.errors import UsageError
+from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
+from streamsampler.data.trees import object_array
+from streamsampler.stepping.games import GameFacts, JointSpace, game_of
+from streamsampler.stepping.joint_env import Turn
+from streamsampler.stepping.policy_steps import AgentStep, EnvStep, JointSteps, Policy, listed
+from streamsampler.stepping.rows import EnvSpaces, Kind
+from streamsampler.stepping.steps import Steps
+from streamsampler.workers.restoring import own_copy
+
+_LOG = logging.getLogger("streamsampler")
+
+
+class SeveralAgents:
+    """The agents of a manager's environments, and which policy plays whom.
+
+    Args:
+        facts: What is known of each environment.
+        policy_of: What says who plays whom.
+        seed: The manager's seed.
+        now: Returns the number of the episode that an environment is in, and what it showed last; None for what it
+            showed where its next result begins an episode.
+        warn: See `MaskFinder`.
+
+    Raises:
+        UsageError: A policy plays agents whose spaces differ.
+    """
+
+    def __init__(
+        self, facts: Sequence[GameFacts], policy_of: Any, seed: int, now: Callable[[int], tuple[int, Turn | None]],
+        warn: Callable[[str, str], Any],
+    ) -> None:  # fmt: skip
+        self.facts, self.names = facts, PolicyNames(policy_of)
+        self._now, self._warn, self._n_envs = now, warn, len(facts)
+        self._policies: dict[str, Policy] = {}
+        self._fitting: set[tuple[int, str, str]] = set()  # to compare spaces takes long
+        self._spaces = [dict(it.spaces) for it in facts]
+        self._playing = [_Playing(-1) for _ in facts]
+        self._seeds = TrajectorySeeds(seed, 0)
+        for env_id, it in enumerate(facts):
+            for agent in () if callable(policy_of) else it.spaces:
+                self._policy_of(env_id, 0, agent)
+
+    # ------------------------------------------------------------------ who plays whom
+
+    def _policy_of(self, env_id: int, number: int, agent: str) -> Policy:
+        """Return the policy that plays an agent in an episode."""
+        if self._playing[env_id].number != number:
+            self._playing[env_id] = _Playing(number)
+        policies = self._playing[env_id].policies
+        if agent not in policies:
+            name = self.names.name_for(agent, env_id + number * self._n_envs)
+            spaces = self._spaces[env_id][agent]
+            if name not in self._policies:
+                self._policies[name] = Policy(name, agent, spaces, self._warn)
+            if (env_id, agent, name) not in self._fitting:
+                self._policies[name].join(agent, spaces)
+                if self.facts[env_id].possible_agents is not None:  # others come without end
+                    self._fitting.add((env_id, agent, name))
+            policies[agent] = self._policies[name]
+        return policies[agent]
+
+    def _meet(self, env_id: int, turn: Turn) -> None:
+        """Know the spaces of agents that have appeared, where any may."""
+        if self.facts[env_id].possible_agents is None:
+            earlier = {} if turn.result.rewards is None else self._spaces[env_id]
+            self._spaces[env_id] = {**earlier, **turn.spaces}
+
+    def spaces_of(self, env_id: int, kind: Kind) -> Any:
+        """Return the observation spaces or the action spaces of an environment's agents, by agent id."""
+        game = game_of(self.facts[env_id])
+        return game.observation_space if kind == "observation" else game.action_space
+
+    # ------------------------------------------------------------------ what they are shown
+
+    def shown(self, steps: Steps, autoreset: str) -> Steps:
+        """Return results with what each agent is shown; observations and actions become dicts by agent, copied."""
+        lasts = steps.last_observations
+        envs = [self._env_step(steps, row, lasts[row], autoreset) for row in range(len(steps))]
+        observations, last, previous = (
+            object_array([None if it is None else by_agent(it) for it in turns])
+            for turns in (steps.observations, lasts, steps.previous_observations)
+        )
+        return replace(
+            steps, observations=observations, last_observations=last, previous_observations=previous,
+            actions=object_array([own_copy(it) for it in steps.actions]), joint=JointSteps(envs, self._policies),
+        )  # fmt: skip
+
+    def _env_step(self, steps: Steps, row: int, last: Turn, autoreset: str) -> EnvStep:
+        env_id, number = int(steps.env_ids[row]), int(steps.episodes[row])
+        infos: Mapping[str, Any] = steps.info_by_row.get(row, {})
+        turn: Turn = steps.observations[row]
+        is_reset = turn.result.rewards is None and autoreset == "same_step"
+        begun = turn if is_reset and steps.timesteps[row] else None
+        if begun is None:
+            last = turn
+            ended_infos = infos
+        else:
+            ended_infos = infos.get("final_info", {})
+        self._meet(env_id, last)
+        if steps.failed[row]:
+            before = steps.previous_observations[row] if steps.timesteps[row] else None
+            ended = [] if before is None else list(self._broken_off(env_id, number, before))
+        else:
+            ended = [
+                AgentStep(
+                    agent, self._policy_of(env_id, number, agent), last.observation_of(agent),
+                    last.rewards.get(agent, 0.0), ends, last.info_of(agent, ended_infos),
+                )
+                for agent, ends in last.ended.items()
+            ]  # fmt: skip
+        if begun is not None:
+            self._meet(env_id, begun)
+        acting = [
+            AgentStep(
+                agent, self._policy_of(env_id, now, agent), shown.observation_of(agent),
+                shown.rewards.get(agent, 0.0), info=shown.info_of(agent, infos),
+            )
+            for now, shown, agent in self._acting(env_id)
+        ]  # fmt: skip
+        return EnvStep(acting, ended, last, begun)
+
+    def _broken_off(self, env_id: int, number: int, before: Turn) -> Iterator[AgentStep]:
+        """Yield the ends of those that were to act in an episode that ended because its environment failed."""
+        for agent in before.acting:
+            policy = self._policy_of(env_id, number, agent)
+            yield AgentStep(agent, policy, before.observation_of(agent), ends=(False, True))
+
+    def _acting(self, env_id: int) -> list[tuple[int, Turn, str]]:
+        """Return who is to act in an environment, with the number of the episode, and what the last result showed."""
+        number, turn = self._now(env_id)
+        return [] if turn is None else [(number, turn, agent) for agent in turn.acting]
+
+    # ------------------------------------------------------------------ what they send
+
+    def joint_actions(self, env_ids: Sequence[int], actions: Any) -> list[dict[str, Any]]:
+        """Return the actions of each environment, by agent.
+
+        Args:
+            env_ids: The environments.
+            actions: By policy, a batch with an action for each of its agents that is to act in them, by environment
+                and then in the order of agents.
+
+        Raises:
+            UsageError: They are not by policy, one is unknown, or lacks though it is to act.
+            ActionError: Actions of a policy are of another shape, kind or number.
+        """
+        if not isinstance(actions, Mapping) or not all(isinstance(name, str) for name in actions):
+            raise UsageError(
+                "environments of several agents take actions by policy: manager.step({name: actions}), with an action "
+                f"for each row of steps[name]; got {actions!r:.80}"
+            )
+        places = self._places(env_ids)
+        for name in actions:
+            if name not in self._policies:
+                raise UsageError(f"there is no policy {name!r}; those that there are: {listed(self._policies)}")
+        if missing := [name for name in places if name not in actions]:
+            who = [agent for _, agent in places[missing[0]]]
+            raise UsageError(f"there are no actions of policy {missing[0]!r}, and its agents {who} are to act")
+        found: list[dict[str, Any]] = [{} for _ in env_ids]
+        for name, batch in actions.items():
+            own = places.get(name, [])
+            for (place, agent), action in zip(own, self._policies[name].actions(batch, len(own)), strict=True):
+                found[place][agent] = action
+        return found
+
+    def _places(self, env_ids: Sequence[int]) -> dict[str, list[tuple[int, str]]]:
+        """Return who is to act, by policy: the position of its environment in `env_ids`, and the agent."""
+        places: dict[str, list[tuple[int, str]]] = {}
+        for place, env_id in enumerate(env_ids):
+            for number, _, agent in self._acting(env_id):
+                places.setdefault(self._policy_of(env_id, number, agent).name, []).append((place, agent))
+        return places
+
+    def random_actions(self, env_ids: Sequence[int]) -> dict[str, Any]:
+        """Return random actions of all that are to act in environments: by policy, a batch as `joint_actions` takes it.
+
+        Those of an agent are a function of the manager's seed, the environment, the agent, and how many it drew.
+        """
+        drawn = {
+            name: [self._drawing_space(env_ids[place], agent).sample() for place, agent in places]
+            for name, places in self._places(env_ids).items()
+        }
+        return {name: self._policies[name].stacked_actions(each) for name, each in drawn.items()}
+
+    def _drawing_space(self, env_id: int, agent: str) -> Space[Any]:
+        """Return an agent's action space, which draws from the episode's seed."""
+        playing = self._playing[env_id]
+        if agent not in playing.spaces:
+            space = playing.spaces[agent] = copy.deepcopy(self._spaces[env_id][agent][1])
+            seed = derived_seed(self._seeds[env_id + playing.number * self._n_envs], Stream.AGENT)
+            space.seed(zlib.crc32(agent.encode(), seed))
+        return playing.spaces[agent]
+
+
+@dataclass
+class _Playing:
+    """What is known of one episode of an environment.
+
+    Attributes:
+        number: Its number.
+        policies: Which policy plays each agent.
+        spaces: The action spaces that draw random actions, by agent.
+    """
+
+    number: int
+    policies: dict[str, Policy] = field(default_factory=dict)
+    spaces: dict[str, Space[Any]] = field(default_factory=dict)
+
+
+# ----------------------------------------------------------------------
+
+
+def several_agents(
+    spaces: EnvSpaces, policy_of: Any, seed: int, now: Callable[[int], tuple[int, Turn | None]]
+) -> SeveralAgents | None:
+    """Return the agents of environments that have several; None where each has one.
+
+    Args:
+        spaces: The spaces of the environments.
+        policy_of: See `SeveralAgents`, as the others.
+        seed: As above.
+        now: As above.
+
+    Raises:
+        UsageError: Only some have several, or `policy_of` is given though all have one, or does not suit their agents.
+    """
+    facts = [it.facts for it in spaces.observation if isinstance(it, JointSpace) and it.facts is not None]
+    if not facts:
+        if policy_of is not None:
+            raise UsageError(
+                "policy_of= is for environments of several agents (PettingZoo's), and these have one agent"
+            )
+        return None
+    if len(facts) < len(spaces.observation):
+        raise UsageError("some of these environments have one agent, and some have several: make a manager for each")
+    return SeveralAgents(facts, policy_of, seed, now, _Warned())
+
+
+class _Warned:
+    """Warns once of each place in which something has the name of a mask, and is none."""
+
+    def __init__(self) -> None:
+        self._places: set[str] = set()
+
+    def __call__(self, where: str, text: str) -> None:
+        if where not in self._places:
+            self._places.add(where)
+            _LOG.warning("%s", text)
+
+
+def by_agent(turn: Turn) -> dict[str, Any]:
+    """Return copies of what agents are shown, by agent id."""
+    return {agent: own_copy(it) for agent, it in turn.result.observations.items()}
