@@ -455,7 +455,7 @@ def apply_any_env_update(
         return env
     _close(env)
     raise UsageError(
-        f"{describe(update)} is an environment of several agents, and what it is for takes one agent: {JOINT_VIEW}"
+        f"{describe(update)} is an environment of several agents, and one of a single agent is needed: {JOINT_VIEW}"
     )
 
 

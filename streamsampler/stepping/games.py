@@ -46,7 +46,10 @@ class JointSpace(Space[Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return "a space of several agents"
+        if self.facts is None:
+            return "a space of several agents"
+        who = "any agents" if self.facts.possible_agents is None else f"the agents {', '.join(self.facts.spaces)}"
+        return f"a space of {who}, which act {'in turn' if self.facts.takes_turns else 'at once'}"
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
         """Raise: an agent chooses in a space of its own."""

@@ -479,7 +479,7 @@ def test_environments_may_have_other_agents() -> None:
         steps = manager.reset()
         assert steps["red"].env_ids.tolist() == [0, 0, 1, 2]
         assert manager.step(manager.random_actions()).timesteps.tolist() == [1, 1, 1]
-        with pytest.raises(UsageError, match="must have the same observation space"):
+        with pytest.raises(UsageError, match=r"of the agents red_0, .*at once: here all environments must"):
             manager.recorder()
         assert list(manager.action_spaces[2]) == list(Turns.possible_agents)
 
