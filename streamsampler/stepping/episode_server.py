@@ -166,7 +166,11 @@ class EpisodeServer(EnvServer):
     def _apply(self, env_id: int, parameters: NumberedParameters) -> None:
         """Let the next reset of an environment set parameters."""
         if self._set.get(env_id) != parameters.number:
-            self.envs[env_id] = with_parameters(self.envs[env_id], loads(parameters.payload))
+            env, update = self.envs[env_id], loads(parameters.payload)
+            if isinstance(env, JointEnv):  # besides those that the environment in it has
+                env.env = with_parameters(env.env, update)
+            else:
+                self.envs[env_id] = with_parameters(env, update)
             self._set[env_id] = parameters.number
         self.rows.parameters[env_id] = parameters.number
 

@@ -694,6 +694,15 @@ def test_attributes_and_parameters_are_the_environments(new_manager: Any) -> Non
     assert manager.get_attr("scale") == [4.0, 4.0]
 
 
+def test_parameters_besides_those_that_an_environment_has(new_manager: Any) -> None:
+    manager = new_manager(SetParameters({"scale": 2.0}, lambda: Scaled()), n_envs=2, seed=1)
+    manager.reset()
+    assert manager.get_attr("scale") == [2.0, 2.0]
+    manager.set_parameters({"scale": 4.0})
+    assert manager.reset().info_by_row[1]["parameters"] == {"scale": 4.0}
+    assert manager.get_attr("scale") == [4.0, 4.0]
+
+
 # ---------------------------------------------------------------------- a program of ML-Agents
 
 
