@@ -217,6 +217,8 @@ FLAGS = frozenset((bool, np.bool_))
 
 _EXACT = 2**53
 _FLOAT64 = np.dtype(np.float64)
+_FLOATS = frozenset((float, np.float64, np.float32, np.float16))
+"""Of these each value is one of float64, too."""
 
 
 def flag_of(name: str, value: Any) -> bool:
@@ -246,7 +248,8 @@ def number_of(reward: Any) -> float:
     Raises:
         DataError: It is no number, has axes, or would become another number as float64.
     """
-    if reward.__class__ is int and -_EXACT <= reward <= _EXACT:
+    kind = reward.__class__
+    if kind in _FLOATS or (kind is int and -_EXACT <= reward <= _EXACT):
         return float(reward)
     try:
         number = np.asarray(reward)

@@ -177,6 +177,8 @@ class Columns:
         self._leaves = [_LeafColumn(leaf, n_rows, name, error, next(given)) for name, leaf in leaves_of(space, path)]
         self._n_rows = n_rows
         self._only = self._leaves[0] if isinstance(space, _TYPED) else None
+        is_flat = isinstance(space, gym_spaces.Dict) and len(self._leaves) == len(space.spaces)
+        self._keys = tuple(space.spaces) if is_flat else ()  # of a Dict without Dicts and Tuples in it
 
     def append(self, batch: Any) -> None:
         """Check a batch and write a copy of it, of the dtypes of the space, as the next step.
@@ -236,8 +238,17 @@ class Columns:
         if (only := self._only) is not None:
             only.at(step)[row] = only.converted(value)
             return
-        for leaf, part in zip(self._leaves, values_of(self._space, value, self._path, self._error), strict=True):
+        for leaf, part in zip(self._leaves, self._parts(value), strict=True):
             leaf.at(step)[row] = leaf.converted(part)
+
+    def _parts(self, value: Any) -> Iterable[Any]:
+        """Return what each leaf has of a single value."""
+        if self._keys and value.__class__ is dict and len(value) == len(self._keys):
+            try:
+                return [value[key] for key in self._keys]  # the way below takes 3 µs more for three of them
+            except KeyError:
+                pass  # which it tells of
+        return values_of(self._space, value, self._path, self._error)
 
     def put_converted(self, step: int, row: int, converted: list[Any]) -> None:
         """Write what `converted` returned to a row of a step."""
@@ -246,8 +257,7 @@ class Columns:
 
     def converted(self, value: Any) -> list[Any]:
         """Check a single value as `put` does, and return each leaf of it as it is stored."""
-        parts = values_of(self._space, value, self._path, self._error)
-        return [leaf.converted(part) for leaf, part in zip(self._leaves, parts, strict=True)]
+        return [leaf.converted(part) for leaf, part in zip(self._leaves, self._parts(value), strict=True)]
 
     def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Tree:
         """Return the values of some numbers, in their order: a tree of (k, ...); see `Column.gather`."""
