@@ -11,9 +11,9 @@ import struct
 import time
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -154,8 +154,7 @@ class FrameReader:
 _LOG = logging.getLogger("streamsampler")
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """The requests of some environments were carried out; the results lie in their rows.
 
     Attributes:
@@ -164,7 +163,7 @@ class Done:
     """
 
     env_ids: Sequence[int]
-    infos: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    infos: Mapping[int, dict[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

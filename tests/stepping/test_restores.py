@@ -556,7 +556,7 @@ def test_what_begins_to_draw_later_is_reset_again_from_its_seed(kind, caplog):
 class WithoutOptions(Counting):
     """Its `reset` takes no options, as some libraries allow."""
 
-    def reset(self, *, seed=None):
+    def reset(self, *, seed=None):  # type: ignore[override]
         return super().reset(seed=seed)
 
 

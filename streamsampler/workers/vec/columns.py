@@ -177,8 +177,9 @@ class Columns:
         self._leaves = [_LeafColumn(leaf, n_rows, name, error, next(given)) for name, leaf in leaves_of(space, path)]
         self._n_rows = n_rows
         self._only = self._leaves[0] if isinstance(space, _TYPED) else None
-        is_flat = isinstance(space, gym_spaces.Dict) and len(self._leaves) == len(space.spaces)
-        self._keys = tuple(space.spaces) if is_flat else ()  # of a Dict without Dicts and Tuples in it
+        self._keys: tuple[str, ...] = ()  # of a Dict without Dicts and Tuples in it
+        if isinstance(space, gym_spaces.Dict) and len(self._leaves) == len(space.spaces):
+            self._keys = tuple(space.spaces)
 
     def append(self, batch: Any) -> None:
         """Check a batch and write a copy of it, of the dtypes of the space, as the next step.
