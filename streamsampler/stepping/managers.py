@@ -16,7 +16,6 @@ from streamsampler.core.errors import SerializationError, UsageError, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.timing import not_measuring
-from streamsampler.data.trees import snapshot
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
 from streamsampler.engines.registry import EngineName, check_engine
 from streamsampler.environments.ids import JOINT_VIEW
@@ -58,6 +57,7 @@ from streamsampler.stepping.transport import (
 from streamsampler.stepping.vector_env import ManagedVectorEnv, ObservationMode
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.factory import usable_cores
+from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.threads import check_threads
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class _InThisProcess(Transport, Answers):
         self._work(env_ids, lambda: self._server.reset(env_ids, self))
 
     def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:  # noqa: ARG002 - nothing can go wrong later
-        self._infos[env_id] = {key: snapshot(value) for key, value in info.items()}  # it may use its arrays again
+        self._infos[env_id] = {key: own_copy(value) for key, value in info.items()}  # it may use its arrays again
 
     def give(self, env_ids: list[int]) -> None:
         infos, self._infos = self._infos, {}
