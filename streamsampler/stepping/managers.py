@@ -93,9 +93,9 @@ class AnyEnvManager(BaseEnvManager):
             ImportError: Stable-Baselines3 is not installed.
             UsageError: The manager has `max_episodes`, or another autoreset mode.
         """
+        self._refuse_end()
         from streamsampler.stepping.sb3_env import ManagedVecEnv
 
-        self._refuse_end()
         return ManagedVecEnv(self)
 
     def recorder(self, *, max_held: int = 1_000) -> StepsRecorder[Any, Any]:
