@@ -25,7 +25,7 @@ from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import ManagerOptions, is_abnormal
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.transport import IDS, ids_in, split
+from streamsampler.stepping.transport import IDS, TOGETHER, ids_in, split
 from streamsampler.stepping.worker_main import EnvChannel, EnvWorker
 from streamsampler.workers.board import Progress
 from streamsampler.workers.logs import Levels
@@ -209,7 +209,7 @@ class Process(EnvWorker):
         if not self.is_made:
             return [(env_id, "make") for env_id in envs]
         kind, data = split(self.inbox[0])
-        if kind == IDS:
+        if kind in (IDS, TOGETHER):
             return [(env_id, method) for env_id in ids_in(data) for method in self._methods_of_step(env_id)]
         what, *arguments = pickle.loads(data)
         methods = {"reset": ("reset",), "restore": ("make", "reset", "step", "call"), "request": ("call",)}

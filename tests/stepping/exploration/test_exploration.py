@@ -46,6 +46,14 @@ def test_one_failure_in_one_step(autoreset, on_failure):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("on_failure", ["restore", "reset", "raise"])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@systems((APART, {"steps": 2, "faults": 1, "hows": AT_ONCE}), (TOGETHER, {"steps": 2, "faults": 1, "hows": AT_ONCE}))
+def test_every_interleaving_of_rounds_goes_on(envs_of, options, autoreset, on_failure):
+    assert explore(envs_of, on_failure, autoreset, rounds=True, **options) > 100
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("on_failure", ["restore", "reset"])
 def test_one_death_after_which_workers_wait(on_failure):
     assert explore(APART, on_failure, "next_step", steps=1, faults=1, hows=("die",), wait=1) > 50

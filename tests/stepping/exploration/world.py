@@ -51,12 +51,14 @@ class World:
         calls: How often the caller resets an environment, calls a method, sets an attribute, or asks for accounts.
         hows: How methods fail.
         wait: How much time passes between two tries.
+        rounds: Whether the caller steps all environments at once where it can, as vector environments do.
 
     Attributes:
         now: The time.
     """
 
-    def __init__(self, envs_of, on_failure, autoreset, *, steps, faults, calls=0, hows=HOWS, wait=0):
+    def __init__(self, envs_of, on_failure, autoreset, *, steps, faults, calls=0, hows=HOWS, wait=0, rounds=False):
+        self.rounds = rounds
         self.envs_of, self.on_failure, self.autoreset = envs_of, on_failure, autoreset
         self.n_envs = sum(map(len, envs_of))
         self.board, self.rows = Board(len(envs_of)), new_rows(self.n_envs)
@@ -77,9 +79,23 @@ class World:
         return [link.process for link in self.manager._transport._pool if not link.ended]
 
     def moves(self):
+        yield from self.moves_in_round() if self.in_round else self.moves_of_caller()
+        for process in self.processes:
+            yield from self.moves_in(process)
+
+    @staticmethod
+    def moves_in_round():
+        """What the caller may do while all environments are at a step."""
+        yield "end_round", None
+        yield "receive", None  # any other call opens the round
+
+    def moves_of_caller(self):
+        """What the caller may do otherwise."""
         ledger = self.manager._ledger
         for env_id, state in enumerate(self.manager.states):
             yield from self.moves_of(env_id, state, env_id in ledger.waiting)
+        if self.rounds and all(self.steps) and set(ledger.states) == {READY}:
+            yield "begin_round", None
         due = self.times_to_wait()
         if ledger.n_open and (ledger.arrived or self.has_news() or 0 in due):
             yield "receive", None
@@ -87,8 +103,6 @@ class World:
             yield "pass_time", None
         if self.calls:
             yield "stats", None
-        for process in self.processes:
-            yield from self.moves_in(process)
 
     def moves_of(self, env_id, state, is_waiting):
         """What the caller may do with an environment."""
@@ -138,6 +152,36 @@ class World:
         self.steps[env_id] -= 1
         self.actions[env_id] = 1 + self.steps[env_id]
         self.guarded(lambda: self.manager.send([self.actions[env_id]], [env_id]))
+
+    @property
+    def in_round(self):
+        return bool(self.manager._inbox._round)
+
+    def begin_round(self, _):
+        self.steps = [left - 1 for left in self.steps]
+        self.actions = [1 + left for left in self.steps]
+        if not self.manager._begin_round(np.array(self.actions)):
+            self.manager.send(self.actions)
+
+    def end_round(self, _):
+        """Receive the results of a round, if all went well; whatever has not is for `receive`."""
+        if (results := self.manager._end_round()) is None:
+            return
+        for env_id, (episode, timestep, ended) in enumerate(self.before):
+            observation, reward = results.observations[env_id].tolist(), results.rewards[env_id]
+            if ended:
+                assert (observation, reward) == ([SEEDS[env_id][episode + 1], 0], 0)
+                self.before[env_id] = (episode + 1, 0, False)
+                continue
+            ends = timestep + 1 == 2
+            assert (reward, env_id in results.ended) == (self.actions[env_id], ends)
+            self.before[env_id] = (episode, timestep + 1, ends)
+            if ends and self.autoreset == "same_step":
+                last = results.last_observations[results.ended.index(env_id)].tolist()
+                assert (last, observation[1]) == ([SEEDS[env_id][episode], 2], 0)
+                self.before[env_id] = (episode + 1, 0, False)
+                episode += 1
+            assert observation == [SEEDS[env_id][episode], self.before[env_id][1]]
 
     def reset(self, env_id):
         self.guarded(lambda: self.manager.async_reset([env_id]))
@@ -239,6 +283,8 @@ class World:
     def check_refusals(self):
         """What is not allowed in this state is an error, and changes nothing."""
         check_ledger(self.manager._ledger)
+        if self.in_round:
+            return  # to ask would open it
         for env_id, state in enumerate(self.manager.states):
             if state is not READY:
                 with pytest.raises(UsageError, match=f"environment {env_id} awaits no action, it is {state.name}"):
@@ -305,7 +351,7 @@ class World:
             transport._hangs, links, processes, [array.tolist() for array in arrays_of(self.rows)],
             self.faults.gone, self.steps, self.n_faults, self.used, self.calls, self.before, self.actions,
             [(at - self.now, repr(again)) for at, again in inbox._recovery._later],
-            self.may_fail, self.died_idle, [row.words[1:] for row in self.board.rows],
+            self.may_fail, self.died_idle, inbox._round, [row.words[1:] for row in self.board.rows],
         ))  # fmt: skip
 
 
@@ -313,7 +359,7 @@ class NothingFailedError(Exception):
     """The method that was to fail was not called."""
 
 
-GOING_ON = ("send", "receive", "work", "time_out", "reset", "pass_time")
+GOING_ON = ("send", "begin_round", "end_round", "receive", "work", "time_out", "reset", "pass_time")
 """The moves after which a world is not at its end."""
 
 
