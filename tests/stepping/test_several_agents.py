@@ -592,7 +592,7 @@ def test_actions_that_an_environment_refuses_are_the_callers_fault(new_manager: 
     manager.reset()
     with pytest.raises(RolloutError) as error:
         manager.step({"red": [9, 0, 0, 0], "blue": [0, 0]})
-    assert "the action np.int64(9) of agent 'red_0' is outside Discrete(4)" in str(error.value)
+    assert f"the action {np.int64(9)!r} of agent 'red_0' is outside Discrete(4)" in str(error.value)
     assert not manager.failures
 
 
