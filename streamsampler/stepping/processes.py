@@ -76,6 +76,9 @@ _LOG = logging.getLogger("streamsampler")
 _REPORT_SECONDS = 1.0
 """How long workers may take that have nothing to do, to say where their time went."""
 
+_LONGEST_SLEEP = 1e6
+"""Seconds of one sleep at most: the system takes no more than 2**31 milliseconds. Whoever waits longer sleeps again."""
+
 _WATCHED = (Phase.RESET, Phase.ENV_CONSTRUCTION)
 """What has a time limit of its own; that of steps holds for all else."""
 
@@ -393,6 +396,7 @@ class ProcessTransport(Transport):
         limit = timeout if watch is None else min(watch.interval, watch.interval if timeout is None else timeout)
         if self._restart_wait:
             limit = self._seconds_to_start(limit)
+        limit = None if limit is None else min(limit, _LONGEST_SLEEP)
         began = 0.0 if watch is None else time.monotonic()
         if collects:
             self.in_hand = False

@@ -402,3 +402,13 @@ def test_a_worker_gives_all_results_of_a_step_of_all_together(way, monkeypatch):
         for _ in range(3):
             step(np.ones(4, np.int64))
     assert heard.count(IDS) == 3  # others tell where the time goes
+
+
+@pytest.mark.parametrize("seconds", [1e7, 1e12])
+def test_a_timeout_may_be_longer_than_the_system_can_sleep(seconds):
+    with two() as manager:
+        manager.reset()
+        manager.send(ONES)
+        assert manager.recv_from(timeout=seconds).timesteps.tolist() == [1, 1]
+        manager.send(ONES)
+        assert manager.recv(min_envs=2, timeout=seconds).timesteps.tolist() == [2, 2]
