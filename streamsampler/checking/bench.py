@@ -91,7 +91,7 @@ def bench(
     """Measure how many timesteps per second each way to step an environment takes, and recommend one.
 
     An environment is made and stepped in this process first, and where the agent stays in this process the
-    environments of two ways do so, too: one that hangs or ends its process is for `streamsampler.check`.
+    environments of three ways do so, too: one that hangs or ends its process is for `streamsampler.check`.
 
     Args:
         env: Whatever samplers take: an id, a function that makes an environment, …

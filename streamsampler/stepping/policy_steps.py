@@ -37,7 +37,7 @@ class AgentStep(NamedTuple):
     """
 
     agent_id: str
-    policy: Policy
+    policy: PolicySpaces
     observation: Any
     reward: float = 0.0
     ends: Ends = _NO
@@ -82,7 +82,7 @@ class PolicySteps:
     """
 
     def __init__(
-        self, policy: Policy, steps: Sequence[tuple[int, AgentStep]], env_ids: NDArray[np.int64],
+        self, policy: PolicySpaces, steps: Sequence[tuple[int, AgentStep]], env_ids: NDArray[np.int64],
         ended: PolicySteps | None,
     ) -> None:  # fmt: skip
         each = [it for _, it in steps]
@@ -126,7 +126,7 @@ class JointSteps:
         policies: The names of the policies of which an agent acts or has ended.
     """
 
-    def __init__(self, envs: Sequence[EnvStep], known: Mapping[str, Policy]) -> None:
+    def __init__(self, envs: Sequence[EnvStep], known: Mapping[str, PolicySpaces]) -> None:
         self.envs, self._known = envs, known
         there = {it.policy.name for env in envs for it in (*env.acting, *env.ended)}
         self.policies = tuple(sorted(there))
@@ -142,7 +142,7 @@ class JointSteps:
             KeyError: There is no such policy.
         """
         if name not in self._known:
-            raise KeyError(f"there is no policy {name!r} here; those that there are: {listed(self._known)}")
+            raise KeyError(f"there is no policy {name!r} here; the policies are {listed(self._known)}")
         policy, rows = self._known[name], list(enumerate(self.envs))
         acting, ended = (
             [(row, it) for row, env in rows for it in group(env) if it.policy is policy] for group in _GROUPS
@@ -156,7 +156,7 @@ _GROUPS: tuple[Callable[[EnvStep], Sequence[AgentStep]], ...] = (lambda env: env
 # ----------------------------------------------------------------------
 
 
-class Policy:
+class PolicySpaces:
     """A policy of the caller: the spaces of the agents that it plays.
 
     Args:

@@ -21,7 +21,7 @@ from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.data.trees import object_array
 from streamsampler.stepping.games import GameFacts, JointSpace, game_of
 from streamsampler.stepping.joint_env import Turn
-from streamsampler.stepping.policy_steps import AgentStep, EnvStep, JointSteps, Policy, listed
+from streamsampler.stepping.policy_steps import AgentStep, EnvStep, JointSteps, PolicySpaces, listed
 from streamsampler.stepping.rows import EnvSpaces, Kind
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.restoring import own_copy
@@ -50,7 +50,7 @@ class SeveralAgents:
     ) -> None:  # fmt: skip
         self.facts, self.names = facts, PolicyNames(policy_of)
         self._now, self._warn, self._n_envs = now, warn, len(facts)
-        self._policies: dict[str, Policy] = {}
+        self._policies: dict[str, PolicySpaces] = {}
         self._fitting: set[tuple[int, str, str]] = set()  # to compare spaces takes long
         self._spaces = [dict(it.spaces) for it in facts]
         self._playing = [_Playing(-1) for _ in facts]
@@ -61,7 +61,7 @@ class SeveralAgents:
 
     # ------------------------------------------------------------------ who plays whom
 
-    def _policy_of(self, env_id: int, number: int, agent: str) -> Policy:
+    def _policy_of(self, env_id: int, number: int, agent: str) -> PolicySpaces:
         """Return the policy that plays an agent in an episode."""
         if self._playing[env_id].number != number:
             self._playing[env_id] = _Playing(number)
@@ -70,7 +70,7 @@ class SeveralAgents:
             name = self.names.name_for(agent, env_id + number * self._n_envs)
             spaces = self._spaces[env_id][agent]
             if name not in self._policies:
-                self._policies[name] = Policy(name, agent, spaces, self._warn)
+                self._policies[name] = PolicySpaces(name, agent, spaces, self._warn)
             if (env_id, agent, name) not in self._fitting:
                 self._policies[name].join(agent, spaces)
                 if self.facts[env_id].possible_agents is not None:  # others come without end
@@ -171,7 +171,7 @@ class SeveralAgents:
         places = self._places(env_ids)
         for name in actions:
             if name not in self._policies:
-                raise UsageError(f"there is no policy {name!r}; those that there are: {listed(self._policies)}")
+                raise UsageError(f"there is no policy {name!r}; the policies are {listed(self._policies)}")
         if missing := [name for name in places if name not in actions]:
             who = [agent for _, agent in places[missing[0]]]
             raise UsageError(f"there are no actions of policy {missing[0]!r}, and its agents {who} are to act")
@@ -222,7 +222,7 @@ class _Playing:
     """
 
     number: int
-    policies: dict[str, Policy] = field(default_factory=dict)
+    policies: dict[str, PolicySpaces] = field(default_factory=dict)
     spaces: dict[str, Space[Any]] = field(default_factory=dict)
 
 

@@ -394,7 +394,7 @@ def test_what_is_sent_is_for_those_that_are_to_act(new_manager: Any) -> None:
     wrong: list[tuple[Any, Any, Any, str]] = [
         ([0, 1], None, UsageError, "take actions by policy: manager.step"),
         ({0: {"red_0": 1}}, None, UsageError, "take actions by policy"),
-        ({"green": [1], **blue}, None, UsageError, "no policy 'green'; those that there are: 'red', 'blue'"),
+        ({"green": [1], **blue}, None, UsageError, "no policy 'green'; the policies are 'red', 'blue'"),
         (blue, None, UsageError, r"no actions of policy 'red', and its agents \['red_0', 'red_1', 'red_0', 'red_1'\]"),
         ({}, None, UsageError, "no actions of policy 'red'"),
         ({"red": [1, 2, 3], **blue}, None, ActionError, r"batch of 4 has the shape \(3,\).*action of policy 'red'"),
@@ -465,7 +465,7 @@ def test_environments_of_one_agent_have_no_policies() -> None:
 
 def test_unknown_policies_and_vector_environments_are_refused() -> None:
     with SerialEnvManager(Comings, n_envs=1, seed=1, autoreset="same_step") as manager:
-        with pytest.raises(KeyError, match="no policy 'green' here; those that there are: 'red', 'blue'"):
+        with pytest.raises(KeyError, match="no policy 'green' here; the policies are 'red', 'blue'"):
             manager.reset()["green"]
         for call in (manager.vector_env, manager.sb3_env):
             with pytest.raises(UsageError, match="these have several"):
