@@ -77,7 +77,8 @@ def test_what_breaks_a_check_off_is_freed(worker_class, uncollected, monkeypatch
     monkeypatch.setattr(purity, "SECONDS", 0.0)
     with LocalSampler("random", Breaks("nowhere"), worker_class=worker_class) as sampler:
         sampler.obtain_trajectories(1)
-    assert not [one for one in gc.get_objects() if isinstance(one, purity.BrokenOff)]
+    # By the type: `isinstance` asks an object for its `__class__`, and proxies of other packages warn then.
+    assert not [one for one in gc.get_objects() if issubclass(type(one), purity.BrokenOff)]
 
 
 def test_scripts_that_a_check_leaves_are_closed(uncollected, monkeypatch):
@@ -86,5 +87,5 @@ def test_scripts_that_a_check_leaves_are_closed(uncollected, monkeypatch):
     options: Any = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
     with LocalSampler("random", Breaks("nowhere"), **options) as sampler:
         sampler.obtain_trajectories(1)
-        generators = [one for one in gc.get_objects() if isinstance(one, GeneratorType)]
+        generators = [one for one in gc.get_objects() if type(one) is GeneratorType]
         assert [one for one in generators if one.gi_code is trajectory.__code__ and one.gi_frame is not None] == []
