@@ -24,6 +24,7 @@ from streamsampler.data.info_columns import (
     Owners,
     check_names,
     column_of,
+    is_typed,
     merge,
     name_of,
 )
@@ -32,16 +33,82 @@ from streamsampler.data.trees import Array, snapshot
 
 Infos: TypeAlias = dict[str, Any]  # of arrays, and of dicts of them
 
-_COMMON = frozenset((bool, int, float, str, NoneType, np.bool_, *np.sctypeDict.values())) - {np.void, np.object_}
+_COMMON = frozenset((bool, int, float, str, bytes, NoneType, np.bool_, *np.sctypeDict.values())) - {np.void, np.object_}
 """What most infos are: never changed, so that no copy is needed."""
+_Packing: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
+"""Dtype and shape of arrays that are kept as bytes."""
+_RowKey: TypeAlias = tuple[str, Any, np.dtype[Any] | None, tuple[int, ...]]
+"""A key, and the class of its value; of an array its dtype and shape, too."""
+
+
+class _Key:
+    """What was recorded of one key.
+
+    Attributes:
+        steps: The steps.
+        values: Their values; of arrays of one dtype and shape the bytes, which are joined in a fifth of the time.
+        packing: Of which dtype and shape; None where the values are there themselves.
+    """
+
+    __slots__ = ("packing", "steps", "values")
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.values: list[Any] = []
+        self.packing: _Packing | None = None
+
+    def extend(self, steps: list[int], values: list[Any], packing: _Packing | None) -> None:
+        """Add values, of which `packing` says whether they are bytes of arrays."""
+        if packing != self.packing:
+            if not self.values:
+                self.packing = packing
+            else:
+                self._unpack()
+                values = values if packing is None else list(_joined(values, packing))
+        self.steps.extend(steps)
+        self.values.extend(values)
+
+    def append(self, step: int, value: Any) -> None:
+        """Add a copy of a value."""
+        packing = _packing_of(value)
+        if packing is not None and (packing == self.packing or not self.values):
+            self.packing = packing
+            value = value.tobytes()
+        else:
+            self._unpack()
+            value = value if value.__class__ in _COMMON else info_value(value)
+        self.steps.append(step)
+        self.values.append(value)
+
+    def _unpack(self) -> None:
+        if self.packing is not None:
+            self.values, self.packing = list(_joined(self.values, self.packing)), None
+
+    def column(self, steps: NDArray[np.int64] | None, values: list[Any]) -> InfoColumn:
+        """Return some of the values as a column."""
+        if self.packing is None:
+            return column_of(steps, values)
+        return InfoColumn(steps, _joined(values, self.packing))
+
+
+def _joined(values: list[bytes], packing: _Packing) -> Array:
+    dtype, shape = packing
+    return np.frombuffer(bytearray().join(values), dtype).reshape(len(values), *shape)
+
+
+def _packing_of(value: Any) -> _Packing | None:
+    """Return dtype and shape of an array that may be kept as bytes."""
+    if value.__class__ is not np.ndarray or not value.size or not is_typed(value.dtype):
+        return None
+    return value.dtype, value.shape
 
 
 class InfoRecorder:
     """Collects infos, one dict per step; copies what the environment may change later.
 
     With a large agent, each list that a step appends to has left the caches since the last step, and costs a
-    microsecond instead of a tenth of one. So an info with the same several keys as the one before it, and plain values,
-    goes as a row into one list; rows become columns when an info of another form comes, or at the end.
+    microsecond instead of a tenth of one. So infos with the same keys, and plain values or arrays of the same dtypes
+    and shapes, go as rows into one list; rows become columns when an info of another form comes, or at the end.
 
     Args:
         path: What the infos are called in errors, such as `env_infos`.
@@ -49,12 +116,12 @@ class InfoRecorder:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._columns: dict[KeyPath, tuple[list[int], list[Any]]] = {}
+        self._columns: dict[KeyPath, _Key] = {}
         # The columns of plain top-level keys once more: no tuple is built to look one up.
-        self._plain: dict[str, tuple[list[int], list[Any]]] = {}
-        # Rows, whose steps come after all that is in the columns, and the keys that the next row must have: the last
-        # info's, or none where a row does not pay.
-        self._keys: tuple[str, ...] = ()
+        self._plain: dict[str, _Key] = {}
+        # Rows, whose steps come after all that is in the columns, and what the next row must be like: the last info; or
+        # nothing, where it has other values.
+        self._row: tuple[_RowKey, ...] = ()
         self._steps: list[int] = []
         self._values: list[Any] = []
 
@@ -64,44 +131,54 @@ class InfoRecorder:
         Raises:
             DataError: A key that is no string, or an info that is no dict; `row` is the step.
         """
-        keys = self._keys
-        if keys:
-            if (
-                info.__class__ is dict
-                and tuple(info) == keys
-                and _COMMON.issuperset(map(type, values := info.values()))
-            ):
+        if self._row and info.__class__ is dict and len(info) == len(self._row):
+            values: list[Any] = []
+            for key, kind, dtype, shape in self._row:
+                value: Any = info.get(key, self)
+                if dtype is not None:
+                    if (
+                        value.__class__ is not kind
+                        or (value.dtype is not dtype and value.dtype != dtype)
+                        or value.shape != shape
+                    ):
+                        break
+                    value = value.tobytes()
+                elif value.__class__ is not kind and value.__class__ not in _COMMON:
+                    break
+                values.append(value)
+            else:
                 self._steps.append(step)
                 self._values.extend(values)
                 return
-            self._rows_to_columns()
+        self._record_other(step, info)
+
+    def _record_other(self, step: int, info: dict[str, Any]) -> None:
+        """Record an info that is not like the one before it."""
+        self._rows_to_columns()
         try:
             items = info.items()
         except AttributeError:
             raise DataError(f"{self._path}: an info must be a dict, got {short(info)}", row=step) from None
-        plain = self._plain
-        alike = len(info) > 1  # a row of one value would touch two lists as well
+        row: list[_RowKey] = []
         for key, value in items:
-            column = plain.get(key)
-            if column is not None and value.__class__ in _COMMON:
-                column[0].append(step)
-                column[1].append(value)
-            elif column is None or isinstance(value, dict):
-                alike = alike and value.__class__ in _COMMON
-                self._record_slowly(step, (key,), value)
-            else:
-                alike = False
-                column[0].append(step)
-                column[1].append(info_value(value))
-        self._keys = tuple(info) if alike else ()
+            column = self._plain.get(key)
+            if value.__class__ in _COMMON:
+                row.append((key, value.__class__, None, ()))
+                if column is not None and column.packing is None:
+                    column.steps.append(step)
+                    column.values.append(value)
+                    continue
+            elif (packing := _packing_of(value)) is not None:
+                row.append((key, np.ndarray, *packing))
+            self._record_slowly(step, (key,), value)
+        self._row = tuple(row) if len(row) == len(info) else ()
 
     def _rows_to_columns(self) -> None:
         if not self._steps:
             return
-        for number, key in enumerate(self._keys):
-            steps, values = self._column((key,))
-            steps.extend(self._steps)
-            values.extend(self._values[number :: len(self._keys)])
+        for number, (key, _, dtype, shape) in enumerate(self._row):
+            packing = None if dtype is None else (dtype, shape)
+            self._column((key,)).extend(self._steps, self._values[number :: len(self._row)], packing)
         self._steps.clear()
         self._values.clear()
 
@@ -114,14 +191,12 @@ class InfoRecorder:
             for key, child in value.items():
                 self._record_slowly(step, (*path, key), child)
             return
-        steps, values = self._columns.get(path) or self._column(path)
-        steps.append(step)
-        values.append(info_value(value))
+        (self._columns.get(path) or self._column(path)).append(step, value)
 
-    def _column(self, path: KeyPath) -> tuple[list[int], list[Any]]:
+    def _column(self, path: KeyPath) -> _Key:
         column = self._columns.get(path)
         if column is None:
-            column = self._columns[path] = ([], [])
+            column = self._columns[path] = _Key()
             if len(path) == 1:
                 self._plain[path[0]] = column
         return column
@@ -129,17 +204,17 @@ class InfoRecorder:
     def truncate(self, step: int) -> None:
         """Forget this step and all later ones."""
         self._rows_to_columns()
-        for steps, values in self._columns.values():
-            first = bisect_left(steps, step)
-            del steps[first:], values[first:]
+        for it in self._columns.values():
+            first = bisect_left(it.steps, step)
+            del it.steps[first:], it.values[first:]
 
     def forget_before(self, step: int) -> None:
         """Forget what was recorded before a step, which has the number 0 then."""
         self._rows_to_columns()
-        for steps, values in self._columns.values():
-            first = bisect_left(steps, step)
-            steps[:] = [each - step for each in steps[first:]]
-            del values[:first]
+        for it in self._columns.values():
+            first = bisect_left(it.steps, step)
+            it.steps[:] = [each - step for each in it.steps[first:]]
+            del it.values[:first]
 
     def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
         """Return the infos of some steps, as columns that share nothing with the recorder's lists.
@@ -156,10 +231,10 @@ class InfoRecorder:
         """
         self._rows_to_columns()
         columns = {}
-        for path, (steps, values) in self._columns.items():
-            places, present = places_of(steps, numbers)
+        for path, it in self._columns.items():
+            places, present = places_of(it.steps, numbers)
             if len(places):
-                columns[path] = column_of(present, [values[place] for place in places.tolist()])
+                columns[path] = it.column(present, [it.values[place] for place in places.tolist()])
         check_names(columns, self._path, owners)
         return InfoColumns(len(numbers), columns)
 
@@ -180,11 +255,11 @@ class InfoRecorder:
         """
         self._rows_to_columns()
         columns = {}
-        for path, (steps, values) in self._columns.items():
-            n_present = bisect_left(steps, length)
+        for path, it in self._columns.items():
+            n_present = bisect_left(it.steps, length)
             if n_present:
-                present = None if n_present == length else np.array(steps[:n_present], dtype=np.int64)
-                columns[path] = column_of(present, values[:n_present])
+                present = None if n_present == length else np.array(it.steps[:n_present], dtype=np.int64)
+                columns[path] = it.column(present, it.values[:n_present])
         check_names(columns, self._path, owners)
         return InfoColumns(length, columns)
 

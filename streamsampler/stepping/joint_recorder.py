@@ -22,8 +22,8 @@ from streamsampler.stepping.recorder import StepsRecorder, nothing
 from streamsampler.stepping.several import SeveralAgents
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.several.players import Table
+from streamsampler.workers.vec.batch_infos import BatchInfos, info_of_row
 from streamsampler.workers.vec.joint import JointRows
-from streamsampler.workers.vec.rows import BatchInfos, info_of_row
 from streamsampler.workers.vec.steps import Trajectory
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from streamsampler.data.trees import snapshot, take
 from streamsampler.protocol.result import Segment
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.steps import Steps
-from streamsampler.workers.vec.rows import BatchInfos, row_of
-from streamsampler.workers.vec.steps import StepRecorder, Trajectory, record_infos_of_rows
+from streamsampler.workers.vec.batch_infos import BatchInfos
+from streamsampler.workers.vec.rows import row_of
+from streamsampler.workers.vec.steps import StepRecorder, Trajectory
 
 if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager
@@ -325,10 +326,9 @@ class RowsRecorder(StepsRecorder[dict[str, Any], Trajectory]):
         recorder.observations.extend(take(steps.previous_observations, index), len(ids))
         recorder.actions.extend(take(steps.actions, index), len(ids))
         recorder.rewards.frombytes(steps.rewards[index].astype(np.float64).tobytes())
-        numbers = np.arange(recorder.first, recorder.step)
         if agent_infos is not None:
-            record_infos_of_rows(recorder.agent_infos, numbers, agent_infos, index, len(steps))
-        for number, row, env_id in zip(numbers.tolist(), rows, ids.tolist(), strict=True):
+            recorder.agent_infos.record_next(recorder.first, len(index), agent_infos, index, len(steps))
+        for number, (row, env_id) in enumerate(zip(rows, ids.tolist(), strict=True), recorder.first):
             trajectory = self._now[env_id]
             if not trajectory.length:
                 trajectory.begun = recorder.first

@@ -13,7 +13,8 @@ from streamsampler.agents.base import takes_masks
 from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, Mask, MaskFinder, first_allowed
 from streamsampler.core.errors import UsageError
 from streamsampler.workers.known_wrappers import EnvElsewhere
-from streamsampler.workers.vec.rows import info_of_row, row_of
+from streamsampler.workers.vec.batch_infos import info_of_row
+from streamsampler.workers.vec.rows import row_of
 
 Warn = Callable[[str, str], Any]
 """Such as `Worker.warn_once`."""

@@ -13,7 +13,7 @@ from streamsampler.data import trees
 from streamsampler.data.info_columns import are_uniform, join_undecided, merge
 from streamsampler.data.infos import InfoRecorder, columns_of, concatenate_infos, infos_of, take_infos, validate_infos
 from streamsampler.errors import DataError
-from streamsampler.workers.vec.rows import BatchInfos
+from streamsampler.workers.vec.batch_infos import BatchInfos
 
 SCALARS = st.sampled_from(
     [True, 3, -1, 2**70, 0.5, np.nan, "text", None, np.float32(1.5), np.int8(-3), np.uint64(2**63), np.array(2.5), 1j]
@@ -243,3 +243,132 @@ def test_ever_new_keys_cost_time_in_proportion():
         recorder.record(step, {f"{'_' * (step % 2)}{step // 2}": 0.5})
     assert len(recorder.finish(10_000, lambda steps: steps).columns) == 10_000
     assert time.process_time() - began < 13
+
+
+# ----------------------------------------------------------------------
+# Infos of constant form are kept as columns from the beginning: the same bits as of those that are not.
+
+FORMS = st.sampled_from(
+    [
+        {"log_prob": 0.5},
+        {"log_prob": 0.5, "raw": np.arange(3, dtype=np.float32)},
+        {"raw": np.arange(3, dtype=np.float32)},
+        {"raw": np.arange(3, dtype=">f4"), "log_prob": 1},
+        {"raw": np.arange(6.0).reshape(2, 3), "log_prob": np.float32(1)},
+        {"raw": np.zeros((0,)), "at": np.array("2020-01-01", "M8[D]")},
+        {"raw": b"bytes", "log_prob": None},
+        {"raw": {"u": 1}, "log_prob": [1]},
+        {},
+    ]
+)
+
+
+def changed_number(value, by):
+    """Return another value of the same kind, to tell steps from each other."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return np.add(value, by).astype(value.dtype)
+    return type(value)(value + by) if isinstance(value, float | np.floating) else value
+
+
+def of_steps(forms):
+    return [{key: changed_number(value, step) for key, value in info.items()} for step, info in enumerate(forms)]
+
+
+@given(forms=st.lists(FORMS, max_size=8), cut=st.integers(0, 8), repeat=st.integers(1, 3))
+def test_infos_of_constant_form_are_recorded_as_those_of_any_form(forms, cut, repeat):
+    infos = of_steps([info for info in forms for _ in range(repeat)])
+    recorder, length = InfoRecorder("x"), len(infos)
+    for step, info in enumerate(infos):
+        mutable = {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in info.items()}
+        recorder.record(step, mutable)
+        for value in mutable.values():
+            if isinstance(value, np.ndarray) and value.size and value.dtype.kind == "f":
+                value[...] = -1
+    # Each info in a recorder of its own has no form to be compared with.
+    alone = merged(*(record([info]) for info in infos))
+    assert trees.same(merged(recorder.finish(length)), alone)
+    numbers = np.arange(length)[::-1]
+    selected = merged(recorder.select(numbers, lambda positions: positions))
+    assert trees.same(selected, merged(*(record([info]) for info in infos[::-1])))
+    recorder.forget_before(min(cut, length))
+    assert trees.same(
+        merged(recorder.finish(length - min(cut, length))), merged(*map(record, [[i] for i in infos[cut:]]))
+    )
+    recorder.truncate(1)
+    assert recorder.finish(length).columns.keys() <= {(key,) for info in infos for key in info} | {("raw", "u")}
+
+
+BATCHES = st.sampled_from(
+    [
+        {"log_prob": np.arange(4.0)},
+        {"log_prob": np.arange(4.0), "raw": np.arange(12, dtype=np.float32).reshape(4, 3)},
+        {"log_prob": np.arange(4.0), "raw": np.arange(8, dtype=np.float32).reshape(4, 2)},
+        {"log_prob": np.arange(4, dtype=">f8"), "raw": np.arange(12, dtype=np.float64).reshape(4, 3)},
+        {"log_prob": [1, 2.0, "x", None], "raw": np.array(["a", "b", "c", "d"])},
+        {"log_prob": np.arange(4.0), "_log_prob": np.array([True, False, True, True])},
+        {"log_prob": {"inner": np.arange(4.0)}},
+    ]
+)
+
+
+@given(
+    batches=st.lists(BATCHES, min_size=1, max_size=6),
+    repeat=st.integers(1, 3),
+    rows=st.sampled_from([None, (0, 2), (3,)]),
+    gap=st.integers(0, 6),
+    cut=st.integers(0, 20),
+)
+def test_infos_of_batches_of_constant_form_are_recorded_as_those_of_any_form(batches, repeat, rows, gap, cut):
+    infos = of_steps([batch for batch in batches for _ in range(repeat)])
+    columns, pieces, number = BatchInfos("x"), BatchInfos("x"), 0
+    index, n = (None, 4) if rows is None else (np.array(rows), len(rows))
+    for step, info in enumerate(infos):
+        number += n * (step == gap)  # the agent says nothing in a call
+        mutable = {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in info.items()}
+        columns.record_next(number, n, mutable, index, 4)
+        for value in mutable.values():
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+                value[...] = -1
+        pieces.record(np.arange(number, number + n), info, index)
+        number += n
+    numbers = np.random.default_rng(cut).permutation(number)
+
+    def selected(recorder):
+        return merged(recorder.select(numbers, lambda positions: positions))
+
+    assert trees.same(selected(columns), selected(pieces))
+    for recorder in (columns, pieces):
+        recorder.forget_before(min(cut, number))
+    numbers = np.arange(number - min(cut, number))
+    assert trees.same(selected(columns), selected(pieces))
+    for recorder in (columns, pieces):
+        recorder.clear()
+        recorder.record(np.arange(4), batches[0])
+    numbers = np.arange(4)
+    assert trees.same(selected(columns), selected(pieces))
+
+
+@pytest.mark.parametrize("rows", [None, np.array([0, 1])])
+@pytest.mark.parametrize(
+    ("infos", "said"),
+    [
+        ({"a": np.zeros(3)}, "one row for each"),
+        ({"a": np.array(1.0)}, "one row for each"),
+        ({1: np.zeros(2)}, "are strings"),
+        ([1], "must be a dict"),
+    ],
+)
+def test_infos_of_batches_that_do_not_fit_are_refused_after_others_that_do(infos, said, rows):
+    recorder = BatchInfos("x")
+    for number in range(0, 6, 2):
+        recorder.record_next(number, 2, {"a": np.zeros(2)}, rows, 2)
+    with pytest.raises(DataError, match=said):
+        recorder.record_next(6, 2, infos, rows, 2)
+
+
+def test_an_array_that_comes_where_a_number_was_is_copied():
+    recorder, array = InfoRecorder("x"), np.zeros(2)
+    for step, value in enumerate([0.5, 0.5, array]):
+        recorder.record(step, {"a": value})
+    array[:] = 1
+    assert merged(recorder.finish(3))["a"][2].tolist() == [0, 0]

@@ -40,7 +40,8 @@ from streamsampler.workers.masks import Warn, masks_reach
 from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.several.seats import Seat
 from streamsampler.workers.vec.agents import probe_rows
-from streamsampler.workers.vec.rows import info_of_row, singles_of
+from streamsampler.workers.vec.batch_infos import info_of_row
+from streamsampler.workers.vec.rows import singles_of
 from streamsampler.workers.vec.steps import AlignedCopies
 
 _FIRST_ROOM = 8

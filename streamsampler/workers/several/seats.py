@@ -8,7 +8,7 @@ from typing import Any
 
 from streamsampler.agents.masks import Mask, MaskFinder
 from streamsampler.workers.finishing import value_by_row, value_of
-from streamsampler.workers.vec.rows import info_of_row
+from streamsampler.workers.vec.batch_infos import info_of_row
 
 
 class OwnInfo(dict[str, Any]):

@@ -25,7 +25,7 @@ from streamsampler.workers.several.players import Players, Table
 from streamsampler.workers.several.policies import PlayingPolicy
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.vec.agents import BatchedAgent
-from streamsampler.workers.vec.rows import BatchInfos
+from streamsampler.workers.vec.batch_infos import BatchInfos
 from streamsampler.workers.vec.steps import Trajectory
 
 _ACTION, _RECORDING = Phase.ACTION, Phase.RECORDING

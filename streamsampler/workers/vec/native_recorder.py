@@ -14,8 +14,10 @@ from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace, check_rewards, short
 from streamsampler.data.trees import Tree, concatenate, leaves, take
-from streamsampler.workers.vec.columns import Column, Columns, ColumnsRecorder
-from streamsampler.workers.vec.rows import BatchInfos, row_of
+from streamsampler.workers.vec.batch_infos import BatchInfos
+from streamsampler.workers.vec.columns import Columns, ColumnsRecorder
+from streamsampler.workers.vec.growing import Column
+from streamsampler.workers.vec.rows import row_of
 
 _FLOAT64 = np.dtype(np.float64)
 _EXACT = "?bBhHiIefd"  # the dtypes whose numbers a float64 holds

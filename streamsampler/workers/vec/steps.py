@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -24,8 +24,8 @@ from streamsampler.protocol.messages import Dropped, Phase
 from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.agents import BatchedAgent
+from streamsampler.workers.vec.batch_infos import InfosInAnyOrder
 from streamsampler.workers.vec.columns import Columns, ColumnsRecorder
-from streamsampler.workers.vec.rows import BatchInfos, InfosInAnyOrder
 
 _ALIGNMENT = 64
 
@@ -356,11 +356,8 @@ class BatchRecorder(StepRecorder):
 
     def record_agent_infos(self, rows: list[int], infos: dict[str, Any]) -> None:
         """Record the infos of the last call, arrays with a row for each row of the batch."""
-        numbers = np.arange(self.first, self.step)
-        if len(rows) == self._width:
-            self.agent_infos.record(numbers, infos)
-            return
-        record_infos_of_rows(self.agent_infos, numbers, infos, np.array(rows), self._width)
+        n, width = len(rows), self._width
+        self.agent_infos.record_next(self.first, n, infos, None if n == width else np.array(rows), width)
 
     def keep(self, trajectories: Sequence[Trajectory]) -> int:
         """Forget what none of these trajectories needs; see `StepRecorder.keep`."""
@@ -368,36 +365,6 @@ class BatchRecorder(StepRecorder):
         for row in self.rows:
             row.begun, row.asked = row.begun - by, max(row.asked - by, -1)
         return by
-
-
-def record_infos_of_rows(
-    recorder: BatchInfos, numbers: NDArray[np.int64], infos: Any, rows: NDArray[np.int64], n_rows: int
-) -> None:
-    """Record an agent's infos of some rows of a batch.
-
-    Args:
-        recorder: Records them.
-        numbers: The numbers of the rows' timesteps.
-        infos: The infos of all rows of the batch.
-        rows: The rows.
-        n_rows: How many rows the batch has.
-
-    Raises:
-        DataError: The infos are no dict, or not of so many rows; says both.
-    """
-    if not _has_rows(infos, n_rows):
-        BatchInfos("agent_infos").record(np.arange(n_rows), infos)  # raises, unless it can make rows of it
-    recorder.record(numbers, infos, rows)
-
-
-def _has_rows(infos: Any, n_rows: int) -> bool:
-    """Whether infos are dicts of arrays, lists and tuples of so many rows."""
-    return isinstance(infos, Mapping) and all(
-        len(value) == n_rows
-        if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim)
-        else _has_rows(value, n_rows)
-        for value in infos.values()
-    )
 
 
 class RowRecorder:
