@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.data.digests import digest
 from streamsampler.data.trees import map_trees
 
-__all__ = ["probe"]
+__all__ = ["Independence", "probe"]
 
 _WIDTH = 8
 """Multiples of this are the layer widths at which no row of a matrix product was seen to depend on others."""
@@ -29,12 +29,27 @@ Answers = list[list[bytes]]
 """The bytes of each row, for each step."""
 
 
-def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -> bool:
+class Independence(NamedTuple):
+    """What is known of the rows of an agent's batches, of which none depends on others.
+
+    Attributes:
+        conclusive: Whether that holds for other parameters as well. If no observation changes anything, as with a last
+            layer of zeros, nothing is known of them.
+        of_place: Whether a row is the same wherever in the batch it is. Never of an agent that is told its place, as
+            `slots`.
+    """
+
+    conclusive: bool
+    of_place: bool
+
+
+def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -> Independence:
     """Check that each row of an agent's batches is a function of that row alone, by asking and comparing bits.
 
     For any two rows there are calls in which one keeps its observation and the other gets another one: that of its
     neighbour, zeros, and noise. An agent that remembers is asked for two steps each time. A call that raises says
-    nothing, because no environment need send such observations; where all do, that is logged.
+    nothing, because no environment need send such observations; where all do, that is logged. Then the rows are asked
+    for in other places, with what they draw.
 
     Calls change an agent's memory, and may draw from the global generators: probe before trajectories begin.
 
@@ -46,8 +61,7 @@ def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -
             actions are allowed.
 
     Returns:
-        Whether that holds for other parameters as well. If no observation changes anything, as with a last layer of
-        zeros, nothing is known of them.
+        What is known.
 
     Raises:
         UsageError: A row depends on others, or the same batch gives something else when it is asked for again.
@@ -61,7 +75,7 @@ def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -
     plain, expected = next(((each, known) for each in (given, ones, zeros) if (known := ask(each))), (None, None))
     if expected is None:
         _LOG.warning("the agent (%s) could not be probed: it raises with all observations", type(agent).__qualname__)
-        return False
+        return Independence(conclusive=False, of_place=False)
     _compare(expected, ask(plain), rows, agent, others_changed=False)
     conclusive = n_rows == 1
     for bit in range((n_rows - 1).bit_length()):
@@ -70,14 +84,25 @@ def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -
                 answers = ask(map_trees(lambda leaf, other, keeps=keeps: _merged(keeps, leaf, other), plain, others))
                 _compare(expected, answers, rows[keeps], agent, others_changed=True)
                 conclusive = conclusive or answers not in (None, expected)
-    return conclusive
+    of_place = "slots" not in row_keywords(agent.get_actions) and _is_of_place(ask, plain, expected)
+    return Independence(conclusive, of_place)
 
 
-def _question(agent: Any, like: Any, n_rows: int, masks: Mapping[str, Any]) -> Callable[[Any], Answers | None]:
+def _is_of_place(ask: Callable[..., Answers | None], plain: Any, expected: Answers) -> bool:
+    """Whether rows are the same in other places: in those next to theirs, half a batch away, and from the end on."""
+    rows = np.arange(len(expected[0]))
+    for order in (np.roll(rows, 1), np.roll(rows, len(rows) // 2), rows[::-1]):
+        answers = ask(map_trees(lambda leaf, order=order: leaf[order], plain), order)
+        if answers != [[step[row] for row in order.tolist()] for step in expected]:
+            return False
+    return True
+
+
+def _question(agent: Any, like: Any, n_rows: int, masks: Mapping[str, Any]) -> Callable[..., Answers | None]:
     """Return a function that asks an agent for a batch whose trajectories all begin, and, where it remembers, the next.
 
-    Its observations always lie in the same memory, whose alignment could change bits. It returns None where the agent
-    raises.
+    Its observations always lie in the same memory, whose alignment could change bits. It takes with them, if that is
+    another one, the order of the trajectories in the rows. It returns None where the agent raises.
     """
     get_actions, reset = agent.get_actions, getattr(agent, "reset", None)
     names = row_keywords(get_actions)
@@ -88,9 +113,9 @@ def _question(agent: Any, like: Any, n_rows: int, masks: Mapping[str, Any]) -> C
     if begin is not None:
         begin(0)  # as at a block's start: other batches may have had another number of rows
 
-    def ask(observations: Any) -> Answers | None:
+    def ask(observations: Any, order: NDArray[np.int64] = rows) -> Answers | None:
         answers = []
-        keywords = {"slots": rows, "starts": rows >= 0, "seeds": rows, "draws": Draws.of(range(n_rows))}
+        keywords = {"slots": rows, "starts": rows >= 0, "seeds": order, "draws": Draws.of(order.tolist())}
         try:
             if reset is not None and mask_name is not None:
                 reset(**{mask_name: rows >= 0}, **({"seed": 0} if takes_seed(reset) else {}))

@@ -552,9 +552,9 @@ def probe_rows(agent: Any, spaces: tuple[Any, Any], env: Any) -> Finding:
         says, conclusive = is_row_independent(agent), True
         for n_rows in _ROWS:
             pool = AgentPool(hint=False)
-            pool.update(agent, n_rows, None)
+            pool.update(agent, None)
             with quiet():
-                conclusive = pool.probe(spaces, n_rows) and conclusive
+                conclusive = pool.probe(spaces, n_rows).conclusive and conclusive
     except UsageError as error:
         what, _, advice = str(error).partition(". ")
         if getattr(agent, "row_independent", False) or "row_independent of the agent" in what:

@@ -221,6 +221,9 @@ class Worker(ABC):
     def update_env(self, env_update: EnvUpdate) -> None:
         """Replace or change the environment."""
 
+    def need_environments(self, n: int) -> None:  # noqa: B027 - for those that make them as they are needed
+        """Make environments until there are n, or as many as the worker may have."""
+
     def keep_fragments(self, base_version: int) -> None:  # noqa: B027 - for those that run fragments
         """Close the environments of fragments, unless their episodes go on; the worker's own stay open.
 

@@ -29,7 +29,7 @@ from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, with_filters
 from streamsampler.workers.fragment_rows import Row, told
-from streamsampler.workers.generators import drawn_states, generator_states, seeding, set_states
+from streamsampler.workers.generators import drawn_states, generator_states, seed_constructors, seeding, set_states
 from streamsampler.workers.hooks import HookCaller, Seams, WorkerWithSeams
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing, reset_one
@@ -128,34 +128,26 @@ class Running:
         worker = self._worker
         worker.enter(Phase.ENV_CONSTRUCTION)
         if self._envs:
-            set_states(TrajectorySeeds(worker.context.seed, 0)[0], None)  # as for the worker's own
-            made = [self._made(slot) for slot in range(n)]
-            return list(zip(made, self._callers_for(made), strict=False))
+            return list(map(self._made, range(n)))
+        worker.need_environments(n)
         own = cast("list[AnyEnv]", [*worker.environments()])[:n]
         for env in own:
             self._claim(env)
         return list(zip(own, worker.hook_callers or repeat(None), strict=False))
 
-    def _made(self, slot: int) -> AnyEnv:
-        worker = self._worker
+    def _made(self, slot: int) -> tuple[AnyEnv, HookCaller | None]:
+        """Return a new environment, and what calls its hooks: as the worker makes its own."""
+        worker, hooks = self._worker, self._worker.context.hooks
+        seed_constructors(worker.context.seed)
         with for_worker(worker.context.worker_number):
             update = worker.load(worker.in_force["env"]).of_slot(slot)
             env = apply_env_update(update, None, several=worker.can_play_several)
         self._claim(env)
-        return env
-
-    def _callers_for(self, envs: Iterable[AnyEnv]) -> Iterable[HookCaller | None]:
-        """Return what calls hooks for each environment; hooks hear of these when all are made, as of the worker's own.
-
-        So both see the same state of the global generators.
-        """
-        worker, hooks = self._worker, self._worker.context.hooks
         if hooks is None:
-            return repeat(None)
-        callers = [HookCaller(worker, hooks) for _ in envs]
-        for env, caller in zip(envs, callers, strict=True):
-            caller.created(env)
-        return callers
+            return env, None
+        caller = HookCaller(worker, hooks)
+        caller.created(env)
+        return env, caller
 
     def _claim(self, env: AnyEnv) -> None:
         claim(env, self, lambda: self._worker.load(self._worker.in_force["env"]))

@@ -37,9 +37,10 @@ class LendingWorker(Worker):
         """Have no environments any more, if fragments go on in them."""
 
     def _make_callers(self, n: int) -> None:
-        """Make what calls the hooks of n environments, unless it is there or there are no hooks."""
-        if self.context.hooks is not None and not self.hook_callers:
-            self.hook_callers = [HookCaller(self, self.context.hooks) for _ in range(n)]
+        """Make what calls the hooks of n environments, as far as it is not there, if there are hooks."""
+        if (hooks := self.context.hooks) is not None:
+            missing = range(len(self.hook_callers), n)
+            self.hook_callers = [*self.hook_callers, *(HookCaller(self, hooks) for _ in missing)]
 
     def _take_environments(self) -> None:
         """Make environments for whole trajectories, if fragments go on in those that the worker has."""

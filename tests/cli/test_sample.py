@@ -108,7 +108,7 @@ def test_the_file_tells_where_it_comes_from_and_its_seed_repeats_it(at_home: Pat
         "wanted": {"timesteps": 9},
         "interrupted": False,
         "fingerprints": [fingerprint().without_torch().bits],
-        "worker": "VecWorker: trajectories in lanes, or in blocks of one size",
+        "worker": "VecWorker: trajectories in lanes of whole multiples of 16 rows, or in blocks of one size",
         "worker_class": "VecWorker",
         "worker_args": {"n_envs": 3},
     }

@@ -412,7 +412,7 @@ def test_an_error_of_that_hook_ends_the_call_and_the_environments_are_closed(opt
         for n in (1, 2):
             with pytest.raises(RolloutError, match=r"calling the hook on_environment_created.*no such table"):
                 sampler.obtain_trajectories(3)
-            assert len(Closing.closed) == n * (3 if options else 1)
+            assert len(Closing.closed) == n
 
 
 def test_environments_in_other_processes_than_their_hooks_are_not_told_of():

@@ -361,5 +361,5 @@ def test_each_reset_of_a_check_shows(length, n_envs):
         Shown.sampler, rows = sampler, Shown.rows
         rows.clear()
         sampler.obtain_trajectories(2)
-    assert len(rows) == 3 * (n_envs or 1) + 2
+    assert len(rows) == 3 + 2
     assert [one for one, following in itertools.pairwise(rows) if one == following] == []

@@ -271,7 +271,7 @@ def test_a_loss_of_an_environment_that_has_taken_all_its_timesteps(tmp_path):
 
 
 class Killing(Drawn):
-    """Kills a process when all rows have been asked for twenty times; whether they are independent is given."""
+    """Kills a process when all rows have been asked for 32 times; whether they are independent is given."""
 
     def __init__(self, row_independent: bool = False) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ class Killing(Drawn):
 
     def get_actions(self, observations: Any, *, starts: Any, draws: Any) -> Any:
         self.n_asked += 1
-        if self.n_asked == 20 and self.kill is not None:
+        if self.n_asked == 32 and self.kill is not None:
             self.kill()
         return super().get_actions(observations, starts=starts, draws=draws)
 

@@ -116,6 +116,7 @@ def make_worker(board):
         def build():
             worker.update_env(as_env_update(make_env))
             worker.update_agent(make_agent())
+            worker.need_environments(n_envs or 1)
 
         context = context_of(board, check=check, rebuild=build)
         worker: Any = DefaultWorker(context) if n_envs is None else VecWorker(context, n_envs=n_envs)

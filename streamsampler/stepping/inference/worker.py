@@ -160,7 +160,7 @@ class ParentWorker(VecWorker):
         self.phase = Phase.ENV_CONSTRUCTION
         self._drop_runner()
         self._leave_lent()
-        self._envs = []
+        self._envs, self._probed = [], (None, None)
         if self._environments is None:
             n_envs = self.layout({"n_envs": self._n_envs}).rows
             self._environments = Environments(n_envs, self.launch, self.close_timeout)
@@ -183,7 +183,7 @@ class ParentWorker(VecWorker):
         running = self._running
         return own if running is None or running.environments in own else [*own, running.environments]
 
-    def _choose_lanes(self) -> None:
+    def _choose_lanes(self, *, anew: bool = True) -> None:
         # To find out changes what the agent remembers, and here it is no copy: not while its episodes go on. Of several
         # agents, policies find it out when they begin to play somewhere else, and remember again where episodes go on.
         runner, running = self._runner, self._running
@@ -191,7 +191,7 @@ class ParentWorker(VecWorker):
         self._must_choose = has_agent and runner is not None and not self._agents.batched(runner.n_slots).can_wait
         self.runs_lanes = False
         if not self._must_choose:
-            super()._choose_lanes()
+            super()._choose_lanes(anew=anew)
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories, or fragments."""
@@ -232,8 +232,9 @@ class ParentWorker(VecWorker):
 
     def _make_groups(self, base_version: int) -> RemoteGroups:
         assert self._environments is not None
+        asked = partial(self._asked, len(self._environments.proxies))
         kind = RemoteGroup if self._players is None else RemoteGroupOfAgents
-        group = partial(kind, environments=self._environments, asked=self._asked, n_groups=self._n_row_groups)
+        group = partial(kind, environments=self._environments, asked=asked, n_groups=self._n_row_groups)
         return RemoteGroups(self, base_version, self._environments, group)
 
     def abandon(self) -> tuple[int, int]:

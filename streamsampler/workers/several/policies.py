@@ -236,7 +236,7 @@ class PlayingPolicy:
         """Check that its rows are independent, if it says so: before any of the agent's begins."""
         if self.crosses and not self._is_probed and self.spaces is not None:
             with preserved_generators():
-                self._is_probed = probe_rows(self._agent, self.spaces, self.n_rows)
+                self._is_probed = probe_rows(self._agent, self.spaces, self.n_rows).conclusive
 
     def _look_at_agent(self) -> None:
         if not self._envs:

@@ -23,7 +23,7 @@ from streamsampler.agents.base import (
     takes_seed,
 )
 from streamsampler.agents.draws import Draws
-from streamsampler.agents.independence import probe
+from streamsampler.agents.independence import Independence, probe
 from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, mask_size
 from streamsampler.agents.updates import apply_agent_update, updated_agent
 from streamsampler.core.errors import UsageError
@@ -139,18 +139,24 @@ class BatchedAgent(ABC):
 
 
 class _Together(BatchedAgent):
-    """An agent with `get_actions`."""
+    """An agent with `get_actions`.
 
-    def __init__(self, agent: Any, n_rows: int) -> None:
+    Args:
+        agent: The agent.
+        n_rows: How many rows its batches have.
+        n_envs: How many of them may run trajectories; the others, after them, are filled.
+    """
+
+    def __init__(self, agent: Any, n_rows: int, n_envs: int) -> None:
         self._agent, self.agents = agent, [agent]
         self._get_actions = agent.get_actions
         self._reset = reset_agent_function(agent)
-        self._n_rows = n_rows
+        self._n_rows, self._n_envs = n_rows, n_envs
         self._keywords = row_keywords(self._get_actions)
         self.takes_masks = takes_masks(agent, together=True)
         self._draw_from(Draws(n_rows))
         self._seeds = [0] * n_rows
-        self._starts = np.ones(n_rows, dtype=np.bool_)
+        self._starts = np.arange(n_rows) < n_envs
         self._by_row = bool(self._keywords - {"slots"})
         self.can_wait = self._keywords <= {"draws", "seeds"}  # nothing is remembered from step to step
         self._value_by_row = None if self.can_wait else value_by_row(agent)
@@ -195,9 +201,9 @@ class _Together(BatchedAgent):
         masks: NDArray[np.bool_] | None = None,
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         del record_info  # all rows are asked for, together
-        if len(live) < self._n_rows and "starts" in self._keywords:
+        if len(live) < self._n_envs and "starts" in self._keywords:
             # What is remembered of a silent row would run on for ever: no trajectory ends in it.
-            silent = np.ones(self._n_rows, dtype=np.bool_)
+            silent = np.arange(self._n_rows) < self._n_envs
             silent[live] = False
             self._starts |= silent
         worker.phase = _ACTION
@@ -231,8 +237,8 @@ class _Together(BatchedAgent):
 class _ByMask(_Together):
     """An agent with `get_actions` and a memory by rows, whose `reset` takes a mask of those that begin a trajectory."""
 
-    def __init__(self, agent: Any, n_rows: int, mask_name: str) -> None:
-        super().__init__(agent, n_rows)
+    def __init__(self, agent: Any, n_rows: int, n_envs: int, mask_name: str) -> None:
+        super().__init__(agent, n_rows, n_envs)
         self.can_wait = False
         self._keywords -= {"starts"}
         self._reset_rows = agent.reset
@@ -344,10 +350,10 @@ class _OneByOne(BatchedAgent):
         return getattr(self._agents[number], "get_value", None) if is_asked else None
 
 
-def probe_rows(agent: Any, spaces: tuple[Space[Any], Space[Any]], n_rows: int) -> bool:
+def probe_rows(agent: Any, spaces: tuple[Space[Any], Space[Any]], n_rows: int) -> Independence:
     """Check that the rows of an agent's batches do not depend on each other; see `agents.independence.probe`."""
     if not callable(getattr(agent, "get_actions", None)):
-        return True
+        return Independence(conclusive=True, of_place=True)
     space = copy.deepcopy(spaces[0])
     space.seed(0)
     examples = Columns(space, n_rows, "observation")
@@ -365,7 +371,7 @@ class AgentPool:
     def __init__(self, *, hint: bool) -> None:
         self._hint = hint
         self._agents: list[Agent] = []
-        self._batched: tuple[int, BatchedAgent] | None = None
+        self._batched: dict[tuple[int, int], BatchedAgent] = {}
 
     @property
     def row_independent(self) -> bool:
@@ -373,11 +379,16 @@ class AgentPool:
         return is_row_independent(self._agents[0])
 
     @property
+    def asked_together(self) -> bool:
+        """Whether the agent is asked for all rows in one call."""
+        return callable(getattr(self._agents[0], "get_actions", None))
+
+    @property
     def first(self) -> Agent:
         """The agent, or the first of its copies."""
         return self._agents[0]
 
-    def probe(self, spaces: tuple[Space[Any], Space[Any]], n_rows: int) -> bool:
+    def probe(self, spaces: tuple[Space[Any], Space[Any]], n_rows: int) -> Independence:
         """Check that the rows of the agent's batches do not depend on each other; see `agents.independence.probe`."""
         return probe_rows(self._agents[0], spaces, n_rows)
 
@@ -386,16 +397,15 @@ class AgentPool:
         """Whether there is no agent yet."""
         return not self._agents
 
-    def update(self, agent_update: Any, n_slots: int, spaces: tuple[Space[Any], Space[Any]] | None) -> None:
+    def update(self, agent_update: Any, spaces: tuple[Space[Any], Space[Any]] | None) -> None:
         """Replace the agent, or hand it new parameters; see `agents.updates.apply_agent_update`.
 
         Args:
             agent_update: The update.
-            n_slots: How many agents may be needed; 0 if it plays several agents, which `Players` hands it to.
             spaces: The observation and action space of one environment, for a new agent; None where there
                 is none yet.
         """
-        self._batched = None
+        self._batched = {}
         old = self._agents[0] if self._agents else None
         updated = updated_agent(old, agent_update, spaces)
         if updated is old:
@@ -403,19 +413,23 @@ class AgentPool:
                 apply_agent_update(another, agent_update)
         else:
             self._agents = [updated]
-        if n_slots:
-            self.batched(n_slots)
 
-    def batched(self, n_slots: int) -> BatchedAgent:
-        """Return the agent for so many slots."""
-        if self._batched is None or self._batched[0] != n_slots:
-            self._batched = n_slots, self._make(n_slots)
-        return self._batched[1]
+    def batched(self, n_slots: int, n_envs: int | None = None) -> BatchedAgent:
+        """Return the agent for so many slots.
 
-    def _make(self, n_slots: int) -> BatchedAgent:
+        Args:
+            n_slots: How many.
+            n_envs: In how many of them trajectories may run; None for all.
+        """
+        wanted = n_slots, n_slots if n_envs is None else n_envs
+        if wanted not in self._batched:
+            self._batched[wanted] = self._make(*wanted)
+        return self._batched[wanted]
+
+    def _make(self, n_slots: int, n_envs: int) -> BatchedAgent:
         agent = self._agents[0]
-        if callable(getattr(agent, "get_actions", None)):
-            return self._asked_together(agent, n_slots)
+        if self.asked_together:
+            return self._asked_together(agent, n_slots, n_envs)
         if self._hint:
             self._hint = False
             _LOG.warning(
@@ -427,14 +441,14 @@ class AgentPool:
             self._agents += [loads(pickled) for _ in range(n_slots - len(self._agents))]
         return _OneByOne(self._agents, n_slots)
 
-    def _asked_together(self, agent: Any, n_rows: int) -> BatchedAgent:
+    def _asked_together(self, agent: Any, n_rows: int, n_envs: int) -> BatchedAgent:
         reset = getattr(agent, "reset", None)
         keywords = row_keywords(agent.get_actions)
         if not callable(reset) or "starts" in keywords:
-            return _Together(agent, n_rows)
+            return _Together(agent, n_rows, n_envs)
         mask_name = mask_argument(reset)
         if mask_name is not None:
-            return _ByMask(agent, n_rows, mask_name)
+            return _ByMask(agent, n_rows, n_envs, mask_name)
         if self._hint and not takes_seed(reset):
             self._hint = False
             _LOG.warning(
@@ -442,4 +456,4 @@ class AgentPool:
                 "not of each trajectory. If it remembers anything, its actions are wrong: let get_actions take slots "
                 "and starts, or reset the mask of slots that begin, reset(do_resets).", type(agent).__qualname__,
             )  # fmt: skip
-        return _Together(agent, n_rows)
+        return _Together(agent, n_rows, n_envs)

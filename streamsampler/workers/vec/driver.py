@@ -35,7 +35,7 @@ class RowsDriver:
         worker: Shows the phase.
         envs: The environments; there may be fewer than rows.
         spaces: Observation and action space of one environment.
-        n_rows: How many rows there are.
+        n_rows: How many rows the agent's batches have: those of the environments, and filled ones after them.
         callers: For each environment what calls its hooks: those that keep something from one timestep to the next see
             one trajectory after the other, as in `DefaultWorker`. None without hooks.
         in_order: See `StepRecorder`.
@@ -51,13 +51,13 @@ class RowsDriver:
         callers: Sequence[HookCaller] = (), *, in_order: bool = True,
     ) -> None:  # fmt: skip
         self._worker, self._envs, self.spaces, self._n_rows = worker, envs, spaces, n_rows
+        self._in_order = in_order
         several = [each for env in envs if isinstance(each := getattr(env, "unwrapped", None), MultiAgentEnv)]
         self._recorder: BatchRecorder | JointRows
         if several:
             self._recorder = JointRows(several)
         else:
-            shared = in_order and not callers
-            self._recorder = BatchRecorder(*spaces, len(envs), n_rows, in_order=in_order, shared=shared)
+            self._recorder = self._new_recorder(is_shared=in_order and not callers)
         self._hooks = [ShownTrajectory(worker, caller) for caller in callers]
         self._agent: BatchedAgent | None = None
         self._sends: list[Any] = [None] * len(envs)  # those of the rows' scripts
@@ -73,6 +73,10 @@ class RowsDriver:
         self._version = 0  # of the ticket in hand
         self.seconds = [0.0, 0.0, 0.0]
         self.n_ran = 0
+
+    def _new_recorder(self, *, is_shared: bool) -> BatchRecorder:
+        n_envs, n_rows = len(self._envs), self._n_rows
+        return BatchRecorder(*self.spaces, n_envs, n_rows, in_order=self._in_order, shared=is_shared)
 
     # ------------------------------------------------------------------ scripts
 

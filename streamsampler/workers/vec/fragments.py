@@ -68,7 +68,7 @@ class Group(RowsDriver):
         return self._agent
 
     def _update(self, update: Any) -> None:
-        self._pool.update(update, self._n_rows, self.spaces)
+        self._pool.update(update, self.spaces)
 
     def _made_agent(self) -> BatchedAgent:
         return self._pool.batched(self._n_rows)

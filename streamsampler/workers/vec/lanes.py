@@ -24,7 +24,7 @@ from streamsampler.workers.resets import reset_function
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
 from streamsampler.workers.vec.joint import JointRows, PlayersOfRows
-from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.steps import BatchRecorder, Trajectory
 from streamsampler.workers.vec.tickets import RunningTicket, RunningTickets, positions_by_row
 
 # An enum's member costs 100 ns to look up on Python 3.11.
@@ -33,11 +33,32 @@ _RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Pha
 _STEP_NUMBER = phase_number(Phase.STEP)
 
 
-class LaneRunner(RowsDriver):
-    """Runs trajectories in a fixed number of environments, each of which is a row.
+MULTIPLE = 16
+"""At multiples of this no row of a batch was seen to depend on its place (oneMKL on processors with AVX-512: with 2, 4,
+7, 8 and 31 rows some do). So rows that are free can take any trajectory."""
 
-    *In lanes* the trajectory of index i runs in row i mod n. A row begins its next trajectory as soon as one has ended,
-    those of the tickets that the worker holds ahead included; these go on when their ticket's turn has come.
+
+def rows_of_lanes(n_envs: int) -> int:
+    """Return how many rows the agent's batches have where trajectories run in lanes.
+
+    Whole multiples of 16: then any row that is free may run any trajectory, and 1.17 rows are asked for each timestep
+    that is kept, not 1.42 (CartPole of 20 timesteps in 32 rows). Where more than a third would be added, batches have
+    as many rows as there are environments: a network that costs something for each row, such as one of convolutions,
+    loses more by added rows than free ones save.
+
+    Args:
+        n_envs: How many environments a worker has at most.
+    """
+    n_rows = -(-n_envs // MULTIPLE) * MULTIPLE
+    return n_rows if 3 * n_rows <= 4 * n_envs else n_envs
+
+
+class LaneRunner(RowsDriver):
+    """Runs trajectories in several environments, each of which is a row.
+
+    *In lanes* a row begins its next trajectory as soon as one has ended, those of the tickets that the worker holds
+    ahead included; these go on when their ticket's turn has come. It is the next one of all, where rows do not depend
+    on their place; otherwise the trajectory of index i runs in row i mod n.
 
     *In blocks* the rows begin the first trajectories of a block, and a row whose trajectory ends begins the next one of
     the block, rows in order within a step; the next block begins when all have ended.
@@ -49,21 +70,22 @@ class LaneRunner(RowsDriver):
     Args:
         envs: The environments.
         worker: Shows phase and trajectory.
+        n_rows: How many rows the agent's batches have in blocks; None for as many as there are environments.
         fixed_rows: Whether trajectory i runs in row i mod n in blocks, too: the environments differ.
         callers: For each environment what calls its hooks; none without hooks.
         more: Further ones of `RowsDriver`.
     """
 
     def __init__(
-        self, envs: list[gymnasium.Env[Any, Any]], worker: Worker, *, fixed_rows: bool = False,
-        callers: Sequence[HookCaller] = (), **more: Any,
+        self, envs: list[gymnasium.Env[Any, Any]], worker: Worker, *, n_rows: int | None = None,
+        fixed_rows: bool = False, callers: Sequence[HookCaller] = (), **more: Any,
     ) -> None:  # fmt: skip
         # Through wrappers it takes a microsecond to look the spaces up.
         spaces = envs[0].observation_space, envs[0].action_space
-        super().__init__(worker, envs, spaces, len(envs), callers, **more)
+        super().__init__(worker, envs, spaces, n_rows or len(envs), callers, **more)
         self._limit = worker.context.max_episode_length
-        self._tickets = RunningTickets(worker, self._n_rows)
-        self._running: list[Trajectory | None] = [None] * self._n_rows
+        self._tickets = RunningTickets(worker, len(envs))
+        self._running: list[Trajectory | None] = [None] * len(envs)
         self._in_lanes = True
         self._fixed_rows = fixed_rows
         self._at_fault: Trajectory | None = None
@@ -71,8 +93,26 @@ class LaneRunner(RowsDriver):
 
     @property
     def n_slots(self) -> int:
-        """How many trajectories run side by side."""
+        """How many rows the agent's batches have."""
         return self._n_rows
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no trajectory has begun that is in no answer yet."""
+        return not self._tickets.begun()
+
+    def set_rows(self, n_rows: int, *, any_row: bool) -> None:
+        """Let the agent's batches have so many rows from now on.
+
+        Args:
+            n_rows: How many; as many as there are environments at least.
+            any_row: Whether any row that is free may run any trajectory, in lanes too.
+        """
+        self._tickets.any_row = any_row and not self._fixed_rows
+        if n_rows != self._n_rows and isinstance(self._recorder, BatchRecorder):
+            self.forget()
+            self._n_rows, self._masks = n_rows, None
+            self._recorder = self._new_recorder(is_shared=self._recorder.is_shared)
 
     @property
     def failed_ahead(self) -> bool:
@@ -110,9 +150,9 @@ class LaneRunner(RowsDriver):
         for first in range(0, len(seeds), ticket.block):
             stop = min(first + ticket.block, len(seeds))
             if self._fixed_rows:
-                running.waiting = positions_by_row(ticket.indices, range(first, stop), self._n_rows)
+                running.waiting = positions_by_row(ticket.indices, range(first, stop), len(self._envs))
             else:
-                running.waiting = [iter(range(first, stop))] * self._n_rows
+                running.waiting = [iter(range(first, stop))] * len(self._envs)
             worker.trajectory, worker.phase = ticket.indices[first], _AGENT_RESET
             worker.row.begin_trajectory(ticket.indices[first])
             seed_generators(seeds[first])
@@ -157,7 +197,7 @@ class LaneRunner(RowsDriver):
         """Forget all tickets, and return how many trajectories had begun, and the timesteps that are in no answer."""
         forgotten = sum(each.left_out is None for each in self._tickets.begun()), self.n_ran
         self._tickets.clear()
-        self._running = [None] * self._n_rows
+        self._running = [None] * len(self._envs)
         self.release()
         self._live = []
         self._recorder.clear()
@@ -185,6 +225,7 @@ class LaneRunner(RowsDriver):
         self._sources = None
         if live and len(live) < self._n_rows:
             self._sources = [live[0] if each is None else row for row, each in enumerate(running)]
+            self._sources += [live[0]] * (self._n_rows - len(running))
 
     def _begin(self, row: int, running: RunningTicket, position: int) -> None:
         """Begin a trajectory in a row; where it is left out at its start, the next one."""
@@ -273,7 +314,7 @@ class LaneRunner(RowsDriver):
         try:
             self._fill()
             while running.n_ended < n_ended:
-                if len(self._live) < self._n_rows and self._tickets.look_ahead():
+                if len(self._live) < len(self._envs) and self._tickets.look_ahead():
                     self._fill()
                 self._round()
                 if words[0] > version:

@@ -239,6 +239,7 @@ class BatchRecorder(StepRecorder):
 
     Attributes:
         rows: The recorders that the scripts of the rows write to.
+        is_shared: See `shared`.
     """
 
     def __init__(
@@ -246,7 +247,7 @@ class BatchRecorder(StepRecorder):
         shared: bool,
     ) -> None:  # fmt: skip
         super().__init__(observation_space, action_space, n_rows, in_order=in_order)
-        self._width, self._is_shared = width, shared
+        self._width, self.is_shared = width, shared
         self._checked_actions = Columns(action_space, width, "action", ActionError)
         self._shown = Columns(observation_space, n_rows, "observation", ObservationError)  # one step: the next ones
         self._is_encoded = self._last.encoded is not None
@@ -281,7 +282,7 @@ class BatchRecorder(StepRecorder):
 
     def put_in_order(self, rows: Sequence[int]) -> None:
         """Put the next observations in the order of rows, where these have recorded them in another order."""
-        if self._is_shared and self._is_encoded:
+        if self.is_shared and self._is_encoded:
             self._encoded[:] = [self._encoded[place] for place in np.argsort(rows).tolist()]
 
     def batch(self, rows: list[int], sources: list[int] | None) -> Tree:
@@ -295,7 +296,7 @@ class BatchRecorder(StepRecorder):
         own: Any
         shown: Any
         if self._is_encoded:
-            encoded = self._encoded if self._is_shared else [self.rows[row].encoded.pop() for row in rows]
+            encoded = self._encoded if self.is_shared else [self.rows[row].encoded.pop() for row in rows]
             own = np.ndarray((n, *self._last.shape), self._last.dtype, b"".join(encoded))
             self._encoded.clear()
             self._asked = own
@@ -323,7 +324,7 @@ class BatchRecorder(StepRecorder):
 
     def end_step(self, rows: Sequence[int]) -> None:
         """Record the rewards of rows, which have taken the step that was chosen last."""
-        if not self._is_shared:
+        if not self.is_shared:
             self._given = [self.rows[row].float_rewards.pop() for row in rows]
         self.rewards.fromlist(self._given)
         self._given.clear()

@@ -72,6 +72,7 @@ class RunningTickets:
 
     Attributes:
         alone: Whether no trajectory of a later ticket may begin.
+        any_row: Whether a row that is free runs the next trajectory of all; otherwise i runs in row i mod n_rows.
     """
 
     def __init__(self, worker: Worker, n_rows: int) -> None:
@@ -79,7 +80,7 @@ class RunningTickets:
         self._agent: BatchedAgent | None = None
         self._tickets: deque[RunningTicket] = deque()
         self._look_at = 0.0
-        self.alone = True
+        self.alone, self.any_row = True, False
 
     @property
     def in_hand(self) -> RunningTicket:
@@ -137,7 +138,10 @@ class RunningTickets:
 
     def _append(self, ticket: Ticket, seeds: list[int]) -> RunningTicket:
         assert self._agent is not None
-        waiting = positions_by_row(ticket.indices, range(len(seeds)), self._n_rows)
+        if self.any_row:
+            waiting: list[Iterator[int]] = [iter(range(len(seeds)))] * self._n_rows
+        else:
+            waiting = positions_by_row(ticket.indices, range(len(seeds)), self._n_rows)
         running = RunningTicket(ticket, seeds, self._agent.prepare(seeds), waiting)
         self._tickets.append(running)
         return running

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -11,6 +11,7 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from streamsampler.agents.base import is_agent
+from streamsampler.agents.independence import Independence
 from streamsampler.core.errors import DataError, UsageError, positive
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.data.spaces import same_spaces
@@ -22,11 +23,12 @@ from streamsampler.environments.updates import (
     EnvUpdate,
     ExistingEnvUpdate,
     apply_any_env_update,
+    for_worker,
 )
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.protocol.plans import Layout
 from streamsampler.workers.base import Outcome, WorkerContext
-from streamsampler.workers.generators import generator_states, seed_generators
+from streamsampler.workers.generators import generator_states, seed_constructors, seed_generators
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import masks_reach
 from streamsampler.workers.resets import FragmentOrder
@@ -36,11 +38,11 @@ from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
 from streamsampler.workers.vec.fragments import Group, RunningGroups
 from streamsampler.workers.vec.joint import PlayersOfRows
 from streamsampler.workers.vec.joint_fragments import GroupOfAgents
-from streamsampler.workers.vec.lanes import LaneRunner
+from streamsampler.workers.vec.lanes import MULTIPLE, LaneRunner, rows_of_lanes
 from streamsampler.workers.vec.native import NativeRunner, using_seeds
 from streamsampler.workers.vec.rows import noting
 
-_N_ENVS = 8
+_N_ENVS = 16
 DRAWS = (
     "something drew from a global generator (random, numpy.random or torch) while trajectories ran side by side, so "
     "that they depend on one another. Let get_actions take the keyword draws, and the environment draw from its "
@@ -57,9 +59,12 @@ _NO_HOOKS = (
 class VecWorker(LendingWorker):
     """Runs several environments side by side, and asks the agent once for the actions of all of them.
 
-    *In lanes* each trajectory is a function of itself alone, as with `DefaultWorker`: trajectory i runs in environment
-    i mod `n_envs`, and an environment begins its next trajectory as soon as one has ended. That needs an agent that
-    says ``row_independent = True`` (see `streamsampler.Agent`), which is probed, and draws from ``draws``.
+    *In lanes* each trajectory is a function of itself alone, as with `DefaultWorker`: an environment begins the next
+    trajectory as soon as one has ended. That needs an agent that says ``row_independent = True`` (see
+    `streamsampler.Agent`), which is probed, and draws from ``draws``. Batches have whole multiples of 16 rows, unless
+    more than a third would have to be added to `n_envs` (`lanes.rows_of_lanes`). Trajectory i runs in environment i mod
+    `n_envs` where the environments differ (`PerEnv`), where the agent takes ``slots``, and where rows depend on their
+    place in the batch.
 
     *In blocks*, with all other agents or a `block_size`, trajectories of consecutive indices may influence each other,
     and what happens in a block is a function of the block alone. A block has one trajectory for each environment, or
@@ -82,7 +87,8 @@ class VecWorker(LendingWorker):
 
     Args:
         context: What the worker is made with.
-        n_envs: How many environments; None for 8, or for as many as a vector environment has.
+        n_envs: How many environments a worker has at most, which it makes as calls need them; None for 16, or for as
+            many as a vector environment has.
         block_size: How many trajectories make a block. None for lanes where the agent allows it, and otherwise for as
             many as there are environments.
 
@@ -96,14 +102,15 @@ class VecWorker(LendingWorker):
     can_play_several = True
     can_rehearse = can_continue = continues_side_by_side = can_take_options = can_call_hooks = asks_for_rows = True
     can_differ_side_by_side = True
-    revision = "trajectories in lanes, or in blocks of one size"
+    revision = "trajectories in lanes of whole multiples of 16 rows, or in blocks of one size"
 
     def __init__(self, context: WorkerContext, *, n_envs: int | None = None, block_size: int | None = None) -> None:
         super().__init__(context)
         self._block = self.layout({"n_envs": n_envs, "block_size": block_size}).block
         self._may_run_lanes = block_size is None
         self._failed_ahead = False  # whether what was raised last may be about a later ticket
-        self._probed: tuple[Any, Any] = None, None  # for which runner and agent the probe has told
+        self._probed: tuple[Any, Independence | None] = None, None  # for which agent the probe has told what
+        self._update_of: Callable[[int], EnvUpdate]  # the environments' last update, for a slot
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
         self._agents = AgentPool(hint=context.worker_number == 0)
         self._players: PlayersOfRows | None = None  # of several agents, those who play them
@@ -137,11 +144,10 @@ class VecWorker(LendingWorker):
             if self._players is not None and not is_agent(agent_update):
                 self._players.players.update(agent_update)
             else:
-                self._agents.update(agent_update, 0, None)
+                self._agents.update(agent_update, None)
                 self._seat()
             return
-        n_slots, spaces = (1, None) if runner is None else (runner.n_slots, runner.spaces)
-        self._agents.update(agent_update, n_slots, spaces)
+        self._agents.update(agent_update, None if runner is None else runner.spaces)
         agent = self._agents.first
         masks_reach(agent, self.warn_once, together=callable(getattr(agent, "get_actions", None)))
         self._choose_lanes()
@@ -164,12 +170,18 @@ class VecWorker(LendingWorker):
             self._players = PlayersOfRows(players, self)
         self.runs_lanes = self._may_run_lanes
 
-    def _asked(self) -> BatchedAgent:
-        """Return the agent for the runner's rows, or the policies."""
-        return self._agents.batched(self._lane_runner.n_slots) if self._players is None else self._players
+    def _asked(self, n_rows: int | None = None) -> BatchedAgent:
+        """Return the agent for so many rows, None for the runner's; or the policies."""
+        if self._players is not None:
+            return self._players
+        n_rows = n_rows or self._lane_runner.n_slots
+        return self._agents.batched(n_rows, min(self._most_envs, n_rows))
 
-    def _choose_lanes(self) -> None:
-        """Run lanes where the agent says that its rows are independent; probe that once.
+    def _choose_lanes(self, *, anew: bool = True) -> None:
+        """Run lanes where the agent says that its rows are independent; probe that, until it tells.
+
+        Args:
+            anew: Whether something may be known of the agent now that was not known before.
 
         Raises:
             UsageError: The agent says so, and it is not true.
@@ -179,11 +191,18 @@ class VecWorker(LendingWorker):
             return
         runner, agents = self._runner, self._agents
         self.runs_lanes = False
-        if not (self._may_run_lanes and isinstance(runner, LaneRunner)) or agents.empty or not agents.row_independent:
+        if agents.empty or not isinstance(runner, LaneRunner):
             return
-        known = self._probed[0] is runner and self._probed[1] is agents.first
-        if not known and agents.probe(runner.spaces, runner.n_slots):
-            self._probed = runner, agents.first
+        together, n_envs = agents.asked_together, self._most_envs
+        if not (self._may_run_lanes and agents.row_independent):
+            runner.set_rows(n_envs if together else len(self._envs), any_row=False)
+            return
+        n_rows = rows_of_lanes(n_envs) if together else len(self._envs)
+        agent, found = self._probed
+        if found is None or agent is not agents.first or (anew and not found.conclusive):
+            found = agents.probe(runner.spaces, n_rows)
+            self._probed = agents.first, found
+        runner.set_rows(n_rows, any_row=found.of_place and (not together or n_rows % MULTIPLE == 0))
         self.runs_lanes = True
 
     def update_env(self, env_update: EnvUpdate) -> None:
@@ -196,14 +215,11 @@ class VecWorker(LendingWorker):
         self.phase = Phase.ENV_CONSTRUCTION
         self._drop_runner()
         self._leave_lent()
+        self._probed = None, None
         old, self._envs = self._envs, []
-        before = {id(env): env for env in old}
         try:
-            self._envs = self._updated(env_update, old)
+            self._update_all(env_update, old)
             self._runner = self._make_runner(self._envs, differ=env_update.n_slots is not None)
-            for env, caller in zip(self._envs, self.hook_callers, strict=False):
-                if id(env) not in before:
-                    caller.created(env)
         except BaseException as error:
             if isinstance(error, EnvCloseError):
                 self.phase = Phase.CLOSE
@@ -214,29 +230,70 @@ class VecWorker(LendingWorker):
         if not self._agents.empty:
             self._choose_lanes()
 
-    def _updated(self, update: EnvUpdate, old: list[AnyEnv | AnyVectorEnv]) -> list[AnyEnv | AnyVectorEnv]:
-        """Apply an update in each slot. What it has used up of `old` is taken out."""
-        pickled = dumps(update, "the environment") if isinstance(update, ExistingEnvUpdate) else None
-        envs, n_envs = self._envs, self._n_envs or _N_ENVS
-        if update.n_slots not in (None, n_envs):
-            raise UsageError(f"there are {update.n_slots} environments for a worker, and n_envs is {n_envs}")
-        envs.append(apply_any_env_update(update.of_slot(0), old.pop(0) if old else None, several=True))
-        if isinstance(envs[0], VectorEnv) and update.n_slots is None:
+    def _update_all(self, update: EnvUpdate, old: list[AnyEnv | AnyVectorEnv]) -> None:
+        """Apply an update in each slot that has an environment, in the first one at least.
+
+        Slots that differ, and several agents, whose rows are those of all environments, have all environments at once.
+
+        Args:
+            update: The update.
+            old: The environments; those that it has used up are taken out.
+        """
+        if isinstance(update, ExistingEnvUpdate):
+            pickled = dumps(update, "the environment")
+            self._update_of = lambda _slot: loads(pickled)
+        else:
+            self._update_of = update.of_slot
+        if update.n_slots not in (None, self._most_envs):
+            raise UsageError(f"there are {update.n_slots} environments for a worker, and n_envs is {self._most_envs}")
+        n = max(1, len(old))
+        self._add(update.of_slot(0), old)
+        if isinstance(self._envs[0], VectorEnv) and update.n_slots is None:
             while old:
                 old.pop(0).close()
-            envs[0] = using_seeds(envs[0], update)
-            return envs
-        for slot in range(1, n_envs):
-            mine = update.of_slot(slot) if pickled is None else loads(pickled)
-            env = apply_any_env_update(mine, old.pop(0) if old else None, several=True)
-            if any(are_one(env, other) for other in envs):
-                # Each slot gets a copy of the update, and with it an environment of its own, if the update has it.
-                env = apply_any_env_update(loads(dumps(mine, "the environment")), None, several=True)
-                refuse_copies_of(env, envs, mine)
-            envs.append(env)
-        if any(isinstance(env, VectorEnv) for env in envs):
+            self._envs[0] = using_seeds(self._envs[0], update)
+            return
+        if update.n_slots is not None or self._has_several():
+            n = self._most_envs
+        for slot in range(1, n):
+            self._add(self._update_of(slot), old)
+
+    def _add(self, update: EnvUpdate, old: list[AnyEnv | AnyVectorEnv]) -> None:
+        """Apply an update in the next slot.
+
+        What constructors draw is the same in each slot: any of them may run any trajectory, and how many there are
+        depends on what was asked of this worker so far.
+        """
+        envs, known = self._envs, {id(each) for each in old}
+        seed_constructors(self.context.seed)
+        env = apply_any_env_update(update, old.pop(0) if old else None, several=True)
+        if any(are_one(env, other) for other in envs):
+            # Each slot gets a copy of the update, and with it an environment of its own, if the update has it.
+            env = apply_any_env_update(loads(dumps(update, "the environment")), None, several=True)
+            refuse_copies_of(env, envs, update)
+        envs.append(env)
+        if len(envs) > 1 and any(isinstance(each, VectorEnv) for each in envs):
             raise UsageError(f"one of several environments of a worker is vectorised: {_SINGLE}")
-        return envs
+        if not isinstance(env, VectorEnv):
+            self._make_callers(len(envs))
+            if self.hook_callers and id(env) not in known:
+                self.hook_callers[len(envs) - 1].created(env)
+
+    def need_environments(self, n: int) -> None:
+        """Make environments until there are n, or as many as the worker may have; see `Worker.need_environments`."""
+        n_before, n = len(self._envs), min(n, self._most_envs)
+        if n <= n_before or not isinstance(self._runner, LaneRunner):
+            return
+        self.enter(Phase.ENV_CONSTRUCTION)
+        with for_worker(self.context.worker_number):
+            for slot in range(n_before, n):
+                self._add(self._update_of(slot), [])
+        self._drop_runner()
+        self._runner = self._make_runner(self._envs, differ=False)
+        if not self._agents.empty:
+            self.enter(Phase.AGENT_UPDATE)  # an agent without get_actions may have copies for more rows
+            self._choose_lanes(anew=False)
+            self._asked()
 
     def _make_runner(self, envs: list[AnyEnv | AnyVectorEnv], *, differ: bool) -> LaneRunner | NativeRunner:
         first = envs[0]
@@ -253,8 +310,13 @@ class VecWorker(LendingWorker):
             return NativeRunner(first, self)
         single = [env for env in envs if isinstance(env, gymnasium.Env)]
         refuse_different(single)
-        self._make_callers(len(single))
-        return LaneRunner(single, self, fixed_rows=differ, callers=self.hook_callers)
+        n_rows = len(single) if self._has_several() else self._most_envs
+        return LaneRunner(single, self, n_rows=n_rows, fixed_rows=differ, callers=self.hook_callers)
+
+    @property
+    def _most_envs(self) -> int:
+        """How many environments there may be."""
+        return self._n_envs or _N_ENVS
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -277,12 +339,13 @@ class VecWorker(LendingWorker):
             return
         agent = self._asked() if self._players is None else PlayersOfRows(self._players.players, self, tells_all=True)
         agent = noting(agent, note)
-        rehearsing = LaneRunner(list(stand_ins), self)
+        rehearsing = _Rehearsal(list(stand_ins), self, n_rows=self._lane_runner.n_slots)
+        rehearsing.n_ran = n_before = self.row.words[self.row.timesteps_word]
         try:
             # As a block even of lanes, so that global generators are seeded: nothing is recorded that draws from them.
             rehearsing.run_blocks(Ticket(version, indices, len(indices)), seeds, agent)
         finally:
-            self.ran_timesteps += rehearsing.n_ran
+            self.ran_timesteps += rehearsing.n_ran - n_before
             rehearsing.release()
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
@@ -322,7 +385,7 @@ class VecWorker(LendingWorker):
 
     def _make_groups(self, base_version: int) -> RunningGroups:
         kind = Group if self._players is None else GroupOfAgents
-        return RunningGroups(self, base_version, self._lane_runner.n_slots, kind)
+        return RunningGroups(self, base_version, self._most_envs, kind)
 
     def _rebuilt(self) -> float:
         """Replace agent and environments, and return the seconds that it took."""
@@ -336,6 +399,10 @@ class VecWorker(LendingWorker):
         return self._runner
 
     def _run(self, ticket: Ticket, seeds: list[int], reset_seconds: float, *, alone: bool = False) -> Outcome:
+        if self._lane_runner.is_idle:
+            n_before = len(self._envs)
+            self.need_environments(len(seeds) if alone or not self.runs_lanes else self._n_held(len(seeds)))
+            self.further_envs += 0 if self._running is None else len(self._envs) - n_before
         runner, agent = self._lane_runner, self._asked()
         agent.row = -1
         runner.seconds = [reset_seconds, 0.0, 0.0]
@@ -366,6 +433,17 @@ class VecWorker(LendingWorker):
         dropped = tuple(each.left_out for each in left_out if each.left_out is not None)
         seconds = tuple(runner.seconds)
         return Outcome(rollouts, len(indices), n_timesteps, seconds=seconds, dropped=dropped, metrics=metrics)
+
+    def _n_held(self, n: int) -> int:
+        """Return how many trajectories the worker holds, or as many of them as there may be environments.
+
+        Args:
+            n: How many the ticket in hand has.
+        """
+        number = 1
+        while n < self._most_envs and (later := self.look_ahead(number)) is not None:
+            n, number = n + len(later[1]), number + 1
+        return n
 
     def _refuse_draws(self, before: tuple[Any, ...], ticket: Ticket) -> None:
         """Check that nothing has drawn from the global generators, which trajectories share."""
@@ -402,6 +480,21 @@ class VecWorker(LendingWorker):
         runner, self._runner = self._runner, None
         if isinstance(runner, LaneRunner):
             runner.release()
+
+
+class _Rehearsal(LaneRunner):
+    """Runs trajectories for a check; the timesteps that are shown count on from those before it.
+
+    Or else the same would be shown in the check's last reset and in the first one after it: two long ones would look
+    like a hang.
+    """
+
+    def forget(self) -> tuple[int, int]:
+        """Forget all tickets, and none of the timesteps."""
+        n_ran = self.n_ran
+        forgotten = super().forget()
+        self.n_ran = n_ran
+        return forgotten
 
 
 def refuse_different(envs: Sequence[AnyEnv]) -> None:

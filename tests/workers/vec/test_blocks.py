@@ -221,11 +221,13 @@ def test_all_environments_are_closed():
 
     worker = VecWorker(context_of(), n_envs=4)
     worker.update_env(NewEnvUpdate(Closing))
+    worker.need_environments(9)
     worker.update_env(NewEnvUpdate(Closing))
     assert len(closed) == 4
     with pytest.raises(ZeroDivisionError):
         worker.update_env(NewEnvUpdate(lambda: 1 / 0))  # type: ignore[arg-type, return-value]
     assert len(closed) == 8
     worker.update_env(NewEnvUpdate(Closing))
+    worker.need_environments(9)
     worker.shutdown()
     assert len(closed) == 12

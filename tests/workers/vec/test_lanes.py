@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, VecWorker
+from streamsampler.agents.independence import Independence
 from streamsampler.data.info_columns import merge
 from streamsampler.data.infos import infos_of
 from streamsampler.data.recorder import Rollouts
@@ -404,7 +405,7 @@ def test_an_agent_whose_rows_depend_on_each_other_is_refused_as_soon_as_it_shows
         worker.update_agent((1.0,))
     # One that showed what it sees is not probed again.
     probes = []
-    monkeypatch.setattr(AgentPool, "probe", lambda *_: probes.append(1) or True)
+    monkeypatch.setattr(AgentPool, "probe", lambda *_: probes.append(1) or Independence(True, True))
     for given in (Mixing(0.0), (0.0,), (2.0,)):
         worker.update_agent(given)
     assert len(probes) == 1

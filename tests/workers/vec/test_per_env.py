@@ -189,7 +189,7 @@ def test_provenance_names_each_environment():
     [
         (PerEnv(envs()), {}, 'envs has 3 environments for one worker, and DefaultWorker runs one .*"n_envs": 3'),
         ([envs()], {}, "envs has 3 environments for one worker, and DefaultWorker runs one kind"),
-        (PerEnv(envs()), {"worker_class": VecWorker}, r"which runs 8 side by side: pass worker_args=\{\"n_envs\": 3\}"),
+        (PerEnv(envs()), {"worker_class": VecWorker}, r"which runs 16 side by side: pass .*\"n_envs\": 3\}"),
         ([envs(n=2)], VEC, "has 2 environments for one worker, which runs 3 side by side"),
         (envs(), {**VEC, "n_workers": 1}, r"envs has 3 items, but .*; several for one VecWorker go into PerEnv"),
         (PerEnv(envs()), {"inference": "parent"}, "3 environments for one worker"),

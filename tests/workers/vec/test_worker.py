@@ -335,5 +335,5 @@ def test_arguments_and_the_block_that_follows_from_them():
         WorkerFactory(worker_class=VecWorker, worker_args=args).layout
         for args in ({}, {"n_envs": 32}, {"block_size": 5}, {"n_envs": 2, "block_size": 3})
     ]
-    assert layouts == [Layout(8, 8), Layout(32, 32), Layout(8, 5), Layout(2, 3)]
+    assert layouts == [Layout(16, 16), Layout(32, 32), Layout(16, 5), Layout(2, 3)]
     assert WorkerFactory().layout == Layout()
