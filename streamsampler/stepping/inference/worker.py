@@ -174,8 +174,7 @@ class ParentWorker(VecWorker):
 
     def _leave_lent(self) -> None:
         if self._lends():
-            self._environments = None
-        super()._leave_lent()
+            self._environments, self._envs = None, []
 
     def _all_environments(self) -> list[Environments]:
         """Return those of whole trajectories and those of fragments, which may be the same."""

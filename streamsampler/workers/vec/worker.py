@@ -474,7 +474,9 @@ class VecWorker(LendingWorker):
 
     def _leave_lent(self) -> None:
         if self._lends():
-            self._envs = []
+            running, envs, self._envs = self._running, self._envs, []
+            assert running is not None
+            close_all([env for env in envs if not running.has([env])])
 
     def _drop_runner(self) -> None:
         runner, self._runner = self._runner, None

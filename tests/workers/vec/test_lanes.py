@@ -78,6 +78,7 @@ class Network:
     """A product of matrices, with noise."""
 
     row_independent = True
+    n_rows = N_ENVS
     weights = np.random.default_rng(0).normal(size=(3, 16)).astype(np.float32)
     others = np.random.default_rng(1).normal(size=(16, 2))
 
@@ -87,7 +88,7 @@ class Network:
     def get_actions(self, observations, *, draws):
         walks = observations["walk"] if isinstance(observations, dict) else observations
         assert walks.ctypes.data % 64 == 0
-        assert walks.shape == (N_ENVS, 3)
+        assert walks.shape == (self.n_rows, 3)
         means, noise = np.tanh(walks @ self.weights) @ self.others, draws.normal(2)
         walks[:] = 0
         infos = {"mean": means, "first": noise[:, 0], "_first": draws.random() < 0.5}
@@ -112,7 +113,7 @@ class Single:
 class Remembering(Network):
     """Keeps a sum for each row, which begins with the seed."""
 
-    sums = np.zeros((N_ENVS, 2))
+    sums: Any = 0.0
 
     def get_actions(self, observations, *, starts, seeds, draws):  # type: ignore[override]
         actions, infos = super().get_actions(observations, draws=draws)
@@ -134,8 +135,10 @@ class Masked(Network):
         return actions, {**infos, "sum": self.sums}
 
 
-def worker_of(agent: Any, env: Any = Walk, board: StatusBoard | None = None, **context: Any) -> VecWorker:
-    worker = VecWorker(context_of(board, **context), n_envs=N_ENVS)
+def worker_of(
+    agent: Any, env: Any = Walk, board: StatusBoard | None = None, n_envs: int = N_ENVS, **context: Any
+) -> VecWorker:
+    worker = VecWorker(context_of(board, **context), n_envs=n_envs)
     worker.update_env(as_env_update(lambda: env()))
     worker.update_agent(agent)
     assert worker.runs_lanes
