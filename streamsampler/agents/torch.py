@@ -23,6 +23,8 @@ __all__ = ["CategoricalHead", "GaussianHead", "Head", "TorchAgent"]
 
 try:
     import torch
+
+    from streamsampler.agents.kernels import LayerCalls
 except ImportError as error:
     raise missing("TorchAgent", "torch", error) from error
 
@@ -122,6 +124,7 @@ class TorchAgent(ActsByHead):
         self._random = np.random.RandomState()
         self._inputs = _Inputs(self._dtype)
         self._inference = torch.inference_mode()
+        self._layer_calls = LayerCalls()
         self._log_std: NDArray[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -221,7 +224,7 @@ class TorchAgent(ActsByHead):
     def _forward(self, inputs: Callable[[Any], Any], observation: Any) -> Any:
         with self._inference:
             tensors = inputs(observation)
-            return self.module(tensors) if self._is_copy else self._elsewhere(tensors)
+            return self._layer_calls(self.module, tensors) if self._is_copy else self._elsewhere(tensors)
 
     def _elsewhere(self, *inputs: Any) -> Any:
         """Call the user's own module, on whatever device it is."""

@@ -4,8 +4,8 @@
     python -m tests.mutations arena seeds  # those whose names contain one of the words
 
 `mutations.toml` has, for each mutation, a file, a text that stands in it exactly once, another text, and the tests
-that are to fail: those of the default tier, else the slow ones. Each is applied to a copy of the tree, so work may go
-on meanwhile; two are tried at a time.
+that are to fail: those of the default tier, else the slow ones, else those of the extras. Each is applied to a copy of
+the tree, so work may go on meanwhile; two are tried at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _SECONDS = 300
 _AT_A_TIME = 2
 # What pytest ends with: 0 all passed, 1 some failed, 5 none was selected.
 _VERDICTS = {0: "SURVIVED", 1: "killed", 5: "SURVIVED"}
-_TIERS = ["not slow and not extras and not types", "slow and not extras and not types"]
+_TIERS = [
+    "not slow and not extras and not types",
+    "slow and not extras and not types",
+    "extras and not slow and not types",
+]
 
 
 def _copy(folder: pathlib.Path) -> None:
