@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.heads import ActsByHead, CategoricalHead, GaussianHead, Head, array_of, default_head
+from streamsampler.agents.mlp import MlpAgent
 from streamsampler.agents.updates import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.extras import missing
@@ -220,6 +221,33 @@ class TorchAgent(ActsByHead):
     def get_param_converter(self) -> ModuleConverter:
         """Return what makes parameters of an agent update that is a module like this agent's, or its `state_dict`."""
         return ModuleConverter.like(type(self).__name__, self.module.state_dict())
+
+    def to_numpy(self, observations: Any = None) -> MlpAgent:
+        """Make an agent that does the same in NumPy: small networks take half the time, and workers import no torch.
+
+        For example::
+
+            agent = TorchAgent(policy, env.action_space).to_numpy()
+            print(agent)  # MlpAgent(4-64-64-2, CategoricalHead, largest_difference=2.4e-07)
+
+        It has the same module, head and `deterministic`, receives the same agent updates, and draws the same random
+        numbers. Its network's outputs differ in the last digits: `agent.largest_difference` says by how much.
+
+        Args:
+            observations: Those for which outputs are compared, (n, *O), such as `batch.observations`. None for 512
+                vectors of normal numbers, half of them ten times as large.
+
+        Raises:
+            UsageError: The module is no `nn.Sequential`, has a layer that `MlpAgent` does not know, or with a Gaussian
+                head no parameter `log_std`; outputs differ by more than rounding; or this agent is of a subclass.
+        """
+        log_std = getattr(self.module, "log_std", None) if "log_std" in self.head.names else None
+        agent = MlpAgent(self.module, self.head, log_std=log_std, deterministic=self.deterministic)
+        if type(self) is not TorchAgent:
+            raise UsageError(f"{type(self).__name__} may do more than a TorchAgent: make the MlpAgent of its network")
+        dtype = self._dtype or next((value.dtype for value in self.get_param_values().values()), None)
+        agent.compare(lambda rows: array_of(self._forward(self._inputs.batch, rows.astype(dtype))), observations)
+        return agent
 
     def _forward(self, inputs: Callable[[Any], Any], observation: Any) -> Any:
         with self._inference:

@@ -18,6 +18,7 @@ from gymnasium import Space
 from streamsampler.agents.base import as_agent
 from streamsampler.checking.benchmark_report import BenchReport, Tally, WayMeasured
 from streamsampler.checking.costs import Probed, probe, processes_for, with_agent
+from streamsampler.checking.hints import hint_of_numpy, hint_of_rows
 from streamsampler.checking.ways import Problem, Round, Way, env_code, ways_in_workers, ways_of
 from streamsampler.core.errors import UsageError, WorkerError, positive, positive_seconds
 from streamsampler.core.keywords import suggesting
@@ -298,12 +299,18 @@ class Measurement:
     def report(self) -> BenchReport:
         """Return what was measured."""
         problem = self._problem
-        return BenchReport(
+        found = BenchReport(
             environment=describe(problem.env), agent=self._agent_name, n_cores=usable_cores(),
             n_workers=problem.n_workers, why_workers=self._why, seconds=self.seconds,
             ways=tuple(map(self._measured, self._ways)),
             cut_after=problem.max_episode_length if problem.cuts else None,
         )  # fmt: skip
+        chosen = found.recommendation
+        if chosen is None:
+            return found
+        in_rows = chosen.n_processes > 0 and "VecWorker" in chosen.call and not problem.is_vector
+        hints = hint_of_numpy(problem.agent), hint_of_rows(self._costs, problem.n_envs) if in_rows else ""
+        return replace(found, hints=tuple(filter(None, hints)))
 
     def _measured(self, way: Way) -> WayMeasured:
         found = WayMeasured(

@@ -149,6 +149,7 @@ class BenchReport:
         why_workers: Why.
         seconds: What all of it took.
         cut_after: Timesteps after which trajectories were cut, in order to measure; None where they need not be.
+        hints: What may be faster still and was not measured, in sentences.
     """
 
     environment: str
@@ -159,6 +160,7 @@ class BenchReport:
     why_workers: str
     seconds: float
     cut_after: int | None
+    hints: tuple[str, ...] = ()
 
     @property
     def recommendation(self) -> WayMeasured | None:
@@ -221,6 +223,8 @@ class BenchReport:
                 rate = f"{_number(here.timesteps_per_second)} timesteps per second"
                 text = f"where your own loop chooses the actions: {here.name}, with {rate}"
                 lines += ["", *textwrap.wrap(text, _WIDTH), "", f"  {here.call}"]
+        for hint in self.hints:
+            lines += ["", *textwrap.wrap(f"may be faster still: {hint}", _WIDTH)]
         return lines
 
     def __repr__(self) -> str:

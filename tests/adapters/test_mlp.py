@@ -15,6 +15,7 @@ from torch import nn
 
 from streamsampler.adapters.mlp import MlpAgent
 from streamsampler.adapters.torch import TorchAgent
+from streamsampler.agents.draws import Draws
 from streamsampler.errors import ActionError, UsageError
 
 pytestmark = pytest.mark.extras
@@ -96,7 +97,7 @@ def test_observations_are_left_as_they_are():
     [
         (lambda: MlpAgent(nn.Sequential(*SMALL, nn.Dropout()), DISCRETE), UsageError, "no Dropout: 1 .*; TorchAgent"),
         (lambda: MlpAgent(nn.Linear(4, 2), DISCRETE), UsageError, r"takes an nn\.Sequential"),
-        (lambda: MlpAgent(SMALL, BOX), UsageError, "log_std is for Gaussian heads"),
+        (lambda: MlpAgent(SMALL, BOX), UsageError, "a Gaussian head needs log_std"),
         (lambda: MlpAgent(SMALL, DISCRETE, log_std=torch.zeros(2)), UsageError, "log_std is for Gaussian heads"),
         (lambda: MlpAgent(SMALL, DISCRETE).get_action(np.zeros((2, 2))), UsageError, r"begin .* with nn\.Flatten"),
         (lambda: MlpAgent(SMALL, DISCRETE).get_action(np.zeros(5)), ActionError, "5 numbers came .* that takes 4"),
@@ -106,3 +107,84 @@ def test_observations_are_left_as_they_are():
 def test_what_does_not_suit(use, error, words):
     with pytest.raises(error, match=words):
         use()
+
+
+# ---------------------------------------------------------------------- made of a TorchAgent
+
+
+def gaussian_network(n_units=16):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(4, n_units), nn.Tanh(), nn.Linear(n_units, 2))
+    body.log_std = nn.Parameter(torch.tensor([-1.0, 0.5]))
+    return body
+
+
+@pytest.mark.parametrize(("network", "space"), [(network, DISCRETE), (gaussian_network, BOX)])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_to_numpy_does_the_same(network, space, deterministic):
+    module = network()
+    of_torch = TorchAgent(module, space, deterministic=deterministic)
+    agent = of_torch.to_numpy()
+    assert agent.largest_difference is not None
+    assert 0 < agent.largest_difference < 1e-5
+    assert (agent.head, agent.deterministic) == (of_torch.head, deterministic)
+    copy = cloudpickle.loads(cloudpickle.dumps(agent))
+    assert copy.largest_difference == agent.largest_difference
+    for values in (agent.get_param_values(), of_torch.get_param_values(), agent.get_param_converter()(module)):
+        copy.set_param_values(values)
+    for one in (of_torch, copy):
+        one.reset(seed=3)
+    for observation in OBSERVATIONS:
+        (action, info), (torchs, torchs_info) = (one.get_action(observation) for one in (copy, of_torch))
+        np.testing.assert_allclose(action, torchs, atol=1e-5)
+        assert info.keys() == torchs_info.keys()
+    drawn = [one.get_actions(OBSERVATIONS, draws=Draws.of(range(40))) for one in (copy, of_torch)]
+    np.testing.assert_allclose(drawn[0][0], drawn[1][0], atol=1e-5)
+
+
+def test_the_largest_difference_is_that_of_outputs():
+    module = gaussian_network().double()  # to which float32 has errors
+    agent = TorchAgent(module, BOX, dtype=np.float64)
+    ones = [agent.to_numpy(), TorchAgent(module, BOX, dtype=None).to_numpy(), agent.to_numpy(OBSERVATIONS)]
+    rows = np.random.RandomState(0).standard_normal((2, 256, 4)) * [[[1]], [[10]]]
+    examples: Any = rows.reshape(-1, 4).astype(np.float32)
+    for made, observations in zip(ones, (examples, examples, OBSERVATIONS), strict=True):
+        expected = module(torch.from_numpy(observations).double()).detach().numpy()
+        found = made._outputs(observations)[0]
+        assert made.largest_difference == np.abs(found - expected).max() > 0
+    assert repr(ones[2]) == f"MlpAgent(4-16-2, GaussianHead, largest_difference={ones[2].largest_difference:.2g})"
+    assert repr(MlpAgent(SMALL, DISCRETE)) == "MlpAgent(4-2, CategoricalHead)"
+    assert MlpAgent(SMALL, DISCRETE).largest_difference is None
+
+
+class Own(TorchAgent):
+    """A subclass, which might do anything."""
+
+
+def with_a_hook(n):
+    module = gaussian_network(n)
+    module[1].register_forward_hook(lambda _module, _inputs, output: 1.1 * output)
+    return module
+
+
+def not_finite():
+    module = nn.Sequential(nn.Linear(4, 2))
+    module[0].bias.data[0] = torch.nan
+    return module
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        (lambda: TorchAgent(nn.Sequential(*SMALL, nn.ELU()), DISCRETE), "no ELU: 1 of the network"),
+        (lambda: TorchAgent(nn.Sequential(nn.Sequential(*SMALL, nn.ELU())), DISCRETE), r"no ELU: 0\.1 of the network"),
+        (lambda: TorchAgent(Gaussian(network(), torch.zeros(2)), BOX), r"takes an nn\.Sequential"),
+        (lambda: TorchAgent(SMALL, BOX), "needs log_std.* a parameter of the module of TorchAgent"),
+        (lambda: TorchAgent(with_a_hook(16), BOX), "differ in NumPy by .*, such as hooks"),
+        (lambda: TorchAgent(not_finite(), DISCRETE), "differ in NumPy by nan"),
+        (lambda: Own(SMALL, DISCRETE), "Own may do more than a TorchAgent"),
+    ],
+)
+def test_what_to_numpy_refuses(agent, words):
+    with pytest.raises(UsageError, match=words):
+        agent().to_numpy()

@@ -1,0 +1,52 @@
+"""Tell what may be faster than all that was measured, since it is another agent or another number of rows."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import numpy as np
+
+from streamsampler.checking.costs import Costs
+from streamsampler.core.words import count
+
+__all__ = ["hint_of_numpy", "hint_of_rows"]
+
+_WIDEST = 128
+"""Up to this width of its layers a network takes less time in NumPy than in torch, for any number of rows."""
+_ROWS_TIMES, _MOST_ROWS = 4, 128
+
+
+def hint_of_numpy(agent: Any) -> str:
+    """Return that NumPy would run a torch network faster; empty where it would not, or cannot."""
+    if "torch" not in sys.modules:
+        return ""
+    from streamsampler.agents.torch import TorchAgent
+
+    if not isinstance(agent, TorchAgent):
+        return ""
+    with contextlib.suppress(Exception):  # whatever it is, the agent was measured, and can stay
+        if max(size for value in agent.get_param_values().values() for size in np.shape(value)) <= _WIDEST:
+            return (
+                "TorchAgent(…).to_numpy() runs this network in NumPy, where actions of so small a one take about half "
+                f"the time. Its outputs differ from torch's by up to {agent.to_numpy().largest_difference:.2g}."
+            )
+    return ""
+
+
+def hint_of_rows(costs: Costs, n_envs: int) -> str:
+    """Return that more environments in each worker would be faster; empty where it would not.
+
+    Args:
+        costs: What environment and agent take.
+        n_envs: How many environments each worker had.
+    """
+    if not costs.batched or costs.agent <= costs.step or n_envs >= _MOST_ROWS:
+        return ""
+    more = min(_MOST_ROWS, _ROWS_TIMES * n_envs)
+    times = costs.agent / costs.step
+    return (
+        f"VecWorker with {more} environments instead of {count(n_envs, 'environment')}: a call of the agent takes as "
+        f"long as {times:,.0f} steps, and all environments of a worker share it."
+    )
