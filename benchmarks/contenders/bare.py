@@ -123,7 +123,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
     seeded, storing = settings.get("seeded", True), settings.get("storing")
 
     def make_loop(number: int) -> Loop:
-        env, agent = workload.env_function(settings)(), workload.make_agent()
+        env, agent = workload.env_function(settings)(), workload.bare_agent()
         if workload.parameters is not None:
             agent.set_param_values(workload.parameters(0))
         begin = seeded_begin(env, agent, number) if seeded else unseeded_begin(env)

@@ -46,7 +46,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
     make_env, one_by_one = workload.env_function(settings), bool(settings.get("one_by_one"))
 
     def make_loop(number: int) -> Loop:
-        env, agent = make_env(), workload.make_agent()
+        env, agent = make_env(), workload.bare_agent()
         begin = seeded_begin(env, agent, number) if settings.get("seeded", True) else unseeded_begin(env)
         return bare_loop(env, agent, begin, one_by_one=one_by_one)
 

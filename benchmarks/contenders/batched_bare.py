@@ -36,7 +36,7 @@ class BatchedLoop:
 
     def __init__(self, workload: Workload, n_envs: int, number: int) -> None:
         self.envs = [workload.make_env() for _ in range(n_envs)]
-        self.agent = workload.make_agent()
+        self.agent = workload.bare_agent()
         self._seeds = TrajectorySeeds(number, 1)
         self._waiting: list[int] = []
         self._index = 0
@@ -147,7 +147,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
 
     def make_loop(number: int) -> Loop:
         if make_env is not None:
-            return native_loop(make_env(), workload.make_agent())
+            return native_loop(make_env(), workload.bare_agent())
         if settings.get("whole"):
             return batch_after_batch(WholeBatches(workload, n_envs, number, -(-workload.batch // n_processes)).collect)
         return BatchedLoop(workload, n_envs, number)

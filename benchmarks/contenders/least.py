@@ -61,7 +61,7 @@ class Regions:
     """
 
     def __init__(self, workload: Workload, n_regions: int, n_rows: int) -> None:
-        env, agent = workload.make_env(), workload.make_agent()
+        env, agent = workload.make_env(), workload.bare_agent()
         if workload.parameters is not None:
             agent.set_param_values(workload.parameters(0))
         action = np.asarray(agent.get_action(env.reset(seed=0)[0])[0])
@@ -90,7 +90,7 @@ class Regions:
 
 def work(workload: Workload, number: int, ticket: int, regions: Regions, link: socket.socket) -> None:
     """Run tickets until the parent is gone: a message is a region's number and perhaps pickled parameters."""
-    env, agent = workload.make_env(), workload.make_agent()
+    env, agent = workload.make_env(), workload.bare_agent()
     begin = seeded_begin(env, agent, number)
     while message := link.recv(_LARGEST_MESSAGE):
         if message[1:]:

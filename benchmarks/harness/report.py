@@ -25,6 +25,7 @@ ORDER = (
     "cheap_steps",
     "short_trajectories",
     "torch_mlp",
+    "agents",
     "lanes",
     "native",
     "streams",

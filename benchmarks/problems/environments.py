@@ -83,6 +83,11 @@ def make_costlier_cartpole(work: float) -> gymnasium.Env:
     return _Costlier(make_cartpole(), work)
 
 
+def make_pendulum() -> gymnasium.Env:
+    """Pendulum-v1 without the checker."""
+    return gymnasium.make("Pendulum-v1", disable_env_checker=True)
+
+
 def make_cheetah() -> gymnasium.Env:
     """HalfCheetah-v5 without the checker."""
     return gymnasium.make("HalfCheetah-v5", disable_env_checker=True)

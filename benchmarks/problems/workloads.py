@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.problems import agents, environments, games, native, networks
+from benchmarks.problems import adapters, agents, environments, games, native, networks
 from benchmarks.problems.marks import checksum, mark, marks, scratch
 
 __all__ = ["WORKLOADS", "Workload", "checksum", "mark", "marks", "scratch"]
@@ -33,6 +33,7 @@ class Workload:
         description: The workload in a line.
         make_env: Makes an environment.
         make_agent: Makes the agent.
+        make_bare_agent: Makes that of bare loops, where the library's own agent acts: one that never becomes faster.
         batch: Timesteps that a user would ask for in one call.
         n_processes: How many processes step environments, by default.
         parameters: Gives the agent's new parameters for an iteration, where each batch is to be made under new ones.
@@ -59,6 +60,11 @@ class Workload:
     slowed: float = 1.0
     several: bool = False
     variants: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    make_bare_agent: Callable[[], Any] | None = None
+
+    def bare_agent(self) -> Any:
+        """Make the agent of a bare loop."""
+        return (self.make_bare_agent or self.make_agent)()
 
     def env_function(self, settings: dict[str, Any]) -> Callable[[], Any]:
         """Return what makes the environment, or the variant that a contender's settings name."""
@@ -107,6 +113,14 @@ def _costing(microseconds: int) -> Workload:
         agents.make_balancing,
         10_000,
     )
+
+
+def _of_adapters(
+    name: str, description: str, make_env: Callable[[], Any], batch: int, task: str, **options: bool
+) -> Workload:
+    """Return a workload of the library's own agent."""
+    make_agent, make_bare_agent = (partial(make, task, **options) for make in (adapters.our_agent, adapters.bare_agent))
+    return Workload(f"agent_{name}", description, make_env, make_agent, batch, make_bare_agent=make_bare_agent)
 
 
 _ALL = (
@@ -336,6 +350,44 @@ _ALL = (
         100_000,
         several=True,
         variants={"one_agent": partial(games.Particles, 1)},
+    ),
+    _of_adapters(
+        "cartpole",
+        "CartPole-v1, TorchAgent 2x64, about 20 timesteps",
+        environments.make_cartpole,
+        30_000,
+        "cartpole",
+    ),
+    _of_adapters(
+        "cartpole_500",
+        "CartPole-v1, TorchAgent 2x64, 500 timesteps",
+        environments.make_cartpole,
+        64_000,
+        "cartpole",
+        balanced=True,
+    ),
+    _of_adapters(
+        "numpy_500",
+        "CartPole-v1, MlpAgent 2x64, 500 timesteps",
+        environments.make_cartpole,
+        64_000,
+        "cartpole",
+        balanced=True,
+        numpy=True,
+    ),
+    _of_adapters(
+        "pendulum",
+        "Pendulum-v1, TorchAgent 2x64 with a Gaussian, 200 timesteps",
+        environments.make_pendulum,
+        32_000,
+        "pendulum",
+    ),
+    _of_adapters(
+        "cheetah",
+        "HalfCheetah-v5, TorchAgent 2x64 with a Gaussian, 1000 timesteps",
+        environments.make_cheetah,
+        20_000,
+        "cheetah",
     ),
     *(_timed(times, cheap) for cheap in (True, False) for times in environments.STEP_TIMES),
     *map(_costing, (0, 10, 25, 50, 100, 200)),

@@ -19,6 +19,7 @@ QUESTIONS = (
     "on_policy",
     "large_observations",
     "torch_mlp",
+    "agents",
     "lanes",
     "native",
     "streams",
