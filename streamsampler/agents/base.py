@@ -63,11 +63,13 @@ class Agent(Protocol):
     - ``get_actions(observations)``, which alone will do where only that is called: with `VecWorker`, and with
       ``inference="parent"``; for n observations side by side (leaves of shape (n, ...), the agent's to change),
       gives ``(actions, agent_infos)``: n actions, and a dict of arrays of (n, ...). `VecWorker` asks so, always for as
-      many rows as it has environments: those of environments that wait have copies of other rows' observations, and
-      what comes of them is dropped. An agent that remembers, or draws, takes some of these keywords: ``starts``, n
-      booleans (the row begins a trajectory); ``draws``, a `streamsampler.agents.draws.Draws`, with a stream of random
-      numbers for each row's trajectory: ``draws.random()`` of shape (n,), ``draws.normal(k)`` of shape (n, k);
-      ``seeds``, n integers (what `reset` would get at the row's trajectory's start); ``slots``, the rows' numbers.
+      many rows: as it may have environments, or a few more (`workers.vec.lanes.rows_of_lanes`). Rows in which nothing
+      runs have copies of other rows' observations, and what comes of them is dropped. An agent that remembers, or
+      draws, takes some of these keywords: ``starts``, n booleans (the row begins a trajectory); ``draws``, a
+      `streamsampler.agents.draws.Draws`, with a stream of random numbers for each row's trajectory: ``draws.random()``
+      of shape (n,), ``draws.normal(k)`` of shape (n, k); ``seeds``, n integers (what `reset` would get at the row's
+      trajectory's start); ``slots``, the rows' numbers. Rows above the environments' have ``slots`` above theirs,
+      ``starts`` False, and ``draws`` that nothing uses.
     - ``row_independent = True``, an attribute or a property, says that each row of a batch is a function of that row's
       observation, memory and draws alone, as long as batches have the same number of rows. Then `VecWorker` need not
       run trajectories in blocks, and calls no `reset` but that with a mask. An agent that draws from the global
