@@ -98,7 +98,7 @@ class BatchInfos:
             return
         place = first - self._first
         for form, values in zip(self._forms, arrays, strict=True):
-            form.column.extend(place, values if rows is None else values[rows])
+            form.column.extend(place, values if rows is None else values.take(rows, 0))
         self._next = first + n
 
     def _arrays_of(self, infos: Mapping[str, Any], n_rows: int) -> list[Array] | None:

@@ -251,6 +251,10 @@ class BatchRecorder(StepRecorder):
         self._checked_actions = Columns(action_space, width, "action", ActionError)
         self._shown = Columns(observation_space, n_rows, "observation", ObservationError)  # one step: the next ones
         self._is_encoded = self._last.encoded is not None
+        self._rows_asked: list[int] | None = None  # those of the last call, and what follows from them
+        self._sources: list[int] | None = None
+        self._index: NDArray[np.int64] | None = None  # their place in the batch; None for all of it
+        self._places: NDArray[np.int64] | None = None  # of each row of the batch among theirs; None for its own
         self._asked: NDArray[Any] | None = None  # the observations of the last call, where they are kept as bytes
         self._copies = AlignedCopies()
         self._encoded: list[bytes] = []  # the next observations, where rows share lists
@@ -289,10 +293,15 @@ class BatchRecorder(StepRecorder):
         """Begin a call for the actions of some rows, and return a copy of the observations.
 
         Args:
-            rows: The rows, rising.
+            rows: The rows, rising. The same list has the same rows in each call.
             sources: For each row of the batch the one whose observation it has, itself or another one; None for itself.
+                The same holds for it.
         """
         everyone, n = len(rows) == self.n_rows, len(rows)
+        if rows is not self._rows_asked or sources is not self._sources:
+            self._rows_asked, self._sources = rows, sources
+            self._index = None if n == self._width else np.array(rows)
+            self._places = None if sources is None else np.searchsorted(rows, sources)
         own: Any
         shown: Any
         if self._is_encoded:
@@ -300,14 +309,13 @@ class BatchRecorder(StepRecorder):
             own = np.ndarray((n, *self._last.shape), self._last.dtype, b"".join(encoded))
             self._encoded.clear()
             self._asked = own
-            places = sources if everyone or sources is None else np.searchsorted(rows, sources)
-            batch = own if places is None else own[places]
+            batch = own if self._places is None else own.take(self._places, 0)
         else:
             shown = self._shown.row_batch(0)
             own = shown if everyone else map_tree(lambda leaf: leaf[rows], shown)
             batch = shown if sources is None else map_tree(lambda leaf: leaf[sources], shown)
         self.observations.extend(own, n)
-        self.begin_call(None if everyone else np.array(rows), n)
+        self.begin_call(None if everyone else self._index, n)
         return self._copies.copy(batch)
 
     def record_actions(self, rows: list[int], actions: Any) -> Tree:
@@ -316,10 +324,11 @@ class BatchRecorder(StepRecorder):
         Raises:
             ActionError: It does not fit the space.
         """
-        space, n = self._checked_actions, len(rows)
+        space, index = self._checked_actions, self._index
         checked = space.checked(actions, self._width)
         all_actions = space.nested(checked)
-        self.actions.extend(all_actions if n == self._width else space.nested([leaf[rows] for leaf in checked]), n)
+        of_rows = all_actions if index is None else space.nested([leaf.take(index, 0) for leaf in checked])
+        self.actions.extend(of_rows, len(rows))
         return all_actions
 
     def end_step(self, rows: Sequence[int]) -> None:
@@ -357,8 +366,7 @@ class BatchRecorder(StepRecorder):
 
     def record_agent_infos(self, rows: list[int], infos: dict[str, Any]) -> None:
         """Record the infos of the last call, arrays with a row for each row of the batch."""
-        n, width = len(rows), self._width
-        self.agent_infos.record_next(self.first, n, infos, None if n == width else np.array(rows), width)
+        self.agent_infos.record_next(self.first, len(rows), infos, self._index, self._width)
 
     def keep(self, trajectories: Sequence[Trajectory]) -> int:
         """Forget what none of these trajectories needs; see `StepRecorder.keep`."""
