@@ -52,6 +52,7 @@ class NativeRecorder(ColumnsRecorder):
         self.n_ended, self.values = 0, dict[int, float]()
         # Of each trajectory, by position: its slot, its first step, the one after its last, and how it ended.
         self._slots, self._first, self._after = np.zeros((3, n), np.int64)
+        self._numbers = np.arange(n)
         self._terminated, self._truncated = np.zeros((2, n), np.bool_)
         self._last: list[tuple[NDArray[np.int64], Tree]] = []  # last observations that are not among those of steps
 
@@ -64,12 +65,13 @@ class NativeRecorder(ColumnsRecorder):
 
     def begin(self, slots: NDArray[np.int64], infos: Any) -> None:
         """Begin the ticket's next trajectories in slots; `infos` are those of their resets, arrays of (n_slots, …)."""
-        positions = np.arange(self.n_begun, self.n_begun + len(slots))
+        first, step = self.n_begun, self.step
+        self.n_begun = stop = first + len(slots)
+        positions = self._numbers[first:stop]
         if infos:
             self._reset_infos.record(positions, infos, slots)
-        self.positions[slots], self.begun[slots] = positions, self.step
-        self._slots[positions], self._first[positions] = slots, self.step
-        self.n_begun += len(slots)
+        self.positions[slots], self.begun[slots] = positions, step
+        self._slots[first:stop], self._first[first:stop] = slots, step
 
     def record(self, observations: Any, rewards: Any, silent: NDArray[np.bool_], live: NDArray[np.bool_]) -> None:
         """Record what a step returned.
