@@ -217,5 +217,5 @@ def unreadable(answer: Answer, error: Exception) -> Failure:
     summary = f"what it recorded was pickled there, but cannot be unpickled here: {type(error).__name__}: {error}"
     return Failure(
         answer.ticket, Phase.SENDING, None, summary, text, lost_timesteps=answer.ran_timesteps,
-        runs_lanes=answer.runs_lanes,
+        runs_lanes=answer.runs_lanes, runs_longer_blocks=answer.runs_longer_blocks,
     )  # fmt: skip

@@ -15,7 +15,8 @@ first, the failure does not happen each time, and is forgotten.
 
 Where trajectories that are run together may influence each other, they are run in *blocks*. Every queue of indices is
 cut into blocks from its start, and a ticket is whole blocks: which trajectories share a block is fixed by the plan and
-the queues, never by ticket sizes, timing or losses. A block fails as a whole.
+the queues, never by ticket sizes, timing or losses. A block fails as a whole. Blocks may get longer from the start of a
+queue to its end (`plans.block_at`), if workers run such blocks, which is known when the first of them answers.
 
 Workers that run *lanes* run trajectories side by side that do not influence each other, each in a row that its index
 decides, and begin those of the next ticket in rows that have none left. So they get a ticket ahead until the end. Their
@@ -149,7 +150,7 @@ class Gathering:
         own = [plan.queue(number, n_queues) for number in range(n_queues)]
         if plan.limit is not None and (dropping or (order == "arrival" and isinstance(plan, Exactly))):
             own = [endless(queue, n_queues) for queue in own]
-        self._queues = [IndexQueue(queue, layout.block) for queue in own]
+        self._queues = [IndexQueue(queue, layout.block, lengthens=layout.lengthens) for queue in own]
         self._first = min(queue.own.start for queue in self._queues)
         self.result = Result(plan, order, self._first)
         self._in_flight = InFlight(n_workers, self.throughput)
@@ -180,7 +181,7 @@ class Gathering:
         if self.refuses_all:
             return None
         queue = self._queue_for(worker)
-        in_lanes = queue.block < self._unit
+        in_lanes, unit = queue.block < self._unit, max(self._unit, queue.next_block)
         needed = self._n_needed(LANES_MARGIN if in_lanes else SAFETY_MARGIN)
         remaining = max(0, needed - self._handed_out)
         slowness = self._slowness(worker)
@@ -192,7 +193,7 @@ class Gathering:
         else:
             rows = self._unit if in_lanes else 0
             size = ticket_size(
-                self.throughput, remaining, self._n_workers, slowness=slowness, unit=self._unit, rows=rows,
+                self.throughput, remaining, self._n_workers, slowness=slowness, unit=unit, rows=rows,
                 shortest=self._shortest_ticket,
             )  # fmt: skip
         # Even if none remain, a returned ticket must run: without it the prefix has a gap.
@@ -204,10 +205,10 @@ class Gathering:
         if indices:
             self._handed_out += len(indices)
             self._in_flight.track(worker, indices, now)
-        elif ahead or not (indices := self._take_copy(worker, now, queue.block)):
+        elif ahead or not (indices := self._take_copy(worker, now, queue)):
             return None
         self._considered.add(worker)
-        return Assignment(indices, queue.block)
+        return Assignment(indices, queue.block_of(indices))
 
     def next_look(self) -> float:
         """Return when idle workers should ask `assign` again, even if nothing arrives before; infinity for never."""
@@ -215,8 +216,17 @@ class Gathering:
 
     def run_lanes(self, worker: int) -> None:
         """Cut tickets for a worker as is best: none of its trajectories influences another one."""
+        self.run_blocks(worker, longer=False)
+        self._queue_for(worker).block, self._has_lanes = 1, self._unit > 1
+
+    def run_blocks(self, worker: int, *, longer: bool) -> None:
+        """Cut tickets for a worker into blocks that get longer, or not, as it runs them."""
         queue = self._queue_for(worker)
-        queue.block, self._has_lanes = 1, self._unit > 1
+        queue.lengthens, queue.is_certain = queue.lengthens and longer, True
+
+    def block_of(self, worker: int, indices: range) -> int:
+        """Return how many trajectories each block of a worker's ticket has."""
+        return self._queue_for(worker).block_of(indices)
 
     def _last_share(self, worker: int, remaining: int, now: float) -> int:
         """Return how many of the last trajectories a worker gets at once, so that all workers finish together.
@@ -261,7 +271,10 @@ class Gathering:
         In lanes its trajectories begin at once, in rows that have none left. Otherwise enough indices must remain for
         all workers, even if trajectories turn out rather long.
         """
-        return self._has_lanes or self._n_needed(-SAFETY_MARGIN) - self._handed_out > self._n_workers * self._unit
+        if self._has_lanes:
+            return True
+        unit = max(self._unit, *(queue.next_block for queue in self._queues))
+        return self._n_needed(-SAFETY_MARGIN) - self._handed_out > self._n_workers * unit
 
     def _slowness(self, worker: int) -> float:
         """How many times the average duration `worker` takes; 1 if it does not count as slow."""
@@ -284,11 +297,11 @@ class Gathering:
             return range(0)  # the call is about to end, unless earlier trajectories that are still in flight succeed
         return queue.take_new(size, min(self._first + needed, self.result.end))
 
-    def _take_copy(self, worker: int, now: float, block: int) -> range:
+    def _take_copy(self, worker: int, now: float, queue: IndexQueue) -> range:
         # While the consumer of a stream has trajectories to take, a slow ticket does not make it wait.
         if not self._may_copy or (self._is_stream and self.result.has_segments):
             return range(0)
-        indices = self._copies.assign(worker, now, block, self.result.end)
+        indices = self._copies.assign(worker, now, queue.block_of, self.result.end)
         if indices is None:
             self.refuses_all = self.refuses_all and not self._copies.pay(now)
         return indices or range(0)
@@ -392,11 +405,12 @@ class Gathering:
             now: The time in seconds.
         """
         queue = self._queue_of(indices)
-        if trajectory is None and len(indices) <= queue.block:
+        size = queue.block_of(indices)
+        if trajectory is None and len(indices) <= size:
             trajectory = indices[0]
         lost, copied = self._in_flight.give_up(worker, indices, now)
         for piece in lost:
-            for block in queue.blocks_of(piece) if trajectory is None else _around(trajectory, piece, queue.block):
+            for block in queue.blocks_of(piece) if trajectory is None else _around(trajectory, piece, size):
                 self._put_back(block)
         # A final failure counts at once, since a copy fails as well; another one is left to the copy.
         for piece in [*lost, *copied] if final else lost:
@@ -431,7 +445,7 @@ class Gathering:
         most = self.throughput.trajectories_in(math.inf, ADVANCE_BYTES)
         sizes = {}
         for worker, speed in speeds.items():
-            block = self._queue_for(worker).block
+            block = self._queue_for(worker).next_block
             share = math.ceil(needed * speed / total / n_tickets / block)
             sizes[worker] = max(1, min(share, most // block)) * block
         return sizes
@@ -453,7 +467,7 @@ class Gathering:
         queue = self._queue_for(worker)
         # What was handed out is no part of it: the estimate is that of the beginning.
         indices = queue.take_new(size, self._first + self._n_in_advance())
-        return Assignment(indices, queue.block) if indices else None
+        return Assignment(indices, queue.block_of(indices)) if indices else None
 
     def take_over(self, given: Sequence[GivenTicket]) -> bool:
         """Take over tickets that were assigned in advance, in the order in which they were.

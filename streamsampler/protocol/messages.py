@@ -299,6 +299,7 @@ class Report:
         lost_timesteps: Further timesteps, which were run in vain because something raised.
         checked: What the worker looked at in a new environment since its last answer; None for nothing.
         runs_lanes: See `Worker.runs_lanes`.
+        runs_longer_blocks: See `Worker.runs_longer_blocks`.
         fingerprint: How the worker's process computes; None where the worker has said so before.
         timed: What user code measured since the worker's last report; see `timing.timed`. None for nothing.
         metrics: How each metric of the ticket's trajectories becomes one number for a batch, as pairs; see `hooks`.
@@ -318,6 +319,7 @@ class Report:
     lost_timesteps: int = 0
     checked: Checked | None = None
     runs_lanes: bool = False
+    runs_longer_blocks: bool = False
     fingerprint: Fingerprint | None = None
     timed: Measured | None = None
     metrics: tuple[tuple[str, str], ...] = ()
@@ -347,6 +349,7 @@ class Failure:
         lost_timesteps: All timesteps of the ticket.
         checked: As in `Report`.
         runs_lanes: As in `Report`.
+        runs_longer_blocks: As in `Report`.
     """
 
     ticket: Ticket | None
@@ -359,6 +362,7 @@ class Failure:
     lost_timesteps: int = 0
     checked: Checked | None = None
     runs_lanes: bool = False
+    runs_longer_blocks: bool = False
 
     @property
     def ran_timesteps(self) -> int:

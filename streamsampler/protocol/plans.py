@@ -12,7 +12,7 @@ from streamsampler.core.errors import UsageError
 
 __all__ = [
     "AtLeast", "Exactly", "ExactlyPerWorker", "Fragments", "GatherPlan", "IndexQueue", "Layout", "Part",
-    "PartArgument", "Portion", "Streamed", "Target", "checked_part", "endless", "expected_rows", "in_order",
+    "PartArgument", "Portion", "Streamed", "Target", "block_at", "checked_part", "endless", "expected_rows", "in_order",
     "part_of", "part_of_facts",
 ]  # fmt: skip
 
@@ -27,17 +27,45 @@ class Layout:
     Attributes:
         rows: How many trajectories a worker runs side by side.
         block: How many consecutive trajectories may influence each other; 1 where each is a function of itself alone.
+        lengthens: Whether blocks get longer within a call (see `block_at`), if its workers run such blocks
+            (`Worker.runs_longer_blocks`): that is known when they answer.
 
     Raises:
-        UsageError: One of the two is not positive.
+        UsageError: One of the two numbers is not positive.
     """
 
     rows: int = 1
     block: int = 1
+    lengthens: bool = False
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.block < 1:
             raise UsageError(f"rows and blocks are at least 1, got {self.rows} rows and blocks of {self.block}")
+
+
+_N_FIRST, _MOST_DOUBLED = 6, 4
+
+
+def block_at(position: int, block: int) -> range:
+    """Return the positions of the block that a position of a queue is in, where blocks get longer within the queue.
+
+    The first 6 blocks have `block` trajectories, 3 have twice as many, 3 four times, 3 eight times, and all others 16
+    times. So blocks are as long as a batch allows: a block has at most a third of as many as come before it, so that
+    there are several to share, and little is run in vain where a batch ends in the middle of its last one; and there
+    are few ends, at which environments wait for the longest trajectory. The position alone decides, because a
+    trajectory must not depend on the number of workers, and how many a batch needs is known when it is there.
+
+    Args:
+        position: How many indices of the queue come before.
+        block: How many trajectories the first blocks have.
+    """
+    size = block << _doublings(position, block)
+    start = position // size * size
+    return range(start, start + size)
+
+
+def _doublings(position: int, block: int) -> int:
+    return min(_MOST_DOUBLED, (position // (_N_FIRST * block)).bit_length())
 
 
 def _latest_first(indices: range) -> int:
@@ -47,20 +75,47 @@ def _latest_first(indices: range) -> int:
 class IndexQueue:
     """Hand out indices in order, in tickets of whole blocks. Blocks are cut from the start of the queue.
 
+    The blocks of a ticket are all of one size.
+
     Args:
         own: The indices.
         block: How many indices a block has; only the last one may have fewer.
+        lengthens: Whether blocks get longer, if workers run such blocks: `block` is what the first ones have. See
+            `block_at`.
+
+    Attributes:
+        is_certain: Whether it is known how workers run blocks. Until then no indices are handed out but those of the
+            first blocks, which are the same either way.
     """
 
-    def __init__(self, own: range, block: int = 1) -> None:
+    def __init__(self, own: range, block: int = 1, *, lengthens: bool = False) -> None:
         self.own = own
         self.block = block
+        self.lengthens = lengthens
+        self.is_certain = not lengthens
         self._cursor = 0
         self._returned: list[range] = []
 
+    def block_of(self, indices: range) -> int:
+        """Return how many indices each block of a ticket has."""
+        return len(self.block_at((indices[0] - self.own.start) // self.own.step))
+
+    @property
+    def next_block(self) -> int:
+        """How many indices the next new block has."""
+        return len(self.block_at(self._cursor))
+
+    def block_at(self, position: int) -> range:
+        """Return the positions of the block that a position of the queue is in, all of which the queue may not have."""
+        if self.lengthens:
+            return block_at(position, self.block)
+        start = position // self.block * self.block
+        return range(start, start + self.block)
+
     def blocks_of(self, indices: range) -> list[range]:
         """Return the blocks of a ticket."""
-        return [indices[start : start + self.block] for start in range(0, len(indices), self.block)]
+        block = self.block_of(indices)
+        return [indices[start : start + block] for start in range(0, len(indices), block)]
 
     def take_new(self, size: int, horizon: int) -> range:
         """Hand out about `size` new indices below `horizon`, in whole blocks."""
@@ -68,7 +123,13 @@ class IndexQueue:
         in_sight = len(range(own.start, min(own.stop, horizon), own.step)) - cursor
         if in_sight <= 0:
             return range(0)
-        taken = own[cursor : cursor + self._whole(math.ceil(min(size, in_sight) / self.block))]
+        block = self.next_block
+        if block > self.block and not self.is_certain:
+            return range(0)
+        stop = cursor + _whole(math.ceil(min(size, in_sight) / block), block)
+        if self.lengthens and (doublings := _doublings(cursor, self.block)) < _MOST_DOUBLED:
+            stop = min(stop, _N_FIRST * self.block << doublings)  # where longer ones begin
+        taken = own[cursor:stop]
         self._cursor += len(taken)
         return taken
 
@@ -83,7 +144,10 @@ class IndexQueue:
         extended = may_extend and self.block == 1
         own = self._extended(indices) if extended else self.own
         stop = position + len(indices)
-        return own[position:stop] == indices and (len(indices) % self.block == 0 or stop == len(own))
+        if own[position:stop] != indices:
+            return False
+        first, last = self.block_at(position), self.block_at(stop - 1)
+        return first.start == position and len(first) == len(last) and stop in (len(own), last.stop)
 
     def skip(self, indices: range) -> None:
         """Note that the next indices were handed out, which `has_at` has; the queue becomes longer if it must."""
@@ -100,17 +164,19 @@ class IndexQueue:
     def take_returned(self, size: int) -> range:
         """Hand out about `size` indices that were put back."""
         indices = self._returned.pop()
-        size = self._whole(size // self.block)
+        block = self.block_of(indices)
+        size = _whole(size // block, block)
         if len(indices) > size:
             self._returned.append(indices[size:])
         return indices[:size]
 
-    def _whole(self, n_blocks: int) -> int:
-        return max(1, n_blocks) * self.block
-
     def put_back(self, indices: range) -> None:
         """Put back a ticket, to be handed out before new indices."""
         insort(self._returned, indices, key=_latest_first)
+
+
+def _whole(n_blocks: int, block: int) -> int:
+    return max(1, n_blocks) * block
 
 
 # ----------------------------------------------------------------------

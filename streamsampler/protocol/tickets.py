@@ -469,13 +469,13 @@ class Copies:
         self._valid_until = -1  # tickets removed
         self._next_look = math.inf
 
-    def assign(self, worker: int, now: float, block: int, end: int) -> range | None:
+    def assign(self, worker: int, now: float, block_of: Callable[[range], int], end: int) -> range | None:
         """Assign to the idle `worker` what it should run a second time; None if that does not pay.
 
         Args:
             worker: The worker number.
             now: The time.
-            block: How many trajectories must stay together.
+            block_of: Returns how many trajectories of a ticket must stay together.
             end: The first index that is of no use.
         """
         each = self._pace.seconds_with(worker)
@@ -488,6 +488,7 @@ class Copies:
         self._pieces.pop()
         # Those who are about to be idle will help as well.
         share = math.ceil(len(late.rest) / max(1.0, each * self._rate))
+        block = block_of(late.rest)
         n = math.ceil(max(share, self._shortest / each) / block) * block
         if n < len(late.rest):
             self._pieces.append(late._replace(rest=late.rest[n:]))

@@ -32,6 +32,10 @@ from streamsampler.samplers.supervisor import (
 )
 
 _NOT_NEEDED = "%s; the call did not need it"
+_NO_MIDDLE = (
+    "first_trajectory must be 0, and there are no parts, with a vector environment whose blocks of trajectories get "
+    'longer: pass worker_args={{"n_envs": {0}, "block_size": {0}}}, in every part, for blocks of one size'
+)
 
 
 class Call:
@@ -256,10 +260,13 @@ class Call:
         self, event: Answered, report: Report, lengths: tuple[int, ...], delivery: Delivery | None
     ) -> None:
         gathering, indices, now = self.gathering, report.ticket.indices, self._session.clock()
-        is_right = self._take_in_lanes(event.worker, report)
+        is_right = self._take_in_way(event.worker, report)
         if not is_right:
             what = "since the agent's parameters were updated: pass the agent itself as agent_update"
             self._refuse(UsageError(f"worker {event.worker} runs trajectories in blocks {what}"), self._accepted)
+        elif report.runs_longer_blocks and isinstance(gathering.plan, Streamed) and gathering.plan.first:
+            is_right = False
+            self._refuse(UsageError(_NO_MIDDLE.format(self._layout.block)), self._accepted)
         if not is_right or not gathering.receive(event.worker, indices, lengths, delivery, now, report.dropped):
             event.release()
             self.accounts.add_surplus(len(lengths), report.n_timesteps)
@@ -267,13 +274,20 @@ class Call:
             self.accounts.excess += sum(lengths) - report.n_timesteps
             self.batches.keep(delivery)
 
-    def _take_in_lanes(self, worker: int, answer: Report | Failure) -> bool:
-        """Take in that a worker runs lanes; return whether its ticket was right for what it runs."""
-        assert answer.ticket is not None
-        if answer.runs_lanes and answer.ticket.block > 1:
-            self._session.record_lanes(worker)
-            self.gathering.run_lanes(worker)
-        return answer.runs_lanes or answer.ticket.block == self._layout.block
+    def _take_in_way(self, worker: int, answer: Report | Failure) -> bool:
+        """Take in how a worker runs trajectories; return whether its ticket was right for that."""
+        gathering, ticket = self.gathering, answer.ticket
+        assert ticket is not None
+        if answer.runs_lanes:
+            if ticket.block > 1:
+                self._session.record_way(worker, "lanes")
+                gathering.run_lanes(worker)
+            return True
+        longer = answer.runs_longer_blocks
+        if self._layout.lengthens and (longer or isinstance(answer, Report)):
+            self._session.record_way(worker, "longer blocks" if longer else "blocks")
+            gathering.run_blocks(worker, longer=longer)
+        return ticket.block == max(self._layout.block, gathering.block_of(worker, ticket.indices))
 
     def _handle_failure(self, record: WorkerRecord, event: Answered, failure: Failure) -> None:
         is_current = record.record_answer(failure)
@@ -301,7 +315,7 @@ class Call:
             self.gathering.put_back(worker, indices, now)
             self._outside.append(setback)
             return
-        self._take_in_lanes(worker, failure)
+        self._take_in_way(worker, failure)
         self.gathering.add_failure(worker, indices, index, setback, final=setback.final, now=now)
 
     def _place_of(self, trajectory: int | None) -> tuple[int, int | None]:

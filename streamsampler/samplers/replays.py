@@ -28,7 +28,7 @@ from streamsampler.engines.local import LocalEngine
 from streamsampler.environments.filming import Film, FilmedEnvUpdate, VideoFile, check_renders, check_video
 from streamsampler.environments.updates import EnvUpdate, for_worker
 from streamsampler.protocol.messages import Failure, Report, Start, Ticket, agree
-from streamsampler.protocol.plans import Exactly, Fragments, GatherPlan, Streamed
+from streamsampler.protocol.plans import Exactly, Fragments, GatherPlan, IndexQueue, Layout, Streamed
 from streamsampler.protocol.result import Segment
 from streamsampler.samplers.checkpoints import CheckpointedSampler
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put, versions_of
@@ -45,26 +45,46 @@ from streamsampler.workers.vec.rows import singles_of
 # Run one trajectory again, in this process: in the same row of a batch of the same shape, from the same seed.
 
 
-def _places_of(origin: Origin, index: int, block: int, n_queues: int) -> tuple[int, list[range]]:
+def _places_of(origin: Origin, index: int, layout: Layout, n_queues: int) -> tuple[int, list[range]]:
     """Return whose trajectory an index is, and the blocks of indices that it may have run in, the likeliest first."""
-    queue, first = _place_of(origin.plan, index, block, n_queues)
+    queue, first = _place_of(origin.plan, index, layout, n_queues)
     blocks = [first]
     if origin.first is not None:
-        blocks.append(_place_of(origin.plan.starting_at(origin.first), index, block, n_queues)[1])
+        blocks.append(_place_of(origin.plan.starting_at(origin.first), index, layout, n_queues)[1])
     if origin.stop is not None:
         blocks += [each[: len(range(each.start, origin.stop, each.step))] for each in blocks if each[-1] >= origin.stop]
     return queue, list(dict.fromkeys(blocks))
 
 
-def _place_of(plan: GatherPlan, index: int, block: int, n_queues: int) -> tuple[int, range]:
+def _place_of(plan: GatherPlan, index: int, layout: Layout, n_queues: int) -> tuple[int, range]:
     """Return whose trajectory an index is, the number of a queue, and the block of indices that it ran in."""
     for number in range(n_queues):
         queue = plan.queue(number, n_queues)
         if index in queue:
-            first = queue.index(index) // block * block
-            return number, queue[first : first + block]
+            block = IndexQueue(queue, layout.block, lengthens=layout.lengthens).block_at(queue.index(index))
+            return number, queue[block.start : block.stop]
     most = "" if plan.limit is None else f": trajectories {plan.first} to {plan.first + plan.limit - 1}"
     raise UsageError(f"there is no trajectory {index}{most}")
+
+
+def _cut(block: range, index: int, size: int) -> range:
+    """Cut a block into blocks of a size, and return the one that has an index."""
+    first = block.index(index) // size * size
+    return block[first : first + size]
+
+
+def _seeds_of(block: range, seeds: Mapping[int, int], index: int) -> list[int]:
+    """Return the seeds of the trajectories of a block.
+
+    Raises:
+        UsageError: Some are not known.
+    """
+    if missing := [other for other in block if other not in seeds]:
+        raise UsageError(
+            f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of {missing} "
+            "were not recorded"
+        )
+    return [seeds[index] for index in block]
 
 
 @dataclass(frozen=True)
@@ -97,6 +117,11 @@ class _Rerun:
             self._raise_failure(event)
         return runs
 
+    @property
+    def _block_size(self) -> int:
+        """How many trajectories the worker's blocks have, if they are all of one size."""
+        return self.setup.factory.layout.block
+
     def _worker(self, take: Callable[[Any, float], None] | None, context: WorkerContext) -> Any:
         """Make a worker that runs the trajectory's block whatever its ticket, with the seeds that were recorded."""
         hooks = None if self.setup.hooks is None else self.setup.hooks.sparing(self.index)
@@ -111,12 +136,12 @@ class _Rerun:
 
         def rolled_out(*_: Any) -> Any:
             # Alone where no other trajectory influences it.
-            number = self.block.index(self.index)
-            indices = self.block[number : number + 1] if worker.runs_lanes else self.block
+            size = len(self.block) if worker.runs_longer_blocks else 1 if worker.runs_lanes else self._block_size
+            indices = _cut(self.block, self.index, size)
             if film is not None:
                 film.number = indices.index(self.index)
             ticket = Ticket(self.version, indices, len(indices))
-            return rollout(ticket, [self.seeds[index] for index in indices])
+            return rollout(ticket, _seeds_of(indices, self.seeds, self.index))
 
         worker.update_env, worker.rollout = updated, rolled_out
         return worker
@@ -130,7 +155,9 @@ class _Rerun:
         assert isinstance(event, Answered) and isinstance(event.answer, Report)  # noqa: PT018 - both for mypy
         rollouts, spaces = event.contents
         TakenActions(self.setup.record_taken).put(rollouts)
-        before = self.block.index(self.index) if len(rollouts.lengths) > 1 else 0
+        n_ran, before = len(rollouts.lengths) + len(event.answer.dropped), self.block.index(self.index)
+        if n_ran < len(self.block):
+            before = before % self._block_size if n_ran > 1 else 0
         position = before - sum(each.position < before for each in event.answer.dropped)
         delivery = Delivery(self.worker, rollouts, event.release, spaces=spaces, fingerprint=fingerprint().bits)
         return assembled(
@@ -439,13 +466,14 @@ class ReplayingSampler(CheckpointedSampler):
         setup, session = self._setup, self._session
         if updates is None:
             updates = self._copied(session.updates, actions)
-        n_together = setup.factory.layout.block
-        if one is not None and one.env_numbers[0] >= 0 and n_together > 1 and not actions:
+        layout = setup.factory.layout
+        if one is not None and one.env_numbers[0] >= 0 and layout.block > 1 and not actions:
             raise UsageError(f"{_SIDE_BY_SIDE}pass actions=True")
-        queue, blocks = _places_of(origin, index, n_together, self.n_workers if session.sampled.differ else 1)
+        n_queues = self.n_workers if session.sampled.differ else 1
+        queue, blocks = _places_of(origin, index, layout, n_queues)
         if one is not None and session.sampled.differ and one.worker_numbers[0] < self.n_workers:
             queue = int(one.worker_numbers[0])  # which does not follow from the index alone; see `ExactlyPerWorker`
-        block, seeds = blocks[0], {}
+        seeds: dict[int, int] = {}
         if origin.derives_seeds:
             derived, there = TrajectorySeeds(self.seed, version), sorted({*chain(*blocks)})
             seeds = dict(zip(there, (origin.resets or Resets()).seeds_of(derived, there), strict=True))
@@ -458,11 +486,9 @@ class ReplayingSampler(CheckpointedSampler):
         if one is not None and (actions or one.cut[0]):
             origin = replace(origin, cut=origin.cut or bool(one.cut[0]))
             setup = replace(setup, factory=_going_on(setup.factory, len(one.rewards), alone=actions))
-        if not (known := [each for each in blocks if seeds.keys() >= {*each}]):
-            raise UsageError(
-                f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of "
-                f"{[other for other in block if other not in seeds]} were not recorded"
-            )
+        known = [each for each in blocks if seeds.keys() >= {*each}] or blocks[:1]
+        # Of a longer block they are needed if the worker runs such.
+        _seeds_of(_cut(known[0], index, layout.block), seeds, index)
         rerun = partial(_Rerun, setup, contents, version, index, seeds=seeds, worker=queue, resets=origin.resets)
         film = None if video is None else Path(video)
         return _replayed([rerun(block=each) for each in known], one, origin, film, actions=actions)

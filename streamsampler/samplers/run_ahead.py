@@ -42,8 +42,11 @@ def gathering_for(session: Session, plan: GatherPlan) -> Gathering:
         steps_of=session.shown_timesteps,
         is_awaited=session.is_checking,
     )
-    for worker in session.lanes() if is_whole else ():
-        gathering.run_lanes(worker)
+    for worker, way in session.ways() if is_whole else ():
+        if way == "lanes":
+            gathering.run_lanes(worker)
+        else:
+            gathering.run_blocks(worker, longer=way == "longer blocks")
     return gathering
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from streamsampler.agents.filters import Filters
 from streamsampler.core.errors import CheckMode
@@ -200,6 +200,10 @@ _OTHER_DEVICE = (
 )
 
 
+Way: TypeAlias = Literal["lanes", "blocks", "longer blocks"]
+"""How workers run trajectories."""
+
+
 class Session:
     """An engine, a record of each of its workers, and what is in force.
 
@@ -276,7 +280,8 @@ class Session:
         self._agent_of_fragments: Any = None  # the payload in the last call for them
         self._resets_handle: Any = None
         self._published: dict[int, Any] = updates.payloads()
-        self._lanes: dict[int, tuple[int, ...]] = {}  # by queue, with which structure its workers run lanes
+        # By queue, how its workers run trajectories, and with which structure they do.
+        self._ways: dict[int, tuple[Way, tuple[int, ...]]] = {}
         self._ran_by_dead = 0  # timesteps
         self._has_counted = False
         self._warned_of: set[str] = set()
@@ -450,14 +455,15 @@ class Session:
         for record in self.records:
             record.side.begin_version(self.ticket_version)
 
-    def record_lanes(self, worker: int) -> None:
-        """Record that a worker runs lanes with the agent and the environment in force."""
-        self._lanes[worker if self.used.differ else 0] = self.used.structure(worker)
+    def record_way(self, worker: int, way: Way) -> None:
+        """Record how a worker runs trajectories with the agent and the environment in force."""
+        self._ways[worker if self.used.differ else 0] = way, self.used.structure(worker)
 
-    def lanes(self) -> list[int]:
-        """Return a worker of each queue of which it is known that its workers run lanes."""
-        known = self._lanes.items() if self.used.differ else [(0, self._lanes.get(0))]
-        return [worker for worker, structure in known if structure == self.used.structure(worker)]
+    def ways(self) -> list[tuple[int, Way]]:
+        """Return a worker of each queue of which it is known how its workers run trajectories, with that."""
+        known = self._ways if self.used.differ else self._ways.keys() & {0}
+        ways = [(worker, *self._ways[worker]) for worker in known]
+        return [(worker, way) for worker, way, structure in ways if structure == self.used.structure(worker)]
 
     def shown_timesteps(self, worker: int) -> int:
         """Return the timesteps that a worker has shown of its unanswered tickets of this version."""

@@ -154,6 +154,8 @@ class Worker(ABC):
         runs_lanes: Whether no trajectory influences another one, although the layout's blocks say that some may: it is
             known after the first updates, and holds until agent or environment are replaced. Then tickets need not be
             whole blocks.
+        runs_longer_blocks: Whether a ticket's blocks are run as they are, where the layout's blocks get longer within a
+            call; otherwise in blocks of the layout's size. It is known as `runs_lanes` is.
         asks_for_rows: Whether agents are asked by `get_actions` where they have it, so that they need nothing else.
         shares_agent: Whether its agent is the user's own, which has its parameters, and may have learnt since.
         can_differ_side_by_side: Whether this kind of worker takes a `PerEnv`: other environments for its rows.
@@ -170,6 +172,7 @@ class Worker(ABC):
     can_take_options = False
     further_args: frozenset[str] = frozenset()
     runs_lanes = False
+    runs_longer_blocks = False
     asks_for_rows = False
     shares_agent = False
     can_differ_side_by_side = False

@@ -272,7 +272,7 @@ class WorkerLoop:
             worker.ran_timesteps = max(reported, worker.ran_timesteps)
             self._row.end_ticket(worker.ran_timesteps, worker.running_timesteps)
             ended = True
-            self._report(ticket, outcome, worker.ran_timesteps - reported, runs_lanes=worker.runs_lanes)
+            self._report(ticket, outcome, worker.ran_timesteps - reported)
         except BaseException as error:  # see _start
             if not ended:
                 self._row.end_ticket(worker.ran_timesteps)
@@ -341,7 +341,7 @@ class WorkerLoop:
         if is_interrupt(error) and self._channel.interruptible:
             raise error
 
-    def _report(self, ticket: Ticket, outcome: Outcome, lost_timesteps: int, *, runs_lanes: bool) -> None:
+    def _report(self, ticket: Ticket, outcome: Outcome, lost_timesteps: int) -> None:
         begin, worker = perf_counter(), self._worker
         assert worker is not None
         report = Report(
@@ -355,7 +355,8 @@ class WorkerLoop:
             dropped=outcome.dropped,
             lost_timesteps=lost_timesteps,
             checked=self._checked,
-            runs_lanes=runs_lanes,
+            runs_lanes=worker.runs_lanes,
+            runs_longer_blocks=worker.runs_longer_blocks,
             fingerprint=self._to_tell,
             timed=self._collector.take(),
             metrics=outcome.metrics,
@@ -394,9 +395,13 @@ class WorkerLoop:
     ) -> None:
         """Answer a ticket with a failure, and give up the others."""
         others = self._side.fail()
-        failure = replace(failure_of(ticket, phase, trajectory, error), lost_timesteps=lost_timesteps)
-        runs_lanes = self._worker is not None and self._worker.runs_lanes
-        self._channel.answer(replace(failure, checked=self._checked, runs_lanes=runs_lanes), error)
+        failure = replace(
+            failure_of(ticket, phase, trajectory, error), lost_timesteps=lost_timesteps, checked=self._checked,
+        )  # fmt: skip
+        if (worker := self._worker) is not None:
+            lanes, longer = worker.runs_lanes, worker.runs_longer_blocks
+            failure = replace(failure, runs_lanes=lanes, runs_longer_blocks=longer)
+        self._channel.answer(failure, error)
         self._checked = None
         self._give_up(others)
 

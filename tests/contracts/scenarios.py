@@ -289,6 +289,13 @@ BY_BLOCKS: dict[str, Call] = {
     "a stream": stream(11),
     "exact": exact(),
 }
+BY_LONGER_BLOCKS: dict[str, Call] = {
+    "samples": samples(200),
+    "trajectories by number, with other parameters": trajectories(53, agent_update=(3,)),
+    "a few": trajectories(2),
+    "a stream": stream(41),
+    "exact": exact(84),
+}
 FRAGMENTS: dict[str, Call] = {
     "fragments": fragments(),
     "fragments go on": fragments(),
@@ -359,6 +366,12 @@ LIVES: dict[str, Life] = {
     **{
         f"native vector environments that reset themselves: {mode}": Life(
             Batched(), Vector(mode), BY_BLOCKS, IN_BLOCKS, AFTER_A_WHILE, variant=mode != "NEXT_STEP"
+        )
+        for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
+    },
+    **{
+        f"native vector environments with blocks that get longer: {mode}": Life(
+            Batched(), Vector(mode), BY_LONGER_BLOCKS, SIDE_BY_SIDE, AFTER_A_WHILE, variant=mode != "SAME_STEP"
         )
         for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
     },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from streamsampler.errors import ProtocolError
 from streamsampler.protocol.gathering import ADVANCE_BYTES, Gathering, GivenTicket
 from streamsampler.protocol.messages import Dropped
-from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed
+from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed, block_at
 from streamsampler.protocol.result import Result
 from streamsampler.protocol.tickets import TICKET_SECONDS, Throughput
 from tests.protocol.simulation import take, taken_by
 
+LONGER = Layout(2, 2, lengthens=True)
 LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]
 N_WORKERS = 3
 
@@ -88,6 +89,8 @@ class Course:
         self.queues = AtLeast(1) if self.in_any_order and isinstance(plan, Exactly) else plan
         self.outstanding: list[tuple[int, range]] = []
         self.in_lanes: set[int] = set()
+        self.runs_longer = layout.lengthens and draw.random() < 0.8
+        self.is_known: set[int] = set()  # by queue, how its workers run blocks
         self.n_cut = self.n_brought = 0
         self.now, self.setbacks = 0.0, 6
 
@@ -100,7 +103,7 @@ class Course:
                     return held
                 self.gathering.retry(held)
             for worker in self.draw.sample(range(N_WORKERS), N_WORKERS):
-                if not self.doomed and self.draw.random() < 0.1:
+                if not (self.doomed or self.layout.lengthens) and self.draw.random() < 0.1:
                     self.gathering.run_lanes(worker)
                     self.in_lanes.add(worker % self.n_queues)
                 self.feed(worker)
@@ -113,8 +116,10 @@ class Course:
         if assignment is None:
             return
         indices, block = assignment
-        assert block == (1 if worker % self.n_queues in self.in_lanes else self.layout.block)
         own = self.queues.queue(worker % self.n_queues, self.n_queues)
+        first, last = self.block_at(own.index(indices[0])), self.block_at(own.index(indices[-1]))
+        assert block == (1 if worker % self.n_queues in self.in_lanes else len(first) == len(last) and len(first))
+        assert block == self.layout.block or block == 1 or worker % self.n_queues in self.is_known
         assert own.index(indices[0]) % block == 0, "queues are cut into blocks from their start"
         assert (own.index(indices[-1]) + 1) % block == 0 or indices[-1] == own[-1], "only the last one may be shorter"
         held = [ticket for _, ticket in self.outstanding if not set(indices).isdisjoint(ticket)]
@@ -122,6 +127,12 @@ class Course:
         assert not (held and self.n_queues > 1)
         self.n_cut += any(len(ticket) > len(indices) for ticket in held)
         self.outstanding.append((worker, indices))
+
+    def block_at(self, position: int) -> range:
+        if self.layout.lengthens and self.runs_longer:
+            return block_at(position, self.layout.block)
+        start = position // self.layout.block * self.layout.block
+        return range(start, start + self.layout.block)
 
     def answer(self) -> None:
         draw, gathering, outstanding = self.draw, self.gathering, self.outstanding
@@ -131,6 +142,9 @@ class Course:
         if outstanding[number][0] == 0 and draw.random() < 0.7:  # this worker is late
             number = draw.randrange(len(outstanding))
         worker, indices = outstanding.pop(number)
+        if self.layout.lengthens:
+            gathering.run_blocks(worker, longer=self.runs_longer)
+            self.is_known.add(worker % self.n_queues)
         doomed = [index for index in indices if index in self.doomed]
         if self.setbacks and draw.random() < 0.2:
             self.setbacks -= 1
@@ -140,13 +154,13 @@ class Course:
                 failed = draw.choice([None, *indices])
                 gathering.add_failure(worker, indices, failed, "reason", final=False, now=self.now)
         elif doomed:
-            shown = None if len(indices) > self.layout.block and draw.random() < 0.3 else doomed[0]
+            shown = None if len(indices) > len(self.block_at(indices[0])) and draw.random() < 0.3 else doomed[0]
             gathering.add_failure(worker, indices, shown, "doomed", final=True, now=self.now)
         elif gathering.receive(worker, indices, [length_of(index) for index in indices], indices, self.now):
             self.n_brought += len(indices)
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(3, 3), Layout(2, 6)])
+@pytest.mark.parametrize("layout", [Layout(), Layout(3, 3), Layout(2, 6), LONGER])
 def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(layout: Layout) -> None:
     n_cut = 0
     for seed in range(300):
@@ -161,10 +175,10 @@ def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(layout: Layout
             assert list(own) == list(delivery[start:stop]), "the delivery's own trajectories"
         assert (result.n_trajectories, result.n_timesteps) == (len(expected), sum(map(length_of, expected)))
         assert course.n_brought == result.n_trajectories + result.pending()[0]
-    assert n_cut > 40
+    assert n_cut > (20 if layout.lengthens else 40)
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(3, 3)])
+@pytest.mark.parametrize("layout", [Layout(), Layout(3, 3), LONGER])
 def test_what_fails_for_good_ends_the_call_at_its_turn(layout: Layout) -> None:
     """Also in tickets that are cut; and what is decided about, and when, depends on no loss and no timing."""
     n_cut = n_failed = 0
@@ -177,7 +191,7 @@ def test_what_fails_for_good_ends_the_call_at_its_turn(layout: Layout) -> None:
         n_cut += course.n_cut
         expected, first = sequential(plan), min(doomed)
         if held is None:
-            assert first > expected[-1] or first // layout.block > expected[-1] // layout.block
+            assert first > expected[-1] or first not in course.block_at(expected[-1])
             assert indices_of(course.gathering) == expected
         else:
             n_failed += 1
@@ -251,6 +265,24 @@ def test_any_course_of_events_gives_as_many_of_each_task(
 
 
 # ---------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("longer", [True, False])
+def test_blocks_get_longer_once_it_is_known_that_workers_run_such(longer: bool) -> None:
+    layout = Layout(4, 4, lengthens=True)
+    gathering = Gathering(Exactly(200), n_workers=2, layout=layout, throughput=known(1.0, 1.0), concurrent=False)
+    tickets = taken_by(gathering, 0)
+    assert tickets == [range(n, n + 4) for n in range(0, 24, 4)], "the first ones are the same either way"
+    assert (take(gathering, 1), gathering.refuses_all) == (None, True)
+    gathering.run_blocks(0, longer=longer)
+    for indices in tickets:
+        gathering.receive(0, indices, [10] * 4, indices)
+    if not longer:
+        assert taken_by(gathering, 1) == [range(n, n + 4) for n in range(24, 200, 4)]
+        return
+    starts = [24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 200]
+    assert taken_by(gathering, 1) == [range(*each) for each in pairwise(starts)]
+    assert gathering.block_of(1, range(192, 200)) == 64
 
 
 def test_each_worker_begins_with_one_block_and_the_last_block_is_what_is_left() -> None:
@@ -452,7 +484,10 @@ def test_forgotten_segments_keep_the_numbers_of_the_others() -> None:
 
 
 def advanced(plan: GatherPlan, n_workers: int = 2, throughput: Throughput | None = None, **options: Any) -> Gathering:
-    return Gathering(plan, n_workers=n_workers, throughput=throughput or known(*[1.0] * n_workers), **options)
+    throughput = throughput or known(*[1.0] * n_workers)
+    gathering = Gathering(plan, n_workers=n_workers, throughput=throughput, **options)
+    gathering.run_blocks(0, longer=True)
+    return gathering
 
 
 def in_advance(gathering: Gathering, n_workers: int = 2) -> list[GivenTicket]:
@@ -480,6 +515,7 @@ def test_a_slow_worker_gets_less_and_large_observations_are_not_all_in_one_ticke
 
 
 BLOCKS, OWN = {"layout": Layout(4, 4)}, {"own_queues": True}
+LONGER_BLOCKS = {"layout": LONGER}
 
 
 @pytest.mark.parametrize(
@@ -495,6 +531,10 @@ BLOCKS, OWN = {"layout": Layout(4, 4)}, {"own_queues": True}
         (Exactly(12), Exactly(10), BLOCKS, False),
         (Exactly(12), Exactly(20), BLOCKS, True),
         (Exactly(10), Exactly(20), BLOCKS, False),
+        (Exactly(36), Exactly(36), LONGER_BLOCKS, True),
+        (Exactly(36), Exactly(50), LONGER_BLOCKS, False),  # whose block of 8 would have been cut
+        (Exactly(40), Exactly(50), LONGER_BLOCKS, True),
+        (Exactly(40), Exactly(38), LONGER_BLOCKS, False),
         (ExactlyPerWorker(5, 2), ExactlyPerWorker(5, 2), OWN, True),
         (ExactlyPerWorker(5, 2), ExactlyPerWorker(4, 2), OWN, False),
         (ExactlyPerWorker(5, 2), Exactly(10), OWN, False),

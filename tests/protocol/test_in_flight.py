@@ -26,7 +26,7 @@ class World:
         self.copies = Copies(len(seconds), self.in_flight, self.throughput, steps and steps.get, is_awaited=is_awaited)
 
     def take(self, worker, now, block=1, end=NEVER):
-        return self.copies.assign(worker, now, block, end)
+        return self.copies.assign(worker, now, lambda _: block, end)
 
 
 TWO_OF_DIFFERENT_SPEED = [(0, range(1)), (1, range(1, 2))]

@@ -13,6 +13,7 @@ from streamsampler.protocol.plans import (
     IndexQueue,
     Layout,
     Part,
+    block_at,
     checked_part,
     expected_rows,
     in_order,
@@ -43,6 +44,24 @@ def test_tickets_are_whole_blocks():
     for nothing in ((0, 1), (1, 0), (-1, 8)):
         with pytest.raises(UsageError):
             Layout(*nothing)
+
+
+def test_blocks_that_get_longer():
+    sizes = [len(block_at(position, 5)) for position in range(400)]
+    assert sizes == [5] * 30 + [10] * 30 + [20] * 60 + [40] * 120 + [80] * 160
+    for position in range(3_000):
+        block = block_at(position, 5)
+        assert position in block
+        assert {block_at(other, 5) for other in block} == {block}
+        assert len(block) <= max(5, block.start // 3)
+    queue = IndexQueue(range(7, 407), 5, lengthens=True)
+    assert queue.take_new(100, 500) == range(7, 37)
+    assert not queue.take_new(100, 500), "before it is known whether they do"
+    queue.is_certain = True
+    assert [queue.take_new(25, 500) for _ in range(3)] == [range(37, 67), range(67, 107), range(107, 127)]
+    assert queue.blocks_of(range(67, 107)) == [range(67, 87), range(87, 107)]
+    queue.put_back(range(67, 107))
+    assert [queue.take_returned(1) for _ in range(2)] == [range(67, 87), range(87, 107)]
 
 
 def test_a_result_is_expected_to_be_a_little_larger_than_asked_for():

@@ -114,7 +114,9 @@ class NativeRunner:
         self._seconds = [0.0, 0.0, 0.0]
         self._hinted = worker.context.worker_number > 0
         self._n_silent_rows = 0  # steps of slots that had no trajectory left
-        self._n_trajectories, self._looked_at = 0, np.zeros(2, np.int64)  # for the hint, the timesteps and those steps
+        # For the hint: blocks, their trajectories, their timesteps and those steps.
+        self._n_blocks, self._n_trajectories, self._looked_at = 0, 0, np.zeros(2, np.int64)
+        self._version = 0
 
     # ------------------------------------------------------------------ tickets
 
@@ -139,6 +141,10 @@ class NativeRunner:
     def run(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent, size: int, *, hints: bool = False) -> bool:
         """Run a ticket in blocks of so many trajectories; return whether its version may still run."""
         self._ticket, self._seeds, self._agent = ticket, seeds, agent
+        longer = self._worker.runs_longer_blocks
+        if longer and self._version != ticket.version:  # within a call, blocks get longer
+            self._look_at_silence()
+        self._version = ticket.version
         self._recorder.begin_ticket(len(seeds))
         self._seconds = [0.0, 0.0, 0.0]
         for first in range(0, len(seeds), size):
@@ -146,24 +152,33 @@ class NativeRunner:
             if not self._run_block(first, min(first + size, len(seeds))):
                 return False
             if hints and self._stop == first + size:
-                self._look_at_silence(size, self._worker.ran_timesteps - ran, self._n_silent_rows - silent)
+                self._n_blocks += 1
+                self._n_trajectories += size
+                self._looked_at += self._worker.ran_timesteps - ran, self._n_silent_rows - silent
+                if not longer:
+                    self._look_at_silence()
         return True
 
-    def _look_at_silence(self, size: int, n_timesteps: int, n_silent_rows: int) -> None:
-        """Say once what longer blocks would save; count a block of so many trajectories."""
-        self._n_trajectories += size
-        self._looked_at += (n_timesteps, n_silent_rows)
+    def _look_at_silence(self) -> None:
+        """Say once what longer blocks would save."""
+        if self._hinted or self._n_trajectories < _FEWEST_TRAJECTORIES * self.n_slots:
+            return
         share = self._looked_at[1] / self._looked_at.sum()
-        if self._hinted or self._n_trajectories < _FEWEST_TRAJECTORIES * self.n_slots or share < _SILENT_SHARE:
+        if share < _SILENT_SHARE:
             return
         self._hinted = True
+        size = self._n_trajectories // self._n_blocks
+        which, how = f"block of {size} trajectories", ""
+        if self._worker.runs_longer_blocks:
+            which = f"block, of {size} trajectories on average,"
+            how = "batches of more trajectories have them, and so has "
         # A block's end is about as long whatever the block: with blocks so many times as long it is a tenth of them.
         longer = size * math.ceil(9 * share / (1 - share))
         _LOG.warning(
-            "VecWorker: the environments of %s stand silent in %.0f %% of all steps: at the end of each block of %d "
-            'trajectories they wait for the longest one. Longer blocks cost less: worker_args={"block_size": %d} '
+            "VecWorker: the environments of %s stand silent in %.0f %% of all steps: at the end of each %s "
+            'they wait for the longest one. Longer blocks cost less: %sworker_args={"block_size": %d} '
             "for about 10 %%, where a batch has enough trajectories to share.",
-            name_of_env(self._env), 100 * share, size, longer,
+            name_of_env(self._env), 100 * share, which, how, longer,
         )  # fmt: skip
 
     def _run_block(self, first: int, stop: int) -> bool:

@@ -81,7 +81,8 @@ class VecWorker(LendingWorker):
 
     It also takes an environment that is vectorised natively, a `gymnasium.vector.VectorEnv`, without hooks; see
     `native.NativeRunner`. Where that one resets itself, `batch.seeds[i]` restarts a trajectory only if it is the
-    first of its slot in its block.
+    first of its slot in its block. Without a `block_size`, its blocks get longer within a call: the first 6 have a
+    trajectory for each environment, then 3 have two, 3 four, 3 eight, and all others 16 for each.
 
     Pass it as ``worker_class=VecWorker, worker_args={"n_envs": 32}``.
 
@@ -90,7 +91,7 @@ class VecWorker(LendingWorker):
         n_envs: How many environments a worker has at most, which it makes as calls need them; None for 16, or for as
             many as a vector environment has.
         block_size: How many trajectories make a block. None for lanes where the agent allows it, and otherwise for as
-            many as there are environments.
+            many as there are environments, or for blocks that get longer if the environment is vectorised.
 
     Raises:
         UsageError: An argument cannot work.
@@ -119,7 +120,7 @@ class VecWorker(LendingWorker):
 
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
-        """Return how many trajectories run side by side, and how many make a block.
+        """Return how many trajectories run side by side, and how many make a block, or the first ones.
 
         Args:
             worker_args: `n_envs` and `block_size`, where they are given.
@@ -132,7 +133,8 @@ class VecWorker(LendingWorker):
         size = n_slots if block_size is None else positive("block_size", block_size)
         if n_envs is not None and size < n_slots:
             raise UsageError(f"block_size is {size}: a block cannot fill n_envs={n_slots} environments")
-        return Layout(n_slots, size)
+        # A single environment waits for none at a block's end.
+        return Layout(n_slots, size, lengthens=block_size is None and n_slots > 1)
 
     # ------------------------------------------------------------------ updates
 
@@ -220,6 +222,7 @@ class VecWorker(LendingWorker):
         try:
             self._update_all(env_update, old)
             self._runner = self._make_runner(self._envs, differ=env_update.n_slots is not None)
+            self.runs_longer_blocks = self._may_run_lanes and isinstance(self._runner, NativeRunner)
         except BaseException as error:
             if isinstance(error, EnvCloseError):
                 self.phase = Phase.CLOSE

@@ -1,6 +1,7 @@
 """Vector environments: their streams cut into whole trajectories, in all autoreset modes."""
 
 import gc
+import itertools
 from functools import partial
 from typing import Any, ClassVar
 
@@ -207,6 +208,76 @@ def test_a_change_of_what_is_made_again_is_refused():
             sampler.obtain_trajectories(6, env_update=Tasks())
 
 
+# ---------------------------------------------------------------------- blocks that get longer
+
+FIRSTS = [0, 3, 6, 9, 12, 15, 18, 24, 30, 36, 48, 60, 72, 96, 120, 144, 192, 240]
+"""Where blocks begin that get longer, with three slots; each following one has 48 trajectories."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_blocks_get_longer_and_are_the_same_for_any_number_of_workers(mode):
+    def batches(n_workers, **options):
+        with native(always_zero, Vector(mode, Drawn), n_workers=n_workers, **options) as sampler:
+            return [
+                sampler.obtain_trajectories(250),
+                sampler.obtain_samples(700),
+                sampler.obtain_trajectories(2),
+                sampler.obtain_exact_trajectories(42 // n_workers),
+                sampler.obtain_trajectories(28, agent_update=lambda _: 0),
+                *itertools.islice(sampler.stream(), 31),
+            ]
+
+    alone = batches(1, block_size=None)
+    for n_workers in (2, 3, 7):
+        assert batches(n_workers, block_size=None) == alone
+    for first in FIRSTS:
+        for seed, trajectory in zip(alone[0].seeds[first : first + 3], alone[0][first : first + 3], strict=True):
+            assert_told(trajectory, retold(seed, 1)[0])
+    if mode != "DISABLED":
+        short = batches(2, block_size=3)
+        assert short[0][:18] == alone[0][:18]
+        assert [short[0][21:24] == alone[0][21:24], short[2] == alone[2]] == [False, True]
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
+def test_trajectories_of_longer_blocks_are_replayed(mode):
+    with native(always_zero, Vector(mode, Drawn), block_size=None) as sampler:
+        batch = sampler.obtain_trajectories(53)
+        for index in (0, 17, 20, 29, 41, 50, 52):
+            assert sampler.replay(1, index, recorded=batch).same
+            assert sampler.replay(1, index).trajectory == batch[index]
+
+
+def test_longer_blocks_with_a_lag():
+    """The second batch of a version begins where the first one ends, and so do its blocks."""
+
+    def batches(n_workers):
+        env = Vector("NEXT_STEP", Drawn)
+        with native(always_zero, env, block_size=None, n_workers=n_workers, staleness=1, check=None) as sampler:
+            found = [sampler.obtain_trajectories(n) for n in (70, 70, 41)]
+            if n_workers == 1:
+                for batch in found:
+                    for index in batch.indices[::10].tolist():
+                        version = int(batch.agent_versions[0])
+                        assert sampler.replay(version, index, recorded=batch, agent=always_zero).same
+            return found
+
+    alone = batches(1)
+    assert [batches(n_workers) for n_workers in (2, 3)] == [alone, alone]
+
+
+def test_streams_begin_with_the_first_trajectory_where_blocks_get_longer():
+    with native(always_zero, Vector("NEXT_STEP", Drawn), block_size=None) as sampler:
+        with pytest.raises(UsageError, match=r'pass worker_args=\{"n_envs": 3, "block_size": 3\}, in every part'):
+            next(sampler.stream(first_trajectory=3))
+        assert sampler.obtain_trajectories(3).n_trajectories == 3
+    with native(always_zero, Vector("NEXT_STEP", Drawn), block_size=3) as sampler:
+        whole = list(itertools.islice(sampler.stream(), 9))
+        sampler.shutdown_worker()
+    with native(always_zero, Vector("NEXT_STEP", Drawn), block_size=3) as sampler:
+        assert list(itertools.islice(sampler.stream(first_trajectory=6), 3)) == whole[6:]
+
+
 # ---------------------------------------------------------------------- silence
 
 
@@ -228,6 +299,17 @@ def test_a_hint_names_a_block_size_where_many_environments_stand_silent(caplog):
     with native(always_zero, OneSeed, block_size=named) as sampler:
         sampler.obtain_trajectories(10 * named)
     assert not hints()
+    with native(always_zero, OneSeed, block_size=None) as sampler:  # they get longer within the call
+        for _ in range(3):
+            sampler.obtain_trajectories(500)
+    assert not hints()
+    with native(always_zero, OneSeed, block_size=None) as sampler:
+        sampler.obtain_trajectories(18)
+        assert not hints(), "more may follow in the same call"
+        sampler.obtain_trajectories(18)
+    (hint,) = hints()
+    assert "at the end of each block, of 3 trajectories on average, they wait for the longest one" in hint
+    assert 'cost less: batches of more trajectories have them, and so has worker_args={"block_size": ' in hint
 
 
 # ---------------------------------------------------------------------- errors

@@ -333,7 +333,8 @@ def test_arguments_and_the_block_that_follows_from_them():
             WorkerFactory(worker_class=VecWorker, worker_args=args)
     layouts = [
         WorkerFactory(worker_class=VecWorker, worker_args=args).layout
-        for args in ({}, {"n_envs": 32}, {"block_size": 5}, {"n_envs": 2, "block_size": 3})
+        for args in ({}, {"n_envs": 32}, {"block_size": 5}, {"n_envs": 2, "block_size": 3}, {"n_envs": 1})
     ]
-    assert layouts == [Layout(16, 16), Layout(32, 32), Layout(16, 5), Layout(2, 3)]
+    longer = {"lengthens": True}  # if it is a vector environment
+    assert layouts == [Layout(16, 16, **longer), Layout(32, 32, **longer), Layout(16, 5), Layout(2, 3), Layout()]
     assert WorkerFactory().layout == Layout()
