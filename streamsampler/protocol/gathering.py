@@ -224,6 +224,10 @@ class Gathering:
         queue = self._queue_for(worker)
         queue.lengthens, queue.is_certain = queue.lengthens and longer, True
 
+    def is_certain(self, worker: int) -> bool:
+        """Return whether it is known how a worker runs trajectories; until then it gets those of the first blocks."""
+        return self._queue_for(worker).is_certain
+
     def block_of(self, worker: int, indices: range) -> int:
         """Return how many trajectories each block of a worker's ticket has."""
         return self._queue_for(worker).block_of(indices)

@@ -279,7 +279,7 @@ class Call:
         gathering, ticket = self.gathering, answer.ticket
         assert ticket is not None
         if answer.runs_lanes:
-            if ticket.block > 1:
+            if ticket.block > 1 or not gathering.is_certain(worker):
                 self._session.record_way(worker, "lanes")
                 gathering.run_lanes(worker)
             return True

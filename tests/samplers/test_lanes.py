@@ -124,3 +124,38 @@ def test_a_worker_that_takes_its_word_back_is_refused():
         fates = ("kept", "surplus", "stale", "abandoned", "lost", "checked")
         assert sum(getattr(stats, f"{fate}_timesteps") for fate in fates) == stats.ran_timesteps
         assert np.all(sampler.obtain_trajectories(8, agent_update=Told(lanes=False)).lengths > 0)
+
+
+class Longer(Laned):
+    """The same, where blocks may get longer, from a size on."""
+
+    size = BLOCK
+    runs_longer_blocks = True
+
+    @classmethod
+    def layout(cls, worker_args: Any) -> Layout:
+        return Layout(cls.size, cls.size, lengthens=True)
+
+
+class Short(Longer):
+    runs_longer_blocks = False
+
+
+class FromOne(Longer):
+    size = 1
+
+
+class ShortFromOne(Short):
+    size = 1
+
+
+@pytest.mark.parametrize("kind", [Longer, Short, FromOne, ShortFromOne])
+@pytest.mark.parametrize("lanes", [True, False])
+def test_blocks_that_may_get_longer_and_workers_of_all_kinds(kind, lanes, tickets):
+    """Each says how it runs trajectories when it first answers; what waits for that is assigned then."""
+    with LocalSampler(Told(lanes), Steps, seed=3, n_workers=2, worker_class=kind) as sampler:
+        for _ in range(2):
+            assert sampler.obtain_trajectories(60 * kind.size).n_trajectories == 60 * kind.size
+    longest = 1 if lanes else kind.size * (16 if kind.runs_longer_blocks else 1)
+    assert max(ticket.block for ticket in tickets[-3:]) == longest
+    assert min(ticket.block for ticket in tickets) == (1 if lanes else kind.size)
