@@ -46,6 +46,12 @@ pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
 
 @pytest.fixture
+def few_first_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let blocks get longer after the sixth, however few trajectories they have; see `protocol.plans.block_at`."""
+    monkeypatch.setattr("streamsampler.protocol.plans._FIRST_TRAJECTORIES", 0)
+
+
+@pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no process of the test be given up because it is slow."""
     wait_for_processes(monkeypatch)

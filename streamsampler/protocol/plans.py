@@ -43,17 +43,19 @@ class Layout:
             raise UsageError(f"rows and blocks are at least 1, got {self.rows} rows and blocks of {self.block}")
 
 
-_N_FIRST, _MOST_DOUBLED = 6, 4
+_FEWEST_FIRST, _FIRST_TRAJECTORIES = 6, 1536
+_MOST_DOUBLED = 4
 
 
 def block_at(position: int, block: int) -> range:
     """Return the positions of the block that a position of a queue is in, where blocks get longer within the queue.
 
-    The first 6 blocks have `block` trajectories, 3 have twice as many, 3 four times, 3 eight times, and all others 16
-    times. So blocks are as long as a batch allows: a block has at most a third of as many as come before it, so that
-    there are several to share, and little is run in vain where a batch ends in the middle of its last one; and there
-    are few ends, at which environments wait for the longest trajectory. The position alone decides, because a
-    trajectory must not depend on the number of workers, and how many a batch needs is known when it is there.
+    The first 6 blocks, or as many as have 1,536 trajectories, have `block` trajectories each. Where that makes n
+    blocks, n / 2 have twice as many, n / 2 four times, n / 2 eight times, and all others 16 times. So blocks are as
+    long as a batch allows: a block has at most a third of as many as come before it, so that there are several to
+    share, and little is run in vain where a batch ends in the middle of its last one; and there are few ends, at which
+    environments wait for the longest trajectory. The position alone decides, because a trajectory must not depend on
+    the number of workers, and how many a batch needs is known when it is there.
 
     Args:
         position: How many indices of the queue come before.
@@ -65,7 +67,12 @@ def block_at(position: int, block: int) -> range:
 
 
 def _doublings(position: int, block: int) -> int:
-    return min(_MOST_DOUBLED, (position // (_N_FIRST * block)).bit_length())
+    return min(_MOST_DOUBLED, (position // _n_first(block)).bit_length())
+
+
+def _n_first(block: int) -> int:
+    """Return how many trajectories the first blocks have together: an even number of blocks."""
+    return max(_FEWEST_FIRST, _FIRST_TRAJECTORIES // (2 * block) * 2) * block
 
 
 def _latest_first(indices: range) -> int:
@@ -128,7 +135,7 @@ class IndexQueue:
             return range(0)
         stop = cursor + _whole(math.ceil(min(size, in_sight) / block), block)
         if self.lengthens and (doublings := _doublings(cursor, self.block)) < _MOST_DOUBLED:
-            stop = min(stop, _N_FIRST * self.block << doublings)  # where longer ones begin
+            stop = min(stop, _n_first(self.block) << doublings)  # where longer ones begin
         taken = own[cursor:stop]
         self._cursor += len(taken)
         return taken

@@ -268,6 +268,7 @@ def test_any_course_of_events_gives_as_many_of_each_task(
 
 
 @pytest.mark.parametrize("longer", [True, False])
+@pytest.mark.usefixtures("few_first_blocks")
 def test_blocks_get_longer_once_it_is_known_that_workers_run_such(longer: bool) -> None:
     layout = Layout(4, 4, lengthens=True)
     gathering = Gathering(Exactly(200), n_workers=2, layout=layout, throughput=known(1.0, 1.0), concurrent=False)
@@ -543,6 +544,7 @@ LONGER_BLOCKS = {"layout": LONGER}
     ],
 )
 @pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.usefixtures("few_first_blocks")
 def test_tickets_are_used_where_the_plan_would_cut_them(
     guess: GatherPlan, plan: GatherPlan, options: Any, fits: bool, lost: bool
 ) -> None:

@@ -46,6 +46,7 @@ def test_tickets_are_whole_blocks():
             Layout(*nothing)
 
 
+@pytest.mark.usefixtures("few_first_blocks")
 def test_blocks_that_get_longer():
     sizes = [len(block_at(position, 5)) for position in range(400)]
     assert sizes == [5] * 30 + [10] * 30 + [20] * 60 + [40] * 120 + [80] * 160
@@ -128,3 +129,14 @@ def test_facts_that_are_no_parts_are_refused():
     for given_ in [[facts], *({**facts, **change} for change in changes)]:
         with pytest.raises(ValueError, match="part"):
             part_of_facts(given_)
+
+
+@pytest.mark.parametrize(("block", "n_first"), [(1, 1536), (16, 96), (100, 14), (256, 6), (1024, 6)])
+def test_blocks_get_longer_after_so_many_that_every_worker_has_begun_one(block, n_first):
+    """As long as it is not known how workers run blocks, only the first ones are handed out."""
+    queue, n_blocks = IndexQueue(range(10**9), block, lengthens=True), 0
+    while taken := queue.take_new(block, 10**9):
+        assert len(taken) == block
+        n_blocks += 1
+    assert n_blocks == n_first
+    assert len(block_at(n_first * block, block)) == 2 * block

@@ -151,6 +151,7 @@ class ShortFromOne(Short):
 
 @pytest.mark.parametrize("kind", [Longer, Short, FromOne, ShortFromOne])
 @pytest.mark.parametrize("lanes", [True, False])
+@pytest.mark.usefixtures("few_first_blocks")
 def test_blocks_that_may_get_longer_and_workers_of_all_kinds(kind, lanes, tickets):
     """Each says how it runs trajectories when it first answers; what waits for that is assigned then."""
     with LocalSampler(Told(lanes), Steps, seed=3, n_workers=2, worker_class=kind) as sampler:

@@ -215,6 +215,7 @@ FIRSTS = [0, 3, 6, 9, 12, 15, 18, 24, 30, 36, 48, 60, 72, 96, 120, 144, 192, 240
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("few_first_blocks")
 def test_blocks_get_longer_and_are_the_same_for_any_number_of_workers(mode):
     def batches(n_workers, **options):
         with native(always_zero, Vector(mode, Drawn), n_workers=n_workers, **options) as sampler:
@@ -281,6 +282,7 @@ def test_streams_begin_with_the_first_trajectory_where_blocks_get_longer():
 # ---------------------------------------------------------------------- silence
 
 
+@pytest.mark.usefixtures("few_first_blocks")
 def test_a_hint_names_a_block_size_where_many_environments_stand_silent(caplog):
     def hints():
         return [record.getMessage() for record in caplog.records if "stand silent" in record.getMessage()]
