@@ -227,7 +227,9 @@ def test_another_number_of_environments_begins_afresh_and_warns(caplog):
         assert caplog.text.count("of 5 environments, after 2 in the last call: the episodes that went on end") == 1
 
 
-@pytest.mark.parametrize(("options", "n_envs"), [({}, 8), ({"worker_class": VecWorker}, 8), (vec(3), 8), (vec(12), 12)])
+@pytest.mark.parametrize(
+    ("options", "n_envs"), [({}, 8), ({"worker_class": VecWorker}, 16), (vec(3), 8), (vec(12), 12)]
+)
 @pytest.mark.slow
 def test_without_n_envs_the_number_of_timesteps_does_not_depend_on_the_workers(options, n_envs):
     batches = []

@@ -58,6 +58,7 @@ class RemoteGroup(RemoteRows, Group):
         in_force = self._worker.in_force["agent"]
         if in_force is not self._its_agent:
             self._its_agent = in_force
+            self.set_rows(self._batch_rows())
             self._agent = self._made_agent()
             self._begin_new_agent()
 

@@ -231,9 +231,11 @@ class ParentWorker(VecWorker):
 
     def _make_groups(self, base_version: int) -> RemoteGroups:
         assert self._environments is not None
-        asked = partial(self._asked, len(self._environments.proxies))
         kind = RemoteGroup if self._players is None else RemoteGroupOfAgents
-        group = partial(kind, environments=self._environments, asked=asked, n_groups=self._n_row_groups)
+        group = partial(
+            kind, batch_rows=self._batch_rows, environments=self._environments, n_groups=self._n_row_groups,
+            asked=lambda: self._asked(self._batch_rows()),
+        )  # fmt: skip
         return RemoteGroups(self, base_version, self._environments, group)
 
     def abandon(self) -> tuple[int, int]:

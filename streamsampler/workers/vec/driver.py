@@ -78,6 +78,14 @@ class RowsDriver:
         n_envs, n_rows = len(self._envs), self._n_rows
         return BatchRecorder(*self.spaces, n_envs, n_rows, in_order=self._in_order, shared=is_shared)
 
+    def set_rows(self, n_rows: int) -> None:
+        """Let the agent's batches have so many rows from now on; no trajectory is between two timesteps."""
+        if n_rows == self._n_rows:
+            return
+        self._n_rows, self._masks = n_rows, None
+        if isinstance(self._recorder, BatchRecorder):
+            self._recorder = self._new_recorder(is_shared=self._recorder.is_shared)
+
     # ------------------------------------------------------------------ scripts
 
     def _bind(self) -> None:

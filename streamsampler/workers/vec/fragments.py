@@ -38,19 +38,19 @@ class Group(RowsDriver):
 
     Args:
         number: The group's number.
-        n_rows: How many rows a batch has.
-        rows: The environments, as many at most.
+        rows: The environments.
         worker: The worker.
+        batch_rows: Returns how many rows a batch of the agent in force has: as many as environments, or more.
         more: Further ones of `RowsDriver`.
     """
 
-    def __init__(self, number: int, n_rows: int, rows: list[Row], worker: Worker, **more: Any) -> None:
+    def __init__(
+        self, number: int, rows: list[Row], worker: Worker, batch_rows: Callable[[], int], **more: Any
+    ) -> None:  # fmt: skip
         callers = [row.caller for row in rows if row.caller is not None]
-        super().__init__(worker, [row.env for row in rows], worker.spaces, n_rows, callers, **more)
-        self.number, self.rows = number, rows
+        super().__init__(worker, [row.env for row in rows], worker.spaces, len(rows), callers, **more)
+        self.number, self.rows, self._batch_rows = number, rows, batch_rows
         self._live = list(range(len(rows)))
-        if len(rows) < n_rows:
-            self._sources = [row if row < len(rows) else 0 for row in range(n_rows)]
         self._rounds = rounding_for(self.spaces[1]) is not AS_GIVEN
         self._most = worker.context.max_episode_length
         self._pool = AgentPool(hint=worker.context.worker_number == 0 and not number)
@@ -60,6 +60,12 @@ class Group(RowsDriver):
         self._left: list[int] = []  # how many timesteps each row has still to take
         self._running: list[Trajectory] = []  # by row
         self._ended: list[list[Trajectory]] = []
+
+    def set_rows(self, n_rows: int) -> None:
+        """Let the agent's batches have so many rows; see `RowsDriver.set_rows`."""
+        super().set_rows(n_rows)
+        n_envs = len(self.rows)
+        self._sources = None if n_rows == n_envs else [row if row < n_envs else 0 for row in range(n_rows)]
 
     @property
     def agent(self) -> BatchedAgent:
@@ -76,6 +82,7 @@ class Group(RowsDriver):
     def update_agent(self, load: Callable[[str], Any]) -> None:
         """Make the agent, or hand it the parameters and filters, that are in force."""
         if self._in_force.apply(load):
+            self.set_rows(self._batch_rows())
             self._agent = self._made_agent()
             self._begin_new_agent()
 
@@ -380,4 +387,4 @@ class RunningGroups(Running):
         numbers = range(first, min(first + self._n_rows, n_envs))
         envs = zip(numbers, self._claimed(len(numbers)), strict=True)
         rows = [Row(env_number, *claimed, n_envs, self._seeds) for env_number, claimed in envs]
-        return self._group(number, self._n_rows, rows, self._worker)
+        return self._group(number, rows, self._worker)

@@ -36,7 +36,7 @@ class GroupOfAgents(Group):
     def _update(self, update: Any) -> None:
         envs = [cast("MultiAgentEnv", row.env.unwrapped) for row in self.rows]
         self._players = updated_players(
-            self._players, update, envs, self._worker.warn_once, across=True, n_envs=self._n_rows
+            self._players, update, envs, self._worker.warn_once, across=True, n_envs=self._batch_rows()
         )
 
     def _made_agent(self) -> BatchedAgent:

@@ -24,7 +24,7 @@ from streamsampler.workers.resets import reset_function
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
 from streamsampler.workers.vec.joint import JointRows, PlayersOfRows
-from streamsampler.workers.vec.steps import BatchRecorder, Trajectory
+from streamsampler.workers.vec.steps import Trajectory
 from streamsampler.workers.vec.tickets import RunningTicket, RunningTickets, positions_by_row
 
 # An enum's member costs 100 ns to look up on Python 3.11.
@@ -101,18 +101,15 @@ class LaneRunner(RowsDriver):
         """Whether no trajectory has begun that is in no answer yet."""
         return not self._tickets.begun()
 
-    def set_rows(self, n_rows: int, *, any_row: bool) -> None:
-        """Let the agent's batches have so many rows from now on.
-
-        Args:
-            n_rows: How many; as many as there are environments at least.
-            any_row: Whether any row that is free may run any trajectory, in lanes too.
-        """
-        self._tickets.any_row = any_row and not self._fixed_rows
-        if n_rows != self._n_rows and isinstance(self._recorder, BatchRecorder):
+    def set_rows(self, n_rows: int) -> None:
+        """Let the agent's batches have so many rows from now on, and forget all tickets where they had others."""
+        if n_rows != self._n_rows:
             self.forget()
-            self._n_rows, self._masks = n_rows, None
-            self._recorder = self._new_recorder(is_shared=self._recorder.is_shared)
+        super().set_rows(n_rows)
+
+    def take_any_row(self, any_row: bool) -> None:
+        """Say whether any row that is free may run any trajectory, in lanes too."""
+        self._tickets.any_row = any_row and not self._fixed_rows
 
     @property
     def failed_ahead(self) -> bool:

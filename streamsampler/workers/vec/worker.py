@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -179,6 +180,16 @@ class VecWorker(LendingWorker):
         n_rows = n_rows or self._lane_runner.n_slots
         return self._agents.batched(n_rows, min(self._most_envs, n_rows))
 
+    @property
+    def _may_lanes(self) -> bool:
+        """Whether trajectories may run in lanes, as the agent says."""
+        return self._may_run_lanes and self._agents.row_independent
+
+    def _batch_rows(self) -> int:
+        """Return how many rows the agent's batches have, in lanes and fragments, or in blocks and fragments."""
+        fills = self._players is None and self._agents.asked_together and self._may_lanes
+        return rows_of_lanes(self._most_envs) if fills else self._most_envs
+
     def _choose_lanes(self, *, anew: bool = True) -> None:
         """Run lanes where the agent says that its rows are independent; probe that, until it tells.
 
@@ -195,16 +206,17 @@ class VecWorker(LendingWorker):
         self.runs_lanes = False
         if agents.empty or not isinstance(runner, LaneRunner):
             return
-        together, n_envs = agents.asked_together, self._most_envs
-        if not (self._may_run_lanes and agents.row_independent):
-            runner.set_rows(n_envs if together else len(self._envs), any_row=False)
+        together = agents.asked_together
+        n_rows = self._batch_rows() if together else len(self._envs)
+        runner.set_rows(n_rows)
+        runner.take_any_row(False)
+        if not self._may_lanes:
             return
-        n_rows = rows_of_lanes(n_envs) if together else len(self._envs)
         agent, found = self._probed
         if found is None or agent is not agents.first or (anew and not found.conclusive):
             found = agents.probe(runner.spaces, n_rows)
             self._probed = agents.first, found
-        runner.set_rows(n_rows, any_row=found.of_place and (not together or n_rows % MULTIPLE == 0))
+        runner.take_any_row(found.of_place and (not together or n_rows % MULTIPLE == 0))
         self.runs_lanes = True
 
     def update_env(self, env_update: EnvUpdate) -> None:
@@ -388,7 +400,8 @@ class VecWorker(LendingWorker):
 
     def _make_groups(self, base_version: int) -> RunningGroups:
         kind = Group if self._players is None else GroupOfAgents
-        return RunningGroups(self, base_version, self._most_envs, kind)
+        group = partial(kind, batch_rows=self._batch_rows)
+        return RunningGroups(self, base_version, self._most_envs, group)
 
     def _rebuilt(self) -> float:
         """Replace agent and environments, and return the seconds that it took."""

@@ -232,3 +232,39 @@ def test_constructors_draw_the_same_in_each_row():
             found.append([sampler.obtain_trajectories(n) for n in (1, 3, 40)])
     assert found[0] == found[1]
     assert len(np.unique(np.concatenate([batch.observations for batch in found[0]]))) == 1
+
+
+class AlwaysAsMany(Network):
+    """Remembers something of each row, and takes batches of one size alone."""
+
+    sums: Any = None
+
+    def get_actions(self, observations, *, draws, starts):  # type: ignore[override]
+        n = self.n_rows = len(observations)
+        self.sums = np.zeros(n) if self.sums is None else self.sums
+        self.sums = np.where(starts, 0.0, self.sums) + observations[:, 0]
+        actions, infos = super().get_actions(observations, draws=draws)
+        return actions, {**infos, "sum": self.sums.copy()}
+
+    def get_state(self) -> Any:
+        return self.sums.copy()
+
+    def set_state(self, state: Any) -> None:
+        self.sums = state.copy()
+
+
+@pytest.mark.parametrize("more", [{}, {"block_size": 26}])
+@pytest.mark.parametrize("inference", ["worker", "parent"])
+def test_an_agent_sees_batches_of_one_size_alone(inference, more):
+    args = {"n_envs": N_ENVS, **more}
+
+    def found(sampler: Any) -> list[Any]:
+        batches = [sampler.obtain_trajectories(7), sampler.obtain_fragments(4), sampler.obtain_trajectories(20)]
+        batches += [sampler.obtain_fragments(5), sampler.obtain_fragments(3, agent_update=AlwaysAsMany())]
+        return [*batches, sampler.obtain_fragments(6, env_update=Walk), sampler.obtain_trajectories(3)]
+
+    with LocalSampler(AlwaysAsMany(), Walk, seed=3, worker_class=VecWorker, worker_args=args) as alone:
+        expected = found(alone)
+    options: dict[str, Any] = {"inference": inference} if inference == "parent" else {"worker_class": VecWorker}
+    with MultiprocessingSampler(AlwaysAsMany(), Walk, n_workers=2, seed=3, worker_args=args, **options) as sampler:
+        assert found(sampler) == expected
