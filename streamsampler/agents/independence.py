@@ -30,11 +30,11 @@ Answers = list[list[bytes]]
 
 
 class Independence(NamedTuple):
-    """What is known of the rows of an agent's batches, of which none depends on others.
+    """The result of a probe: the rows of the agent's batches do not depend on each other.
 
     Attributes:
         conclusive: Whether that holds for other parameters as well. If no observation changes anything, as with a last
-            layer of zeros, nothing is known of them.
+            layer of zeros, nothing is known of other parameters.
         of_place: Whether a row is the same wherever in the batch it is. Never of an agent that is told its place, as
             `slots`.
     """
@@ -48,8 +48,8 @@ def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -
 
     For any two rows there are calls in which one keeps its observation and the other gets another one: that of its
     neighbour, zeros, and noise. An agent that remembers is asked for two steps each time. A call that raises says
-    nothing, because no environment need send such observations; where all do, that is logged. Then the rows are asked
-    for in other places, with what they draw.
+    nothing, because no environment need send such observations; where all do, that is logged. Last, each row is asked
+    for in other places of the batch, with the random numbers of its trajectory.
 
     Calls change an agent's memory, and may draw from the global generators: probe before trajectories begin.
 
@@ -61,7 +61,7 @@ def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -
             actions are allowed.
 
     Returns:
-        What is known.
+        The result.
 
     Raises:
         UsageError: A row depends on others, or the same batch gives something else when it is asked for again.
@@ -101,8 +101,8 @@ def _is_of_place(ask: Callable[..., Answers | None], plain: Any, expected: Answe
 def _question(agent: Any, like: Any, n_rows: int, masks: Mapping[str, Any]) -> Callable[..., Answers | None]:
     """Return a function that asks an agent for a batch whose trajectories all begin, and, where it remembers, the next.
 
-    Its observations always lie in the same memory, whose alignment could change bits. It takes with them, if that is
-    another one, the order of the trajectories in the rows. It returns None where the agent raises.
+    Its observations always lie in the same memory, whose alignment could change bits. The second
+    argument is the order of the trajectories in the rows. It returns None where the agent raises.
     """
     get_actions, reset = agent.get_actions, getattr(agent, "reset", None)
     names = row_keywords(get_actions)

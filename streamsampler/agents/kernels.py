@@ -46,7 +46,8 @@ class LayerCalls:
 
     def _plan(self, module: Any) -> None:
         self._module, self._steps = module, []
-        # Of layers that are not called as modules: what must stay empty, what must keep its length, what is in them.
+        # Of layers that are not called as modules: the dicts of hooks, which must stay empty; the dicts of attributes,
+        # which must keep their lengths; and the dicts of the layers inside.
         self._hooks: list[dict[Any, Any]] = [_modules._global_forward_hooks, _modules._global_forward_pre_hooks]
         self._dicts: list[dict[str, Any]] = []
         self._children: list[dict[str, Any]] = []

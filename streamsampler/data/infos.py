@@ -42,12 +42,12 @@ _RowKey: TypeAlias = tuple[str, Any, np.dtype[Any] | None, tuple[int, ...]]
 
 
 class _Key:
-    """What was recorded of one key.
+    """The recorded values of one key.
 
     Attributes:
         steps: The steps.
         values: Their values; of arrays of one dtype and shape the bytes, which are joined in a fifth of the time.
-        packing: Of which dtype and shape; None where the values are there themselves.
+        packing: Dtype and shape of the arrays whose bytes the values are; None where the values are no such bytes.
     """
 
     __slots__ = ("packing", "steps", "values")
