@@ -15,7 +15,7 @@ or `step` returned, and receives the result; a driver throws what the environmen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -80,12 +80,16 @@ class Binding(NamedTuple):
         recorder: Records the part.
         hooks: Sees its timesteps; None without hooks.
         waits: Whether results of the environment are pending when `reset` and `step` return.
+        time_limits: Wrappers of the environment that truncate a trajectory at `_max_episode_steps`, and whose own
+            `step` is not called: the script truncates it there, and leaves its length in `_elapsed_steps`. Only for a
+            whole trajectory.
     """
 
     step: Callable[[Any], Any]
     recorder: RolloutRecorder
     hooks: TrajectoryHooks | None = None
     waits: bool = False
+    time_limits: Sequence[Any] = ()
 
 
 Script = Generator[Any, Any, End]
@@ -114,7 +118,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
     Returns:
         The end of the trajectory. The driver ends its record.
     """
-    step, recorder, hooks, waits = binding
+    step, recorder, hooks, waits, time_limits = binding
     phase = _RESET if hooks is None else None  # for `phase_of`; None while others note the phase themselves
     result = reset(seed=seed)
     if waits:
@@ -129,7 +133,10 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         phase = None
         hooks.start(observation, info)
         phase = _RECORDING
-    n_timesteps, flags = 0, FLAGS
+    n_timesteps, flags, last = 0, FLAGS, limit
+    if time_limits:  # which a task may have changed at the reset
+        at_most = max(1, min(each._max_episode_steps for each in time_limits))
+        last = at_most if limit is None else min(limit, at_most)
     while True:
         # Where the recorder keeps no bytes, no observation has this dtype; where it takes no floats, no reward the
         # class.
@@ -137,7 +144,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         dtype, shape = recorder.observation_dtype, recorder.observation_shape
         rewards, plain = recorder.float_rewards, recorder.reward_class
         try:
-            numbers = count(n_timesteps + 1) if limit is None else range(n_timesteps + 1, limit + 1)
+            numbers = count(n_timesteps + 1) if last is None else range(n_timesteps + 1, last + 1)
             for n_timesteps in numbers:  # noqa: B007 - the count goes on after a cut
                 # Before the agent sees it: the environment may use the array again in its next step, the agent may
                 # change it.
@@ -173,6 +180,10 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                 if terminated or truncated:
                     break
             limited = n_timesteps == limit
+            if time_limits:
+                truncated = truncated or n_timesteps == at_most
+                for each in time_limits:
+                    each._elapsed_steps = n_timesteps
             if hooks is not None:
                 phase = None
                 hooks.end(limited=limited)
@@ -180,7 +191,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         except Cut:
             n_timesteps -= 1  # on the observation that was shown last, no action was chosen
             recorder.forget_observation()
-        step, recorder, hooks, waits = yield End(observation, False, False, False, info, n_timesteps)
+        step, recorder, hooks, waits, time_limits = yield End(observation, False, False, False, info, n_timesteps)
         recorder.begin({})
 
 

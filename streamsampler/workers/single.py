@@ -19,6 +19,7 @@ from streamsampler.workers.finishing import record_last_value, shares
 from streamsampler.workers.generators import seeding
 from streamsampler.workers.hooks import Seams
 from streamsampler.workers.masks import masked_loop
+from streamsampler.workers.outer_wrappers import inner_step
 from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
 
 _PROGRESS_SECONDS = 1e-2
@@ -80,6 +81,7 @@ class SingleDriver:
         self._reset, self._reset_agent = reset, reset_agent
         self._begin_agent = None if reset_agent is None else self._begin
         self.binding = Binding(step, recorder, seams)
+        self._sees_steps = seams is not None or masks is not None
         self.seconds = Times()
 
     def script(self, seed: int, limit: int | None) -> Script:
@@ -95,6 +97,9 @@ class SingleDriver:
         """Yield whole trajectories as parts."""
         limit = self._worker.context.max_episode_length
         reset, binding, begin, ahead = self._reset, self.binding, self._begin_agent, seeding(seeds)
+        if not self._sees_steps:
+            step, time_limits = inner_step(self._env)
+            binding = binding._replace(step=step, time_limits=time_limits)
         for index, seed in zip(indices, seeds, strict=True):
             yield index, ahead, trajectory(reset, binding, seed, begin, limit), None, _WHOLE
 

@@ -12,7 +12,7 @@ import gymnasium
 from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data.recorder import Rollouts
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
-from streamsampler.rollouts.script import End
+from streamsampler.rollouts.script import Binding, End
 from streamsampler.rollouts.script import trajectory as trajectory_script
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.board import phase_number
@@ -20,6 +20,7 @@ from streamsampler.workers.explain import locate, note_missing_action, row_at_fa
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.masks import RowMasks
+from streamsampler.workers.outer_wrappers import inner_step
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
@@ -352,6 +353,14 @@ class LaneRunner(RowsDriver):
         if recorded and timestep is not None:
             # A step's observation is recorded as the next timestep's.
             locate(cast("DataError", error), self._envs[0], timestep - (not isinstance(error, ObservationError)))
+
+    def _binding(self, row: int) -> Binding:
+        """Return the binding of a script that runs in a row: of a whole trajectory."""
+        binding = super()._binding(row)
+        if self._hooks:
+            return binding
+        step, time_limits = inner_step(self._envs[row])
+        return binding._replace(step=step, time_limits=time_limits)
 
     def _timestep_of(self, trajectory: Trajectory) -> int:
         return self._recorder.n_asked(trajectory.row, trajectory.begun)

@@ -1,0 +1,265 @@
+"""The script does the work of TimeLimit and OrderEnforcing in a step, and nobody sees that they were not asked."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+from streamsampler import LocalSampler, RolloutError, VecWorker
+from streamsampler.data.trees import same
+from streamsampler.environments.multi_agent import as_multi_agent
+from streamsampler.workers.outer_wrappers import inner_step
+from tests.scripted.zoo import parallel_env as Comings
+
+LENGTH = 5
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """Goes on until a trajectory drew a small number, or until it has `ends_at` timesteps."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+    ends_at: int | None = None
+    raises_at: int | None = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n = 0
+        return self.np_random.normal(size=2), {}
+
+    def step(self, action):
+        self.n += 1
+        if self.n == self.raises_at:
+            raise ValueError("it broke")
+        ends = self.n == self.ends_at if self.ends_at else bool(self.np_random.random() < 0.15)
+        return self.np_random.normal(size=2) + action, float(self.n), ends, False, {"n": self.n}
+
+
+class Chooses:
+    def get_action(self, observation):
+        return int(observation[0] > 0), {"value": float(observation[1])}
+
+    def get_actions(self, observations):
+        return (observations[:, 0] > 0).astype(np.int64), {"value": observations[:, 1].copy()}
+
+
+class Framed(TimeLimit):
+    """Keeps its frame: its class is another one."""
+
+
+def plain(env, length=LENGTH):
+    return TimeLimit(OrderEnforcing(PassiveEnvChecker(env)), length)
+
+
+def framed(env, length=LENGTH):
+    return Framed(OrderEnforcing(PassiveEnvChecker(env)), length)
+
+
+def of_class(**attributes):
+    return type("Some", (Walk,), attributes)()
+
+
+WORKERS: dict[str, dict[str, Any]] = {
+    "single": {},
+    "lanes": {"worker_class": VecWorker, "worker_args": {"n_envs": 4}},
+    "blocks": {"worker_class": VecWorker, "worker_args": {"n_envs": 4}},
+}
+
+
+class Depends(Chooses):
+    row_independent = False
+
+
+def batch(env, worker, **arguments):
+    agent = Depends() if worker == "blocks" else Chooses()
+    with LocalSampler(agent, env, seed=3, **WORKERS[worker], **arguments) as sampler:
+        sampler.obtain_samples(30)  # in which the checker makes its checks
+        return sampler.obtain_samples(60)
+
+
+def assert_same(one, other):
+    assert one.lengths.tolist() == other.lengths.tolist()
+    for name in ("observations", "last_observations", "rewards", "terminated", "truncated", "env_infos", "agent_infos"):
+        assert same(getattr(one, name), getattr(other, name)), name
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("at_most", [None, 3, LENGTH, 8])
+@pytest.mark.parametrize("ends_at", [None, 3, LENGTH])
+def test_batches_are_those_of_wrappers_that_keep_their_frames(worker, at_most, ends_at):
+    one, other = (
+        batch(lambda wrapped=wrapped: wrapped(of_class(ends_at=ends_at)), worker, max_episode_length=at_most)
+        for wrapped in (plain, framed)
+    )
+
+    assert_same(one, other)
+    assert one.truncated.any() or ends_at == 3
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_the_lowest_of_several_limits_holds(worker):
+    one, other = (batch(lambda wrapped=wrapped: wrapped(wrapped(Walk(), 3), 6), worker) for wrapped in (plain, framed))
+
+    assert_same(one, other)
+    assert one.lengths.max() == 3
+
+
+MADE: list[Any] = []
+
+
+def twice_limited():
+    """Return an environment that the test, too, has in hand."""
+    MADE[:] = [plain(plain(of_class(ends_at=None), 9), LENGTH)]
+    return MADE[0]
+
+
+def test_wrappers_count_a_trajectorys_timesteps():
+    with LocalSampler(Chooses(), twice_limited, seed=1) as sampler:
+        for _ in range(6):
+            lengths = sampler.obtain_trajectories(1).lengths
+            assert MADE[0]._elapsed_steps == lengths[-1]
+            assert MADE[0].env.env.env._elapsed_steps == lengths[-1]
+
+
+def long_one():
+    MADE[:] = [plain(of_class(ends_at=100), LENGTH)]
+    return MADE[0]
+
+
+def test_a_limit_may_change_between_trajectories():
+    with LocalSampler(Chooses(), long_one, seed=1) as sampler:
+        for limit in (4, 7, 1, np.int64(3)):
+            sampler.obtain_trajectories(1)
+            MADE[0]._max_episode_steps = limit
+            assert sampler.obtain_trajectories(2).lengths.tolist() == [limit, limit]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_errors_name_what_they_did_before(worker):
+    errors = []
+    for wrapped in (plain, framed):
+        with pytest.raises(RolloutError, match="it broke") as caught:
+            batch(lambda wrapped=wrapped: wrapped(of_class(ends_at=9, raises_at=4)), worker)
+        errors.append(caught.value)
+
+    one, other = errors
+    assert type(one) is type(other)
+    assert (one.phase, one.trajectory) == (other.phase, other.trajectory)
+    assert str(one).replace("TimeLimit", "Framed") == str(other)
+
+
+class Counts:
+    """Says in which of its timesteps the wrapper had counted as many."""
+
+    def on_trajectory_start(self, context):
+        context.metrics["counted"] = 0.0
+
+    def on_timestep(self, context):
+        context.metrics["counted"] += context.env._elapsed_steps == context.timestep
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_hooks_see_the_wrappers_count(worker):
+    with LocalSampler(Chooses(), partial(plain, Walk()), seed=1, **WORKERS[worker], hooks=Counts()) as sampler:
+        batch = sampler.obtain_trajectories(5)
+        assert batch.episode_infos["counted"].tolist() in (batch.lengths.tolist(), (batch.lengths - 1).tolist())
+
+
+def test_wrappers_of_several_agents_keep_their_frames():
+    env = plain(as_multi_agent(Comings()))
+
+    assert inner_step(env) == (env.step, ())
+
+
+class NamesItsCaller(Walk):
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"caller": sys._getframe(1).f_code.co_name}
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize(("hooks", "caller"), [(None, "trajectory"), (Counts(), "step")])
+def test_the_script_itself_steps_what_is_below_the_wrappers(worker, hooks, caller):
+    one = batch(partial(plain, NamesItsCaller()), worker, hooks=hooks)
+
+    assert {*one.env_infos["caller"]} == {caller}
+
+
+# ---------------------------------------------------------------- which wrappers are left out
+
+
+def checked(env):
+    """Return an environment whose checker has made its checks."""
+    env.reset(seed=1)
+    for _ in range(2):
+        env.step(0)
+    return env
+
+
+def step_of(env):
+    step: Any = inner_step(env).step
+    return step.__self__
+
+
+def test_the_three_of_gymnasium_make_are_left_out():
+    env = plain(of_class(ends_at=9))
+    assert inner_step(env).time_limits == (env,)
+    assert step_of(env) is env.env.env  # whose checks are still to be made
+    assert step_of(checked(env)) is env.unwrapped
+
+    made = gymnasium.make("CartPole-v1")
+    assert step_of(checked(made)) is made.unwrapped
+    assert inner_step(made).time_limits == (made,)
+
+
+class Rewarded(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return 2 * reward
+
+
+def test_what_is_below_another_wrapper_keeps_its_frames():
+    env = checked(plain(Rewarded(plain(Walk()))))
+
+    assert step_of(env) is env.env.env.env
+    assert inner_step(env).time_limits == (env,)
+
+
+def test_a_subclass_keeps_its_frame():
+    env = checked(framed(Walk()))
+
+    assert inner_step(env) == (env.step, ())
+
+
+def test_a_step_that_was_replaced_is_called(monkeypatch):
+    env = checked(plain(Walk()))
+    replaced = env.env.step
+    env.env.step = lambda action: replaced(action)  # of the wrapper within the outermost
+    assert inner_step(env).step is env.env.step
+
+    env = checked(plain(Walk()))
+
+    def step(self, action):
+        print("a step")
+        return self.env.step(action)
+
+    monkeypatch.setattr(OrderEnforcing, "step", step)
+    assert step_of(env) is env.env
+    monkeypatch.setattr(TimeLimit, "step", step)
+    assert inner_step(env) == (env.step, ())
+
+
+def test_a_wrapper_class_whose_steps_were_replaced_keeps_its_frames(monkeypatch):
+    env = checked(plain(Walk()))
+
+    def step(self, action):
+        print("a step")
+        return self.env.step(action)
+
+    monkeypatch.setattr(gymnasium.Wrapper, "step", step)
+    assert inner_step(env) == (env.step, ())
