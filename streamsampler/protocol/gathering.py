@@ -63,6 +63,13 @@ LANES_MARGIN = 0.25
 """The same for workers that run lanes. There more trajectories begin at once; those in vain slow the others down."""
 
 
+LIKE_ONE_LENGTH = 0.1
+"""The spread of lengths, as a share of their mean, up to which trajectories that began together end about together."""
+
+CLOSE_TO_WHOLE = 0.125
+"""How many of a worker's last trajectories are left to others to make whole rows, as a share of its rows."""
+
+
 def _around(trajectory: int, piece: range, block: int) -> list[range]:
     """Return what a piece has before and after the block of a trajectory; all of it if it does not have that."""
     if trajectory not in piece:
@@ -235,7 +242,9 @@ class Gathering:
     def _last_share(self, worker: int, remaining: int, now: float) -> int:
         """Return how many of the last trajectories a worker gets at once, so that all workers finish together.
 
-        All trajectories that are not run yet, assigned or not, are shared by the workers' speeds.
+        All trajectories that are not run yet, assigned or not, are shared by the workers' speeds. Where all have about
+        one length, rows begin and end together, and one trajectory more than there are rows takes as long as all rows
+        once more: a few too many for whole rows are left to others.
         """
         in_flight, everybody = self._in_flight, range(self._n_workers)
         if self._shared_after != self.arrived_trajectories:  # to assign some changes nothing of their number
@@ -243,7 +252,11 @@ class Gathering:
             self._n_to_share = remaining + sum(in_flight.left(other, now) for other in everybody)
             self._all_speeds = sum(1 / self._slowness(other) for other in everybody)
         share = self._n_to_share / self._all_speeds / self._slowness(worker)
-        return min(remaining, math.ceil(share - in_flight.left(worker, now)))
+        size = math.ceil(share - in_flight.left(worker, now))
+        if self.throughput.spread <= LIKE_ONE_LENGTH * (self.throughput.timesteps or 0.0):
+            over = (sum(map(len, in_flight.queue(worker))) + size) % self._unit
+            size -= over if over <= CLOSE_TO_WHOLE * self._unit and over < size else 0
+        return min(remaining, size)
 
     def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""

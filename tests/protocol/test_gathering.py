@@ -338,6 +338,19 @@ def test_lanes_get_tickets_for_all_rows_and_then_equal_shares_at_once() -> None:
     assert take(gathering, 0, ahead=True) == range(51, 53)
 
 
+@pytest.mark.parametrize(("length", "expected"), [(10, 8), (None, 9)])
+def test_lanes_of_one_length_get_whole_rows_at_the_end(length, expected) -> None:
+    """A ninth trajectory in eight rows would take as long as eight more."""
+    throughput = known(1.0, 1.0)
+    if length is None:
+        throughput.measure([1, 19] * 50, 100.0)
+    gathering = Gathering(Exactly(32), n_workers=2, throughput=throughput, layout=Layout(8, 8))
+    gathering.run_lanes(0)
+    assert (len(take(gathering, 0, now=0.0)), len(take(gathering, 1, now=0.5))) == (8, 8)
+    assert len(take(gathering, 0, ahead=True, now=0.5)) == expected
+    assert len(take(gathering, 1, ahead=True, now=0.5)) == 16 - expected
+
+
 def test_an_idle_worker_that_runs_lanes_is_never_refused_what_was_lost() -> None:
     """Whatever was known of lengths when shares were reckoned: others may wait for what no worker runs."""
     throughput = known(0.1)
