@@ -100,7 +100,7 @@ class RowMasks:
         self._last: Mask | None = None
 
     def of(
-        self, observations: Any, infos: Mapping[int, Any], live: Sequence[int], sources: Sequence[int] | None
+        self, observations: Any, infos: Mapping[int, Any], live: Sequence[int], sources: NDArray[np.int64] | None
     ) -> Mask | None:
         """Return the masks of all rows, (n, k); None where the action space has no masks.
 

@@ -190,7 +190,7 @@ class RemoteRows(RowsDriver):
             mask[rows] = True
         if agent.draws is not None:
             agent.draws.only(mask)
-        sources = None if mask is None else np.where(mask, np.arange(width), rows[0]).tolist()
+        sources = None if mask is None else np.where(mask, np.arange(width), rows[0])
         actions = self._choose(rows, sources)
         recorder.begin_steps(rows)
         self._worker.phase = Phase.STEP

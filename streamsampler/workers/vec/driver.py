@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamsampler.agents.base import reset_agent_function
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.protocol.messages import Phase
@@ -63,7 +66,7 @@ class RowsDriver:
         self._sends: list[Any] = [None] * len(envs)  # those of the rows' scripts
         self._bindings: list[Binding] = []  # for scripts that begin
         self._live: list[int] = []  # the rows that are not silent
-        self._sources: list[int] | None = None  # where some are silent: for each row the one that it is a copy of
+        self._sources: NDArray[np.int64] | None = None  # by row, where some are silent: of which it is a copy
         self._singles: list[Any] = []  # the last actions, by row
         self._masks: RowMasks | None = None  # for an agent that takes them
         self._rounds = False  # whether environments get actions as they are recorded, and not as they were chosen
@@ -160,12 +163,13 @@ class RowsDriver:
         """Return the actions of all rows, one by one."""
         return actions if isinstance(self._recorder, JointRows) else singles_of(self.spaces[1], actions)
 
-    def _choose(self, rows: list[int], sources: list[int] | None) -> Any:
+    def _choose(self, rows: list[int], sources: NDArray[np.int64] | None) -> Any:
         """Let the agent choose actions on the observations of rows, and record them.
 
         Args:
             rows: The rows, rising.
-            sources: For each row of the agent's batch the one whose observation it has; None for itself.
+            sources: For each row of the agent's batch the one whose observation it has; None for itself. The same array
+                has the same ones in each call.
 
         Returns:
             The actions of all rows of the batch, as environments get them.

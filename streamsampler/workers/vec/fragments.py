@@ -13,6 +13,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from streamsampler.core.errors import ActionError, DataError
 from streamsampler.data.recorder import Rollouts
 from streamsampler.protocol.messages import Phase, Ticket
@@ -65,7 +67,7 @@ class Group(RowsDriver):
         """Let the agent's batches have so many rows; see `RowsDriver.set_rows`."""
         super().set_rows(n_rows)
         n_envs = len(self.rows)
-        self._sources = None if n_rows == n_envs else [row if row < n_envs else 0 for row in range(n_rows)]
+        self._sources = None if n_rows == n_envs else np.where(np.arange(n_rows) < n_envs, np.arange(n_rows), 0)
 
     @property
     def agent(self) -> BatchedAgent:

@@ -181,7 +181,7 @@ class JointRows:
         self.rows[row] = of_tickets[ticket]
         return Trajectory(ticket, position, index, row, self.step)
 
-    def batch(self, rows: Sequence[int], sources: list[int] | None) -> Tree:
+    def batch(self, rows: Sequence[int], sources: NDArray[np.int64] | None) -> Tree:
         """Begin the next step; the tables have the observations."""
         del sources
         for row in rows:

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, cast
 
 import gymnasium
+import numpy as np
 
 from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data.recorder import Rollouts
@@ -222,8 +223,8 @@ class LaneRunner(RowsDriver):
         live = self._live = [row for row, trajectory in enumerate(running) if trajectory is not None]
         self._sources = None
         if live and len(live) < self._n_rows:
-            self._sources = [live[0] if each is None else row for row, each in enumerate(running)]
-            self._sources += [live[0]] * (self._n_rows - len(running))
+            self._sources = np.full(self._n_rows, live[0])
+            self._sources[live] = live
 
     def _begin(self, row: int, running: RunningTicket, position: int) -> None:
         """Begin a trajectory in a row; where it is left out at its start, the next one."""
@@ -325,7 +326,8 @@ class LaneRunner(RowsDriver):
     def _step_all(self) -> None:
         """Send the scripts their actions, and look for rows that have become silent."""
         super()._step_all()
-        if None in self._running:
+        # Not whenever a row is silent: what follows from the live rows is found anew for another list of them.
+        if self._running.count(None) != len(self._running) - len(self._live):
             self._find_live()
 
     # ------------------------------------------------------------------ errors

@@ -22,7 +22,7 @@ def row_of(tree: Any, row: int) -> Any:
     return tree[row]
 
 
-def padded(space: AnySpace, batch: Any, sources: list[int]) -> Any:
+def padded(space: AnySpace, batch: Any, sources: NDArray[np.int64]) -> Any:
     """Return a batch of n values of a space in which each row has the value of another one, or of itself.
 
     What is no such batch comes back as it is.

@@ -252,7 +252,7 @@ class BatchRecorder(StepRecorder):
         self._shown = Columns(observation_space, n_rows, "observation", ObservationError)  # one step: the next ones
         self._is_encoded = self._last.encoded is not None
         self._rows_asked: list[int] | None = None  # those of the last call, and what follows from them
-        self._sources: list[int] | None = None
+        self._sources: NDArray[np.int64] | None = None
         self._index: NDArray[np.int64] | None = None  # their place in the batch; None for all of it
         self._places: NDArray[np.int64] | None = None  # of each row of the batch among theirs; None for its own
         self._asked: NDArray[Any] | None = None  # the observations of the last call, where they are kept as bytes
@@ -289,7 +289,7 @@ class BatchRecorder(StepRecorder):
         if self.is_shared and self._is_encoded:
             self._encoded[:] = [self._encoded[place] for place in np.argsort(rows).tolist()]
 
-    def batch(self, rows: list[int], sources: list[int] | None) -> Tree:
+    def batch(self, rows: list[int], sources: NDArray[np.int64] | None) -> Tree:
         """Begin a call for the actions of some rows, and return a copy of the observations.
 
         Args:
