@@ -42,7 +42,10 @@ class Throughput:
         self._bytes = 0.0
         self._workers: dict[int, tuple[float, float]] = {}  # timesteps and seconds
 
-    def measure(self, lengths: Sequence[int], seconds: float, worker: int | None = None, n_bytes: int = 0) -> None:
+    def measure(
+        self, lengths: Sequence[int], seconds: float, worker: int | None = None, n_bytes: int = 0, *,
+        fills_rows: bool = True,
+    ) -> None:  # fmt: skip
         """Add the trajectories of one report.
 
         Args:
@@ -50,6 +53,8 @@ class Throughput:
             seconds: What they took together.
             worker: The worker that ran them; None to leave the averages of single workers alone.
             n_bytes: The size of their observations.
+            fills_rows: Whether each of the worker's rows had one. Otherwise they took longer than they need, and say
+                only that the worker is not slower: with small tickets a worker would seem slow, and get smaller ones.
         """
         if not lengths:
             return
@@ -62,6 +67,8 @@ class Throughput:
         self._bytes = (self._bytes + n_bytes) * keep
         if worker is not None:
             old_timesteps, old_seconds = self._workers.get(worker, (0.0, 0.0))
+            if not fills_rows and old_timesteps and seconds * old_timesteps > old_seconds * total:
+                return
             self._workers[worker] = (self._KEPT * old_timesteps + total, self._KEPT * old_seconds + seconds)
 
     def forget(self, worker: int) -> None:
@@ -424,6 +431,10 @@ stays below it."""
 COPY_SECONDS = 0.001
 """What a copy costs besides its rollouts: a message, a worker that wakes up, and a report."""
 
+SLOW_AT_FIRST = 1.5
+"""How many times longer than on average trajectories are taken to last at most on a worker whose first ticket is late.
+The worker may import a library for seconds while others run that ticket in a tenth of one."""
+
 _PATIENCE = 0.25
 """After which share of the time that a ticket has taken so far it is looked at again."""
 
@@ -569,8 +580,13 @@ class Copies:
         return steps / (self._pace.timesteps or 1.0)
 
     def note_late(self, worker: int, now: float) -> None:
-        """Note that a copy of what `worker` holds arrived first, and learn from it how slow the worker is now."""
+        """Note that a copy of what `worker` holds arrived first, and learn from it how slow the worker is now.
+
+        A worker that has not answered yet is taken to be slower: it may have been starting for most of the time.
+        """
         first, elapsed = len(self._in_flight.queue(worker)[0]), now - self._in_flight.since(worker)
         each = self._pace.seconds_with(worker)
-        if each is None or elapsed > each * first:
+        if each is None:
+            self._pace.raise_to(worker, min(elapsed / first, SLOW_AT_FIRST * (self._pace.seconds or math.inf)))
+        elif elapsed > each * first:
             self._pace.raise_to(worker, elapsed / (self._ran(worker) or first))

@@ -252,7 +252,9 @@ class Call:
         lengths = rollouts.agent_steps() if self.gathering.plan.counts_agents else lengths_of(rollouts)
         n_bytes = bytes_of(rollouts.observations)
         if not rollouts.fragments:  # their lengths are given, and so are their tickets
-            self._session.throughput.measure(lengths, report.seconds.rollout, event.worker, n_bytes)
+            self._session.throughput.measure(
+                lengths, report.seconds.rollout, event.worker, n_bytes, fills_rows=len(lengths) >= self._layout.rows
+            )
         bits = self._session.fingerprints.bits_of(event.worker)
         return lengths, Delivery(event.worker, rollouts, event.release, n_bytes, record.spaces, bits)
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from streamsampler.protocol.tickets import Copies, InFlight, Throughput
+from streamsampler.protocol.tickets import SLOW_AT_FIRST, Copies, InFlight, Throughput
 
 NEVER = 2**62
 
@@ -110,6 +110,15 @@ def test_what_a_late_worker_shows_is_remembered():
     assert world.throughput.seconds_with(0) == pytest.approx(14.0)
     world.copies.note_late(1, 10.5)
     assert world.throughput.seconds_with(1) == pytest.approx(1.0), "not overdue"
+
+
+@pytest.mark.parametrize(("after", "each"), [(5.0, 1.25), (100.0, SLOW_AT_FIRST)])
+def test_a_worker_that_has_not_answered_yet_is_not_taken_for_very_slow(after, each):
+    """It may import torch for two seconds, while another one runs its ticket in a tenth."""
+    world = World((1.0, 1.0), [(0, range(4))], {0: 10})
+    world.throughput.forget(0)
+    world.copies.note_late(0, after)
+    assert world.throughput.seconds_with(0) == pytest.approx(each)
 
 
 @pytest.mark.parametrize("n_workers", [2, 3, 6])

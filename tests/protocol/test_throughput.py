@@ -54,3 +54,16 @@ def test_a_worker_that_slows_down_is_believed_after_some_reports():
         for _ in range(n):
             throughput.measure([10], seconds, worker=0)
     assert throughput.seconds_with(0) == pytest.approx(0.4, rel=0.15)
+
+
+def test_a_ticket_that_leaves_rows_idle_says_only_that_a_worker_is_not_slower() -> None:
+    throughput = Throughput()
+    throughput.measure([10, 10], 2.0, 0, fills_rows=False)
+    assert throughput.seconds_with(0) == pytest.approx(1.0), "better than nothing"
+    throughput.measure([10] * 8, 0.8, 0)
+    throughput.measure([10], 0.8, 0, fills_rows=False)
+    before = throughput.seconds_with(0)
+    throughput.measure([10] * 2, 1.6, 0, fills_rows=False)
+    assert throughput.seconds_with(0) == before
+    throughput.measure([10] * 2, 0.02, 0, fills_rows=False)
+    assert (throughput.seconds_with(0) or 0.0) < (before or 0.0)
