@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler import DefaultWorker, LocalSampler, PerWorker, RolloutError, UsageError
+from streamsampler import DefaultWorker, LocalSampler, PerWorker, RolloutError, UsageError, VecWorker
 from streamsampler.protocol.plans import Layout
+from streamsampler.protocol.tickets import Throughput
 from tests.scripted.envs import Steps
 
 BLOCK = 4
@@ -160,3 +161,18 @@ def test_blocks_that_may_get_longer_and_workers_of_all_kinds(kind, lanes, ticket
     longest = 1 if lanes else kind.size * (16 if kind.runs_longer_blocks else 1)
     assert max(ticket.block for ticket in tickets[-3:]) == longest
     assert min(ticket.block for ticket in tickets) == (1 if lanes else kind.size)
+
+
+@pytest.mark.parametrize("n", [3, 8])
+def test_speeds_are_measured_by_tickets_that_fill_the_rows(n, monkeypatch):
+    measure, found = Throughput.measure, []
+
+    def noting(self, lengths, seconds, worker=None, n_bytes=0, *, fills_rows=True):
+        found.append((len(lengths), fills_rows))
+        measure(self, lengths, seconds, worker, n_bytes, fills_rows=fills_rows)
+
+    monkeypatch.setattr(Throughput, "measure", noting)
+    with LocalSampler("random", "CartPole-v1", seed=1, worker_class=VecWorker, worker_args={"n_envs": 8}) as sampler:
+        sampler.obtain_trajectories(n)
+    assert sum(n_trajectories for n_trajectories, _ in found) == n
+    assert all(fills_rows == (n_trajectories >= 8) for n_trajectories, fills_rows in found)
