@@ -50,7 +50,6 @@ DRIVERS = {
     "workers.restoring.apply_actions",
     "stepping.server.EnvServer._replay",
     "workers.default.DefaultWorker._roll",
-    "workers.outer_wrappers.inner_step",
 }
 # What stands in an environment's place, and passes a step on to it.
 STEP_WRAPPERS = {

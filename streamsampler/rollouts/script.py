@@ -15,7 +15,7 @@ or `step` returned, and receives the result; a driver throws what the environmen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +24,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import FLAGS
 from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.outer_wrappers import below_known_wrappers
 
 # An enum's member costs 100 ns to look up on Python 3.11.
 _RESET, _AGENT_RESET, _RECORDING, _STEP = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING, Phase.STEP
@@ -80,16 +81,15 @@ class Binding(NamedTuple):
         recorder: Records the part.
         hooks: Sees its timesteps; None without hooks.
         waits: Whether results of the environment are pending when `reset` and `step` return.
-        time_limits: Wrappers of the environment that truncate a trajectory at `_max_episode_steps`, and whose own
-            `step` is not called: the script truncates it there, and leaves its length in `_elapsed_steps`. Only for a
-            whole trajectory.
+        env: The environment itself, where the script may do the work of its outermost wrappers: in a whole trajectory,
+            whose steps nobody else sees. Then the `step` below these wrappers is called.
     """
 
     step: Callable[[Any], Any]
     recorder: RolloutRecorder
     hooks: TrajectoryHooks | None = None
     waits: bool = False
-    time_limits: Sequence[Any] = ()
+    env: Any = None
 
 
 Script = Generator[Any, Any, End]
@@ -118,7 +118,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
     Returns:
         The end of the trajectory. The driver ends its record.
     """
-    step, recorder, hooks, waits, time_limits = binding
+    step, recorder, hooks, waits, env = binding
     phase = _RESET if hooks is None else None  # for `phase_of`; None while others note the phase themselves
     result = reset(seed=seed)
     if waits:
@@ -133,10 +133,11 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         phase = None
         hooks.start(observation, info)
         phase = _RECORDING
-    n_timesteps, flags, last = 0, FLAGS, limit
-    if time_limits:  # which a task may have changed at the reset
-        at_most = max(1, min(each._max_episode_steps for each in time_limits))
-        last = at_most if limit is None else min(limit, at_most)
+    n_timesteps, flags, last, limits = 0, FLAGS, limit, None
+    if env is not None:
+        env, limits = below_known_wrappers(env)
+        if limits is not None and limits.n_left is not None:
+            last = limits.n_left if limit is None else min(limit, limits.n_left)
     while True:
         # Where the recorder keeps no bytes, no observation has this dtype; where it takes no floats, no reward the
         # class.
@@ -157,7 +158,8 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                     record(observation)
                 action = yield observation
                 phase = _STEP
-                result = step(action)
+                # The step of an environment is looked up each time, as a wrapper does: it may replace it.
+                result = step(action) if env is None else env.step(action)
                 if waits:
                     result = yield result
                 observation, reward, terminated, truncated, info = result
@@ -180,10 +182,9 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                 if terminated or truncated:
                     break
             limited = n_timesteps == limit
-            if time_limits:
-                truncated = truncated or n_timesteps == at_most
-                for each in time_limits:
-                    each._elapsed_steps = n_timesteps
+            if limits is not None:
+                truncated = truncated or n_timesteps == limits.n_left
+                limits.count(n_timesteps)
             if hooks is not None:
                 phase = None
                 hooks.end(limited=limited)
@@ -191,7 +192,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         except Cut:
             n_timesteps -= 1  # on the observation that was shown last, no action was chosen
             recorder.forget_observation()
-        step, recorder, hooks, waits, time_limits = yield End(observation, False, False, False, info, n_timesteps)
+        step, recorder, hooks, waits, env = yield End(observation, False, False, False, info, n_timesteps)
         recorder.begin({})
 
 

@@ -19,7 +19,6 @@ from streamsampler.workers.finishing import record_last_value, shares
 from streamsampler.workers.generators import seeding
 from streamsampler.workers.hooks import Seams
 from streamsampler.workers.masks import masked_loop
-from streamsampler.workers.outer_wrappers import inner_step
 from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
 
 _PROGRESS_SECONDS = 1e-2
@@ -98,8 +97,7 @@ class SingleDriver:
         limit = self._worker.context.max_episode_length
         reset, binding, begin, ahead = self._reset, self.binding, self._begin_agent, seeding(seeds)
         if not self._sees_steps:
-            step, time_limits = inner_step(self._env)
-            binding = binding._replace(step=step, time_limits=time_limits)
+            binding = binding._replace(env=self._env)
         for index, seed in zip(indices, seeds, strict=True):
             yield index, ahead, trajectory(reset, binding, seed, begin, limit), None, _WHOLE
 

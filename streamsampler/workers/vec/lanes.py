@@ -21,7 +21,6 @@ from streamsampler.workers.explain import locate, note_missing_action, row_at_fa
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.masks import RowMasks
-from streamsampler.workers.outer_wrappers import inner_step
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
@@ -358,11 +357,8 @@ class LaneRunner(RowsDriver):
 
     def _binding(self, row: int) -> Binding:
         """Return the binding of a script that runs in a row: of a whole trajectory."""
-        binding = super()._binding(row)
-        if self._hooks:
-            return binding
-        step, time_limits = inner_step(self._envs[row])
-        return binding._replace(step=step, time_limits=time_limits)
+        binding, has_several = super()._binding(row), isinstance(self._recorder, JointRows)
+        return binding if self._hooks or has_several else binding._replace(env=self._envs[row])
 
     def _timestep_of(self, trajectory: Trajectory) -> int:
         return self._recorder.n_asked(trajectory.row, trajectory.begun)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import partial
 from typing import Any
@@ -14,7 +15,8 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from streamsampler import LocalSampler, RolloutError, VecWorker
 from streamsampler.data.trees import same
 from streamsampler.environments.multi_agent import as_multi_agent
-from streamsampler.workers.outer_wrappers import inner_step
+from streamsampler.rollouts.outer_wrappers import below_known_wrappers
+from tests.scripted.zoo import env as Turns
 from tests.scripted.zoo import parallel_env as Comings
 
 LENGTH = 5
@@ -55,6 +57,10 @@ class Framed(TimeLimit):
 
 def plain(env, length=LENGTH):
     return TimeLimit(OrderEnforcing(PassiveEnvChecker(env)), length)
+
+
+def unchecked(env, length=LENGTH):
+    return TimeLimit(OrderEnforcing(env), length)
 
 
 def framed(env, length=LENGTH):
@@ -134,10 +140,10 @@ def long_one():
 
 def test_a_limit_may_change_between_trajectories():
     with LocalSampler(Chooses(), long_one, seed=1) as sampler:
-        for limit in (4, 7, 1, np.int64(3)):
-            sampler.obtain_trajectories(1)
+        sampler.obtain_trajectories(1)  # makes it
+        for limit, length in ((4, 4), (7, 7), (1, 1), (0, 1), (np.int64(3), 3), (7.5, 8), (math.inf, 100)):
             MADE[0]._max_episode_steps = limit
-            assert sampler.obtain_trajectories(2).lengths.tolist() == [limit, limit]
+            assert sampler.obtain_trajectories(2).lengths.tolist() == [length, length]
 
 
 @pytest.mark.parametrize("worker", WORKERS)
@@ -171,10 +177,75 @@ def test_hooks_see_the_wrappers_count(worker):
         assert batch.episode_infos["counted"].tolist() in (batch.lengths.tolist(), (batch.lengths - 1).tolist())
 
 
-def test_wrappers_of_several_agents_keep_their_frames():
-    env = plain(as_multi_agent(Comings()))
+class Walks(Walk):
+    """Its resets take two steps of the wrapper that counts."""
 
-    assert inner_step(env) == (env.step, ())
+    ends_at = 9
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed)
+        for _ in range(2):
+            MADE[0].step(0)
+        return result
+
+
+def walking():
+    MADE[:] = [unchecked(Walks())]
+    return MADE[0]
+
+
+def test_steps_of_a_reset_count():
+    with LocalSampler(Chooses(), walking, seed=1) as sampler:
+        assert sampler.obtain_trajectories(3).lengths.tolist() == [LENGTH - 2] * 3
+        assert MADE[0]._elapsed_steps == LENGTH
+
+
+class Replaces(Walk):
+    """Which function is its step depends on the trajectory, on the task, and on how far it has got."""
+
+    factor = 1.0
+
+    def reset(self, *, seed=None, options=None):
+        self.step = self.double if seed % 2 else self.late
+        return super().reset(seed=seed)
+
+    def double(self, action):
+        observation, reward, *others = Walk.step(self, action)
+        return observation, self.factor * 2 * reward, *others
+
+    def late(self, action):
+        if self.n == 2:
+            self.step = self.double
+        return Walk.step(self, action)
+
+    def set_task(self, task):
+        self.factor = task
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("wrapped", [plain, unchecked])
+def test_an_environment_may_replace_its_step_at_any_time(worker, wrapped):
+    one, other = (batch(lambda around=around: around(Replaces()), worker) for around in (wrapped, framed))
+
+    assert_same(one, other)
+
+
+class Swaps(Walk):
+    """A task puts another environment below the wrapper."""
+
+    def set_task(self, task):
+        MADE[0].env.env = type("Other", (Swaps,), {"ends_at": task})()
+
+
+def swapping():
+    MADE[:] = [unchecked(Swaps(), 50)]
+    return MADE[0]
+
+
+def test_a_task_may_put_another_environment_below_a_wrapper():
+    with LocalSampler(Chooses(), swapping, seed=1) as sampler:
+        sampler.obtain_trajectories(2)
+        assert sampler.obtain_trajectories(2, tasks=[3, 7]).lengths.tolist() == [3, 3, 7, 7]
 
 
 class NamesItsCaller(Walk):
@@ -202,20 +273,17 @@ def checked(env):
     return env
 
 
-def step_of(env):
-    step: Any = inner_step(env).step
-    return step.__self__
-
-
 def test_the_three_of_gymnasium_make_are_left_out():
     env = plain(of_class(ends_at=9))
-    assert inner_step(env).time_limits == (env,)
-    assert step_of(env) is env.env.env  # whose checks are still to be made
-    assert step_of(checked(env)) is env.unwrapped
+    env.reset(seed=1)
+    assert below_known_wrappers(env)[0] is env.env.env, "whose checks are still to be made"
+    assert below_known_wrappers(checked(env))[0] is env.unwrapped
 
-    made = gymnasium.make("CartPole-v1")
-    assert step_of(checked(made)) is made.unwrapped
-    assert inner_step(made).time_limits == (made,)
+    made = checked(gymnasium.make("CartPole-v1"))
+    below, limits = below_known_wrappers(made)
+    assert below is made.unwrapped
+    assert limits is not None
+    assert limits.n_left == 498
 
 
 class Rewarded(gymnasium.RewardWrapper):
@@ -224,23 +292,32 @@ class Rewarded(gymnasium.RewardWrapper):
 
 
 def test_what_is_below_another_wrapper_keeps_its_frames():
-    env = checked(plain(Rewarded(plain(Walk()))))
+    env = checked(plain(Rewarded(plain(Walk(), 3)), 9))
 
-    assert step_of(env) is env.env.env.env
-    assert inner_step(env).time_limits == (env,)
+    below, limits = below_known_wrappers(env)
+    assert below is env.env.env.env
+    assert limits is not None
+    assert limits.n_left == 7
+
+
+def test_without_a_time_limit_there_is_none():
+    env = checked(OrderEnforcing(Walk()))
+
+    assert below_known_wrappers(env) == (env.unwrapped, None)
+    assert below_known_wrappers(env.unwrapped) == (env.unwrapped, None)
 
 
 def test_a_subclass_keeps_its_frame():
     env = checked(framed(Walk()))
 
-    assert inner_step(env) == (env.step, ())
+    assert below_known_wrappers(env) == (env, None)
 
 
 def test_a_step_that_was_replaced_is_called(monkeypatch):
     env = checked(plain(Walk()))
     replaced = env.env.step
-    env.env.step = lambda action: replaced(action)  # of the wrapper within the outermost
-    assert inner_step(env).step is env.env.step
+    env.env.step = lambda action: replaced(action)
+    assert below_known_wrappers(env)[0] is env.env
 
     env = checked(plain(Walk()))
 
@@ -249,12 +326,12 @@ def test_a_step_that_was_replaced_is_called(monkeypatch):
         return self.env.step(action)
 
     monkeypatch.setattr(OrderEnforcing, "step", step)
-    assert step_of(env) is env.env
+    assert below_known_wrappers(env)[0] is env.env
     monkeypatch.setattr(TimeLimit, "step", step)
-    assert inner_step(env) == (env.step, ())
+    assert below_known_wrappers(env) == (env, None)
 
 
-def test_a_wrapper_class_whose_steps_were_replaced_keeps_its_frames(monkeypatch):
+def test_where_the_step_of_all_wrappers_was_replaced_they_keep_their_frames(monkeypatch):
     env = checked(plain(Walk()))
 
     def step(self, action):
@@ -262,4 +339,12 @@ def test_a_wrapper_class_whose_steps_were_replaced_keeps_its_frames(monkeypatch)
         return self.env.step(action)
 
     monkeypatch.setattr(gymnasium.Wrapper, "step", step)
-    assert inner_step(env) == (env.step, ())
+    assert below_known_wrappers(env) == (env, None)
+
+
+@pytest.mark.parametrize("game", [Comings, Turns])
+def test_wrappers_of_several_agents_keep_their_frames(game):
+    env = unchecked(as_multi_agent(game()))
+    env.reset(seed=1)
+
+    assert below_known_wrappers(env) == (env, None)
