@@ -53,8 +53,9 @@ class Throughput:
             seconds: What they took together.
             worker: The worker that ran them; None to leave the averages of single workers alone.
             n_bytes: The size of their observations.
-            fills_rows: Whether each of the worker's rows had one. Otherwise they took longer than they need, and say
-                only that the worker is not slower: with small tickets a worker would seem slow, and get smaller ones.
+            fills_rows: Whether each of the worker's rows had one. Otherwise they took longer than they need, and a
+                worker is taken to be slower a little at a time: with small tickets it would seem slow, and get smaller
+                ones.
         """
         if not lengths:
             return
@@ -68,7 +69,7 @@ class Throughput:
         if worker is not None:
             old_timesteps, old_seconds = self._workers.get(worker, (0.0, 0.0))
             if not fills_rows and old_timesteps and seconds * old_timesteps > old_seconds * total:
-                return
+                seconds = (1 - _APPROACH) * old_seconds / old_timesteps * total + _APPROACH * seconds
             self._workers[worker] = (self._KEPT * old_timesteps + total, self._KEPT * old_seconds + seconds)
 
     def forget(self, worker: int) -> None:
@@ -431,7 +432,7 @@ stays below it."""
 COPY_SECONDS = 0.001
 """What a copy costs besides its rollouts: a message, a worker that wakes up, and a report."""
 
-SLOW_AT_FIRST = 1.5
+SLOW_AT_FIRST = 2.0
 """How many times longer than on average trajectories are taken to last at most on a worker whose first ticket is late.
 The worker may import a library for seconds while others run that ticket in a tenth of one."""
 

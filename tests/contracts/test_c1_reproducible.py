@@ -196,9 +196,9 @@ def test_surplus_trajectories_decide_nothing(
     """Those that came with the last ones of the batch are of the other kind."""
     n_surplus, add = 0, Throughput.measure
 
-    def add_as_quick(self: Throughput, lengths: Sequence[int], seconds: float, *more: Any) -> None:
+    def add_as_quick(self: Throughput, lengths: Sequence[int], seconds: float, *more: Any, **further: Any) -> None:
         """Take timesteps to be quick on any machine: tickets of slow ones have one trajectory, and leave nothing."""
-        add(self, lengths, 1e-4 * sum(lengths), *more)
+        add(self, lengths, 1e-4 * sum(lengths), *more, **further)
 
     monkeypatch.setattr(Throughput, "measure", add_as_quick)
     for seed in range(6):
