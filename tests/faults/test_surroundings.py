@@ -65,15 +65,23 @@ def test_in_a_thread_that_ends_before_the_sampler(tmp_path):
         assert sampler.worker_pids() == pids
 
 
+THREADS_OF_TORCH = """
+import pathlib, sys
+import torch
+from tests.faults.test_surroundings import is_right
+
+torch.set_num_threads(2)
+matrix = torch.rand(1000, 1000)
+(matrix @ matrix).sum()
+assert is_right(pathlib.Path(sys.argv[1]))
+(matrix @ matrix).sum()
+"""
+
+
 @pytest.mark.extras
 def test_in_a_process_with_threads_of_torch(tmp_path):
-    import torch
-
-    torch.set_num_threads(2)
-    matrix = torch.rand(1000, 1000)
-    (matrix @ matrix).sum()
-    assert is_right(tmp_path)
-    (matrix @ matrix).sum()
+    """In a new process: torch in a forked one, as those of tests are, waits for ever for threads that it had before."""
+    subprocess.run([sys.executable, "-c", THREADS_OF_TORCH, tmp_path], check=True)
 
 
 def test_a_wall_clock_that_is_set_back_and_forth(tmp_path, monkeypatch):
