@@ -56,6 +56,7 @@ STEPPED = {
 OF_PIPES = [
     "tests/stepping/test_inference.py::test_there_are_no_process_ids_before_processes",
     "tests/stepping/test_failures.py::test_a_call_that_is_left_in_the_middle",
+    "tests/stepping/test_processes.py::test_a_worker_gives_all_results_of_a_step_of_all_together",
 ]
 
 
