@@ -18,11 +18,11 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from streamsampler.environments.multi_agent import MultiAgentEnv
 
-__all__ = ["TimeLimits", "below_known_wrappers"]
+__all__ = ["OuterWrappers"]
 
 _CHECKS = frozenset({"checked_step", "checked_data_reuse"})
 _PASSES_ON = frozenset({"env", "step"})
-_NAMES_OF_STEP: dict[type, frozenset[str]] = {
+_NAMES_OF_STEP: dict[Any, frozenset[str]] = {
     TimeLimit: frozenset({"env", "step", "_elapsed_steps", "_max_episode_steps"}),
     OrderEnforcing: frozenset({"_has_reset", "ResetNeeded", "super", "step"}),
     PassiveEnvChecker: _CHECKS
@@ -32,54 +32,49 @@ _NAMES_OF_STEP: dict[type, frozenset[str]] = {
 other work in it, and keeps its frame."""
 
 
-class TimeLimits:
-    """Time limits of a trajectory whose wrappers count none of its timesteps.
-
-    Args:
-        wrappers: The wrappers, which were reset. A reset may have taken steps, which count.
-
-    Attributes:
-        n_left: How many timesteps the trajectory may have, at least 1; None for any number.
-    """
-
-    def __init__(self, wrappers: list[Any]) -> None:
-        self._wrappers = wrappers
-        left: float = min(each._max_episode_steps - (each._elapsed_steps or 0) for each in wrappers)
-        self.n_left: int | None = max(1, math.ceil(left)) if left < math.inf else None
-
-    def count(self, n_timesteps: int) -> None:
-        """Let the wrappers have counted so many timesteps."""
-        for each in self._wrappers:
-            each._elapsed_steps = (each._elapsed_steps or 0) + n_timesteps
-
-
-def below_known_wrappers(env: Any) -> tuple[Any, TimeLimits | None]:
-    """Return the environment below outermost wrappers that do nothing else in a step than the script does.
+class OuterWrappers:
+    """The outermost wrappers of an environment that do nothing else in a step than the script does.
 
     Only wrappers of exactly these classes are left out, whose `step` nobody has replaced. What is below may be
     anything, but of several agents, who have flags of their own: then all wrappers keep their frames.
 
     Args:
-        env: An environment that was reset for a trajectory. Wrappers may be other ones after each reset.
-
-    Returns:
-        The environment whose `step` is to be called, and the time limits of the wrappers above it; None for none.
+        env: The environment, which runs one trajectory after the other.
     """
-    limits: list[Any] = []
-    below, kind = env, type(env)
-    while (names := _NAMES_OF_STEP.get(kind)) is not None:
-        own = vars(below)
-        if "step" in own or not (_uses(kind.step, names) and _uses(gymnasium.Wrapper.step, _PASSES_ON)):
-            break
-        if kind is PassiveEnvChecker and not all(own.get(check, True) is True for check in _CHECKS):
-            break
-        if kind is TimeLimit:
-            limits.append(below)
-        below = own["env"]
-        kind = type(below)
-    if below is env or isinstance(getattr(below, "unwrapped", None), MultiAgentEnv):
-        return env, None
-    return below, TimeLimits(limits) if limits else None
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._limits: list[Any] = []
+        # Looked at once for many trajectories; what belongs to instances, a task may change at each reset.
+        has_several = isinstance(getattr(env, "unwrapped", None), MultiAgentEnv)
+        passes_on = _uses(gymnasium.Wrapper.step, _PASSES_ON) and not has_several
+        self._kinds = [kind for kind, names in _NAMES_OF_STEP.items() if passes_on and _uses(kind.step, names)]
+
+    def begin(self) -> tuple[Any, int | None]:
+        """Begin a trajectory, for which the environment was reset.
+
+        Returns:
+            The environment whose `step` is to be called; and after how many timesteps, at least 1, the wrappers above
+            it truncate the trajectory, None for never. Steps that a reset has taken count.
+        """
+        below, kinds, limits, left = self._env, self._kinds, [], math.inf
+        while (kind := type(below)) in kinds:
+            own = vars(below)
+            if "step" in own:
+                break
+            if kind is TimeLimit:
+                limits.append(below)
+                left = min(left, own["_max_episode_steps"] - (own["_elapsed_steps"] or 0))
+            elif kind is PassiveEnvChecker and not all(own.get(check, True) is True for check in _CHECKS):
+                break
+            below = own["env"]
+        self._limits = limits
+        return below, max(1, math.ceil(left)) if left < math.inf else None
+
+    def end(self, n_timesteps: int) -> None:
+        """Let the wrappers have counted the timesteps of a trajectory that has ended."""
+        for each in self._limits:
+            each._elapsed_steps = (each._elapsed_steps or 0) + n_timesteps
 
 
 @lru_cache

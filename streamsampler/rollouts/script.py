@@ -24,7 +24,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import FLAGS
 from streamsampler.protocol.messages import Phase
-from streamsampler.rollouts.outer_wrappers import below_known_wrappers
+from streamsampler.rollouts.outer_wrappers import OuterWrappers
 
 # An enum's member costs 100 ns to look up on Python 3.11.
 _RESET, _AGENT_RESET, _RECORDING, _STEP = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING, Phase.STEP
@@ -81,15 +81,15 @@ class Binding(NamedTuple):
         recorder: Records the part.
         hooks: Sees its timesteps; None without hooks.
         waits: Whether results of the environment are pending when `reset` and `step` return.
-        env: The environment itself, where the script may do the work of its outermost wrappers: in a whole trajectory,
-            whose steps nobody else sees. Then the `step` below these wrappers is called.
+        outer: The environment's outermost wrappers, where the script does their work: in a whole trajectory, whose
+            steps nobody else sees. Then the `step` below these wrappers is called.
     """
 
     step: Callable[[Any], Any]
     recorder: RolloutRecorder
     hooks: TrajectoryHooks | None = None
     waits: bool = False
-    env: Any = None
+    outer: OuterWrappers | None = None
 
 
 Script = Generator[Any, Any, End]
@@ -118,7 +118,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
     Returns:
         The end of the trajectory. The driver ends its record.
     """
-    step, recorder, hooks, waits, env = binding
+    step, recorder, hooks, waits, outer = binding
     phase = _RESET if hooks is None else None  # for `phase_of`; None while others note the phase themselves
     result = reset(seed=seed)
     if waits:
@@ -133,11 +133,11 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         phase = None
         hooks.start(observation, info)
         phase = _RECORDING
-    n_timesteps, flags, last, limits = 0, FLAGS, limit, None
-    if env is not None:
-        env, limits = below_known_wrappers(env)
-        if limits is not None and limits.n_left is not None:
-            last = limits.n_left if limit is None else min(limit, limits.n_left)
+    n_timesteps, flags, last, env, at_most = 0, FLAGS, limit, None, None
+    if outer is not None:
+        env, at_most = outer.begin()
+        if at_most is not None:
+            last = at_most if limit is None else min(limit, at_most)
     while True:
         # Where the recorder keeps no bytes, no observation has this dtype; where it takes no floats, no reward the
         # class.
@@ -182,9 +182,9 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                 if terminated or truncated:
                     break
             limited = n_timesteps == limit
-            if limits is not None:
-                truncated = truncated or n_timesteps == limits.n_left
-                limits.count(n_timesteps)
+            if outer is not None:
+                truncated = truncated or n_timesteps == at_most
+                outer.end(n_timesteps)
             if hooks is not None:
                 phase = None
                 hooks.end(limited=limited)
@@ -192,7 +192,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         except Cut:
             n_timesteps -= 1  # on the observation that was shown last, no action was chosen
             recorder.forget_observation()
-        step, recorder, hooks, waits, env = yield End(observation, False, False, False, info, n_timesteps)
+        step, recorder, hooks, waits, outer = yield End(observation, False, False, False, info, n_timesteps)
         recorder.begin({})
 
 

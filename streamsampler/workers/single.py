@@ -11,6 +11,7 @@ from streamsampler.core.seeding import Stream, derived_seed
 from streamsampler.core.timing import used
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.protocol.messages import Phase, Times
+from streamsampler.rollouts.outer_wrappers import OuterWrappers
 from streamsampler.rollouts.script import Binding, Cut, End, Script, own_error, phase_of, trajectory
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
@@ -97,7 +98,7 @@ class SingleDriver:
         limit = self._worker.context.max_episode_length
         reset, binding, begin, ahead = self._reset, self.binding, self._begin_agent, seeding(seeds)
         if not self._sees_steps:
-            binding = binding._replace(env=self._env)
+            binding = binding._replace(outer=OuterWrappers(self._env))
         for index, seed in zip(indices, seeds, strict=True):
             yield index, ahead, trajectory(reset, binding, seed, begin, limit), None, _WHOLE
 

@@ -15,7 +15,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from streamsampler import LocalSampler, RolloutError, VecWorker
 from streamsampler.data.trees import same
 from streamsampler.environments.multi_agent import as_multi_agent
-from streamsampler.rollouts.outer_wrappers import below_known_wrappers
+from streamsampler.rollouts.outer_wrappers import OuterWrappers
 from tests.scripted.zoo import env as Turns
 from tests.scripted.zoo import parallel_env as Comings
 
@@ -109,8 +109,11 @@ def test_batches_are_those_of_wrappers_that_keep_their_frames(worker, at_most, e
 
 
 @pytest.mark.parametrize("worker", WORKERS)
-def test_the_lowest_of_several_limits_holds(worker):
-    one, other = (batch(lambda wrapped=wrapped: wrapped(wrapped(Walk(), 3), 6), worker) for wrapped in (plain, framed))
+@pytest.mark.parametrize(("inner", "outer"), [(3, 6), (6, 3)])
+def test_the_lowest_of_several_limits_holds(worker, inner, outer):
+    one, other = (
+        batch(lambda around=around: around(around(Walk(), inner), outer), worker) for around in (plain, framed)
+    )
 
     assert_same(one, other)
     assert one.lengths.max() == 3
@@ -273,17 +276,18 @@ def checked(env):
     return env
 
 
+def below(env):
+    return OuterWrappers(env).begin()[0]
+
+
 def test_the_three_of_gymnasium_make_are_left_out():
     env = plain(of_class(ends_at=9))
     env.reset(seed=1)
-    assert below_known_wrappers(env)[0] is env.env.env, "whose checks are still to be made"
-    assert below_known_wrappers(checked(env))[0] is env.unwrapped
+    assert below(env) is env.env.env, "whose checks are still to be made"
+    assert below(checked(env)) is env.unwrapped
 
     made = checked(gymnasium.make("CartPole-v1"))
-    below, limits = below_known_wrappers(made)
-    assert below is made.unwrapped
-    assert limits is not None
-    assert limits.n_left == 498
+    assert OuterWrappers(made).begin() == (made.unwrapped, 498)
 
 
 class Rewarded(gymnasium.RewardWrapper):
@@ -294,30 +298,27 @@ class Rewarded(gymnasium.RewardWrapper):
 def test_what_is_below_another_wrapper_keeps_its_frames():
     env = checked(plain(Rewarded(plain(Walk(), 3)), 9))
 
-    below, limits = below_known_wrappers(env)
-    assert below is env.env.env.env
-    assert limits is not None
-    assert limits.n_left == 7
+    assert OuterWrappers(env).begin() == (env.env.env.env, 7)
 
 
 def test_without_a_time_limit_there_is_none():
     env = checked(OrderEnforcing(Walk()))
 
-    assert below_known_wrappers(env) == (env.unwrapped, None)
-    assert below_known_wrappers(env.unwrapped) == (env.unwrapped, None)
+    assert OuterWrappers(env).begin() == (env.unwrapped, None)
+    assert OuterWrappers(env.unwrapped).begin() == (env.unwrapped, None)
 
 
 def test_a_subclass_keeps_its_frame():
     env = checked(framed(Walk()))
 
-    assert below_known_wrappers(env) == (env, None)
+    assert OuterWrappers(env).begin() == (env, None)
 
 
 def test_a_step_that_was_replaced_is_called(monkeypatch):
     env = checked(plain(Walk()))
     replaced = env.env.step
     env.env.step = lambda action: replaced(action)
-    assert below_known_wrappers(env)[0] is env.env
+    assert below(env) is env.env
 
     env = checked(plain(Walk()))
 
@@ -326,9 +327,9 @@ def test_a_step_that_was_replaced_is_called(monkeypatch):
         return self.env.step(action)
 
     monkeypatch.setattr(OrderEnforcing, "step", step)
-    assert below_known_wrappers(env)[0] is env.env
+    assert below(env) is env.env
     monkeypatch.setattr(TimeLimit, "step", step)
-    assert below_known_wrappers(env) == (env, None)
+    assert OuterWrappers(env).begin() == (env, None)
 
 
 def test_where_the_step_of_all_wrappers_was_replaced_they_keep_their_frames(monkeypatch):
@@ -339,7 +340,7 @@ def test_where_the_step_of_all_wrappers_was_replaced_they_keep_their_frames(monk
         return self.env.step(action)
 
     monkeypatch.setattr(gymnasium.Wrapper, "step", step)
-    assert below_known_wrappers(env) == (env, None)
+    assert OuterWrappers(env).begin() == (env, None)
 
 
 @pytest.mark.parametrize("game", [Comings, Turns])
@@ -347,4 +348,4 @@ def test_wrappers_of_several_agents_keep_their_frames(game):
     env = unchecked(as_multi_agent(game()))
     env.reset(seed=1)
 
-    assert below_known_wrappers(env) == (env, None)
+    assert OuterWrappers(env).begin() == (env, None)

@@ -136,7 +136,7 @@ class RemoteRows(RowsDriver):
     # ------------------------------------------------------------------ scripts
 
     def _binding(self, row: int) -> Binding:
-        return super()._binding(row)._replace(step=_pending, waits=True, env=None)
+        return super()._binding(row)._replace(step=_pending, waits=True, outer=None)
 
     def _context_of(self, row: int, index: int, seed: int, version: int) -> TrajectoryContext:
         context = super()._context_of(row, index, seed, version)
