@@ -138,7 +138,8 @@ def at_a_glance(workloads: dict[str, dict[str, Any]], questions: Sequence[dict[s
 
 def _elsewhere(questions: Sequence[dict[str, Any]]) -> str:
     """Return what was measured on another machine than what it stands beside, as sentences."""
-    notes = {note for question in questions for note in question.get("notes", []) if "on another machine" in note}
+    charted = [each for each in questions if not WORKLOADS.keys().isdisjoint(each.get("workloads", {}))]
+    notes = {note for question in charted for note in question.get("notes", []) if "on another machine" in note}
     return "".join(f" {note}" for note in sorted(notes))
 
 
