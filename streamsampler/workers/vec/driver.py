@@ -66,7 +66,7 @@ class RowsDriver:
         self._sends: list[Any] = [None] * len(envs)  # those of the rows' scripts
         self._bindings: list[Binding] = []  # for scripts that begin
         self._live: list[int] = []  # the rows that are not silent
-        self._sources: NDArray[np.int64] | None = None  # by row, where some are silent: of which it is a copy
+        self._sources: NDArray[np.int64] | None = None  # where some are silent: each row's original
         self._singles: list[Any] = []  # the last actions, by row
         self._masks: RowMasks | None = None  # for an agent that takes them
         self._rounds = False  # whether environments get actions as they are recorded, and not as they were chosen
