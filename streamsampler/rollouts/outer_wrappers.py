@@ -1,4 +1,4 @@
-"""Find the environment below outermost wrappers whose work in a step the script of a trajectory does.
+"""Let the script of a trajectory do the work of Gymnasium's outermost wrappers in a step.
 
 `gymnasium.make` puts three wrappers around an environment. In a whole trajectory, which begins with the wrappers' own
 `reset`, two of them do nothing in a step that the script does not know: `OrderEnforcing` refuses a step before a
@@ -28,15 +28,15 @@ _NAMES_OF_STEP: dict[Any, frozenset[str]] = {
     PassiveEnvChecker: _CHECKS
     | {"env", "step", "env_step_passive_checker", "env_data_reuse_passive_checker", "_previous_data"},
 }
-"""The names that each wrapper's `step` may use: a version of Gymnasium, or a program, whose `step` uses others does
-other work in it, and keeps its frame."""
+"""The names that the known `step` of each wrapper uses. A `step` with other names, of another version of Gymnasium or
+replaced by a program, does other work, and is called."""
 
 
 class OuterWrappers:
-    """The outermost wrappers of an environment that do nothing else in a step than the script does.
+    """The outermost wrappers of an environment, as far as the script can do their work in a step.
 
-    Only wrappers of exactly these classes are left out, whose `step` nobody has replaced. What is below may be
-    anything, but of several agents, who have flags of their own: then all wrappers keep their frames.
+    A wrapper is passed by if it is of exactly a known class and nobody has replaced its `step`. The environment below
+    may be of any class. Only with several agents, who have flags of their own, all wrappers are called.
 
     Args:
         env: The environment, which runs one trajectory after the other.
@@ -54,8 +54,8 @@ class OuterWrappers:
         """Begin a trajectory, for which the environment was reset.
 
         Returns:
-            The environment whose `step` is to be called; and after how many timesteps, at least 1, the wrappers above
-            it truncate the trajectory, None for never. Steps that a reset has taken count.
+            The environment below, for its `step`; and the number of timesteps, at least 1, at which the wrappers
+            truncate the trajectory, None for never. Steps that a reset has taken count.
         """
         below, kinds, limits, left = self._env, self._kinds, [], math.inf
         while (kind := type(below)) in kinds:

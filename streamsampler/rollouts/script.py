@@ -81,8 +81,8 @@ class Binding(NamedTuple):
         recorder: Records the part.
         hooks: Sees its timesteps; None without hooks.
         waits: Whether results of the environment are pending when `reset` and `step` return.
-        outer: The environment's outermost wrappers, where the script does their work: in a whole trajectory, whose
-            steps nobody else sees. Then the `step` below these wrappers is called.
+        outer: The environment's outermost wrappers, if the script does their work and steps the environment below
+            them; None otherwise. Only for a whole trajectory, which is not cut, and without hooks.
     """
 
     step: Callable[[Any], Any]

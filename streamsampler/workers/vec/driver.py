@@ -168,8 +168,8 @@ class RowsDriver:
 
         Args:
             rows: The rows, rising.
-            sources: For each row of the agent's batch the one whose observation it has; None for itself. The same array
-                has the same ones in each call.
+            sources: For each row of the agent's batch the number of the row that it copies; None for no copies.
+                The same array has the same numbers in each call.
 
         Returns:
             The actions of all rows of the batch, as environments get them.
