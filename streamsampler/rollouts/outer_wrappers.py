@@ -1,6 +1,6 @@
 """Let the script of a trajectory do the work of Gymnasium's outermost wrappers in a step.
 
-`gymnasium.make` puts three wrappers around an environment. In a whole trajectory, which begins with the wrappers' own
+`gymnasium.make` puts three wrappers around an environment. In a trajectory, which begins with the wrappers' own
 `reset`, two of them do nothing in a step that the script does not know: `OrderEnforcing` refuses a step before a
 reset, and `TimeLimit` counts. `PassiveEnvChecker` only passes on a step once it has made its checks. Their three Python
 frames cost .3 to .5 µs, as much as all else that the script does in a timestep.
@@ -20,13 +20,12 @@ from streamsampler.environments.multi_agent import MultiAgentEnv
 
 __all__ = ["OuterWrappers"]
 
-_CHECKS = frozenset({"checked_step", "checked_data_reuse"})
 _PASSES_ON = frozenset({"env", "step"})
 _NAMES_OF_STEP: dict[Any, frozenset[str]] = {
     TimeLimit: frozenset({"env", "step", "_elapsed_steps", "_max_episode_steps"}),
     OrderEnforcing: frozenset({"_has_reset", "ResetNeeded", "super", "step"}),
-    PassiveEnvChecker: _CHECKS
-    | {"env", "step", "env_step_passive_checker", "env_data_reuse_passive_checker", "_previous_data"},
+    PassiveEnvChecker: frozenset({"env", "step", "checked_step", "checked_data_reuse", "_previous_data"})
+    | {"env_step_passive_checker", "env_data_reuse_passive_checker"},
 }
 """The names that the known `step` of each wrapper uses. A `step` with other names, of another version of Gymnasium or
 replaced by a program, does other work, and is called."""
@@ -51,28 +50,30 @@ class OuterWrappers:
         self._kinds = [kind for kind, names in _NAMES_OF_STEP.items() if passes_on and _uses(kind.step, names)]
 
     def begin(self) -> tuple[Any, int | None]:
-        """Begin a trajectory, for which the environment was reset.
+        """Begin a trajectory, for which the environment was reset, or a further part of one.
 
         Returns:
-            The environment below, for its `step`; and the number of timesteps, at least 1, at which the wrappers
-            truncate the trajectory, None for never. Steps that a reset has taken count.
+            The environment below, for its `step`; and the number of further timesteps, at least 1, after which the
+            wrappers truncate the trajectory, None for never. Steps that a reset has taken count.
         """
         below, kinds, limits, left = self._env, self._kinds, [], math.inf
         while (kind := type(below)) in kinds:
-            own = vars(below)
+            own = below.__dict__
             if "step" in own:
                 break
             if kind is TimeLimit:
                 limits.append(below)
                 left = min(left, own["_max_episode_steps"] - (own["_elapsed_steps"] or 0))
-            elif kind is PassiveEnvChecker and not all(own.get(check, True) is True for check in _CHECKS):
+            elif kind is PassiveEnvChecker and not (
+                own.get("checked_step", True) is True and own.get("checked_data_reuse", True) is True
+            ):
                 break
             below = own["env"]
         self._limits = limits
         return below, max(1, math.ceil(left)) if left < math.inf else None
 
     def end(self, n_timesteps: int) -> None:
-        """Let the wrappers have counted the timesteps of a trajectory that has ended."""
+        """Let the wrappers have counted the timesteps of a trajectory, or of a part, that has ended."""
         for each in self._limits:
             each._elapsed_steps = (each._elapsed_steps or 0) + n_timesteps
 

@@ -82,7 +82,7 @@ class Binding(NamedTuple):
         hooks: Sees its timesteps; None without hooks.
         waits: Whether results of the environment are pending when `reset` and `step` return.
         outer: The environment's outermost wrappers, if the script does their work and steps the environment below
-            them; None otherwise. Only for a whole trajectory, which is not cut, and without hooks.
+            them; None otherwise. Only without hooks.
     """
 
     step: Callable[[Any], Any]
@@ -133,12 +133,13 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         phase = None
         hooks.start(observation, info)
         phase = _RECORDING
-    n_timesteps, flags, last, env, at_most = 0, FLAGS, limit, None, None
-    if outer is not None:
-        env, at_most = outer.begin()
-        if at_most is not None:
-            last = at_most if limit is None else min(limit, at_most)
+    n_timesteps, flags, last, env, truncated_at = 0, FLAGS, limit, None, None
     while True:
+        if outer is not None:
+            before, (env, left) = n_timesteps, outer.begin()
+            if left is not None:
+                truncated_at = n_timesteps + left
+                last = truncated_at if limit is None else min(limit, truncated_at)
         # Where the recorder keeps no bytes, no observation has this dtype; where it takes no floats, no reward the
         # class.
         record, encoded = recorder.record_observation, recorder.encoded_observations
@@ -183,8 +184,8 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                     break
             limited = n_timesteps == limit
             if outer is not None:
-                truncated = truncated or n_timesteps == at_most
-                outer.end(n_timesteps)
+                truncated = truncated or n_timesteps == truncated_at
+                outer.end(n_timesteps - before)
             if hooks is not None:
                 phase = None
                 hooks.end(limited=limited)
@@ -192,6 +193,9 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
         except Cut:
             n_timesteps -= 1  # on the observation that was shown last, no action was chosen
             recorder.forget_observation()
+            if outer is not None:
+                outer.end(n_timesteps - before)
+                last, env, truncated_at = limit, None, None  # the next part may be stepped otherwise
         step, recorder, hooks, waits, outer = yield End(observation, False, False, False, info, n_timesteps)
         recorder.begin({})
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, cast
 
@@ -29,7 +30,13 @@ from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, with_filters
 from streamsampler.workers.fragment_rows import Row, told
-from streamsampler.workers.generators import drawn_states, generator_states, seed_constructors, seeding, set_states
+from streamsampler.workers.generators import (
+    drawn_states,
+    generator_states,
+    seed_constructors,
+    seed_generators,
+    set_states,
+)
 from streamsampler.workers.hooks import HookCaller, Seams, WorkerWithSeams
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing, reset_one
@@ -273,8 +280,10 @@ class FragmentEnv(Row):
             before = len(self._recorder.float_rewards)
             if self.script is None:
                 self._agent_is_new = False  # the script resets it
-                script = self.script = driver.script(self.seed, self._limit)
-                yield self.index, seeding((self.seed,)), script, None, n_timesteps
+                index = self.index
+                seed = self._seeds[index]
+                script = self.script = driver.script(seed, self._limit)
+                yield index, partial(seed_generators, seed), script, None, n_timesteps
             else:
                 self._go_on()
                 yield self.index, None, self.script, driver.binding, n_timesteps

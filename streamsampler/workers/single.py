@@ -40,9 +40,9 @@ _RECORDING, _ACTION = Phase.RECORDING, Phase.ACTION
 _RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Phase.AGENT_RESET)
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 
-Part = tuple[int, Iterator[None] | None, Script, Binding | None, int]
-"""A trajectory index; what seeds the global generators, None where these are set; the script; the binding that a
-script receives which goes on, None for a new one; and the number of timesteps after which the script is cut."""
+Part = tuple[int, Callable[[], object] | None, Script, Binding | None, int]
+"""A trajectory index; a function that seeds the global generators, None where these are set; the script; the binding
+that a script receives which goes on, None for a new one; and the number of timesteps after which the script is cut."""
 
 
 class SingleDriver:
@@ -80,8 +80,8 @@ class SingleDriver:
             reset, self._get_action, step = masked_loop(masks, reset, agent.get_action, step, info)
         self._reset, self._reset_agent = reset, reset_agent
         self._begin_agent = None if reset_agent is None else self._begin
-        self.binding = Binding(step, recorder, seams)
-        self._sees_steps = seams is not None or masks is not None
+        sees_steps = seams is not None or masks is not None
+        self.binding = Binding(step, recorder, seams, outer=None if sees_steps else OuterWrappers(env))
         self.seconds = Times()
 
     def script(self, seed: int, limit: int | None) -> Script:
@@ -96,11 +96,9 @@ class SingleDriver:
     def whole(self, indices: Iterable[int], seeds: Sequence[int]) -> Iterator[Part]:
         """Yield whole trajectories as parts."""
         limit = self._worker.context.max_episode_length
-        reset, binding, begin, ahead = self._reset, self.binding, self._begin_agent, seeding(seeds)
-        if not self._sees_steps:
-            binding = binding._replace(outer=OuterWrappers(self._env))
+        reset, binding, begin, seed_generators = self._reset, self.binding, self._begin_agent, seeding(seeds).__next__
         for index, seed in zip(indices, seeds, strict=True):
-            yield index, ahead, trajectory(reset, binding, seed, begin, limit), None, _WHOLE
+            yield index, seed_generators, trajectory(reset, binding, seed, begin, limit), None, _WHOLE
 
     def run(  # noqa: C901 - see below
         self, parts: Iterable[Part], take_end: Callable[[End], None] | None = None
@@ -140,13 +138,13 @@ class SingleDriver:
         # The timestep that is due, number `due` of the ticket, looks for the part's end, shows progress on the board,
         # is timed, and sets the next one that is due. While the sampler asks for attention, every timestep is due.
         try:
-            for index, ahead, script, binding, n_timesteps in parts:
+            for index, seed_generators, script, binding, n_timesteps in parts:
                 worker.trajectory = index
                 words[trajectory_word] = index + 1
                 words[phase_word] = _RESET_NUMBER
                 begin = clock()
-                if ahead is not None:
-                    next(ahead)
+                if seed_generators is not None:
+                    seed_generators()
                 send, end = script.send, None
                 observation = send(binding)
                 reset_seconds += clock() - begin

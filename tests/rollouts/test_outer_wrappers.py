@@ -265,6 +265,51 @@ def test_the_script_itself_steps_what_is_below_the_wrappers(worker, hooks, calle
     assert {*one.env_infos["caller"]} == {caller}
 
 
+# ---------------------------------------------------------------- fragments
+
+
+def fragments(env, worker, lengths=(3, 1, 4, 2, 13, 1), n_envs=2, **options):
+    with LocalSampler(Chooses(), env, seed=3, **WORKERS[worker], **options) as sampler:
+        return [sampler.obtain_fragments(length, n_envs) for length in lengths]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("at_most", [None, 3, LENGTH, 8])
+@pytest.mark.parametrize("ends_at", [None, 3, 9])
+def test_fragments_are_those_of_wrappers_that_keep_their_frames(worker, at_most, ends_at):
+    of_both = (
+        fragments(lambda wrapped=wrapped: wrapped(of_class(ends_at=ends_at)), worker, max_episode_length=at_most)
+        for wrapped in (plain, framed)
+    )
+
+    for one, other in zip(*of_both, strict=True):
+        assert_same(one, other)
+
+
+def test_wrappers_have_counted_an_episodes_timesteps_after_each_call():
+    with LocalSampler(Chooses(), long_one, seed=1) as sampler:
+        for length, counted in ((1, 1), (2, 3), (1, 4), (1, 5), (2, 2), (5, 2), (8, 5), (3, 3)):
+            sampler.obtain_fragments(length, 1)
+            assert MADE[0]._elapsed_steps == counted
+
+
+def test_a_limit_may_change_within_an_episode():
+    with LocalSampler(Chooses(), long_one, seed=1) as sampler:
+        sampler.obtain_fragments(1, 1)  # makes it
+        for limit, lengths in ((9, [3]), (2, [1, 2]), (7, [3]), (5, [2, 1]), (math.inf, [3])):
+            MADE[0]._max_episode_steps = limit
+            batch = sampler.obtain_fragments(3, 1)
+            assert batch.lengths.tolist() == lengths
+            assert batch.truncated.tolist() == [True] * (len(lengths) - 1) + [limit == 2]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize(("hooks", "caller"), [(None, "trajectory"), (Counts(), "step")])
+def test_the_script_itself_steps_what_is_below_the_wrappers_in_fragments(worker, hooks, caller):
+    for batch in fragments(partial(unchecked, NamesItsCaller()), worker, n_envs=1, hooks=hooks):
+        assert {*batch.env_infos["caller"]} == {caller}
+
+
 # ---------------------------------------------------------------- which wrappers are left out
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from streamsampler.agents.base import reset_agent_function
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.outer_wrappers import OuterWrappers
 from streamsampler.rollouts.script import Binding, End, Script, own_error, phase_of
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.board import phase_number
@@ -104,7 +105,8 @@ class RowsDriver:
         """Return the binding of a script that runs in a row."""
         hooks: Any = self._hooks[row] if self._hooks else None
         recorder: Any = self._recorder.rows[row]
-        return Binding(self._envs[row].step, recorder, hooks)
+        env, is_called = self._envs[row], bool(self._hooks) or isinstance(self._recorder, JointRows)
+        return Binding(env.step, recorder, hooks, outer=None if is_called else OuterWrappers(env))
 
     def _start(self, row: int, script: Script, binding: Binding | None = None) -> None:
         """Let a script run up to its first action in this call; a binding lets one go on."""

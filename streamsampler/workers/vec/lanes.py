@@ -13,8 +13,7 @@ import numpy as np
 from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data.recorder import Rollouts
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
-from streamsampler.rollouts.outer_wrappers import OuterWrappers
-from streamsampler.rollouts.script import Binding, End
+from streamsampler.rollouts.script import End
 from streamsampler.rollouts.script import trajectory as trajectory_script
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.board import phase_number
@@ -355,11 +354,6 @@ class LaneRunner(RowsDriver):
         if recorded and timestep is not None:
             # A step's observation is recorded as the next timestep's.
             locate(cast("DataError", error), self._envs[0], timestep - (not isinstance(error, ObservationError)))
-
-    def _binding(self, row: int) -> Binding:
-        """Return the binding of a script that runs in a row: of a whole trajectory."""
-        binding, has_several = super()._binding(row), isinstance(self._recorder, JointRows)
-        return binding if self._hooks or has_several else binding._replace(outer=OuterWrappers(self._envs[row]))
 
     def _timestep_of(self, trajectory: Trajectory) -> int:
         return self._recorder.n_asked(trajectory.row, trajectory.begun)
