@@ -34,8 +34,8 @@ replaced by a program, does other work, and is called."""
 class OuterWrappers:
     """The outermost wrappers of an environment, as far as the script can do their work in a step.
 
-    A wrapper is passed by if it is of exactly a known class and nobody has replaced its `step`. The environment below
-    may be of any class. Only with several agents, who have flags of their own, all wrappers are called.
+    A wrapper is passed by if its class is exactly one of the known ones, with Gymnasium's own `step`. The environment
+    below may be of any class. Environments of several agents, who have flags of their own, keep all wrappers.
 
     Args:
         env: The environment, which runs one trajectory after the other.

@@ -325,7 +325,7 @@ class LaneRunner(RowsDriver):
     def _step_all(self) -> None:
         """Send the scripts their actions, and look for rows that have become silent."""
         super()._step_all()
-        # Not whenever a row is silent: what follows from the live rows is found anew for another list of them.
+        # Only when their number has changed: batches keep arrays made for the list of live rows while it is the same.
         if self._running.count(None) != len(self._running) - len(self._live):
             self._find_live()
 
