@@ -433,8 +433,8 @@ COPY_SECONDS = 0.001
 """What a copy costs besides its rollouts: a message, a worker that wakes up, and a report."""
 
 SLOW_AT_FIRST = 2.0
-"""While a worker has answered no ticket, it counts as slower than the average by this factor at most: it may be importing
-a library for seconds, while others run the same ticket in a tenth of a second."""
+"""While a worker has answered no ticket, it counts as slower than the average by this factor at most: it may be
+importing a library for seconds, while others run the same ticket in a tenth of a second."""
 
 _PATIENCE = 0.25
 """After which share of the time that a ticket has taken so far it is looked at again."""
