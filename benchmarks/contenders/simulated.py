@@ -39,7 +39,8 @@ try:
 except ImportError:  # an earlier version, which is measured as well
     from streamsampler.engines.processes.channel import ProcessChannel  # type: ignore[import-not-found,no-redef]
 from streamsampler.core.serialization import dumps
-from streamsampler.protocol.messages import Exit, Message, Report, Start, Stop, Ticket, Times
+from streamsampler.core.times import Times
+from streamsampler.protocol.messages import Exit, Message, Report, Start, Stop, Ticket
 from streamsampler.workers.factory import WorkerSetup
 
 STEP_SECONDS = 1e-4

@@ -20,9 +20,11 @@ from benchmarks.problems.measured import SPACES, Distribution, Replayed, chosen
 from streamsampler import Limits, Sampler, TrajectoryBatch
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.serialization import loads
+from streamsampler.core.times import Times
 from streamsampler.engines.base import Answered, Died, Engine, Event
-from streamsampler.protocol.messages import Exit, Message, Phase, Report, Start, Stop, Ticket, Times
-from streamsampler.workers.board import Progress, StatusBoard, board_bytes
+from streamsampler.protocol.messages import Exit, Message, Phase, Report, Start, Stop, Ticket
+from streamsampler.protocol.progress import Progress
+from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.resets import Resets
 

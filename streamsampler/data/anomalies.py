@@ -17,9 +17,9 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
+from streamsampler.core.by_position import by_position
 from streamsampler.data.spaces import AnySpace, row_spec, rows_inside, short, space_leaves
 from streamsampler.data.trees import Array, Tree
-from streamsampler.protocol.messages import by_position
 
 _CHUNK = 1 << 14  # numbers
 Clean: TypeAlias = Callable[[Array], bool]

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.core.by_position import by_position
 from streamsampler.core.errors import DataError
 from streamsampler.data.spaces import changed, may_change
 from streamsampler.data.trees import Array, object_array
-from streamsampler.protocol.messages import by_position
 
 KeyPath: TypeAlias = tuple[str, ...]
 Owners: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]

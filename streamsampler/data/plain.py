@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from streamsampler.core.times import Times
 from streamsampler.core.timing import Gauge, ScriptTimes
 from streamsampler.data.statistics import DroppedTrajectory, EndedEpisodes, FoundAnomaly, Stats, Timer
 from streamsampler.data.trees import Array, Tree
-from streamsampler.protocol.messages import Times
 
 # ----------------------------------------------------------------------
 # Arrays, and trees of them.

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
+from streamsampler.core.by_position import by_position
 from streamsampler.core.errors import ActionError, DataError, ObservationError
 from streamsampler.data import trees
 from streamsampler.data.anomalies import Anomaly
@@ -20,7 +21,6 @@ from streamsampler.data.info_columns import InfoColumns, with_last_values
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import AnySpace, check_actions, flag_of, reward_recorder
 from streamsampler.data.trees import Tree
-from streamsampler.protocol.messages import by_position
 
 __all__ = [
     "EnvFragment", "EpisodeState", "PolicyRollouts", "RolloutRecorder", "Rollouts", "check_fragments",

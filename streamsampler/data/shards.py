@@ -19,6 +19,7 @@ import numpy as np
 import streamsampler.data.multi_agent  # noqa: F401 - so that `batch_of_fields` knows batches of several agents
 from streamsampler.core.atomic import FolderLock, check_locks, is_leftover, sync_directory, write_whole
 from streamsampler.core.errors import DamagedShardError, StorageError, UsageError
+from streamsampler.core.fingerprints import agree
 from streamsampler.core.reading import read_regular
 from streamsampler.core.version import __version__
 from streamsampler.core.words import count
@@ -26,10 +27,9 @@ from streamsampler.data import npz as storage
 from streamsampler.data.batch import TrajectoryBatch, batch_of_fields
 from streamsampler.data.batch_fields import AnyActionsT, AnyObservationsT
 from streamsampler.data.codec import LARGEST, damage_raised, integer, read_facts
+from streamsampler.data.portions import Target
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array
-from streamsampler.protocol.messages import agree
-from streamsampler.protocol.plans import Target
 
 # ----------------------------------------------------------------------
 # Read batches from files of one batch each.

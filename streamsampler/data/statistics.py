@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError
+from streamsampler.core.times import Times
 from streamsampler.core.timing import Blocks, Gauges, Measured, ScriptTimes, merge_gauges
 from streamsampler.core.words import count, duration, table
 from streamsampler.data.trees import Array
-from streamsampler.protocol.messages import Checked, Report, Times
+from streamsampler.protocol.messages import Checked, Report
 
 # ----------------------------------------------------------------------
 # Make one number of what environments report in infos: a mean, a sum, or the last value.

@@ -15,8 +15,9 @@ from typing import Any
 
 from streamsampler.core.serialization import Payload
 from streamsampler.protocol.messages import Answer, Failure, Message, Phase
+from streamsampler.protocol.progress import Progress
 from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
-from streamsampler.workers.board import Progress, StatusBoard
+from streamsampler.workers.board import StatusBoard
 
 __all__ = ["Answered", "Died", "Engine", "Event", "Logged", "Restored", "unreadable"]
 

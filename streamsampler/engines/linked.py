@@ -16,10 +16,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+from streamsampler.core.by_position import BY_NAME
 from streamsampler.core.serialization import Contents, Place, loads_report
 from streamsampler.engines.base import Answered, Died, Engine, Event, Logged, unreadable
 from streamsampler.engines.launch.child import END_SECONDS
-from streamsampler.protocol.messages import BY_NAME, NEVER_AGAIN, Answer, Exit, Message, Phase, Start
+from streamsampler.protocol.messages import NEVER_AGAIN, Answer, Exit, Message, Phase, Start
 from streamsampler.workers.board import StatusBoard
 
 _LOG = logging.getLogger("streamsampler")

@@ -50,7 +50,8 @@ from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
 from streamsampler.engines.ray_link import Demand, Kind, RayLink, Starts, attach
 from streamsampler.engines.ray_worker import Published, RaySetup, Said
 from streamsampler.protocol.messages import Message, Phase
-from streamsampler.workers.board import Progress, StatusBoard, board_bytes
+from streamsampler.protocol.progress import Progress
+from streamsampler.workers.board import StatusBoard, board_bytes
 
 _LAST_SECONDS = 1.0  # that the last answers of a dead worker are waited for
 _LOOK_SECONDS = 0.05  # between two looks at a worker's row

@@ -10,7 +10,7 @@ from streamsampler.core.errors import UsageError, positive
 from streamsampler.data.trees import same
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.rules import FLOORS, PrecisionOf, Rule, checked_bounds, make_rule
-from streamsampler.protocol.plans import Part
+from streamsampler.protocol.parts import Part
 
 DEFAULT_CAP = 10_000
 _SCENARIO_KEYS = {"seed", "options", "name"}

@@ -39,7 +39,7 @@ from streamsampler.evaluation.evaluate import (
 from streamsampler.evaluation.evaluation import Evaluation, number
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.rules import FLOORS, PrecisionOf, check_successes, checked_bounds
-from streamsampler.protocol.plans import PartArgument
+from streamsampler.protocol.parts import PartArgument
 from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.workers.factory import usable_cores

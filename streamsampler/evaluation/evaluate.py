@@ -39,7 +39,8 @@ from streamsampler.evaluation.evaluation import Evaluation, number, unseen
 from streamsampler.evaluation.intervals import FEWEST, LEVEL, Bounds, Interval, t_interval, unseen_share
 from streamsampler.evaluation.replay import VideoError, VideoOf, Videos
 from streamsampler.evaluation.rules import BettingRule, MeanRule, PrecisionOf, Rule, within
-from streamsampler.protocol.plans import Layout, PartArgument, checked_part, part_of
+from streamsampler.protocol.parts import PartArgument, checked_part, part_of
+from streamsampler.protocol.plans import Layout
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
 from streamsampler.samplers.per_worker import Envs, items_by_worker

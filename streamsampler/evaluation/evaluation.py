@@ -35,7 +35,7 @@ from streamsampler.evaluation.intervals import (
     unseen_share,
 )
 from streamsampler.evaluation.rules import BettingSequence, within
-from streamsampler.protocol.plans import Part, part_of_facts
+from streamsampler.protocol.parts import Part, part_of_facts
 
 # ----------------------------------------------------------------------
 # What evaluations are as JSON.

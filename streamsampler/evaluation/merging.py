@@ -13,14 +13,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from streamsampler.core.errors import StorageError, UsageError
+from streamsampler.core.fingerprints import differing_libraries
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.reading import open_regular
 from streamsampler.core.words import count
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluate import INTERRUPTED, SHOWN_FAILURES
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.protocol.messages import differing_libraries
-from streamsampler.protocol.plans import in_order
+from streamsampler.protocol.parts import in_order
 
 # ----------------------------------------------------------------------
 # Tell from the first bytes of a file, or from a folder, what is in it.

@@ -33,20 +33,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamsampler.core.errors import ProtocolError
+from streamsampler.protocol.copies import Copies, IsAwaited, StepsOf
+from streamsampler.protocol.in_flight import InFlight
+from streamsampler.protocol.index_queue import IndexQueue
 from streamsampler.protocol.messages import Dropped
-from streamsampler.protocol.plans import Exactly, GatherPlan, IndexQueue, Layout, Streamed, endless
+from streamsampler.protocol.plans import Exactly, GatherPlan, Layout, Streamed, endless
 from streamsampler.protocol.result import HeldFailure, Order, Result, too_many_dropped
-from streamsampler.protocol.tickets import (
-    SHORTEST_TICKET_SECONDS,
-    Copies,
-    InFlight,
-    IsAwaited,
-    StepsOf,
-    Throughput,
-    needed_for,
-    ticket_size,
-    trajectories_in_ticket,
-)
+from streamsampler.protocol.throughput import Throughput
+from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS, needed_for, ticket_size, trajectories_in_ticket
 
 _FOREVER = 2**62
 

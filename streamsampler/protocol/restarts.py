@@ -14,104 +14,14 @@ import math
 import re
 import signal
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from streamsampler.core.errors import SpentQuota, UsageError, positive_seconds
+from streamsampler.protocol.hangs import Watch
 from streamsampler.protocol.limits import Limits, Quota, check_quota
 from streamsampler.protocol.messages import Phase
-
-# ----------------------------------------------------------------------
-# Decide whether a silent worker hangs. Pure.
-#
-# A worker hangs when it has work and its row of the board does not change for too long. Only the time that the
-# sampler spent waiting for workers counts: while the sampler is busy itself, suspended or starved, it cannot tell. A
-# worker writes its row at least once in 10 ms, or once in a timestep that takes longer, as far as that can be
-# foreseen; so a row that does not change is only a suspicion. A suspect is asked, by a flag, to write each timestep
-# and each action; it hangs when its row does not change for the whole limit from then on.
-
-
-_LOOKS = 8
-"""Looks at the board within one time limit: a hang is noticed after the limit and at most three eighths of it more."""
-
-_LATE = 2.0
-_LATE_SECONDS = 1.0
-"""A wait that took more than `_LATE` times its limit, and `_LATE_SECONDS` more, does not count: the machine was
-suspended, or so short of processors that no worker had a chance either."""
-
-
-@dataclass(slots=True)
-class Stillness:
-    """For how long one worker's row of the board has not changed.
-
-    Attributes:
-        row: The row at the last look.
-        seconds: For how long it has not changed since the worker became a suspect; None if it is none.
-    """
-
-    row: Hashable = None
-    seconds: float | None = None
-
-    def reset(self) -> None:
-        """Clear a worker of suspicion that answered, or was given work."""
-        self.row = self.seconds = None
-
-
-class Watch:
-    """Find the workers that make no progress.
-
-    Args:
-        limits: Seconds without progress after which a worker hangs, by what it does.
-
-    Attributes:
-        interval: Seconds between two looks at the board; no wait for workers is to be longer.
-    """
-
-    def __init__(self, limits: Mapping[Hashable, float]) -> None:
-        self.interval = min(limits.values()) / _LOOKS
-        self._limits = dict(limits)
-        self._waited = 0.0  # since the last look
-
-    def is_due(self, limit: float, elapsed: float) -> bool:
-        """Add a wait of the sampler for workers; return whether it is time to look at the board.
-
-        Args:
-            limit: Seconds that it would have waited at most.
-            elapsed: Seconds that it did wait.
-        """
-        if elapsed <= _LATE * limit + _LATE_SECONDS:
-            # No more than the limit: the machine took the rest, and workers lacked it, too.
-            self._waited += min(limit, elapsed)
-        return self._waited >= self.interval
-
-    def look(self, rows: Mapping[int, tuple[Stillness, Hashable, Hashable]]) -> tuple[list[int], dict[int, float]]:
-        """Compare the board with the last look at it.
-
-        Args:
-            rows: For each worker that has work: its row before, its row now, and which of the limits holds.
-
-        Returns:
-            The new suspects; and the workers that hang, with the seconds for which their rows have not changed.
-        """
-        waited, self._waited = self._waited, 0.0
-        suspects: list[int] = []
-        hung: dict[int, float] = {}
-        for worker, (still, row, doing) in rows.items():
-            if row != still.row:
-                still.row, still.seconds = row, None
-            elif still.seconds is None:
-                still.seconds = 0.0
-                suspects.append(worker)
-            else:
-                still.seconds += waited
-                if still.seconds >= self._limits[doing]:
-                    hung[worker] = still.seconds
-        return suspects, hung
-
-
-# ----------------------------------------------------------------------
-
 
 OnFailure = Literal["raise", "drop"]
 
@@ -176,9 +86,6 @@ class Policy(Limits):
         if construction is None:
             construction = max(LEAST_CONSTRUCTION_SECONDS, self.step_timeout or 0.0)
         return Watch({False: self.step_timeout or math.inf, True: construction})
-
-
-# ---------------------------------------------------------------------- losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,72 +277,3 @@ def cause_of_death(exitcode: int | None) -> str:
         "SIGBUS": " (often a full file system or shared memory)",
     }
     return f"was killed by {name}{hints.get(name, '')}"
-
-
-# ----------------------------------------------------------------------
-# Find a trajectory that is far longer than the whole batch needs, while it still runs. Pure.
-#
-# Such a trajectory may never end, and the call with it. What workers show is looked at a few times, after times that
-# double: a call that takes long is not woken at a fixed rate.
-
-
-_TIMES = 10
-"""A trajectory of more than so many times the timesteps that a batch needs is reported."""
-
-_FIRST_LOOK = 1.0
-"""Seconds after a call's beginning at which it is looked for first; each look comes after twice that time."""
-
-
-class LengthWatch:
-    """Find the first trajectory that is too long, in any call of a sampler; only one is reported.
-
-    Attributes:
-        next_look: The time of the next look; infinite where there is nothing to look for.
-        needed: How many timesteps the call's batch needs.
-    """
-
-    def __init__(self) -> None:
-        self.next_look = math.inf
-        self.needed = 0
-        self._has_reported = False
-        self._seconds = _FIRST_LOOK
-        self._most = 0
-        self._seen: dict[int, tuple[int, int]] = {}  # by worker: a trajectory, and the timesteps when it was first seen
-
-    def begin(self, needed: int | None, side_by_side: int, now: float) -> None:
-        """Begin a call.
-
-        Args:
-            needed: How many timesteps its batch needs; None if it does not count timesteps.
-            side_by_side: How many trajectories a worker runs at a time, whose timesteps it shows together.
-            now: The time.
-        """
-        self._seen = {}
-        self._seconds = _FIRST_LOOK
-        self.needed = needed or 0
-        self._most = _TIMES * self.needed * side_by_side
-        self.next_look = math.inf if needed is None or self._has_reported else now + self._seconds
-
-    def look(self, shown: Mapping[int, tuple[int, int]], now: float) -> tuple[int, int] | None:
-        """Return the worker and the index of a trajectory that is too long; None if there is none, or it is no time.
-
-        Only what was seen to be added to one trajectory counts: a ticket's timesteps may be those of many.
-
-        Args:
-            shown: For each worker with a trajectory in hand: its index, and the timesteps that the worker shows.
-            now: The time.
-        """
-        if now < self.next_look:
-            return None
-        self._seconds *= 2.0
-        self.next_look = now + self._seconds
-        before, self._seen = self._seen, {}
-        for worker, (trajectory, timesteps) in shown.items():
-            seen = before.get(worker)
-            if seen is None or seen[0] != trajectory or seen[1] > timesteps:
-                seen = trajectory, timesteps
-            self._seen[worker] = seen
-            if timesteps - seen[1] > self._most:
-                self._has_reported, self.next_look = True, math.inf
-                return worker, trajectory
-        return None

@@ -8,13 +8,14 @@ from operator import attrgetter
 from typing import Any
 
 from streamsampler.core.errors import ClosedError, SamplerError, UsageError
+from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.recorder import lengths_of
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import bytes_of
 from streamsampler.engines.base import Answered, Died, Event, Logged, Restored
-from streamsampler.protocol.messages import Answer, Checked, Failure, Fingerprint, Phase, Report
+from streamsampler.protocol.messages import Answer, Checked, Failure, Phase, Report
 from streamsampler.protocol.plans import GatherPlan, Streamed
 from streamsampler.samplers.batches import BatchMaker, CallAccounts, Summaries
 from streamsampler.samplers.per_worker import Snapshot

@@ -15,6 +15,7 @@ from typing import Any
 from streamsampler.agents.base import NAMED_AGENTS
 from streamsampler.agents.policies import Policies
 from streamsampler.core.errors import RolloutError, SerializationError, UsageError, positive
+from streamsampler.core.fingerprints import agree
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.serialization import HeldPayload, Payload, dumps, loads
 from streamsampler.core.words import count
@@ -27,8 +28,9 @@ from streamsampler.engines.base import Answered, Event
 from streamsampler.engines.local import LocalEngine
 from streamsampler.environments.filming import Film, FilmedEnvUpdate, VideoFile, check_renders, check_video
 from streamsampler.environments.updates import EnvUpdate, for_worker
-from streamsampler.protocol.messages import Failure, Report, Start, Ticket, agree
-from streamsampler.protocol.plans import Exactly, Fragments, GatherPlan, IndexQueue, Layout, Streamed
+from streamsampler.protocol.index_queue import IndexQueue
+from streamsampler.protocol.messages import Failure, Report, Start, Ticket
+from streamsampler.protocol.plans import Exactly, Fragments, GatherPlan, Layout, Streamed
 from streamsampler.protocol.result import Segment
 from streamsampler.samplers.checkpoints import CheckpointedSampler
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put, versions_of

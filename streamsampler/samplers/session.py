@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from streamsampler.agents.filters import Filters
 from streamsampler.core.errors import CheckMode
+from streamsampler.core.fingerprints import Fingerprint, agree, disagreement
 from streamsampler.core.memory import Pool
 from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.core.serialization import Payload, dumps, loads, refers_to
@@ -16,12 +17,12 @@ from streamsampler.core.settings import ProcessSettings
 from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.data.taken import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
-from streamsampler.protocol.messages import NEVER_AGAIN, Fingerprint, Start, agree, disagreement
+from streamsampler.protocol.messages import NEVER_AGAIN, Start
 from streamsampler.protocol.plans import Fragments, GatherPlan, Layout
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
-from streamsampler.protocol.tickets import Throughput
+from streamsampler.protocol.throughput import Throughput
 from streamsampler.samplers.fragments import FragmentLedger, order_of
 from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.per_worker import Kind, Snapshot, Updates

@@ -15,8 +15,8 @@ from streamsampler.core.progress import Display, ProgressArgument, display
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos
+from streamsampler.data.portions import Target
 from streamsampler.data.shards import Manifest, ShardWriter
-from streamsampler.protocol.plans import Target
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.session import sampled_elsewhere
 

@@ -18,8 +18,8 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.data.multi_agent import segments_of_policies
+from streamsampler.data.portions import Portion
 from streamsampler.data.statistics import FoundAnomaly
-from streamsampler.protocol.plans import Portion
 from streamsampler.protocol.result import Segment
 from streamsampler.samplers.batches import Summaries, summaries_of
 from streamsampler.samplers.call import Call

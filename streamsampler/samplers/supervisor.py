@@ -23,15 +23,15 @@ from streamsampler.core.errors import (
     WorkerHungError,
 )
 from streamsampler.engines.base import Died, Engine
+from streamsampler.protocol.hangs import Stillness, Watch
+from streamsampler.protocol.long_trajectories import LengthWatch
 from streamsampler.protocol.messages import Answer, Exit, Failure, Phase, Report
+from streamsampler.protocol.progress import Progress
 from streamsampler.protocol.restarts import (
     Incident,
-    LengthWatch,
     Likeness,
     Losses,
     Policy,
-    Stillness,
-    Watch,
     cause_of_death,
     cause_of_exception,
     unready,
@@ -40,7 +40,6 @@ from streamsampler.protocol.restarts import (
 from streamsampler.protocol.result import LeftOut
 from streamsampler.protocol.states import Happened, SamplerSide, SamplerState
 from streamsampler.samplers.per_worker import Kind
-from streamsampler.workers.board import Progress
 
 # ----------------------------------------------------------------------
 # What went wrong in a worker, and the error that it ends the call with when its turn comes.

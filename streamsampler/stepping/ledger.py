@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import ProtocolError
+from streamsampler.core.times import Times
 from streamsampler.core.timing import Collector, Measured, ScriptTimes, collecting
 from streamsampler.data.statistics import Aggregation, Stats
-from streamsampler.protocol.messages import Times
 from streamsampler.stepping.call_errors import CallPendingError, ResetFirstError
 
 # ----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.engines.linked import Link, LinkedWorkers
 from streamsampler.engines.worker_side import ProcessSetup
-from streamsampler.protocol.restarts import Stillness
+from streamsampler.protocol.hangs import Stillness
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.transport import pickle_frame
 from streamsampler.workers.logs import Levels, levels_here

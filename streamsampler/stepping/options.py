@@ -14,8 +14,9 @@ from streamsampler.agents.policies import PolicyNames, PolicyOf
 from streamsampler.core.errors import UsageError, positive, positive_seconds
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate, as_env_update
+from streamsampler.protocol.hangs import Watch
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy, Watch
+from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.stepping.episode_server import Autoreset
 from streamsampler.stepping.histories import Histories

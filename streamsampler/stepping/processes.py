@@ -37,8 +37,9 @@ from streamsampler.core.errors import (
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Died
+from streamsampler.protocol.hangs import Watch
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Policy, Watch, cause_of_death
+from streamsampler.protocol.restarts import Policy, cause_of_death
 from streamsampler.samplers.supervisor import Hang, unpickled
 from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.links import EnvLink, EnvPool, NewPool

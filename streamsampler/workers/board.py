@@ -8,11 +8,11 @@ which a reader sees either before or after a write, never in between.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 from streamsampler.protocol.messages import NEVER_AGAIN, Phase
+from streamsampler.protocol.progress import Progress
 
-__all__ = ["Progress", "StatusBoard", "WorkerRow", "board_bytes", "phase_number"]
+__all__ = ["StatusBoard", "WorkerRow", "board_bytes", "phase_number"]
 
 _WORD = 8
 _ROW = 8  # words: one cache line each, so that workers do not slow each other down
@@ -31,23 +31,6 @@ def board_bytes(n_workers: int) -> int:
 def phase_number(phase: Phase) -> int:
     """Return the number that stands for a phase on the board."""
     return _NUMBERS[phase]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress that a worker showed last.
-
-    Attributes:
-        version: The agent version in hand.
-        timesteps: Timesteps of that ticket so far.
-        trajectory: Index of the trajectory in hand; None outside trajectories.
-        phase: What the worker was doing.
-    """
-
-    version: int
-    timesteps: int
-    trajectory: int | None
-    phase: Phase
 
 
 class StatusBoard:

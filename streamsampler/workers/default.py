@@ -13,12 +13,13 @@ import numpy as np
 from streamsampler.agents.base import Agent, acts_alone, is_agent, reset_agent_function
 from streamsampler.agents.masks import MaskFinder
 from streamsampler.agents.updates import has_rows_alone, name_of, updated_agent
+from streamsampler.core.times import Times
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import same_spaces
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update, as_given
-from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
+from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.explain import explain_rollout
 from streamsampler.workers.finishing import timed

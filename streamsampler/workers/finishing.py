@@ -11,10 +11,10 @@ import numpy as np
 from streamsampler.agents.base import mask_argument, reset_agent_function, row_keywords, signature_of, takes_keyword
 from streamsampler.agents.filters import FilteredAgent, FilterParameters, Filters
 from streamsampler.core.errors import DataError
+from streamsampler.core.times import Times
 from streamsampler.data.info_columns import with_last_values
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.environments.multi_agent import SpacesOfAgents
-from streamsampler.protocol.messages import Times
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.vec.rows import row_of
 

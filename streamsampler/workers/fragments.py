@@ -22,10 +22,11 @@ from streamsampler.agents.updates import updated_agent
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SerializationError
 from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
+from streamsampler.core.times import Times
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.environments.updates import AnyEnv, apply_env_update, for_worker
-from streamsampler.protocol.messages import Phase, Ticket, Times
+from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, with_filters

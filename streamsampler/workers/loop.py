@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import NotReproducibleError
+from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.core.seeding import TrajectorySeeds
+from streamsampler.core.times import Times
 from streamsampler.core.timing import Collector, collecting
 from streamsampler.environments.updates import for_worker
 from streamsampler.protocol.messages import (
@@ -23,13 +25,11 @@ from streamsampler.protocol.messages import (
     Continue,
     Exit,
     Failure,
-    Fingerprint,
     Message,
     Phase,
     Report,
     Start,
     Ticket,
-    Times,
 )
 from streamsampler.protocol.states import WorkerSide, WorkerState
 from streamsampler.workers.base import Outcome, Worker, WorkerContext

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from streamsampler.agents.masks import MaskFinder
 from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.times import Times
 from streamsampler.core.timing import used
 from streamsampler.data.recorder import RolloutRecorder
-from streamsampler.protocol.messages import Phase, Times
+from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.outer_wrappers import OuterWrappers
 from streamsampler.rollouts.script import Binding, Cut, End, Script, own_error, phase_of, trajectory
 from streamsampler.workers.base import Worker

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import positive
-from streamsampler.protocol.messages import Fingerprint
+from streamsampler.core.fingerprints import Fingerprint
 
 VARIABLES = (
     "OMP_NUM_THREADS",

@@ -15,7 +15,7 @@ import pytest
 from streamsampler import LocalSampler, PerWorker, TrajectoryBatch
 from streamsampler.data import trees
 from streamsampler.errors import DataError, RolloutError
-from streamsampler.protocol.tickets import Throughput
+from streamsampler.protocol.throughput import Throughput
 from tests.contracts.conftest import PARENT, PROCESSES, SIDE_BY_SIDE, Maker, on, slow
 from tests.contracts.scenarios import Memory, World
 from tests.scripted.agents import Attentive, Linear, Stamping, always_zero

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, VecWorker, evaluate
+from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import NotReproducibleError, RolloutError, SamplerError, UsageError
 from streamsampler.filters import RunningNorm
-from streamsampler.protocol.messages import Fingerprint
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.lagging import Lag

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from streamsampler.core.times import Times
 from streamsampler.core.timing import Measured
 from streamsampler.data.statistics import (
     DroppedTrajectory,
@@ -13,7 +14,7 @@ from streamsampler.data.statistics import (
     timers_text,
 )
 from streamsampler.errors import UsageError
-from streamsampler.protocol.messages import Report, Ticket, Times
+from streamsampler.protocol.messages import Report, Ticket
 
 
 def test_each_account_is_in_the_table():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from streamsampler import EnvManager, MultiprocessingSampler, RandomAgent, VecWorker
 from streamsampler.core.serialization import Payload, dumps_report, loads_report
+from streamsampler.core.times import Times
 from streamsampler.data.trees import equal
 from streamsampler.engines.base import Died
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Regions, anonymous_file
@@ -30,7 +31,7 @@ from streamsampler.engines.processes.wire import (
     unpack,
     unpack_answer,
 )
-from streamsampler.protocol.messages import Phase, Report, Ticket, Times
+from streamsampler.protocol.messages import Phase, Report, Ticket
 from streamsampler.testing import FailPoint, ScriptedAgent, ScriptedEnv
 from streamsampler.workers.board import StatusBoard, board_bytes
 from tests.faults.undisturbed import SEED, calls, undisturbed

@@ -28,7 +28,7 @@ import gymnasium
 import numpy as np
 
 from streamsampler import Limits, LocalSampler, RaySampler
-from streamsampler.protocol.tickets import Copies
+from streamsampler.protocol.copies import Copies
 from tests.proofs.digests import digest_of
 from tests.ray_clusters import start_head
 

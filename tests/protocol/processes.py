@@ -8,8 +8,8 @@ import numpy as np
 from streamsampler.engines.base import Engine
 from streamsampler.errors import SerializationError
 from streamsampler.protocol.messages import Exit, Phase, Stop
+from streamsampler.protocol.progress import Progress
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
-from streamsampler.workers.board import Progress
 from streamsampler.workers.loop import WorkerLoop
 
 N_WORKERS = 2

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.plans import Layout
 from streamsampler.protocol.states import CAPACITY
-from streamsampler.protocol.tickets import Throughput
+from streamsampler.protocol.throughput import Throughput
 
 
 def take(gathering, worker, **options):

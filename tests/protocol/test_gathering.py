@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from streamsampler.errors import ProtocolError
 from streamsampler.protocol.gathering import ADVANCE_BYTES, Gathering, GivenTicket
+from streamsampler.protocol.index_queue import block_at
 from streamsampler.protocol.messages import Dropped
-from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed, block_at
+from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed
 from streamsampler.protocol.result import Result
-from streamsampler.protocol.tickets import TICKET_SECONDS, Throughput
+from streamsampler.protocol.throughput import Throughput
+from streamsampler.protocol.tickets import TICKET_SECONDS
 from tests.protocol.simulation import take, taken_by
 
 LONGER = Layout(2, 2, lengthens=True)

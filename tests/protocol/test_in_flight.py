@@ -7,7 +7,9 @@ import math
 
 import pytest
 
-from streamsampler.protocol.tickets import SLOW_AT_FIRST, Copies, InFlight, Throughput
+from streamsampler.protocol.copies import SLOW_AT_FIRST, Copies
+from streamsampler.protocol.in_flight import InFlight
+from streamsampler.protocol.throughput import Throughput
 
 NEVER = 2**62
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamsampler.protocol.messages import Fingerprint, agree, disagreement, series
+from streamsampler.core.fingerprints import Fingerprint, agree, disagreement, series
 
 NEW, OLD = Fingerprint("numpy=aa torch=11", "big"), Fingerprint("numpy=bb torch=22", "small")
 

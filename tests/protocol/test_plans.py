@@ -7,19 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
-from streamsampler.protocol.plans import (
-    AtLeast,
-    Exactly,
-    IndexQueue,
-    Layout,
-    Part,
-    block_at,
-    checked_part,
-    expected_rows,
-    in_order,
-    part_of,
-    part_of_facts,
-)
+from streamsampler.protocol.index_queue import IndexQueue, block_at
+from streamsampler.protocol.parts import Part, checked_part, in_order, part_of, part_of_facts
+from streamsampler.protocol.plans import AtLeast, Exactly, Layout, expected_rows
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

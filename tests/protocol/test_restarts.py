@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
+from streamsampler.protocol.hangs import Stillness, Watch
+from streamsampler.protocol.long_trajectories import LengthWatch
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import (
     Incident,
-    LengthWatch,
     Likeness,
     Losses,
     Policy,
-    Stillness,
-    Watch,
     cause_of_death,
     cause_of_exception,
     unready,

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from streamsampler.protocol.tickets import Throughput
+from streamsampler.protocol.throughput import Throughput
 
 
 def test_throughput_follows_a_policy_that_learns():

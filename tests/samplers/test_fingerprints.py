@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, sample_to_folder
+from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.data.shards import MANIFEST, read_manifest
 from streamsampler.errors import NotReproducibleError, UsageError
-from streamsampler.protocol.messages import Fingerprint
 from streamsampler.samplers.session import Fingerprints, sampled_elsewhere
 from streamsampler.workers import loop
 from streamsampler.workers.threads import fingerprint

@@ -7,7 +7,7 @@ import pytest
 
 from streamsampler import DefaultWorker, LocalSampler, PerWorker, RolloutError, UsageError, VecWorker
 from streamsampler.protocol.plans import Layout
-from streamsampler.protocol.tickets import Throughput
+from streamsampler.protocol.throughput import Throughput
 from tests.scripted.envs import Steps
 
 BLOCK = 4

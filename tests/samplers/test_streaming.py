@@ -7,8 +7,8 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from streamsampler import LocalSampler, MultiprocessingSampler, RandomAgent, TrajectoryBatch, VecWorker
+from streamsampler.data.portions import Portion
 from streamsampler.errors import SamplerError, UsageError
-from streamsampler.protocol.plans import Portion
 from tests.scripted.agents import always_zero
 from tests.scripted.vectors import Vector
 

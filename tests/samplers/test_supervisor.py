@@ -6,10 +6,10 @@ import pytest
 
 from streamsampler.engines.base import Died
 from streamsampler.protocol.messages import Phase, Report
+from streamsampler.protocol.progress import Progress
 from streamsampler.protocol.restarts import Policy, unready
 from streamsampler.protocol.states import Happened, SamplerSide, SamplerState
 from streamsampler.samplers.supervisor import Hang, Supervisor, WorkerRecord
-from streamsampler.workers.board import Progress
 
 
 def standing_still():

@@ -18,11 +18,13 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
+from streamsampler.core.by_position import by_position
 from streamsampler.core.serialization import Contents, Payload, Place
 from streamsampler.core.settings import SettingsInForce
+from streamsampler.core.times import Times
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region
 from streamsampler.engines.worker_side import WorkerChannel
-from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Report, Ticket, Times, by_position
+from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Report, Ticket
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.threads import ThreadLimit
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from streamsampler.core.errors import DataError, ObservationError, UsageError
 from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.times import Times
 from streamsampler.core.timing import used
-from streamsampler.protocol.messages import Phase, Times
+from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import begin_of
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number

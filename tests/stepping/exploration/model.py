@@ -18,6 +18,7 @@ from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Died
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Phase
+from streamsampler.protocol.progress import Progress
 from streamsampler.samplers.supervisor import Hang
 from streamsampler.stepping.episode_server import EpisodeServer
 from streamsampler.stepping.links import EnvLink, Said
@@ -27,7 +28,6 @@ from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.transport import IDS, TOGETHER, ids_in, split
 from streamsampler.stepping.worker_main import EnvChannel, EnvWorker
-from streamsampler.workers.board import Progress
 from streamsampler.workers.logs import Levels
 
 LENGTH = 2

@@ -1,0 +1,196 @@
+"""Track the tickets that workers hold, and the pieces of them that several workers hold. Pure.
+
+A trajectory does not depend on the worker that runs it, so an idle worker may run a *copy* of a part of a ticket that
+another worker holds (see `copies`). Copying cuts the ticket into pieces. Either the ticket arrives before any of its
+pieces, and the copies are ignored when they come; or the first copy to arrive decides against the ticket, which is
+ignored when it comes: then the pieces of it that were not copied are lost, and must be assigned again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from streamsampler.core.errors import ProtocolError
+from streamsampler.protocol.throughput import Throughput
+
+MOST_COPIES = 2
+"""So often a piece is copied if the copies fail while another worker runs it. What fails then uses up no quota of
+losses, and may fail each time. One worker may have been at fault."""
+
+
+class Arrival(NamedTuple):
+    """What becomes of a ticket that arrived.
+
+    Attributes:
+        counts: Whether its trajectories are new; otherwise copies of them arrived before.
+        lost: What must be assigned again, since the ticket does not count, and no other worker holds it.
+        late: The workers that hold copies of what arrived first here.
+    """
+
+    counts: bool
+    lost: list[range]
+    late: list[int]
+
+
+def removals_between_looks(n_workers: int) -> int:
+    """Return after how many more removals of tickets all workers are looked at again.
+
+    To look at all of them after each report would make a report dearer with each worker. With a dozen that does not
+    matter.
+    """
+    return max(0, n_workers - 12) // 4
+
+
+class InFlight:
+    """Track the tickets of one call that workers hold. Times are seconds of one monotonic clock.
+
+    Args:
+        n_workers: The number of workers.
+        throughput: How fast they are.
+
+    Attributes:
+        n_removed: How many tickets were removed so far.
+    """
+
+    def __init__(self, n_workers: int, throughput: Throughput) -> None:
+        self._pace = throughput
+        # Tuples: the garbage collector does not look at those of ranges and numbers again, with any number of workers.
+        self._queues: list[tuple[range, ...]] = [()] * n_workers
+        self._since = [0.0] * n_workers  # when each worker began the first ticket of its queue
+        self._holders: dict[range, tuple[int, ...]] = {}  # of pieces
+        self._pieces: dict[range, list[range]] = {}  # of the tickets that are cut; other tickets are one piece
+        self._given_up: dict[range, int] = {}  # how often one of several holders gave up a piece that is held
+        self._done: set[range] = set()  # pieces that arrived, while another worker still holds them
+        self.n_removed = 0
+        self._looked_after = -1  # tickets removed
+        self._rate, self._owed, self._fastest = 0.0, 0.0, math.inf  # of all busy workers; see `expected_end_of_all`
+        self._kept_for = removals_between_looks(n_workers)
+
+    def track(self, worker: int, indices: range, now: float) -> None:
+        """Track a ticket that `worker` got."""
+        queue = self._queues[worker]
+        if not queue:
+            self._since[worker] = now
+        self._queues[worker] = (*queue, indices)
+        self._holders[indices] = (*self._holders.get(indices, ()), worker)
+
+    def add_copy(self, worker: int, ticket: range, part: range, now: float) -> None:
+        """Track that `worker` got a copy of the first indices of a piece of `ticket`."""
+        pieces = self._pieces.get(ticket, [ticket])
+        position = next(number for number, piece in enumerate(pieces) if piece[0] == part[0])
+        piece = pieces[position]
+        if len(part) < len(piece):
+            holders = self._holders.pop(piece)
+            parts = [part, piece[len(part) :]]
+            self._pieces[ticket] = [*pieces[:position], *parts, *pieces[position + 1 :]]
+            for cut in parts:
+                self._holders[cut] = holders
+            if n_given_up := self._given_up.pop(piece, 0):
+                self._given_up.update(dict.fromkeys(parts, n_given_up))
+        self.track(worker, part, now)
+
+    def queue(self, worker: int) -> tuple[range, ...]:
+        """Return the tickets that `worker` holds, in the order in which it runs them."""
+        return self._queues[worker]
+
+    def since(self, worker: int) -> float:
+        """Return when `worker` began the first of its tickets."""
+        return self._since[worker]
+
+    def uncopied(self, ticket: range) -> list[range]:
+        """Return the pieces of a ticket that one worker alone holds, and that may be copied.
+
+        Not those that have arrived, nor those of which copies failed again and again.
+        """
+        pieces = self._pieces.get(ticket, [ticket])
+        single = [piece for piece in pieces if len(self._holders.get(piece, ())) == 1 and piece not in self._done]
+        if not self._given_up:
+            return single
+        return [piece for piece in single if self._given_up.get(piece, 0) < MOST_COPIES]
+
+    def left(self, worker: int, now: float) -> float:
+        """Return how many of its trajectories `worker` is expected not to have run yet."""
+        queue, each = self._queues[worker], self._pace.seconds_with(worker)
+        n_held = sum(map(len, queue))
+        return max(0.0, n_held - (now - self._since[worker]) / each) if queue and each else n_held
+
+    def arrive(self, worker: int, indices: range, now: float) -> Arrival:
+        """Remove a ticket that `worker` has run.
+
+        Raises:
+            ProtocolError: The worker does not hold the ticket.
+        """
+        pieces = self._remove(worker, indices, now)
+        counts = self._done.isdisjoint(pieces)
+        late: list[int] = []
+        for piece in pieces:
+            if counts and (others := self._holders.get(piece)):
+                self._done.add(piece)
+                late += others
+        return Arrival(counts, [] if counts else self._forget(pieces), late if counts else [])
+
+    def remove(self, worker: int, indices: range, now: float) -> list[range]:
+        """Remove a ticket that `worker` will not run.
+
+        Returns:
+            What of it must be assigned again: what has not arrived, and no other worker holds.
+        """
+        return self.give_up(worker, indices, now)[0]
+
+    def give_up(self, worker: int, indices: range, now: float) -> tuple[list[range], list[range]]:
+        """Remove a ticket that `worker` will not run; return what `remove` does, and what is left to copies."""
+        pieces = self._remove(worker, indices, now)
+        left = [piece for piece in pieces if piece in self._holders and piece not in self._done]
+        for piece in left:
+            self._given_up[piece] = self._given_up.get(piece, 0) + 1
+        return self._forget(pieces), left
+
+    def _forget(self, pieces: list[range]) -> list[range]:
+        """Forget the pieces that are not held any more; return those of them that have not arrived."""
+        free = [piece for piece in pieces if piece not in self._holders]
+        lost = [piece for piece in free if piece not in self._done]
+        self._done.difference_update(free)
+        return lost
+
+    def _remove(self, worker: int, indices: range, now: float) -> list[range]:
+        """Remove a ticket; return its pieces."""
+        queue = self._queues[worker]
+        if indices not in queue:
+            raise ProtocolError(f"worker {worker} does not hold trajectories {indices}, or ran them twice")
+        if queue[0] == indices:
+            self._since[worker] = now
+        position = queue.index(indices)
+        self._queues[worker] = queue[:position] + queue[position + 1 :]
+        self.n_removed += 1
+        pieces = self._pieces.pop(indices, [indices])
+        for piece in pieces:
+            if holders := tuple([other for other in self._holders[piece] if other != worker]):
+                self._holders[piece] = holders
+            else:
+                del self._holders[piece]
+                self._given_up.pop(piece, None)
+        return pieces
+
+    def expected_end(self, worker: int, now: float) -> float:
+        """Return when `worker` is expected to finish its tickets; now if its speed is unknown."""
+        queue, each = self._queues[worker], self._pace.seconds_with(worker)
+        if not queue or each is None:
+            return now
+        return max(now, self._since[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
+
+    def expected_end_of_all(self, remaining: int, now: float) -> float | None:
+        """Return when the busy workers are expected to finish their tickets and `remaining` more trajectories.
+
+        Returns:
+            None if no worker is busy, or the speed of one is unknown.
+        """
+        if self._looked_after < 0 or self.n_removed - self._looked_after >= self._kept_for:
+            self._looked_after = self.n_removed
+            busy = [worker for worker, queue in enumerate(self._queues) if queue]
+            seconds = [self._pace.seconds_with(worker) or math.inf for worker in busy]
+            is_known = math.inf not in seconds
+            self._rate = sum(1 / each for each in seconds) if is_known else 0.0
+            self._owed = sum(self.left(worker, now) for worker in busy)
+            self._fastest = min(seconds, default=math.inf)
+        return now + (self._owed + remaining) / self._rate + self._fastest if self._rate else None

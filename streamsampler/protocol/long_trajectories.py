@@ -1,0 +1,72 @@
+"""Find a trajectory that is far longer than the whole batch needs, while it still runs. Pure.
+
+Such a trajectory may never end, and the call with it. Workers' progress is looked at a few times, after times that
+double: a call that takes long is not woken at a fixed rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+_TIMES = 10
+"""A trajectory of more than so many times the timesteps that a batch needs is reported."""
+
+
+_FIRST_LOOK = 1.0
+"""Seconds after a call's beginning at which it is looked for first; each look comes after twice that time."""
+
+
+class LengthWatch:
+    """Find the first trajectory that is too long, in any call of a sampler; only one is reported.
+
+    Attributes:
+        next_look: The time of the next look; infinite where there is nothing to look for.
+        needed: How many timesteps the call's batch needs.
+    """
+
+    def __init__(self) -> None:
+        self.next_look = math.inf
+        self.needed = 0
+        self._has_reported = False
+        self._seconds = _FIRST_LOOK
+        self._most = 0
+        self._seen: dict[int, tuple[int, int]] = {}  # by worker: a trajectory, and the timesteps when it was first seen
+
+    def begin(self, needed: int | None, side_by_side: int, now: float) -> None:
+        """Begin a call.
+
+        Args:
+            needed: How many timesteps its batch needs; None if it does not count timesteps.
+            side_by_side: How many trajectories a worker runs at a time, whose timesteps it shows together.
+            now: The time.
+        """
+        self._seen = {}
+        self._seconds = _FIRST_LOOK
+        self.needed = needed or 0
+        self._most = _TIMES * self.needed * side_by_side
+        self.next_look = math.inf if needed is None or self._has_reported else now + self._seconds
+
+    def look(self, shown: Mapping[int, tuple[int, int]], now: float) -> tuple[int, int] | None:
+        """Return the worker and the index of a trajectory that is too long; None if there is none, or it is no time.
+
+        Only what was seen to be added to one trajectory counts: a ticket's timesteps may be those of many.
+
+        Args:
+            shown: For each worker with a trajectory in hand: its index, and the timesteps that the worker shows.
+            now: The time.
+        """
+        if now < self.next_look:
+            return None
+        self._seconds *= 2.0
+        self.next_look = now + self._seconds
+        before, self._seen = self._seen, {}
+        for worker, (trajectory, timesteps) in shown.items():
+            seen = before.get(worker)
+            if seen is None or seen[0] != trajectory or seen[1] > timesteps:
+                seen = trajectory, timesteps
+            self._seen[worker] = seen
+            if timesteps - seen[1] > self._most:
+                self._has_reported, self.next_look = True, math.inf
+                return worker, trajectory
+        return None

@@ -1,0 +1,151 @@
+"""Cut the indices of an evaluation into contiguous ranges, which several runs sample and `merge` joins. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from streamsampler.core.errors import UsageError
+
+PartArgument: TypeAlias = tuple[int, int]
+"""The number of a part, from 1 on, and how many parts there are."""
+
+
+_EXAMPLE = "a part is two integers, its number from 1 on and how many parts there are, such as (2, 7)"
+
+
+_MOST = 2**62
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several contiguous ranges of trajectory indices, which together are those of one run.
+
+    Attributes:
+        number: Which one, from 1 on.
+        of: How many there are.
+        first_trajectory: Its first index.
+        trajectories: How many indices it has, at least 1.
+        of_trajectories: How many all parts have together.
+    """
+
+    number: int
+    of: int
+    first_trajectory: int
+    trajectories: int
+    of_trajectories: int
+
+    def __str__(self) -> str:
+        return f"part {self.number} of {self.of}"
+
+    @property
+    def stop(self) -> int:
+        """The index after its last one."""
+        return self.first_trajectory + self.trajectories
+
+    def facts(self) -> dict[str, int]:
+        """Return this part as JSON has it."""
+        return asdict(self)
+
+
+def checked_part(part: Any) -> PartArgument:
+    """Return what was given for a part as two integers.
+
+    Raises:
+        UsageError: It is something else, or there is no part of that number.
+    """
+    if isinstance(part, str) or not isinstance(part, Sequence) or len(part) != 2 or {*map(type, part)} != {int}:
+        raise UsageError(f"{_EXAMPLE}; got {part!r:.60}")
+    number, of = part
+    if not 1 <= number <= of:
+        raise UsageError(f"there is no part {number} of {of}: {_EXAMPLE}")
+    return number, of
+
+
+def part_of(part: Any, n_trajectories: int, block: int = 1) -> Part:
+    """Return a part of trajectories 0 to `n_trajectories - 1`; the sizes of two parts differ by one block at most.
+
+    Args:
+        part: Its number from 1 on, and how many parts there are.
+        n_trajectories: How many trajectories all parts have together.
+        block: How many consecutive trajectories are run together, and are not cut.
+
+    Raises:
+        UsageError: There is no such part, or nothing is left for some of them.
+    """
+    number, of = checked_part(part)
+    n_blocks = -(-n_trajectories // block)
+    if of > n_blocks:
+        blocks = f" in blocks of {block}, which are run together," if block > 1 else ""
+        raise UsageError(
+            f"{n_trajectories} trajectories{blocks} cannot be cut into {of} parts: there are {n_blocks} at most"
+        )
+    first, stop = ((number - 1) * n_blocks // of * block, min(number * n_blocks // of * block, n_trajectories))
+    return Part(number, of, first, stop - first, n_trajectories)
+
+
+def part_of_facts(facts: Any) -> Part | None:
+    """Return the part that a file says it is; None for a file that holds everything.
+
+    Raises:
+        ValueError: The file says something that `Part.facts` does not return.
+    """
+    if facts is None:
+        return None
+    names = Part.__dataclass_fields__.keys()
+    if not isinstance(facts, Mapping) or facts.keys() != names or {*map(type, facts.values())} != {int}:
+        raise ValueError(f"the part is {facts!r:.80}")
+    part = Part(**facts)
+    fits = 1 <= part.number <= part.of and 0 <= part.first_trajectory < part.stop <= part.of_trajectories < _MOST
+    if not fits or (part.number == 1) != (part.first_trajectory == 0):
+        raise ValueError(f"there is no part {facts!r:.200}")
+    return part
+
+
+def in_order(parts: Mapping[str, Part | None]) -> list[str]:
+    """Return the names of parts in the order of their indices.
+
+    Args:
+        parts: Each part by its name.
+
+    Raises:
+        UsageError: They are not all parts of one run, each once; names those that are missing or doubled.
+    """
+    if not parts:
+        raise UsageError("there is nothing to merge")
+    known = {name: part for name, part in parts.items() if part is not None}
+    if whole := [name for name in parts if name not in known]:
+        raise UsageError(f"{whole[0]} is no part: it holds what a whole run sampled")
+    by_number: dict[int, str] = {}
+    first, one = next(iter(known.items()))
+    for name, part in known.items():
+        if (part.of, part.of_trajectories) != (one.of, one.of_trajectories):
+            raise UsageError(
+                f"{first} is {one} of {one.of_trajectories} trajectories, and {name} is {part} of "
+                f"{part.of_trajectories}: parts of one run agree in both numbers"
+            )
+        if (other := by_number.setdefault(part.number, name)) != name:
+            raise UsageError(f"{part} is there twice: {other} and {name}")
+    if missing := [number for number in range(1, one.of + 1) if number not in by_number]:
+        shown = ", ".join(map(str, missing[:20])) + (", …" if len(missing) > 20 else "")
+        part_is = ("part", "is") if len(missing) == 1 else ("parts", "are")
+        raise UsageError(f"{part_is[0]} {shown} of {one.of} {part_is[1]} missing")
+    names = [by_number[number] for number in sorted(by_number)]
+    _check_contiguous(names, known)
+    return names
+
+
+def _check_contiguous(names: Sequence[str], parts: Mapping[str, Part]) -> None:
+    """Check that each part begins where the one before it ends: parts may have been cut at other blocks."""
+    following = 0
+    for name in names:
+        part = parts[name]
+        if part.first_trajectory != following:
+            raise UsageError(
+                f"{name} begins with trajectory {part.first_trajectory}, and the parts before it end before "
+                f"{following}: were they run with another number of environments side by side?"
+            )
+        following = part.stop
+    if following != part.of_trajectories:
+        raise UsageError(f"{name} ends before trajectory {following} of {part.of_trajectories}")
