@@ -47,8 +47,8 @@ pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
 @pytest.fixture
 def few_first_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let blocks get longer after the sixth, however few trajectories they have; see `protocol.plans.block_at`."""
-    monkeypatch.setattr("streamsampler.protocol.plans._FIRST_TRAJECTORIES", 0)
+    """Let blocks get longer after the sixth, however few trajectories they have; see `index_queue.block_at`."""
+    monkeypatch.setattr("streamsampler.protocol.index_queue._FIRST_TRAJECTORIES", 0)
 
 
 @pytest.fixture

@@ -150,6 +150,20 @@ SETTINGS = (
 
 # ----------------------------------------------------------------------
 
+_last_environ: tuple[Mapping[Any, Any], Mapping[str, str]] = {}, {}  # as the operating system has it, and decoded
+
+
+def _environ_here() -> Mapping[str, str]:
+    """Return the environment variables, with the hash seed; the same mapping again if none has changed.
+
+    To decode all of them would cost each call of a sampler a tenth of its time.
+    """
+    global _last_environ
+    encoded = getattr(os.environ, "_data", None)
+    if encoded is None or encoded != _last_environ[0]:
+        _last_environ = dict(encoded or {}), {**os.environ, _HASH_SEED: hash_seed()}
+    return _last_environ[1]
+
 
 @dataclass(frozen=True)
 class ProcessSettings:
@@ -170,13 +184,12 @@ class ProcessSettings:
     @classmethod
     def of_this_process(cls) -> Self:
         """Read the settings of this process, as the calling thread sees them."""
-        environ = {**os.environ, _HASH_SEED: hash_seed()}
         values = {}
         for setting in SETTINGS:
             if (module := sys.modules.get(setting.module)) is not None:
                 with contextlib.suppress(Exception):  # it may be half-way loaded, or a version that lacks this
                     values[setting.name] = setting.read(module)
-        return cls(environ, tuple(sys.path), working_directory() or "/", values)
+        return cls(_environ_here(), tuple(sys.path), working_directory() or "/", values)
 
     @property
     def torch_device(self) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
@@ -31,9 +30,9 @@ from streamsampler.data.copying import Allocate, empty
 from streamsampler.data.info_columns import InfoColumn, InfoColumns, Piece, check_names, merge
 from streamsampler.data.infos import Infos, infos_of
 from streamsampler.data.recorder import Rollouts
+from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree
-from streamsampler.protocol.result import Segment
 
 # ----------------------------------------------------------------------
 # Grow trees by rows, whose number is not known beforehand, without copying what is there.
@@ -64,8 +63,8 @@ class GrowingRows:
     def __init__(self, allocate: Allocate) -> None:
         self._allocate = allocate
         self._buffers: list[Array] = []
-        self._like: Tree | None = None
         self._form: list[Any] = []
+        self._like: Tree | None = None
 
     def write(self, parts: Sequence[Tree], start: int, stop: int, expected: int) -> bool:
         """Write rows after the first `start` ones.
@@ -79,22 +78,30 @@ class GrowingRows:
         Returns:
             False if they are of another form than those before; then nothing was written.
         """
-        leaves = [list(trees.leaves(part)) for part in parts]
-        if self._like is None:
-            self._buffers = [self._first(leaf, stop, expected) for _, leaf in leaves[0]]
-            self._form = _form(leaves[0])
+        arrays = [trees.arrays(part) for part in parts]
+        if self.is_new:
+            if start:
+                return False
+            self._form = trees.form(parts[0])
+            self._buffers = [self._first(leaf, stop, expected) for leaf in arrays[0]]
             # No view: it would keep alive a mapping that its arena has outgrown.
             self._like = trees.map_tree(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), parts[0])
-        if any(_form(each) != self._form for each in leaves):
-            return False
-        # Each by itself: those of large and of small rows begin with different lengths.
-        self._buffers = [
-            self._longer(buffer, start, stop) if stop > len(buffer) else buffer for buffer in self._buffers
-        ]
-        for buffer, *column in zip(self._buffers, *leaves, strict=True):
-            rows = [copied(leaf) if buffer.dtype == object else leaf for _, leaf in column]
+        for part in parts:
+            if trees.form(part) != self._form:
+                return False
+        for number, column in enumerate(zip(*arrays, strict=True)):
+            buffer = self._buffers[number]
+            # Each by itself: those of large and of small rows begin with different lengths.
+            if stop > len(buffer):
+                buffer = self._buffers[number] = self._longer(buffer, start, stop)
+            rows = list(map(copied, column)) if buffer.dtype == object else column
             np.concatenate(rows, out=buffer[start:stop])
         return True
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was written."""
+        return self._like is None
 
     def _first(self, leaf: Array, stop: int, expected: int) -> Array:
         if is_large(leaf):
@@ -112,21 +119,14 @@ class GrowingRows:
 
     def tree(self, n_rows: int) -> Tree:
         """Return the first `n_rows` rows, which are all; what they did not need is given back."""
-        assert self._like is not None
-        for buffer in self._buffers:
-            if buffer.flags.owndata and len(buffer) > n_rows:
+        for number, buffer in enumerate(self._buffers):
+            if len(buffer) > n_rows and buffer.flags.owndata:
                 buffer.resize((n_rows, *buffer.shape[1:]), refcheck=False)
+            elif len(buffer) > n_rows:
+                self._buffers[number] = buffer[:n_rows]
         buffers = iter(self._buffers)
-
-        def rows(_: Array) -> Array:
-            buffer = next(buffers)
-            return buffer if len(buffer) == n_rows else buffer[:n_rows]
-
-        return trees.map_tree(rows, self._like)
-
-
-def _form(leaves: Sequence[tuple[str, Array]]) -> list[Any]:
-    return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in leaves]
+        assert self._like is not None
+        return trees.map_tree(lambda _: next(buffers), self._like)
 
 
 # ----------------------------------------------------------------------
@@ -135,31 +135,6 @@ def _form(leaves: Sequence[tuple[str, Array]]) -> list[Any]:
 _GROUP_BYTES = 4_000_000
 _NUMBERS = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_, "lengths": np.int64}
 _ROWS = "observations", "last_observations", "actions", *_NUMBERS
-
-
-@dataclass(slots=True)
-class Delivery:
-    """What one report brought to the sampler; a `Segment` is a part of it.
-
-    Attributes:
-        worker: The worker that ran the trajectories.
-        rollouts: The trajectories; arrays in memory that belongs to the engine.
-        release: Gives that memory back.
-        n_bytes: How many bytes the observations have.
-        spaces: The observation and the action space of the worker's environment.
-        fingerprint: The bits of the worker's fingerprint; empty where they are not known.
-    """
-
-    worker: int
-    rollouts: Rollouts
-    release: Callable[[], None]
-    n_bytes: int = 0
-    spaces: Any = None
-    fingerprint: str = ""
-
-    def ends_with(self, segment: Segment) -> bool:
-        """Whether `segment` is the last one of this delivery."""
-        return segment.stop == self.rollouts.n_trajectories
 
 
 class Origins(NamedTuple):
@@ -235,9 +210,9 @@ def info_pieces(segments: Sequence[Segment], name: str) -> list[Piece]:
 
 
 def _alike_infos(pieces: Sequence[Piece]) -> list[Any] | None:
-    """Return infos as trees; None unless each key is in each step, with values of one kind."""
+    """Return infos as trees, none where no infos have keys; None unless each key is in each step, with values alike."""
     if not any(infos.columns for infos, _, _ in pieces):
-        return [{}]
+        return []
     if any(column.raw or column.steps is not None for infos, _, _ in pieces for column in infos.columns.values()):
         return None
     return [
@@ -249,10 +224,18 @@ def _group_bytes(rollouts: Rollouts) -> float:
     """How many bytes are copied at once; infinity if nothing is copied before the batch is complete."""
     if rollouts.policies:
         return math.inf
-    if any(is_large(leaf) for _, leaf in trees.leaves(rollouts.observations)):
+    observations = trees.arrays(rollouts.observations)
+    if any(map(is_large, observations)):
         return 0
-    leaves = [leaf for tree in (rollouts.observations, rollouts.actions) for _, leaf in trees.leaves(tree)]
-    return math.inf if any(leaf.dtype.hasobject for leaf in leaves) else _GROUP_BYTES
+    has_objects = [leaf.dtype.hasobject for leaf in (*observations, *trees.arrays(rollouts.actions))]
+    return math.inf if any(has_objects) else _GROUP_BYTES
+
+
+def _no_rows(observation_space: AnySpace, action_space: AnySpace) -> dict[str, Tree]:
+    """Return the rows of a batch without trajectories."""
+    spaces = {"observations": observation_space, "last_observations": observation_space, "actions": action_space}
+    nothing: dict[str, Tree] = {name: empty(space) for name, space in spaces.items()}
+    return nothing | {name: np.empty(0, dtype) for name, dtype in _NUMBERS.items()}
 
 
 def _copied(infos: InfoColumns) -> InfoColumns:
@@ -356,7 +339,7 @@ class GrowingBatch:
         n_before = self.n_appended
         if name not in self._unlike:
             infos = _alike_infos(pieces)
-            if infos is not None and self._rows[name].write(infos, *place):
+            if infos is not None and (self._rows[name].write(infos, *place) if infos else self._rows[name].is_new):
                 return
             self._unlike[name] = n_before, place[0]
         if not are_last:
@@ -398,18 +381,18 @@ class GrowingBatch:
         """
         if not self._fits:
             raise DataError("the trajectories of one batch must have values of the same shapes and dtypes")
-        origins = origins or Origins.join([Origins.of([]), *self._origins[: self._appended.origins]])
-        numbers: dict[str, Any] = {name: self._tree(name, np.empty(0, dtype)) for name, dtype in _NUMBERS.items()}
+        origins = origins or Origins.join(self._origins[: self._appended.origins] or [Origins.of([])])
+        if self.n_appended:
+            rows: dict[str, Any] = {name: self._rows[name].tree(self._n_rows(name)) for name in _ROWS}
+        else:
+            rows = _no_rows(observation_space, action_space)
         infos: dict[str, Any] = {name: self._infos(name) for name in INFOS}
         if fragments:
-            fragments = {**fragments, "cut": ~(numbers["terminated"] | numbers["truncated"])}
+            fragments = {**fragments, "cut": ~(rows["terminated"] | rows["truncated"])}
         return TrajectoryBatch(
             observation_space=observation_space,
             action_space=action_space,
-            observations=self._tree("observations", empty(observation_space)),
-            last_observations=self._tree("last_observations", empty(observation_space)),
-            actions=self._tree("actions", empty(action_space)),
-            **numbers,
+            **rows,
             **infos,
             indices=origins.indices,
             seeds=tuple(seeds_of(origins.indices)),
@@ -425,13 +408,12 @@ class GrowingBatch:
     def _n_rows(self, name: str) -> int:
         return self._appended.timesteps if name in PER_TIMESTEP else self._appended.trajectories
 
-    def _tree(self, name: str, nothing: Tree) -> Tree:
-        return self._rows[name].tree(self._n_rows(name)) if self.n_appended else nothing
-
     def _infos(self, name: str) -> Infos:
         """Return infos: those that were joined already, and the others merged with them."""
         _, n_rows = self._unlike.get(name, (0, self._n_rows(name)))
-        tree: Any = self._rows[name].tree(n_rows) if n_rows else {}
+        tree: Any = {} if self._rows[name].is_new or not n_rows else self._rows[name].tree(n_rows)
+        if not tree and name not in self._unlike:
+            return {}
         columns = InfoColumns(n_rows, {key: InfoColumn(None, values) for key, values in tree.items()})
         check_names(columns.columns, name)
         if others := self._kept[name]:

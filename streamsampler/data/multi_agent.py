@@ -18,12 +18,12 @@ from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
 from streamsampler.data import batch_fields
 from streamsampler.data.agent_rows import OF_AGENTS, AgentRows
-from streamsampler.data.assembly import Delivery, GrowingBatch, Origins, assemble
+from streamsampler.data.assembly import GrowingBatch, Origins, assemble
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.spaces import same_spaces
 from streamsampler.data.trees import Array
 from streamsampler.environments.multi_agent import SpacesOfAgents
-from streamsampler.protocol.result import Segment
 
 _OF_POLICIES = (
     *("values", "last_values", "advantages", "td_lambda", "vtrace", "minibatches", "padded", "mask"),
@@ -317,7 +317,7 @@ def _pieces(segments: Sequence[Segment], name: str, known: tuple[str, ...] = ())
                 begin, end = np.searchsorted(of.episodes, (start, stop)).tolist()
                 if end > begin:
                     own = deliveries.setdefault(
-                        id(of), Delivery(delivery.worker, of.rollouts, _nothing, fingerprint=delivery.fingerprint)
+                        id(of), Delivery(delivery.worker, of.rollouts, fingerprint=delivery.fingerprint)
                     )
                     ends = np.cumsum([0, *of.rollouts.lengths.tolist()])
                     is_open = of.spaces is not None
@@ -329,13 +329,9 @@ def _pieces(segments: Sequence[Segment], name: str, known: tuple[str, ...] = ())
                         is_open,
                     )
                     agents = rows.select(slice(ends[begin], ends[end]), slice(begin, end))
-                    earlier = None if of.earlier is None else tuple(each[begin:end] for each in of.earlier)
+                    earlier = None if of.earlier is None else (of.earlier[0][begin:end], of.earlier[1][begin:end])
                     yield _Piece(Segment(own, begin, end, range(begin, end)), agents, of.spaces, earlier)
         first += stop - start
-
-
-def _nothing() -> None:
-    """Give no memory back: that is done with what the policy's rollouts came in."""
 
 
 def _policy_batch(

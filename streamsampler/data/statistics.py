@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -388,7 +386,7 @@ class Stats:
     @property
     def times(self) -> Times:
         """Where the time of all workers together went."""
-        return reduce(Times.plus, self.workers, Times())
+        return Times(*map(sum, zip(*self.workers, strict=True)))
 
     def __repr__(self) -> str:
         kept = _amount(self.kept_trajectories, self.kept_timesteps)
@@ -459,13 +457,15 @@ class Stats:
 
     def merge(self, call: Stats) -> None:
         """Add the accounts of a call."""
-        for item in fields(self):
-            if item.name not in _NO_SUMS:
-                setattr(self, item.name, getattr(self, item.name) + getattr(call, item.name))
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(call, name))
         self.first_anomaly = self.first_anomaly or call.first_anomaly
         del self.dropped[:-REMEMBERED]
-        self.workers = list(map(Times.plus, self.workers, call.workers))
-        self.worker_timesteps = list(map(operator.add, self.worker_timesteps, call.worker_timesteps))
+        # Of thousands of workers, few may have had work.
+        for worker, timesteps in enumerate(call.worker_timesteps):
+            if timesteps or any(call.workers[worker]):
+                self.workers[worker] = self.workers[worker].plus(call.workers[worker])
+                self.worker_timesteps[worker] += timesteps
         for worker, timed in call.timed.items():
             self.timed.setdefault(worker, Timer()).merge(timed)
         if call.gauges_of_workers:
@@ -584,3 +584,7 @@ class Stats:
             | means
             | {f"recent/{name}": value for name, value in recent.items()}
         )
+
+
+_SUMS = tuple(item.name for item in fields(Stats) if item.name not in _NO_SUMS)
+"""The attributes of which those of two calls are added."""

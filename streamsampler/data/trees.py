@@ -58,9 +58,21 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
         yield path, tree
 
 
+def arrays(tree: Any) -> list[Array]:
+    """Return the leaves, in order."""
+    return [tree] if tree.__class__ is np.ndarray else [leaf for _, leaf in leaves(tree)]
+
+
+def form(tree: Any) -> list[Any]:
+    """Return what trees have in common whose leaves can be joined: their structure, and shapes and dtypes of rows."""
+    if tree.__class__ is np.ndarray:
+        return [("", tree.shape[1:], tree.dtype)]
+    return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in leaves(tree)]
+
+
 def bytes_of(tree: Tree) -> int:
     """Return how many bytes all leaves have together."""
-    return tree.nbytes if isinstance(tree, np.ndarray) else sum(leaf.nbytes for _, leaf in leaves(tree))
+    return tree.nbytes if isinstance(tree, np.ndarray) else sum([leaf.nbytes for leaf in arrays(tree)])
 
 
 def n_rows_of(tree: Any) -> int:

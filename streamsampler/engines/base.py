@@ -98,6 +98,8 @@ class Engine(ABC):
         board: What the sampler and the workers share besides messages: in shared memory, or, where workers are in this
             process, `StatusBoard(memoryview(bytearray(board_bytes(n_workers))))`.
         concurrent: Whether workers run at the same time; otherwise they take turns.
+        can_retire: Whether a worker that is sent `Exit` closes its environment and ends, so that another one can be
+            started in its place. If not, its next `Start` brings a new agent and a new environment.
         has_own_settings: Whether workers have settings and loggers of their own: they are in other processes.
         shortest_ticket_seconds: Below this the last tickets of a call cost more than they are worth.
         clock: Returns seconds, from any beginning: by them tickets are sized and deadlines kept. A simulation has its
@@ -107,6 +109,7 @@ class Engine(ABC):
     n_workers: int
     board: StatusBoard
     concurrent = True
+    can_retire = False
     has_own_settings = False
     shortest_ticket_seconds = SHORTEST_TICKET_SECONDS
     clock: Callable[[], float] = staticmethod(perf_counter)
@@ -192,15 +195,6 @@ class Engine(ABC):
 
     def kill_worker(self, worker: int) -> None:  # noqa: B027 - to be overridden where workers can be killed
         """Kill a worker; `wait` reports its death."""
-
-    def retire(self, worker: int) -> bool:
-        """Let a worker without unanswered tickets close its environment and end; `wait` reports its death.
-
-        Returns:
-            Whether the worker will end. If not, its next `Start` brings a new agent and a new environment.
-        """
-        del worker
-        return False
 
     def stacks(self, worker: int) -> str:
         """Return the Python stacks of a worker that is about to be killed, or the reason why there are none."""

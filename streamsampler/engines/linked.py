@@ -376,6 +376,7 @@ class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
     """An engine whose workers are processes, each behind a link."""
 
     has_own_settings = True
+    can_retire = True
 
     def __init__(self, n_workers: int, close_timeout: float) -> None:
         super().__init__(n_workers, close_timeout)
@@ -401,11 +402,6 @@ class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
 
     def _let_end(self, link: EngineLinkT) -> None:
         link.send(Exit())
-
-    def retire(self, worker: int) -> bool:
-        """Let a worker end."""
-        self.send(worker, Exit())
-        return True
 
     def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
         """End all workers; return their last answers, without contents, and log records."""

@@ -92,6 +92,8 @@ class Copies:
     def assign(self, worker: int, now: float, block_of: Callable[[range], int], end: int) -> range | None:
         """Assign to the idle `worker` what it should run a second time; None if that does not pay.
 
+        Idle workers are asked in the order of their speed, the fastest first.
+
         Args:
             worker: The worker number.
             now: The time.
@@ -99,11 +101,12 @@ class Copies:
             end: The first index that is of no use.
         """
         each = self._pace.seconds_with(worker)
-        if not each or self._in_flight.queue(worker):
+        if not each or self._in_flight.queue(worker) or not self.pay(now):
             return None
-        if self._in_flight.n_removed > self._valid_until or now >= self._next_look:
-            self._look(now)
-        if (late := self._worth_a_copy(each, now)) is None or late.rest[0] >= end:
+        if (late := self._worth_a_copy(each, now)) is None:
+            # Those that were faster are not idle any more: workers are asked in the order of their speed.
+            self._fastest = max(self._fastest, each)
+        if late is None or late.rest[0] >= end:
             return None
         self._pieces.pop()
         # Those who are about to be idle will help as well.
@@ -116,9 +119,30 @@ class Copies:
         self._in_flight.add_copy(worker, late.ticket, late.rest[:n], now)
         return late.rest[:n]
 
+    def _must_look(self, now: float) -> bool:
+        return self._in_flight.n_removed > self._valid_until or now >= self._next_look
+
+    def overdue(self, now: float) -> list[int]:
+        """Return the workers with a ticket that should have ended, if `assign` looks at all workers now."""
+        if not self._must_look(now):
+            return []
+        in_flight, average, overdue = self._in_flight, self._pace.seconds, []
+        for worker, queue in in_flight.busy():
+            each = self._pace.seconds_with(worker) or average
+            if each and in_flight.since(worker) + each * len(queue[0]) < now:
+                overdue.append(worker)
+        return overdue
+
     def pay(self, now: float) -> bool:
-        """Whether `assign` has something for any idle worker."""
-        return self._worth_a_copy(self._fastest, now) is not None
+        """Whether a copy may pay for the fastest idle worker."""
+        if self._must_look(now):
+            self._look(now)
+        return self._fastest < math.inf and self._worth_a_copy(self._fastest, now) is not None
+
+    def note_idle(self, worker: int) -> None:
+        """Note that `worker` has no ticket any more."""
+        if not self._in_flight.queue(worker):
+            self._fastest = min(self._fastest, self._pace.seconds_with(worker) or math.inf)
 
     def next_look(self) -> float:
         """Return when an idle worker should ask again, even if nothing arrives until then; infinity for never."""
@@ -137,17 +161,15 @@ class Copies:
         """Look at all workers."""
         self._valid_until = self._in_flight.n_removed + removals_between_looks(self._n_workers)
         self._rate, self._fastest, self._pieces = 0.0, math.inf, []
-        begun = now
-        for worker in range(self._n_workers):
-            queue = self._in_flight.queue(worker)
+        begun, busy = now, self._in_flight.busy()
+        for worker, queue in busy:
             each = self._pace.seconds_with(worker)
-            if queue:
-                begun = min(begun, since := self._in_flight.since(worker))
-                self._pieces += self._of_worker(worker, queue, now)
-                self._rate += 1 / each if each and since + each * len(queue[0]) >= now else 0.0
-            elif each:
-                self._rate += 1 / each
-                self._fastest = min(self._fastest, each)
+            begun = min(begun, since := self._in_flight.since(worker))
+            self._pieces += self._of_worker(worker, queue, now)
+            self._rate += 1 / each if each and since + each * len(queue[0]) >= now else 0.0
+        idle = self._pace.seconds_of_others({worker for worker, _ in busy})
+        self._rate += sum([1 / each for each in idle])
+        self._fastest = min(idle, default=math.inf)
         self._pieces.sort(key=lambda late: late.end)
         self._next_look = math.inf
         if self._pieces and self._fastest < math.inf:
@@ -193,8 +215,9 @@ class Copies:
 
         A worker that has not answered yet is taken to be slower: it may have been starting for most of the time.
         """
-        first, elapsed = len(self._in_flight.queue(worker)[0]), now - self._in_flight.since(worker)
-        each = self._pace.seconds_with(worker)
+        if not (queue := self._in_flight.queue(worker)):
+            return  # it has answered in the meantime
+        first, elapsed, each = len(queue[0]), now - self._in_flight.since(worker), self._pace.seconds_with(worker)
         if each is None:
             self._pace.raise_to(worker, min(elapsed / first, SLOW_AT_FIRST * (self._pace.seconds or math.inf)))
         elif elapsed > each * first:

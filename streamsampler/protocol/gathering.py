@@ -16,7 +16,7 @@ first, the failure does not happen each time, and is forgotten.
 Where trajectories that are run together may influence each other, they are run in *blocks*. Every queue of indices is
 cut into blocks from its start, and a ticket is whole blocks: which trajectories share a block is fixed by the plan and
 the queues, never by ticket sizes, timing or losses. A block fails as a whole. Blocks may get longer from the start of a
-queue to its end (`plans.block_at`), if workers run such blocks, which is known when the first of them answers.
+queue to its end (`index_queue.block_at`), if workers run such blocks, which is known when the first of them answers.
 
 Workers that run *lanes* run trajectories side by side that do not influence each other, each in a row that its index
 decides, and begin those of the next ticket in rows that have none left. So they get a ticket ahead until the end. Their
@@ -123,6 +123,7 @@ class Gathering:
         arrived_trajectories: Trajectories that arrived, not counting those that were left out.
         arrived_timesteps: Their timesteps.
         arrived_dropped: Trajectories that were left out.
+        late: Workers whose ticket arrived from another worker first, until `measure_late`.
         refuses_all: Whether the last refusal of `assign` holds for every worker that would ask for the same.
 
     Raises:
@@ -162,14 +163,14 @@ class Gathering:
         self.arrived_timesteps = 0
         self.arrived_dropped = 0
         self.refuses_all = False
+        self.late: list[int] = []
 
     # ------------------------------------------------------------------ handing out
 
     def assign(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
         """Return the ticket that `worker` should run next, or None if there is none for it now.
 
-        An idle worker may get a copy of a part of another worker's ticket (see `copies`). A worker so slow that the
-        others would finish everything sooner gets nothing.
+        A worker so slow that the others would finish everything sooner gets nothing.
 
         Args:
             worker: The worker number.
@@ -203,16 +204,41 @@ class Gathering:
         else:
             indices = self._take_returned(queue, size) or self._take_new(queue, size, needed, remaining)
             self.refuses_all = not indices and len(self._queues) == 1
-        if indices:
-            self._handed_out += len(indices)
-            self._in_flight.track(worker, indices, now)
-        elif ahead or not (indices := self._take_copy(worker, now, queue)):
+        if not indices:
+            return None
+        self._handed_out += len(indices)
+        self._in_flight.track(worker, indices, now)
+        self._considered.add(worker)
+        return Assignment(indices, queue.block_of(indices))
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether idle workers may run what others hold."""
+        # While the consumer of a stream has trajectories to take, a slow ticket does not make it wait.
+        return self._may_copy and not self.result.complete and not (self._is_stream and self.result.has_spans)
+
+    def overdue(self, now: float) -> list[int]:
+        """Return the workers whose progress copies depend on: their tickets are overdue."""
+        return self._copies.overdue(now)
+
+    def copies_pay(self, now: float) -> bool:
+        """Whether a copy may pay for the fastest idle worker; see `copies`. The progress of `overdue` is known."""
+        return self.may_copy and self._copies.pay(now)
+
+    def assign_copy(self, worker: int, now: float = 0.0) -> Assignment | None:
+        """Return a copy of a part of another worker's ticket for an idle one; None if that does not pay.
+
+        If it does not pay for a worker, it pays for no slower one.
+        """
+        queue = self._queue_for(worker)
+        indices = self._copies.assign(worker, now, queue.block_of, self.result.end) if self.may_copy else None
+        if not indices:
             return None
         self._considered.add(worker)
         return Assignment(indices, queue.block_of(indices))
 
     def next_look(self) -> float:
-        """Return when idle workers should ask `assign` again, even if nothing arrives before; infinity for never."""
+        """Return when copies may pay, even if nothing arrives before; infinity for never."""
         return self._copies.next_look() if self._may_copy else math.inf
 
     def run_lanes(self, worker: int) -> None:
@@ -256,6 +282,7 @@ class Gathering:
         """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
         for lost in self._in_flight.remove(worker, indices, now):
             self._put_back(lost)
+        self._copies.note_idle(worker)
 
     def _put_back(self, indices: range) -> None:
         self._handed_out -= len(indices)
@@ -308,15 +335,6 @@ class Gathering:
             return range(0)  # the call is about to end, unless earlier trajectories that are still in flight succeed
         return queue.take_new(size, min(self._first + needed, self.result.end))
 
-    def _take_copy(self, worker: int, now: float, queue: IndexQueue) -> range:
-        # While the consumer of a stream has trajectories to take, a slow ticket does not make it wait.
-        if not self._may_copy or (self._is_stream and self.result.has_segments):
-            return range(0)
-        indices = self._copies.assign(worker, now, queue.block_of, self.result.end)
-        if indices is None:
-            self.refuses_all = self.refuses_all and not self._copies.pay(now)
-        return indices or range(0)
-
     def _pass_over(self, worker: int) -> range:
         # Once a call, so that after some calls the worker is tried again.
         if worker not in self._considered:
@@ -360,7 +378,7 @@ class Gathering:
     # ------------------------------------------------------------------ taking in
 
     def receive(
-        self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, now: float = 0.0,
+        self, worker: int, indices: range, lengths: Sequence[int], report: int, now: float = 0.0,
         dropped: Sequence[Dropped] = (),
     ) -> bool:  # fmt: skip
         """Add the trajectories of one report to what arrived.
@@ -369,7 +387,7 @@ class Gathering:
             worker: The worker that sent the report.
             indices: The ticket's indices.
             lengths: The timesteps of the ticket's trajectories that were not left out.
-            delivery: What the report brought: `Segment.delivery`.
+            report: The number of the report: `Span.report`.
             now: The time in seconds.
             dropped: The ticket's trajectories that were left out, in order.
 
@@ -382,8 +400,8 @@ class Gathering:
         if len(lengths) + len(dropped) != len(indices):
             raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
         counts, lost, late = self._in_flight.arrive(worker, indices, now)
-        for copied_by in late:
-            self._copies.note_late(copied_by, now)
+        self._copies.note_idle(worker)
+        self.late += late
         for piece in lost:
             self._put_back(piece)
         if not counts:
@@ -391,10 +409,16 @@ class Gathering:
         self.arrived_dropped += len(dropped)
         self.arrived_trajectories += len(lengths)
         self.arrived_timesteps += sum(lengths)
-        self.result.receive(worker, indices, lengths, delivery, dropped)
+        self.result.receive(worker, indices, lengths, report, dropped)
         for more in self.result.pop_made_up():
             self._put_in(more)
         return True
+
+    def measure_late(self, now: float) -> None:
+        """Learn from tickets that arrived from other workers first how slow their workers are, by their progress."""
+        late, self.late = self.late, []
+        for worker in late:
+            self._copies.note_late(worker, now)
 
     def _put_in(self, indices: range) -> None:
         """Let workers run indices that are in no queue."""
@@ -420,6 +444,7 @@ class Gathering:
         if trajectory is None and len(indices) <= size:
             trajectory = indices[0]
         lost, copied = self._in_flight.give_up(worker, indices, now)
+        self._copies.note_idle(worker)
         for piece in lost:
             for block in queue.blocks_of(piece) if trajectory is None else _around(trajectory, piece, size):
                 self._put_back(block)

@@ -94,6 +94,10 @@ class InFlight:
         """Return the tickets that `worker` holds, in the order in which it runs them."""
         return self._queues[worker]
 
+    def busy(self) -> list[tuple[int, tuple[range, ...]]]:
+        """Return the workers that hold tickets, with these."""
+        return [(worker, queue) for worker, queue in enumerate(self._queues) if queue]
+
     def since(self, worker: int) -> float:
         """Return when `worker` began the first of its tickets."""
         return self._since[worker]

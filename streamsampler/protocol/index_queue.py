@@ -69,12 +69,14 @@ class IndexQueue:
 
     def block_of(self, indices: range) -> int:
         """Return how many indices each block of a ticket has."""
+        if not self.lengthens:
+            return self.block
         return len(self.block_at((indices[0] - self.own.start) // self.own.step))
 
     @property
     def next_block(self) -> int:
         """How many indices the next new block has."""
-        return len(self.block_at(self._cursor))
+        return len(self.block_at(self._cursor)) if self.lengthens else self.block
 
     def block_at(self, position: int) -> range:
         """Return the positions of the block that a position of the queue is in, all of which the queue may not have."""

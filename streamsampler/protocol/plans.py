@@ -69,6 +69,10 @@ class GatherPlan:
         """What progress counts up to, and in which unit."""
         return (self.limit or 0, "trajectories") if self.timesteps is None else (self.timesteps, "timesteps")
 
+    def place_of(self, trajectory: int | None) -> int | None:
+        """Return the index in the plan that a trajectory belongs to; None for none."""
+        return trajectory
+
     def queue(self, number: int, n_queues: int) -> range:
         """Return the indices that worker `number` runs if each worker has its own agent or environment.
 
@@ -166,6 +170,10 @@ class Fragments(GatherPlan):
     def goal(self) -> tuple[int, str]:
         """All timesteps."""
         return self.n_timesteps * self.n_envs, "timesteps"
+
+    def place_of(self, trajectory: int | None) -> int | None:
+        """Return the group whose environment runs a trajectory."""
+        return None if trajectory is None else trajectory % self.n_envs // self.n_rows
 
     def envs_of(self, worker: int) -> list[int]:
         """Return the numbers of a worker's environments."""

@@ -34,17 +34,17 @@ def too_many_dropped(n_dropped: int, n_kept: int) -> bool:
     return n_dropped >= _MANY_DROPPED and n_dropped > _DROPPED_FOR_EACH * n_kept
 
 
-class Segment(NamedTuple):
+class Span(NamedTuple):
     """Consecutive trajectories of one report that stand together in the result.
 
     Attributes:
-        delivery: What the report brought, as it was given to `Gathering.receive`.
+        report: The number of the report.
         start: Position of the first one among the trajectories that the report brought.
         stop: One more than the position of the last one.
         indices: Their indices.
     """
 
-    delivery: Any
+    report: int
     start: int
     stop: int
     indices: range
@@ -90,7 +90,7 @@ class HeldFailure:
 class _Arrived:
     """Trajectories that wait for their turn; `start` is the position of the first one in its report."""
 
-    delivery: Any
+    report: int
     start: int
     indices: range
     lengths: Sequence[int]
@@ -108,7 +108,7 @@ class Result:
         n_trajectories: Trajectories in the result.
         n_timesteps: Their timesteps.
         complete: Whether the result is complete.
-        n_popped: Indices that were in the result or left out of it at the last call of `pop_segments`.
+        n_popped: Indices that were in the result or left out of it at the last call of `pop_spans`.
         end: The first index that failed for good: nothing from it on is of use. A very large number if there is none.
         one_too_many: The trajectory with which too many were left out; None before that. After it nothing more is added
             to the result.
@@ -120,7 +120,7 @@ class Result:
         self._first = first
         self._pending: dict[int, _Arrived | LeftOut] = {}  # by their first index
         self._held: dict[int, HeldFailure] = {}
-        self._segments: list[Segment | None] = []  # None for those that were forgotten
+        self._spans: list[Span | None] = []  # None for those that were forgotten
         self._left_out: list[LeftOut] = []
         self._passed = 0  # indices that are in the result, or left out of it
         self._skipped = 0  # indices that nothing is run for
@@ -136,7 +136,7 @@ class Result:
     # ------------------------------------------------------------------ adding
 
     def receive(
-        self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, dropped: Sequence[Dropped]
+        self, worker: int, indices: range, lengths: Sequence[int], report: int, dropped: Sequence[Dropped]
     ) -> None:
         """Add the trajectories of a report when their turn comes, and leave out those that were dropped.
 
@@ -144,7 +144,7 @@ class Result:
             worker: The worker that sent the report.
             indices: The indices of all these trajectories.
             lengths: The timesteps of those that were not dropped.
-            delivery: What the report brought.
+            report: The number of the report.
             dropped: Those that were dropped, in order.
         """
         for held in [held for held in self._held.values() if held.turn in indices]:
@@ -153,13 +153,13 @@ class Result:
         for left_out in dropped:
             if n := left_out.position - position:
                 own = indices[position : position + n]
-                self._queue(own[0], _Arrived(delivery, start, own, lengths[start : start + n]))
+                self._queue(own[0], _Arrived(report, start, own, lengths[start : start + n]))
                 start += n
             position = left_out.position + 1
             index = indices[left_out.position]
             self._queue(index, LeftOut(worker, index, left_out, 0))
         if own := indices[position:]:
-            self._queue(own[0], _Arrived(delivery, start, own, lengths[start:]))
+            self._queue(own[0], _Arrived(report, start, own, lengths[start:]))
 
     def _queue(self, first: int, entry: _Arrived | LeftOut) -> None:
         self._pending[first] = entry
@@ -199,12 +199,12 @@ class Result:
         contiguous = entry.indices.step == 1 or not self._in_order
         lengths = entry.lengths if contiguous else entry.lengths[:1]
         n, n_timesteps = self._needed_of(lengths)
-        self._segments.append(Segment(entry.delivery, entry.start, entry.start + n, entry.indices[:n]))
+        self._spans.append(Span(entry.report, entry.start, entry.start + n, entry.indices[:n]))
         self._passed += n
         self.n_trajectories += n
         self.n_timesteps += n_timesteps
         if n < len(entry.indices):
-            rest = _Arrived(entry.delivery, entry.start + n, entry.indices[n:], entry.lengths[n:])
+            rest = _Arrived(entry.report, entry.start + n, entry.indices[n:], entry.lengths[n:])
             self._pending[rest.indices[0]] = rest
 
     def _leave_out(self, entry: LeftOut) -> None:
@@ -259,23 +259,23 @@ class Result:
         return self._passed - self.n_trajectories
 
     @property
-    def has_segments(self) -> bool:
-        """Whether there are segments that `pop_segments` has not returned."""
-        return bool(self._segments)
+    def has_spans(self) -> bool:
+        """Whether there are spans that `pop_spans` has not returned."""
+        return bool(self._spans)
 
-    def segments(self, first: int = 0) -> list[Segment]:
-        """Return the result so far, in order, from segment number `first` on, without those that were forgotten."""
-        return [segment for segment in self._segments[first:] if segment is not None]
+    def spans(self, first: int = 0) -> list[Span]:
+        """Return the result so far, in order, from span number `first` on, without those that were forgotten."""
+        return [span for span in self._spans[first:] if span is not None]
 
-    def forget_segments(self, first: int, stop: int) -> None:
-        """Forget segments number `first` to `stop` - 1: the caller has all that is needed of them."""
-        self._segments[first:stop] = [None] * (stop - first)
+    def forget_spans(self, first: int, stop: int) -> None:
+        """Forget spans number `first` to `stop` - 1: the caller has all that is needed of them."""
+        self._spans[first:stop] = [None] * (stop - first)
 
-    def pop_segments(self) -> list[Segment]:
+    def pop_spans(self) -> list[Span]:
         """Return the result so far and forget it: for the consumer of a stream."""
-        segments, self._segments = self.segments(), []
+        spans, self._spans = self.spans(), []
         self.n_popped = self._passed
-        return segments
+        return spans
 
     def pop_left_out(self, n_before: int | None = None) -> list[LeftOut]:
         """Return and forget the trajectories that were left out.

@@ -242,9 +242,9 @@ class SamplerSide:
         self.apply(Stop)
         return Stop()
 
-    def mark_for_replacement(self, marked: bool = True) -> None:
-        """Give the worker no more tickets; or again, if it turns out that the worker cannot be replaced."""
-        self.is_to_be_replaced = marked
+    def mark_for_replacement(self) -> None:
+        """Give the worker no more tickets."""
+        self.is_to_be_replaced = True
         self._find_room()
 
     def current_tickets(self) -> list[range]:

@@ -6,7 +6,7 @@ The estimates decide which tickets are assigned, when and to which worker; never
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from operator import mul
 
 _APPROACH = 0.2
@@ -113,6 +113,15 @@ class Throughput:
         timesteps, seconds = known
         mean = self._mean
         return (mean if mean > 1.0 else 1.0) * seconds / (timesteps if timesteps > 1.0 else 1.0)
+
+    def seconds_of_others(self, workers: Set[int]) -> list[float]:
+        """Return the seconds of a trajectory on each worker whose speed is known, but for some workers."""
+        mean = max(1.0, self._mean)
+        return [
+            mean * seconds / (timesteps if timesteps > 1.0 else 1.0)
+            for worker, (timesteps, seconds) in self._workers.items()
+            if seconds and worker not in workers
+        ]
 
     def slowness(self, worker: int) -> float:
         """Return how many times the average duration `worker` takes; 1 before its first trajectory."""

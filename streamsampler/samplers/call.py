@@ -1,58 +1,64 @@
-"""The gathering loop: it serves every obtaining call, and every engine."""
+"""The sampler's loop: it serves every obtaining call, and every engine."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from operator import attrgetter
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from streamsampler.core.errors import ClosedError, SamplerError, UsageError
-from streamsampler.core.fingerprints import Fingerprint
-from streamsampler.data.assembly import Delivery
+from streamsampler.core.errors import SamplerError
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.recorder import lengths_of
 from streamsampler.data.statistics import Stats
-from streamsampler.data.trees import bytes_of
-from streamsampler.engines.base import Answered, Died, Event, Logged, Restored
-from streamsampler.protocol.messages import Answer, Checked, Failure, Phase, Report
-from streamsampler.protocol.plans import GatherPlan, Streamed
-from streamsampler.samplers.batches import BatchMaker, CallAccounts, Summaries
+from streamsampler.engines import base
+from streamsampler.protocol.events import Event, LaunchPossible, ProgressSeen, Waited
+from streamsampler.protocol.instructions import (
+    AbandonOlder,
+    Count,
+    Discard,
+    FaultEndsCall,
+    Forget,
+    Instruction,
+    Keep,
+    Kill,
+    Launch,
+    Look,
+    LossReplaced,
+    Raise,
+    Refused,
+    RequestProgress,
+    Retire,
+    Send,
+    Warn,
+)
+from streamsampler.protocol.messages import Exit
+from streamsampler.protocol.plans import GatherPlan
+from streamsampler.samplers.accounts import CallAccounts
+from streamsampler.samplers.batches import BatchMaker
+from streamsampler.samplers.failures import error_of, logger, warning_of
 from streamsampler.samplers.per_worker import Snapshot
-from streamsampler.samplers.run_ahead import TakenOver, gathering_for
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.supervisor import (
-    AGENT_PHASES,
-    UPDATE_PHASES,
-    Setback,
-    WorkerRecord,
-    dropped_error,
-    failure_error,
-    kernels_error,
-    logger,
-)
+from streamsampler.samplers.summaries import Summaries
 
-_NOT_NEEDED = "%s; the call did not need it"
-_NO_MIDDLE = (
-    "first_trajectory must be 0, and there are no parts, with a vector environment whose blocks of trajectories get "
-    'longer: pass worker_args={{"n_envs": {0}, "block_size": {0}}}, in every part, for blocks of one size'
-)
+_PATIENCE = 0.1
+"""For how many seconds a call that is complete waits for workers that are still in a timestep of a rollout which is not
+needed any more. One that does not answer until then gets its next ticket in the next call."""
 
 
 class Call:
     """One obtaining call, from its first ticket to its last answer.
+
+    The scheduler decides; the call waits for events, asks the scheduler, and carries its instructions out.
 
     Args:
         session: What outlives the call.
         plan: What is to be obtained.
         snapshot: The updates that were in force before the call's own, and are again if an environment is refused.
         stats: Where the call is accounted for.
-        version: The agent version of its trajectories; None for the one that begins with the call.
+        sampled_version: The agent version of its trajectories; None for the one that begins with the call.
         accepted: The updates that are in force again if an agent refuses its update; None for `snapshot`.
-        taken_over: What workers run already, which `take_over` takes in; None for nothing.
+        keeps_prefetched: Whether the trajectories that workers have begun in advance are of this call's parameters.
 
     Attributes:
-        version: The agent version of the call's trajectories.
         gathering: What is assigned to workers, and what arrived.
         accounts: What became of the trajectories.
         batches: Makes batches of what arrived.
@@ -60,60 +66,44 @@ class Call:
     """
 
     def __init__(
-        self, session: Session, plan: GatherPlan, snapshot: Snapshot, stats: Stats, *, version: int | None = None,
-        accepted: Snapshot | None = None, taken_over: TakenOver | None = None,
+        self, session: Session, plan: GatherPlan, snapshot: Snapshot, stats: Stats, *,
+        sampled_version: int | None = None, accepted: Snapshot | None = None, keeps_prefetched: bool = False,
     ) -> None:  # fmt: skip
-        self._session = session
-        self._engine = session.engine
-        self._supervisor = session.supervisor
-        self._layout = session.layout_of(plan)
-        self.gathering = taken_over.gathering if taken_over else gathering_for(session, plan)
-        self.stats = stats
-        self.version = session.begin_version(version, goes_on=taken_over is not None and taken_over.goes_on)
-        self._ticket_version = session.ticket_version
-        self._supervisor.begin_call(self._ticket_version, plan.timesteps, self._layout.rows)
-        self.accounts = CallAccounts(session, self.gathering, stats, self.version)
-        self.batches = BatchMaker(session, self.gathering, self.accounts)
+        self._session, self._engine, self._scheduler = session, session.engine, session.scheduler
         self._snapshot = snapshot
         self._accepted = snapshot if accepted is None else accepted
-        self._outside: list[Setback] = []  # of this call's trajectories
-        self._refusal: tuple[SamplerError, Snapshot] | None = None
+        instructions = session.begin_call(plan, sampled_version, keeps_prefetched=keeps_prefetched)
+        assert self._scheduler.gathering is not None
+        self.gathering, self.stats, self.version = self._scheduler.gathering, stats, session.sampled_version
+        self.accounts = CallAccounts(session, self.gathering, stats, self.version)
+        self.batches = BatchMaker(session, self.gathering, self.accounts)
         self.returned: list[Summaries] = []
         self._n_popped = 0
-        # Workers in line for a ticket: those that are idle, and those that may get one ahead. A look at each worker
-        # whenever one of them answers would cost more than all else where there are thousands.
-        self._lines: tuple[dict[int, None], dict[int, None]] = {}, {}
-        if session.checks.is_exclusive:
-            # Only worker 0 has work at first: it is not left out for having been slow.
-            session.throughput.forget(0)
-        self._taken_over = taken_over
-        if taken_over is None:
-            self._hand_out_first()
-
-    def _hand_out_first(self) -> None:
-        for record in self._session.records:
-            self._line_up(record)
-        self._assign_tickets()
+        self._to_do: deque[Instruction] = deque()
+        self._carry_out(instructions)
 
     # ------------------------------------------------------------------ the loop
 
-    def take_over(self) -> None:
-        """Handle what workers answered before the call, where they had begun with it, and hand out what is left.
+    def start(self, *, reads_answers: bool = False) -> None:
+        """Let workers begin with the call.
+
+        Args:
+            reads_answers: Whether workers may have answered before the call, where they had begun with it. If they were
+                to run nothing else, `pump` would wait for ever.
 
         Raises:
-            SamplerError: What they answered ends the call. `pump` would wait for ever where nothing else comes.
+            SamplerError: What they answered ends the call.
         """
-        taken_over, self._taken_over = self._taken_over, None  # else their memory would be kept as long as the call
-        if taken_over is None:
-            return
-        for event in taken_over.events:
-            self.take_in(event)
-        self._take_in_all(0.0)
-        self._decide()
-        self._hand_out_first()
+        if reads_answers:
+            self.turn(0.0)
+        else:
+            self._handle(())
 
     def pump(self, timeout: float | None = None) -> None:
-        """Sleep until a worker answers or dies, handle that, and assign the next tickets.
+        """Sleep until a worker answers or dies, or a deadline passes; then do what follows from it.
+
+        Args:
+            timeout: Seconds to sleep at most; None for any number.
 
         Raises:
             RolloutError: User code raised in a worker.
@@ -125,300 +115,113 @@ class Call:
         if self.gathering.result.n_popped != self._n_popped:
             # What a stream's consumer took may have come before a failure, and has made room.
             self._n_popped = self.gathering.result.n_popped
-            self._decide()
-            self._assign_tickets()
-        limit = self._supervisor.wait_limit(self._until_next_look(timeout))
-        elapsed = self._take_in_all(limit)
-        self._decide()
-        self.batches.check_infos()
-        self._supervisor.kill_overdue(limit, elapsed)
-        self._assign_tickets()
+            self.start()
+        limit = self._scheduler.seconds_to_wait(self._session.clock())
+        self.turn(timeout if limit is None or (timeout is not None and timeout < limit) else limit)
 
-    def _until_next_look(self, timeout: float | None) -> float | None:
-        """Return for how many seconds to wait at most, so that idle workers help where a ticket does not arrive."""
-        seconds = self.gathering.next_look() - self._session.clock()
-        if seconds <= 0:
-            self._assign_tickets()
-            seconds = self.gathering.next_look() - self._session.clock()
-        if not 0 < seconds < math.inf:  # no worker is idle, or idle workers have been asked
-            return timeout
-        return seconds if timeout is None else min(timeout, seconds)
-
-    def _take_in_all(self, limit: float | None) -> float:
-        """Wait for events, and handle all of them before any worker gets a ticket; return how long the wait took."""
-        clock = self._session.clock
+    def turn(self, limit: float | None) -> None:
+        """Wait for events, for at most `limit` seconds, and carry out what the scheduler decides about them."""
+        session, clock = self._session, self._session.clock
         began = clock()
         try:
-            events = self._engine.wait(limit)
+            # No name for the engine's events: the traceback of an error would keep their memory.
+            events = [event for event in map(self._event_of, self._engine.wait(limit)) if event is not None]
+            waited = Waited(limit, clock() - began)
+            session.check_open()
+            self._handle([*events, *self._launches(), waited])
         except (OSError, ValueError):
-            self._check_open()
+            session.check_open()
             raise
-        elapsed = clock() - began
-        self._check_open()
-        for event in events:
-            self.take_in(event)
-            self._line_up(self._session.records[event.worker])
-        return elapsed
 
-    def _check_open(self) -> None:
-        # By another thread, which may have closed descriptors that were in use here.
-        if self._session.cancelled:
-            raise ClosedError("this sampler was closed while a call was under way")
+    def _event_of(self, event: base.Event) -> Event | None:
+        match event:
+            case base.Answered():
+                return self._session.arrivals.receive(event)
+            case base.Died():
+                return self._session.arrivals.died(event)
+            case base.Logged() | base.Restored():
+                self.accounts.take_notice(event)
+                return None
 
-    def _assign_tickets(self) -> None:
-        """Assign tickets to the workers with room: first one to each, then the next."""
+    def _launches(self) -> list[LaunchPossible]:
+        """Return for which dead workers it has changed whether new ones can be started in their places."""
+        absent = self._session.arrivals.absent
+        now = {worker: self._engine.can_restart(worker) for worker in absent}
+        changed = [
+            LaunchPossible(worker, can_launch) for worker, can_launch in now.items() if can_launch != absent[worker]
+        ]
+        absent.update(now)
+        return changed
+
+    def _handle(self, events: Sequence[Event]) -> None:
+        """Carry out what follows from events, and from the progress that the scheduler asks for."""
+        while (workers := self._carry_out(self._scheduler.handle(events, self._session.clock()))) is not None:
+            events = [ProgressSeen({worker: self._engine.progress(worker) for worker in workers})]
+        self.batches.append_due()
+
+    def _carry_out(self, instructions: Iterable[Instruction]) -> tuple[int, ...] | None:
+        """Carry out instructions, in order; return the workers whose progress the scheduler asks for, if it does."""
+        self._to_do.extend(instructions)
+        workers: tuple[int, ...] | None = None
+        ending: Raise | None = None
         try:
-            for line in self._lines:
-                self._assign_to(line)
-        except (OSError, ValueError):
-            self._check_open()
+            while self._to_do:
+                match instruction := self._to_do.popleft():
+                    case Look():
+                        workers = instruction.workers
+                    case Raise():
+                        ending = instruction
+                    case _:
+                        self._do(instruction)
+        except SamplerError:
+            if not self._session.cancelled:
+                # The scheduler believes that all was carried out: without the rest, a worker might never have work.
+                self._session.mark_suspect()
             raise
+        if ending is not None:
+            raise self._error_of(ending)
+        return workers
 
-    def _assign_to(self, line: dict[int, None]) -> None:
-        """Assign a ticket to each worker in a line."""
-        ahead = line is self._lines[True]
-        for worker in tuple(line):
-            record = self._session.records[worker]
-            if not self._session.checks.may_work(record) or not self._supervisor.can_work(record):
-                continue
-            assignment = self.gathering.assign(worker, ahead=ahead, now=self._session.clock())
-            if assignment is not None:
-                self.stats.restarts += self._supervisor.start_if_absent(record)
-                self._session.hand_out(record, *assignment)
-                self._line_up(record)
-            elif self.gathering.refuses_all:
-                break
-            elif ahead:
-                del line[worker]  # until it has answered
+    def _do(self, instruction: Instruction) -> None:  # noqa: C901 (a table)
+        session, engine, stats = self._session, self._engine, self.stats
+        match instruction:
+            case Send(worker=worker, message=message):
+                session.send(worker, message)
+            case Count(number=number):
+                self.accounts.count(number)
+            case Keep(number=number, fingerprint=fingerprint):
+                self.batches.keep(number, fingerprint)
+                self.accounts.count(number)
+            case Discard(number=number, reason=reason):
+                self.accounts.discard(number, reason)
+                self.accounts.count(number)
+            case AbandonOlder(version=version):
+                engine.abandon_older(version)
+            case RequestProgress(worker=worker):
+                engine.request_progress(worker)
+            case Launch(worker=worker):
+                session.launch(worker)
+                stats.restarts += 1
+            case Retire(worker=worker, is_too_large=is_too_large):
+                engine.send(worker, Exit())
+                stats.replaced += is_too_large
+            case Kill(worker=worker, hangs=hangs):
+                session.kill(worker, hangs=hangs)
+            case Forget(worker=worker):
+                self.accounts.count_dead(worker)
+            case Warn(fact=fact):
+                stats.failed_trajectories += isinstance(fact, LossReplaced)
+                logger.warning("%s", warning_of(fact))
 
-    def _line_up(self, record: WorkerRecord) -> None:
-        """Put a worker, for which something has changed, into the line where it belongs, if it has room."""
-        for line in self._lines:
-            line.pop(record.worker, None)
-        if record.side.room:
-            self._lines[bool(record.side.unanswered)][record.worker] = None
-
-    # ------------------------------------------------------------------ events
-
-    def take_in(self, event: Event) -> None:
-        """Handle what came from a worker; after the call's end, an answer to one of its tickets."""
-        if isinstance(event, Logged | Restored):
-            self.accounts.take_notice(event)
-            return
-        record = self._session.records[event.worker]
-        if isinstance(event, Died):
-            self._handle_death(record, event)
-            return
-        answer = event.answer
-        if answer.checked is not None:
-            self._take_checked(record, answer, answer.checked)
-        if isinstance(answer, Report):
-            if answer.fingerprint is not None:
-                self._take_fingerprint(event.worker, answer.fingerprint)
-            self._handle_report(record, event, answer)
-        elif answer.ticket is not None:
-            self._handle_failure(record, event, answer)
-        else:
-            logger.warning("worker %d, which is being replaced, failed to close: %s", event.worker, answer.summary)
-        record.stillness.reset()
-        if self._supervisor.is_too_large(record):
-            record.side.mark_for_replacement()
-            self.stats.replaced += 1
-        self._supervisor.retire_if_marked(record)
-
-    def _handle_report(self, record: WorkerRecord, event: Answered, report: Report) -> None:
-        """Take in a report: what it brought is added to the result, or is of an older version, or was given up."""
-        is_current = record.record_answer(report)
-        self.stats.take_report(event.worker, report)
-        lengths, delivery = self._unpacked(record, event, report)
-        if is_current and not report.given_up:
-            self._session.checks.take_answer(record)
-            self._add_rollouts(event, report, lengths, delivery)
-            return
-        event.release()
-        self.accounts.add_stale(report.n_trajectories, report.n_timesteps)
-        if is_current:
-            # The worker failed in another ticket, and runs no more of this version before its next start.
-            self.gathering.put_back(event.worker, report.ticket.indices, self._session.clock())
-
-    def _unpacked(
-        self, record: WorkerRecord, event: Answered, report: Report
-    ) -> tuple[tuple[int, ...], Delivery | None]:
-        """Return the lengths of a report's trajectories, from which later tickets are sized, and what it brought."""
-        if event.contents is None:
-            return (), None
-        rollouts, spaces = event.contents
-        if spaces is not None:
-            record.spaces = spaces
-        lengths = rollouts.agent_steps() if self.gathering.plan.counts_agents else lengths_of(rollouts)
-        n_bytes = bytes_of(rollouts.observations)
-        if not rollouts.fragments:  # their lengths are given, and so are their tickets
-            self._session.throughput.measure(
-                lengths, report.seconds.rollout, event.worker, n_bytes, fills_rows=len(lengths) >= self._layout.rows
-            )
-        bits = self._session.fingerprints.bits_of(event.worker)
-        return lengths, Delivery(event.worker, rollouts, event.release, n_bytes, record.spaces, bits)
-
-    def _add_rollouts(
-        self, event: Answered, report: Report, lengths: tuple[int, ...], delivery: Delivery | None
-    ) -> None:
-        gathering, indices, now = self.gathering, report.ticket.indices, self._session.clock()
-        is_right = self._take_in_way(event.worker, report)
-        if not is_right:
-            what = "since the agent's parameters were updated: pass the agent itself as agent_update"
-            self._refuse(UsageError(f"worker {event.worker} runs trajectories in blocks {what}"), self._accepted)
-        elif report.runs_longer_blocks and isinstance(gathering.plan, Streamed) and gathering.plan.first:
-            is_right = False
-            self._refuse(UsageError(_NO_MIDDLE.format(self._layout.block)), self._accepted)
-        if not is_right or not gathering.receive(event.worker, indices, lengths, delivery, now, report.dropped):
-            event.release()
-            self.accounts.add_surplus(len(lengths), report.n_timesteps)
-        elif delivery is not None:
-            self.accounts.excess += sum(lengths) - report.n_timesteps
-            self.batches.keep(delivery)
-
-    def _take_in_way(self, worker: int, answer: Report | Failure) -> bool:
-        """Take in how a worker runs trajectories; return whether its ticket was right for that."""
-        gathering, ticket = self.gathering, answer.ticket
-        assert ticket is not None
-        if answer.runs_lanes:
-            if ticket.block > 1 or not gathering.is_certain(worker):
-                self._session.record_way(worker, "lanes")
-                gathering.run_lanes(worker)
-            return True
-        longer = answer.runs_longer_blocks
-        if self._layout.lengthens and (longer or isinstance(answer, Report)):
-            self._session.record_way(worker, "longer blocks" if longer else "blocks")
-            gathering.run_blocks(worker, longer=longer)
-        return ticket.block == max(self._layout.block, gathering.block_of(worker, ticket.indices))
-
-    def _handle_failure(self, record: WorkerRecord, event: Answered, failure: Failure) -> None:
-        is_current = record.record_answer(failure)
-        self.stats.lost_timesteps += failure.lost_timesteps
-        record.forget()  # environment or agent may be half updated
-        if not is_current:
-            self.stats.stale_trajectories += 1
-            return
-        assert failure.ticket is not None
-        if failure.phase is Phase.CHECK:
-            self._refuse(failure_error(event.worker, failure, event.contents), self._snapshot)
-            return
-        if failure.phase not in UPDATE_PHASES:
-            self._session.checks.take_answer(record)
-        version, index = self._place_of(failure.trajectory)
-        ticket = failure.ticket._replace(version=version)  # as errors name it
-        failure, worker, indices = replace(failure, ticket=ticket), event.worker, ticket.indices
-        now = self._session.clock()
-        if index not in indices and failure.phase not in UPDATE_PHASES:
-            # It is not known which, unless it is the only one.
-            index = indices[0] if len(indices) == 1 else None
-            failure = replace(failure, trajectory=index if self._session.ledger is None else None)
-        setback = self._supervisor.setback_of(record, failure, event.contents)
-        if setback.is_of_an_update or setback.is_of_the_engine:
-            self.gathering.put_back(worker, indices, now)
-            self._outside.append(setback)
-            return
-        self._take_in_way(worker, failure)
-        self.gathering.add_failure(worker, indices, index, setback, final=setback.final, now=now)
-
-    def _place_of(self, trajectory: int | None) -> tuple[int, int | None]:
-        """Return the agent version that a trajectory is named by, and its index in the plan, if there is one."""
-        fragments = self._session.ledger
-        if fragments is None or trajectory is None:
-            return self.version, trajectory
-        return fragments.base_version, fragments.group_of(trajectory)
-
-    def _handle_death(self, record: WorkerRecord, event: Died) -> None:
-        worker, seen = event.worker, self._engine.progress(event.worker)
-        has_begun = seen.version == self._ticket_version
-        version, index = self._place_of(seen.trajectory)
-        incident = self._supervisor.loss_of(event, record, seen, version if has_begun else None)
-        setback = None if incident is None else Setback(worker, incident=incident)
-        self.stats.hangs += incident is not None and incident.hung
-        tickets = record.side.current_tickets()
-        self.stats.lost_timesteps += self._session.replace_record(record)
-        now = self._session.clock()
-        for indices in tickets:
-            if setback is not None and has_begun and index in indices:
-                self.gathering.add_failure(worker, indices, index, setback, final=False, now=now)
-                setback = None
-            else:
-                self.gathering.put_back(worker, indices, now)
-        if setback is not None and (has_begun or seen.trajectory is None):
-            self._outside.append(setback)
-        elif setback is not None:
-            logger.warning(_NOT_NEEDED, setback)
-
-    # ------------------------------------------------------------------ what follows from what went wrong
-
-    def _refuse(self, error: SamplerError, in_force: Snapshot) -> None:
-        """End the call with `error`, because its environment or agent cannot be used.
-
-        Args:
-            error: The error.
-            in_force: The updates that are in force then.
-        """
-        self._refusal = self._refusal or (error, in_force)
-
-    def _take_checked(self, record: WorkerRecord, answer: Answer, checked: Checked) -> None:
-        """Warn if several workers' environments write to the same files."""
-        if isinstance(answer, Failure):
-            self.stats.take_checked(checked)
-        for warning in self._session.checks.shared_files(record, self._session.records, checked.files):
-            logger.warning("%s", warning)
-
-    def _take_fingerprint(self, worker: int, found: Fingerprint) -> None:
-        """Record how a worker computes; warn if others compute otherwise, or end the call."""
+    def _error_of(self, ending: Raise) -> SamplerError:
+        """Return the error that ends the call; put the updates back in force that were before a refused one."""
         session = self._session
-        if found.is_guest and "torch=" in found.bits and not session.need("torch"):
-            found = found.without_torch()
-        if refused := session.fingerprints.record(worker, found):
-            self._refuse(kernels_error(worker, refused), self._accepted)
-        self._warn_of_kernels(session.engine.n_workers)
-
-    def _warn_of_kernels(self, n_expected: int = 0) -> None:
-        if text := self._session.fingerprints.warning(n_expected):
-            logger.warning("%s", text)
-
-    def _decide(self) -> None:
-        """Decide about everything whose turn it is, in an order that does not depend on timing.
-
-        A setback in a trajectory is decided about when its turn has come; until then it uses up no quota. A setback
-        outside of trajectories (in a constructor, an update, while a worker was idle) is decided about at once.
-
-        Raises:
-            WorkerError: The call ends.
-        """
-        if self._refusal is not None:
-            refused, in_force = self._refusal
-            self._session.restore_updates(in_force, self._accepted)
-            raise refused
-        outside, self._outside = sorted(self._outside, key=attrgetter("worker")), []
-        for setback in outside:
-            self._decide_outside(setback)
-        result = self.gathering.result
-        if isinstance(self.gathering.plan, Streamed) and result.has_segments:
-            return  # the consumer gets what comes before first
-        while (held := result.due) is not None:
-            self.stats.failed_trajectories += 1
-            if (error := self._supervisor.decide(held.reason)) is not None:
-                result.remove_failure(held)
-                raise error
-            self.gathering.retry(held)
-        if (last := result.one_too_many) is not None:
-            raise dropped_error(last, self.version, result.n_dropped, result.n_trajectories)
-
-    def _decide_outside(self, setback: Setback) -> None:
-        if self.gathering.result.complete:
-            # If an update is the cause, the next call, which sends this worker all updates, fails.
-            logger.warning(_NOT_NEEDED, setback)
-            return
-        self.stats.failed_trajectories += 1
-        if (error := self._supervisor.decide(setback)) is not None:
-            if setback.is_of_an_update:
-                in_force = self._accepted if setback.phase in AGENT_PHASES else self._snapshot
-                self._session.restore_updates(in_force, self._accepted)
-            raise error
+        self.stats.failed_trajectories += isinstance(ending.fact, FaultEndsCall)
+        error = error_of(ending.fact, session.arrivals.exceptions)
+        if ending.refused is not Refused.NOTHING:
+            in_force = self._snapshot if ending.refused is Refused.CALL else self._accepted
+            session.restore_updates(in_force, self._accepted)
+        return error
 
     # ------------------------------------------------------------------ the end
 
@@ -431,9 +234,9 @@ class Call:
         gathering, under_way, ended = self.gathering, 0, self.batches.n_ended
         if gathering.result.complete:
             return gathering.result.n_timesteps, gathering.result.n_trajectories if ended is None else ended
-        for record in self._session.records:
-            seen = self._engine.progress(record.worker)
-            if seen.version == self._ticket_version and record.side.unanswered:
+        for known in self._scheduler.workers:
+            seen = self._engine.progress(known.worker)
+            if seen.version == self._scheduler.ticket_version and known.side.unanswered:
                 under_way += seen.timesteps
         n_timesteps = gathering.arrived_timesteps + under_way
         finished = gathering.arrived_trajectories if ended is None else ended
@@ -441,8 +244,7 @@ class Call:
 
     def complete(self) -> TrajectoryBatch[Any, Any]:
         """Stop the workers, close the accounts and return the batch, whose statistics filters get."""
-        self.batches.check_infos()
-        self._stop_workers()
+        self._carry_out(self._scheduler.stop(self._session.clock()))
         batch = self.finished()
         self.returned += self.batches.summaries
         return batch
@@ -453,6 +255,7 @@ class Call:
         Raises:
             DataError: The environments of its trajectories have different spaces.
         """
+        self.count_the_rest()
         self.accounts.close_with(self.batches.segments())
         self.accounts.stop_clock()
         batch = self.batches.final()
@@ -460,22 +263,31 @@ class Call:
             self.stats.take_metrics(batch)
         return batch
 
+    def count_the_rest(self) -> None:
+        """Count and keep what the scheduler knows of already, after an interrupt in the midst of instructions."""
+        for instruction in [*self._to_do, *self._scheduler.pop_instructions()]:
+            if isinstance(instruction, Count | Keep | Discard):
+                self._do(instruction)
+        self._to_do.clear()
+
     def end(self) -> None:
         """Stop the workers and release all memory, however the call ended."""
         self.accounts.stop_clock()
         if self._session.cancelled:
-            self.batches.forget_all()
+            self._session.arrivals.forget_all()
             return
-        self._stop_workers()
-        self._warn_of_kernels()
-        for held in self.gathering.result.held_failures():
-            if not held.final:  # a loss, whose worker is replaced all the same
-                logger.warning(_NOT_NEEDED, held.reason)
-        self.batches.release_all()
+        self._carry_out(self._scheduler.end(self._session.clock()))
+        self._session.arrivals.release_all()
         self._session.unpublish_old()
 
-    def _stop_workers(self) -> None:
-        self._engine.abandon_older(self._ticket_version + 1)
-        for record in self._session.records:
-            if (stop := record.side.stop()) is not None:
-                self._engine.send(record.worker, stop)
+    def prefetch(self, plan: GatherPlan) -> None:
+        """Let workers begin with the next call, after this one has ended.
+
+        Args:
+            plan: What it is expected to obtain.
+        """
+        clock = self._session.clock
+        self._carry_out(self._scheduler.prefetch(plan, clock(), self._session.structures()))
+        deadline = clock() + _PATIENCE
+        while self._scheduler.awaits_answers and (left := deadline - clock()) > 0:
+            self.turn(left)

@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamsampler.core.by_value import dumps_by_value
-from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch_fields import sums
 from streamsampler.data.plain import plain_tree, tree_of
 from streamsampler.data.recorder import EnvFragment, EpisodeState, Rollouts
+from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.statistics import EndedEpisodes
 from streamsampler.data.trees import Array
 from streamsampler.protocol.plans import Fragments
-from streamsampler.protocol.result import Result, Segment
-from streamsampler.samplers.supervisor import logger
+from streamsampler.protocol.result import Result
+from streamsampler.samplers.arrivals import Arrivals
+from streamsampler.samplers.failures import logger
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 
 
@@ -222,20 +223,21 @@ class Episodes:
     """The parts of episodes that a result for fragments has, in order of environment, then time.
 
     Args:
-        result: The result, whose segments are of environments; this takes its place where segments are asked for.
+        result: The result, whose spans are of environments.
+        arrivals: What the reports brought.
         ledger: What is known of what arrived.
     """
 
-    def __init__(self, result: Result, ledger: FragmentLedger) -> None:
-        self._result = result
+    def __init__(self, result: Result, arrivals: Arrivals, ledger: FragmentLedger) -> None:
+        self._result, self._arrivals = result, arrivals
         self._n_envs, self._ledger = ledger.n_envs, ledger
         self._segments: list[Segment | None] = []  # None for those that were forgotten
         self._n_taken = 0  # segments of environments
         self._parts: list[tuple[int, bool, Earlier]] = []  # environment, whether it is continued, and what it had
 
     def segments(self, first: int = 0) -> list[Segment]:
-        """Return what `Result.segments` does, of parts of episodes."""
-        for segment in self._result.segments(self._n_taken):
+        """Return the parts of episodes so far, from number `first` on, without those that were forgotten."""
+        for segment in self._arrivals.segments(self._result.spans(self._n_taken)):
             self._take(segment)
         return [segment for segment in self._segments[first:] if segment is not None]
 
@@ -253,10 +255,10 @@ class Episodes:
             self._parts += [(number, False, _NOTHING)] * (n - 1)
             position += n
         self._n_taken += 1
-        self._result.forget_segments(self._n_taken - 1, self._n_taken)
+        self._result.forget_spans(self._n_taken - 1, self._n_taken)
 
     def forget_segments(self, first: int, stop: int) -> None:
-        """Do what `Result.forget_segments` does."""
+        """Forget segments number `first` to `stop` - 1: the caller has all that is needed of them."""
         self._segments[first:stop] = [None] * (stop - first)
 
     def fields(self) -> dict[str, Array]:

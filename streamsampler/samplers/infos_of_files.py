@@ -11,8 +11,8 @@ from streamsampler.data.info_columns import InfoColumns
 from streamsampler.data.kept_infos import KeptInfos, check_pieces, info_name
 from streamsampler.data.multi_agent import segments_of_policies
 from streamsampler.data.recorder import Rollouts
-from streamsampler.protocol.result import Segment
-from streamsampler.samplers.supervisor import logger
+from streamsampler.data.segments import Segment
+from streamsampler.samplers.failures import logger
 
 
 class InfosOfFiles:

@@ -20,15 +20,13 @@ from streamsampler.agents.filters import Filters
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import Payload, dumps
 from streamsampler.data.statistics import Stats
-from streamsampler.engines.base import Event
 from streamsampler.protocol.plans import GatherPlan
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.failures import logger
 from streamsampler.samplers.payloads import put
-from streamsampler.samplers.per_worker import Kind
-from streamsampler.samplers.run_ahead import RunAhead, gathering_for
+from streamsampler.samplers.per_worker import Kind, Snapshot
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.supervisor import logger
 from streamsampler.workers.resets import Resets
 
 # ----------------------------------------------------------------------
@@ -59,10 +57,12 @@ def begun(
         session.publish_filters(filters)
         session.set_call(plan, resets, payload)
         session.begin_fragments(plan, resets, updates)
-        return Call(session, plan, snapshot, stats)
+        call = Call(session, plan, snapshot, stats)
+        call.start()
     except BaseException:
         session.restore_updates(snapshot)
         raise
+    return call
 
 
 def pickled_resets(resets: Resets | None) -> Payload | None:
@@ -119,11 +119,13 @@ class Lag:
     Attributes:
         first: The index of the first trajectory of the next batch, whose version is the last call's; None if the next
             call begins anew.
+        has_prefetched: Whether workers may have answered before the call that begins.
     """
 
     def __init__(self, first: int | None = None) -> None:
         self.first = first
-        self._ahead: RunAhead | None = None
+        self.has_prefetched = False
+        self._prefetched: tuple[Session, Payload, Snapshot] | None = None  # with what workers have begun
 
     def next_of(self, last: int) -> tuple[int, int]:
         """Return the agent version and the first trajectory of the next batch, unless its call has an `env_update`.
@@ -136,7 +138,7 @@ class Lag:
     def begun(
         self, session: Session, plan: GatherPlan, updates: Mapping[Kind, Any], stats: Stats, resets: Resets | None
     ) -> Call:
-        """Begin a call, which has not taken over yet what workers have begun; for the arguments see `begun`.
+        """Begin a call, whose workers are to start; for the arguments see `begun`.
 
         Until `complete`, the next call begins anew.
         """
@@ -150,35 +152,42 @@ class Lag:
         try:
             put_in_force(session, updates)
             session.use(session.updates.snapshot())
-            gathering_for(session, plan)  # what cannot be gathered with its updates is refused now, as without a lag
+            # What cannot be gathered with its updates is refused now, as without a lag.
+            session.scheduler.gathering_for(plan, session.structures())
             if version < own:
                 session.use(before)
             session.set_call(plan, resets, payload)
-            taken_over = None if self._ahead is None else self._ahead.taken_over(session, plan, payload)
+            self.has_prefetched = self._prefetched is not None and self._prefetched[0] is session
             # An agent gets an update in the call after its own: if it refuses it, that call's is not kept, either.
-            return Call(session, plan, before, stats, version=version, accepted=accepted, taken_over=taken_over)
+            return Call(
+                session, plan, before, stats, sampled_version=version, accepted=accepted,
+                keeps_prefetched=self._keeps_prefetched(session, payload),
+            )  # fmt: skip
         except BaseException:
             session.updates.restore(before)
             session.use(used)
             raise
         finally:
             if session.version == own:
-                self.first = self._ahead = None
+                self.first = self._prefetched = None
 
     def complete(self, call: Call, session: Session) -> None:
         """Note that the batch of a call is complete."""
         self.first = call.gathering.result.next if call.version == session.version else 0
 
-    def run_ahead(self, call: Call, session: Session) -> None:
+    def prefetch(self, call: Call, session: Session) -> None:
         """Let workers begin with the next batch, when a complete call has ended."""
         assert session.resets is not None
-        if not _can_begin(session) or session.resets.is_fixed:
+        if not session.can_prefetch or session.resets.is_fixed:
             return
         version, first = self.next_of(session.version)
         try:
             payload = pickled_resets(replace(session.resets, version=version, first=first))
             assert payload is not None
-            self._ahead = RunAhead(session, call.gathering.plan.starting_at(first), payload, call.take_in)
+            session.use(session.updates.snapshot())
+            session.give(payload)
+            self._prefetched = session, payload, session.used.snapshot()
+            call.prefetch(call.gathering.plan.starting_at(first))
         except Exception as error:  # the batch is complete, and is returned all the same
             if session.cancelled:
                 return  # another thread closed the sampler
@@ -188,12 +197,18 @@ class Lag:
                 type(error).__name__, error,
             )  # fmt: skip
 
-    def pop_events(self) -> list[Event]:
-        """Return, once, what workers have answered and no call will handle: the sampler is being closed."""
-        ahead, self._ahead = self._ahead, None
-        return [] if ahead is None else ahead.events
+    def _keeps_prefetched(self, session: Session, resets: Payload | None) -> bool:
+        """Whether workers have begun with what a call says of its trajectories, and with its updates."""
+        if self._prefetched is None or resets is None:
+            return False
+        its_session, its_resets, its_updates = self._prefetched
+        now = session.used.snapshot()
+        is_same = all(its_updates.get(kind) is now.get(kind) for kind in _OF_TRAJECTORIES)
+        return session is its_session and is_same and _are_equal(its_resets, resets)
 
 
-def _can_begin(session: Session) -> bool:
-    """Whether workers can begin with anything while no call is under way."""
-    return session.engine.concurrent and not (session.cancelled or session.checks.is_exclusive)
+_OF_TRAJECTORIES: tuple[Kind, ...] = ("agent", "parameters", "env", "settings")
+
+
+def _are_equal(one: Payload, other: Payload) -> bool:
+    return one.data == other.data and list(map(bytes, one.buffers)) == list(map(bytes, other.buffers))

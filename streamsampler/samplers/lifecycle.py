@@ -19,12 +19,14 @@ from streamsampler.core.timing import ScriptTimes
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Event, Logged
+from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.kernels import Fingerprints
 from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.protocol.plans import GatherPlan
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
-from streamsampler.samplers.batches import Summaries, merged
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.failures import failure_error, kernels_error
 from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.lagging import Lag, begun
@@ -37,8 +39,8 @@ from streamsampler.samplers.payloads import (
     pickled_updates,
 )
 from streamsampler.samplers.per_worker import Kind, Updates
-from streamsampler.samplers.session import Fingerprints, PurityChecks, Session
-from streamsampler.samplers.supervisor import failure_error, kernels_error
+from streamsampler.samplers.session import Session
+from streamsampler.samplers.summaries import Summaries, merged
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.logs import handle_records
@@ -157,7 +159,8 @@ class SamplerLife(ABC):
         call = self._begin(plan, updates, Stats.of(self.n_workers), resets)
         try:
             with self._ended(call):
-                call.take_over()
+                if self._lag is not None:
+                    call.start(reads_answers=self._lag.has_prefetched)
                 yield call
                 if self._lag is not None:
                     self._lag.complete(call, self._session)
@@ -174,6 +177,7 @@ class SamplerLife(ABC):
             with self._guarded():
                 yield
         except BaseException as error:
+            call.count_the_rest()
             if is_interrupt(error) and call.gathering.result.n_trajectories:
                 self._salvaged = call.finished()
             raise
@@ -182,16 +186,16 @@ class SamplerLife(ABC):
             try:
                 if not self._session.suspect:
                     call.end()
-                    self._run_ahead(call)
+                    self._prefetch(call)
             finally:
                 self._returned += call.returned
                 self.stats.merge(call.stats)
 
-    def _run_ahead(self, call: Call) -> None:
+    def _prefetch(self, call: Call) -> None:
         """Let workers begin with the next batch, if this call's is complete, and there is a lag."""
         if self._lag is not None and self._lag.first is not None:
             with self._guarded():
-                self._lag.run_ahead(call, self._session)
+                self._lag.prefetch(call, self._session)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -275,7 +279,7 @@ class SamplerLife(ABC):
         """Use up an agent version, as a stream does: its trajectories are there already."""
         with self._exclusive():
             self._end_stream()
-            self._session.begin_version(goes_on=True)
+            self._session.skip_version()
 
     def seeds(self, version: int, indices: Sequence[int]) -> list[int]:
         """Return the seeds that this sampler's trajectories begin from, unless a call is given others.
@@ -351,6 +355,7 @@ class SamplerLife(ABC):
         if call is not None and only in (None, call):
             self._streaming = None
             with self._guarded():
+                call.count_the_rest()
                 call.accounts.close_unseen()
                 call.batches.warn_of_actions()
                 self._returned += call.returned
@@ -374,8 +379,9 @@ class SamplerLife(ABC):
                 self._end_stream()
             finally:
                 self._lock.release()
-        unread = [] if self._lag is None else self._lag.pop_events()
-        failures = self._count_last_answers([*unread, *_end(self._session, self._lock)])
+        last_answers = _end(self._session, self._lock)
+        # Only now: a call in another thread has answers that it is about to count.
+        failures = self._count_last_answers([*self._session.arrivals.pop_uncounted(), *last_answers])
         self._count_the_rest()
         self._finalizer.detach()
         if failures:

@@ -19,10 +19,10 @@ from streamsampler.core.fingerprints import agree
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.serialization import HeldPayload, Payload, dumps, loads
 from streamsampler.core.words import count
-from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.differences import Difference, first_difference
 from streamsampler.data.multi_agent import MultiAgentBatch, assembled
+from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.taken import TakenActions, check_chosen
 from streamsampler.engines.base import Answered, Event
 from streamsampler.engines.local import LocalEngine
@@ -31,12 +31,11 @@ from streamsampler.environments.updates import EnvUpdate, for_worker
 from streamsampler.protocol.index_queue import IndexQueue
 from streamsampler.protocol.messages import Failure, Report, Start, Ticket
 from streamsampler.protocol.plans import Exactly, Fragments, GatherPlan, Layout, Streamed
-from streamsampler.protocol.result import Segment
 from streamsampler.samplers.checkpoints import CheckpointedSampler
+from streamsampler.samplers.failures import failure_error
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put, versions_of
 from streamsampler.samplers.per_worker import Updates
 from streamsampler.samplers.recorded import episode_of, of_version, recorded_one, resets_as_recorded
-from streamsampler.samplers.supervisor import failure_error
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 from streamsampler.workers.resets import Options, Resets
@@ -161,7 +160,7 @@ class _Rerun:
         if n_ran < len(self.block):
             before = before % self._block_size if n_ran > 1 else 0
         position = before - sum(each.position < before for each in event.answer.dropped)
-        delivery = Delivery(self.worker, rollouts, event.release, spaces=spaces, fingerprint=fingerprint().bits)
+        delivery = Delivery(self.worker, rollouts, spaces=spaces, fingerprint=fingerprint().bits)
         return assembled(
             [Segment(delivery, position, position + 1, range(self.index, self.index + 1))],
             observation_space=spaces[0], action_space=spaces[1],

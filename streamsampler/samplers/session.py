@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from streamsampler.agents.filters import Filters
-from streamsampler.core.errors import CheckMode
-from streamsampler.core.fingerprints import Fingerprint, agree, disagreement
+from streamsampler.core.errors import ClosedError
 from streamsampler.core.memory import Pool
 from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.core.serialization import Payload, dumps, loads, refers_to
@@ -17,173 +16,23 @@ from streamsampler.core.settings import ProcessSettings
 from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.data.taken import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
-from streamsampler.protocol.messages import NEVER_AGAIN, Start
+from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.instructions import Instruction
+from streamsampler.protocol.kernels import Fingerprints
+from streamsampler.protocol.messages import NEVER_AGAIN, Message, Start
 from streamsampler.protocol.plans import Fragments, GatherPlan, Layout
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
-from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
-from streamsampler.protocol.throughput import Throughput
+from streamsampler.protocol.scheduler import Scheduler
+from streamsampler.protocol.states import CAPACITY, SamplerState
+from streamsampler.protocol.ways import Structure
+from streamsampler.samplers.arrivals import Arrivals, SentToWorker
+from streamsampler.samplers.failures import logger
 from streamsampler.samplers.fragments import FragmentLedger, order_of
 from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.per_worker import Kind, Snapshot, Updates
-from streamsampler.samplers.supervisor import Supervisor, WorkerRecord, logger
 from streamsampler.workers.logs import levels_here
 from streamsampler.workers.resets import Resets
-
-# ----------------------------------------------------------------------
-# Decide when a worker checks that trajectories depend on their seeds alone. Pure.
-
-
-_CHECKS = 0
-"""The worker that checks: it has a ticket in every call, if any worker has."""
-
-
-class PurityChecks:
-    """Whether worker 0 is to check its environment, which it does before the first ticket of its next `Start`.
-
-    It checks at the first call and after an update that makes another environment. With "error" no other worker has
-    any work until that ticket is answered, so that whether a call raises never depends on timing.
-
-    Args:
-        mode: The sampler's argument `check`.
-    """
-
-    def __init__(self, mode: CheckMode) -> None:
-        self._mode = mode
-        self._due = mode is not None
-        self._reported: set[str] = set()
-
-    def renew(self) -> None:
-        """Check again: the environment may be another one."""
-        self._due = self._mode is not None
-
-    @property
-    def is_exclusive(self) -> bool:
-        """Whether only the worker that checks may have work for now."""
-        return self._due and self._mode == "error"
-
-    def may_work(self, record: WorkerRecord) -> bool:
-        """Whether a worker may have work for now."""
-        return record.worker == _CHECKS or not self.is_exclusive
-
-    def is_due_in(self, record: WorkerRecord) -> bool:
-        """Return whether a worker that is sent a `Start` is to check; it owes an answer if it is."""
-        record.is_checking = self._due and record.worker == _CHECKS
-        return record.is_checking
-
-    def take_answer(self, record: WorkerRecord) -> None:
-        """Note that a worker ran a ticket of the current version: it has checked before, if it was to."""
-        if record.is_checking:
-            record.is_checking = self._due = False
-
-    def worker_died(self, record: WorkerRecord) -> None:
-        """Check no more if the worker died while it checked, since the next might do so, too."""
-        if record.is_checking and self._mode == "warn":
-            self._due = False
-
-    def shared_files(self, record: WorkerRecord, records: Sequence[WorkerRecord], files: tuple[str, ...]) -> list[str]:
-        """Record where wrappers of a worker's environments write files; return what to warn of."""
-        worker = record.worker
-        warnings: list[str] = []
-        for number, place in enumerate(files):
-            owner = next((other.worker for other in records if other is not record and place in other.files), worker)
-            if owner != worker or place in files[:number]:
-                both = sorted((owner, worker))
-                whose = f"workers {both[0]} and {both[1]}" if owner != worker else f"environments of worker {worker}"
-                warnings.append(
-                    f"{whose} write to the same files, {place}, and overwrite each other's. Give each worker a place "
-                    "of its own: a function that makes the environment is given the worker's number if it has a "
-                    "parameter `worker_number`"
-                )
-        record.files += files
-        new = [text for text in dict.fromkeys(warnings) if text not in self._reported]
-        self._reported.update(new)
-        return new
-
-
-# ----------------------------------------------------------------------
-# Compare the fingerprints that a sampler's workers tell, and decide what is said about those that differ. Pure.
-
-
-_ELSEWHERE = (
-    "{} was begun where NumPy or torch compute with other kernels ({} there, {} here), so what is sampled now may not "
-    "be what would have been sampled there. Continue on a machine of that kind: see "
-    'streamsampler/docs/guarantees.md, "Other processors"'
-)
-
-
-class Fingerprints:
-    """What is known of how a sampler's workers compute.
-
-    Args:
-        mode: The sampler's argument `fingerprint`.
-    """
-
-    def __init__(self, mode: CheckMode) -> None:
-        self._mode = mode
-        self._told: dict[int, Fingerprint] = {}
-        self._of_dead: dict[int, Fingerprint] = {}  # until the workers in their places tell theirs
-        self._reported: set[str] = set()
-        self._pending = ""
-
-    def record(self, worker: int, found: Fingerprint) -> str:
-        """Record the fingerprint of a worker; return what the call ends with, or ""."""
-        before = self._of_dead.pop(worker, None)
-        self._told[worker] = found
-        text = disagreement(self._told.items())
-        if not text and before is not None:
-            # The batch may have trajectories of this worker, and of the one on another machine that it replaced.
-            text = disagreement([*self._told.items(), (worker, before)])
-        self._pending = text or self._pending
-        return text if self._mode == "error" else ""
-
-    def worker_died(self, worker: int) -> None:
-        """Forget the fingerprint of a worker that died, once that of the worker in its place is known."""
-        if (found := self._told.pop(worker, None)) is not None:
-            self._of_dead[worker] = found
-
-    def bits_of(self, worker: int) -> str:
-        """Return the bits of a worker's fingerprint; "" before the worker has told it."""
-        found = self._told.get(worker)
-        return "" if found is None else found.bits
-
-    @property
-    def bits(self) -> list[str]:
-        """The bits of all fingerprints that are known, each once."""
-        return sorted({found.bits for found in self._told.values()})
-
-    def refusal(self) -> str:
-        """Return what the next call ends with at once, or "": the living workers are known to differ."""
-        return disagreement(self._told.items()) if self._mode == "error" else ""
-
-    def warning(self, n_expected: int = 0) -> str:
-        """Return what to warn of, once; or "".
-
-        Args:
-            n_expected: Return nothing yet while fewer workers have told their fingerprints: one warning names them all.
-        """
-        if len(self._told) < n_expected:
-            return ""
-        text, self._pending = self._pending, ""
-        if self._mode != "warn" or text in self._reported:
-            return ""
-        self._reported.add(text)
-        return text
-
-
-def sampled_elsewhere(place: str, there: Collection[str], here: Iterable[str]) -> str:
-    """Describe which fingerprints are new to a folder; "" if each agrees with one of the folder's.
-
-    Args:
-        place: The folder.
-        there: The fingerprints of those who sampled what it holds; none if it holds nothing.
-        here: Those of who samples what comes next.
-    """
-    strangers = [bits for bits in sorted(here) if there and not any(agree(bits, other) for other in there)]
-    return _ELSEWHERE.format(place, " and ".join(sorted(there)), " and ".join(strangers)) if strangers else ""
-
-
-# ----------------------------------------------------------------------
 
 _ENDED_FRAGMENTS = (
     "env_update ends the episodes of fragments that went on: others begin in the new environment. Where that happens "
@@ -201,12 +50,8 @@ _OTHER_DEVICE = (
 )
 
 
-Way: TypeAlias = Literal["lanes", "blocks", "longer blocks"]
-"""How workers run trajectories."""
-
-
 class Session:
-    """An engine, a record of each of its workers, and what is in force.
+    """An engine, the scheduler of its workers, and the updates in force.
 
     Args:
         engine: Where the workers live.
@@ -218,7 +63,7 @@ class Session:
         layout: How workers run trajectories; see `Worker.layout`.
         policy: What is done about losses; None for what is done by default.
         checks: When the environment is checked; None to check nothing.
-        fingerprints: What is known of how workers compute; None to say nothing of it.
+        fingerprints: How workers compute, as far as it is known; None to say nothing of it.
         infos_of_files: What is said of the infos of trajectories that go into files; None for nothing.
         record_taken: In which info environments say which action they took; None where they do not.
         clock: Seconds, from any beginning.
@@ -227,10 +72,9 @@ class Session:
         updates: The latest agent, parameters and environment.
         used: Those that workers are given, which are older with `staleness`.
         sampled: Those that the last call's trajectories were made with.
-        sampled_version: Their agent version.
-        ticket_version: The version that tickets carry; see `Ticket`.
-        capacity: How many unanswered tickets a worker may have.
-        records: What is known of each worker, by worker number.
+        scheduler: Decides what workers do.
+        sent: What each worker was sent, by worker number.
+        arrivals: What workers' answers brought.
         cancelled: Whether the engine is closed, or another thread is about to close it.
         suspect: Whether an interrupt may have come between two steps of the bookkeeping.
         plan: What the last call was to obtain; None before the first.
@@ -258,19 +102,15 @@ class Session:
         self.engine = engine
         self.updates = self.used = self.sampled = updates
         self.seed = seed
-        self.order: Order = order
-        self.version = self.ticket_version = self.sampled_version = version
-        self.layout = layout
-        self.throughput = Throughput()
         self.clock = clock
+        self.scheduler = Scheduler(
+            engine.n_workers, policy=policy, order=order, version=version, capacity=capacity, layout=layout,
+            concurrent=engine.concurrent, can_retire=engine.can_retire,
+            shortest_ticket=engine.shortest_ticket_seconds, checks=checks, fingerprints=fingerprints, now=clock(),
+        )  # fmt: skip
+        self.sent = [SentToWorker() for _ in range(engine.n_workers)]
+        self.arrivals = Arrivals(engine, self.sent, self.need)
         self.pool = Pool()
-        self.capacity = capacity
-        self.records = [self._new_record(worker) for worker in range(engine.n_workers)]
-        for record in self.records:
-            record.side.apply(Happened.LAUNCHED)
-        self.supervisor = Supervisor(engine, self.records, policy or Policy(), clock)
-        self.checks = checks or PurityChecks(None)
-        self.fingerprints = fingerprints or Fingerprints(None)
         self.infos_of_files = infos_of_files or InfosOfFiles()
         self.taken_actions = TakenActions(record_taken)
         self.cancelled = False
@@ -281,19 +121,24 @@ class Session:
         self._agent_of_fragments: Any = None  # the payload in the last call for them
         self._resets_handle: Any = None
         self._published: dict[int, Any] = updates.payloads()
-        # By queue, how its workers run trajectories, and with which structure they do.
-        self._ways: dict[int, tuple[Way, tuple[int, ...]]] = {}
         self._ran_by_dead = 0  # timesteps
         self._has_counted = False
         self._warned_of: set[str] = set()
-
-    def _new_record(self, worker: int) -> WorkerRecord:
-        return WorkerRecord(SamplerSide(worker, self.ticket_version, self.capacity))
 
     @property
     def is_new(self) -> bool:
         """Whether no agent version was used up, and workers were sent nothing."""
         return self.version == 0 and self.plan is None and not self.suspect
+
+    @property
+    def version(self) -> int:
+        """The last agent version that was used up."""
+        return self.scheduler.version
+
+    @property
+    def sampled_version(self) -> int:
+        """The agent version of the last call's trajectories."""
+        return self.scheduler.sampled_version
 
     def continue_from(self, version: int, sampled_version: int, fragments: FragmentLedger | None) -> None:
         """Let the next call be the one after a version, as if an engine before this one had run that.
@@ -303,7 +148,7 @@ class Session:
             sampled_version: That of its trajectories.
             fragments: What goes on from its call to the next; None for nothing.
         """
-        self.version, self.sampled_version = version, sampled_version
+        self.scheduler.version, self.scheduler.sampled_version = version, sampled_version
         self.fragments = fragments
         (self._agent_of_fragments, *_) = self.updates.of_workers("agent")
 
@@ -396,10 +241,6 @@ class Session:
         """The ledger of the environments of fragments, in a call for fragments; None in other calls."""
         return self.fragments if isinstance(self.plan, Fragments) else None
 
-    def layout_of(self, plan: GatherPlan) -> Layout:
-        """Return how workers run what a plan asks for."""
-        return plan.layout if isinstance(plan, Fragments) else self.layout
-
     def set_call(self, plan: GatherPlan, resets: Resets | None, payload: Payload | None) -> None:
         """Set what the next call is to obtain, and what it says of its trajectories.
 
@@ -432,77 +273,75 @@ class Session:
         """Give workers the updates of a snapshot from now on, whatever is put in force later."""
         self.used = Updates.of(snapshot, self.engine.n_workers)
 
-    def begin_version(self, of_trajectories: int | None = None, *, goes_on: bool = False) -> int:
-        """Begin the next agent version, and let workers abandon older rollouts.
+    def structures(self) -> list[Structure]:
+        """Return the structure of each queue of indices: one for all workers, or one for each."""
+        return [self.used.structure(worker) for worker in range(self.engine.n_workers if self.used.differ else 1)]
 
-        Args:
-            of_trajectories: The agent version of the trajectories that workers run now; None for the one that begins.
-            goes_on: Whether workers run some of them already.
-
-        Returns:
-            The agent version of these trajectories.
-        """
-        self.version += 1
-        self.sampled, self.sampled_version = self.used, of_trajectories or self.version
-        if not goes_on:
-            self.begin_tickets()
-        return self.sampled_version
-
-    def begin_tickets(self) -> None:
-        """Let workers abandon all that runs; what they are given from now on does not mix with it."""
-        self.ticket_version = max(self.ticket_version + 1, self.version)
-        # The word first: older rollouts are surplus from now on.
-        self.engine.abandon_older(self.ticket_version)
-        for record in self.records:
-            record.side.begin_version(self.ticket_version)
-
-    def record_way(self, worker: int, way: Way) -> None:
-        """Record how a worker runs trajectories with the agent and the environment in force."""
-        self._ways[worker if self.used.differ else 0] = way, self.used.structure(worker)
-
-    def ways(self) -> list[tuple[int, Way]]:
-        """Return a worker of each queue of which it is known how its workers run trajectories, with that."""
-        known = self._ways if self.used.differ else self._ways.keys() & {0}
-        ways = [(worker, *self._ways[worker]) for worker in known]
-        return [(worker, way) for worker, way, structure in ways if structure == self.used.structure(worker)]
-
-    def shown_timesteps(self, worker: int) -> int:
-        """Return the timesteps that a worker has shown of its unanswered tickets of this version."""
-        shown = self.engine.progress(worker)
-        return shown.timesteps if shown.version == self.ticket_version else 0
-
-    def is_checking(self, worker: int) -> bool:
-        """Whether a worker owes the answer after its check: a call that copies complete without it would not warn."""
-        return self.records[worker].is_checking
+    @property
+    def can_prefetch(self) -> bool:
+        """Whether workers can begin with anything while no call is under way."""
+        return self.engine.concurrent and not (self.cancelled or self.scheduler.checks.is_exclusive)
 
     def seeds_of(self, version: int, indices: Indices) -> list[int]:
         """Return the seeds of trajectories of the current call."""
         return (self.resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)
 
-    def hand_out(self, record: WorkerRecord, indices: range, block: int) -> None:
-        """Send a worker, which is there, a ticket."""
-        if not record.side.unanswered:
-            record.stillness.reset()
-        message = record.side.assign(indices, block)
-        if isinstance(message, Start):
-            message = Start(message.version, message.tickets, **self.start_contents(record))
-        self.engine.send(record.worker, message)
+    def begin_call(self, plan: GatherPlan, sampled_version: int | None, *, keeps_prefetched: bool) -> list[Instruction]:
+        """Begin a call; see `Scheduler.begin`."""
+        instructions = self.scheduler.begin(
+            plan, self.clock(), sampled_version=sampled_version, structures=self.structures(),
+            base_version=0 if self.ledger is None else self.ledger.base_version, keeps_prefetched=keeps_prefetched,
+        )  # fmt: skip
+        self.sampled = self.used
+        return instructions
 
-    def start_contents(self, record: WorkerRecord) -> dict[str, Any]:
+    def skip_version(self) -> None:
+        """Use up an agent version whose trajectories are there already."""
+        self.scheduler.skip_version()
+        self.sampled = self.used
+
+    def check_open(self) -> None:
+        """Check that no other thread has closed the sampler, and with it descriptors that are in use here.
+
+        Raises:
+            ClosedError: It has.
+        """
+        if self.cancelled:
+            raise ClosedError("this sampler was closed while a call was under way")
+
+    def launch(self, worker: int) -> None:
+        """Start a new worker in a dead one's place."""
+        self.engine.restart(worker)
+        del self.arrivals.absent[worker]
+
+    def kill(self, worker: int, *, hangs: bool) -> None:
+        """Kill a worker; of one that hangs, keep the stacks."""
+        if hangs:
+            self.sent[worker].is_hung, self.sent[worker].stack = True, self.engine.stacks(worker)
+        self.engine.kill_worker(worker)
+
+    def send(self, worker: int, message: Message) -> None:
+        """Send a worker a message of the scheduler's; a `Start` with all updates that the worker lacks."""
+        if isinstance(message, Start):
+            message = Start(message.version, message.tickets, check=message.check, **self._contents_for(worker))
+        self.engine.send(worker, message)
+
+    def _contents_for(self, worker: int) -> dict[str, Any]:
         """Return what a worker's `Start` carries besides tickets, and record it as sent; see `messages.Start`."""
-        contents: dict[str, Any] = dict(self.used.missing(record.worker, record.sent).items())
+        sent = self.sent[worker]
+        contents: dict[str, Any] = dict(self.used.missing(worker, sent.serials).items())
         if self._resets_handle is not None:
             contents["resets"] = self._resets_handle
         fragments, ledger = self.fragments, self.ledger
-        goes_on = record.goes_on if fragments is not None and fragments.base_version == record.goes_on else 0
-        if ledger is not None and not goes_on and (order := ledger.order(record.worker)).standings:
+        goes_on = sent.base_version if fragments is not None and fragments.base_version == sent.base_version else 0
+        if ledger is not None and not goes_on and (order := ledger.order(worker)).standings:
             # The worker has none of its environments: it is new, or an exception left them in any state.
             contents["resets"] = self.publish(
                 dumps(replace(self.resets or Resets(), fragments=order), "what goes on in environments")
             )
-        record.goes_on = goes_on if ledger is None else ledger.base_version
-        record.payloads_in_use = tuple(contents.values())
-        return {**contents, "check": self.checks.is_due_in(record), "goes_on": goes_on}
+        sent.base_version = goes_on if ledger is None else ledger.base_version
+        sent.payloads_in_use = tuple(contents.values())
+        return {**contents, "goes_on": goes_on}
 
     def warn_of_anomaly(self, anomaly: FoundAnomaly) -> None:
         """Warn of the first anomaly in the data, and of no other."""
@@ -530,7 +369,7 @@ class Session:
 
     def unpublish_old(self) -> None:
         """Free the payloads that are neither in force nor in an unanswered message."""
-        in_use = {id(handle) for record in self.records for handle in record.payloads_in_use}
+        in_use = {id(handle) for sent in self.sent for handle in sent.payloads_in_use}
         for updates in {id(it): it for it in (self.updates, self.used, self.sampled)}.values():
             in_use |= updates.payloads().keys()
         for key in self._published.keys() - in_use:
@@ -547,30 +386,26 @@ class Session:
         if self.used is not self.updates:
             self.use(snapshot)
             self.sampled = self.used if accepted is None else Updates.of(accepted, self.engine.n_workers)
-        for record in self.records:
-            if not self.updates.are_in_force(record.worker, record.sent):
-                record.forget()
+        for worker, sent in enumerate(self.sent):
+            if not self.updates.are_in_force(worker, sent.serials):
+                sent.forget()
 
     # ------------------------------------------------------------------ the end of workers
 
-    def replace_record(self, record: WorkerRecord) -> int:
-        """Replace the record of a dead worker; return how many timesteps the worker ran and reported in no answer."""
-        worker = record.worker
-        record.side.apply(Happened.DIED)
-        self.checks.worker_died(record)
-        self.fingerprints.worker_died(worker)
-        self.throughput.forget(worker)
-        self.records[worker] = self._new_record(worker)
-        ran = self.engine.ran_timesteps(worker)
+    def replace_worker(self, worker: int) -> int:
+        """Forget a dead worker; return how many timesteps the worker ran and reported in no answer."""
+        ran, reported = self.engine.ran_timesteps(worker), self.sent[worker].reported_timesteps
+        self.sent[worker] = SentToWorker()
         self._ran_by_dead += ran
-        return max(0, ran - record.reported_timesteps)
+        return max(0, ran - reported)
 
     def take_ran_timesteps(self) -> int:
         """Return how many timesteps all workers ran, as far as they showed them; 0 after the first time."""
         if self._has_counted:
             return 0
         self._has_counted = True
-        alive = [record.worker for record in self.records if record.side.state is not SamplerState.ABSENT]
+        workers = self.scheduler.workers
+        alive = [known.worker for known in workers if known.side.state is not SamplerState.ABSENT]
         return self._ran_by_dead + sum(map(self.engine.ran_timesteps, alive))
 
     def mark_suspect(self) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from streamsampler.core.errors import UnwritableInfoError, UsageError, positive
+from streamsampler.core.fingerprints import agree
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import Display, ProgressArgument, display
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
@@ -18,9 +19,14 @@ from streamsampler.data.kept_infos import InfosArgument, KeptInfos
 from streamsampler.data.portions import Target
 from streamsampler.data.shards import Manifest, ShardWriter
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.session import sampled_elsewhere
 
 _log = logging.getLogger("streamsampler")
+
+_ELSEWHERE = (
+    "{} was begun where NumPy or torch compute with other kernels ({} there, {} here), so what is sampled now may not "
+    "be what would have been sampled there. Continue on a machine of that kind: see "
+    'streamsampler/docs/guarantees.md, "Other processors"'
+)
 
 
 @suggesting()
@@ -188,8 +194,20 @@ def _compare(sampler: Sampler[Any, Any], path: Path, earlier: frozenset[str], fo
     Raises:
         UsageError: They compute otherwise, and the sampler's `fingerprint` is "error".
     """
-    mode, text = sampler.fingerprint, sampled_elsewhere(str(path), earlier, found)
+    mode, text = sampler.fingerprint, _sampled_elsewhere(str(path), earlier, found)
     if text and mode == "error":
         raise UsageError(text)
     if text and mode == "warn":
         _log.warning("%s", text)
+
+
+def _sampled_elsewhere(place: str, there: Collection[str], here: Iterable[str]) -> str:
+    """Describe which fingerprints are new to a folder; "" if each agrees with one of the folder's.
+
+    Args:
+        place: The folder.
+        there: The fingerprints of those who sampled what it holds; none if it holds nothing.
+        here: Those of who samples what comes next.
+    """
+    strangers = [bits for bits in sorted(here) if there and not any(agree(bits, other) for other in there)]
+    return _ELSEWHERE.format(place, " and ".join(sorted(there)), " and ".join(strangers)) if strangers else ""

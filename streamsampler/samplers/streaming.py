@@ -19,10 +19,10 @@ from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.data.multi_agent import segments_of_policies
 from streamsampler.data.portions import Portion
+from streamsampler.data.segments import Segment
 from streamsampler.data.statistics import FoundAnomaly
-from streamsampler.protocol.result import Segment
-from streamsampler.samplers.batches import Summaries, summaries_of
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.summaries import Summaries, summaries_of
 
 
 @suggesting()
@@ -201,7 +201,7 @@ def _check_any(segments: Sequence[Segment]) -> None:
 
 def _is_over(call: Call) -> bool:
     """Return whether the last trajectory of a call was taken."""
-    return call.gathering.result.complete and not call.gathering.result.has_segments
+    return call.gathering.result.complete and not call.gathering.result.has_spans
 
 
 def _each(call: Call, segments: list[Segment]) -> Iterable[TrajectoryBatch[Any, Any]]:

@@ -9,16 +9,16 @@ import numpy as np
 
 from streamsampler.agents.policies import PolicyNames
 from streamsampler.core.errors import DataError, UsageError
-from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import assembled
+from streamsampler.data.segments import Delivery
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import snapshot
 from streamsampler.rollouts.script import End
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.games import INFOS, OUTSTANDING, SPACES, GameElsewhere, game_of
 from streamsampler.stepping.joint_env import Turn
-from streamsampler.stepping.recorder import StepsRecorder, nothing
+from streamsampler.stepping.recorder import StepsRecorder
 from streamsampler.stepping.several import SeveralAgents
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.several.players import Table
@@ -145,7 +145,7 @@ class JointStepsRecorder(StepsRecorder[_Start, Trajectory]):
         spaces = self._games[0].observation_space, self._games[0].action_space
         delivery = None
         if episodes:
-            delivery = Delivery(0, self._rows.gather(episodes, np.empty), nothing, spaces=spaces)
+            delivery = Delivery(0, self._rows.gather(episodes, np.empty), spaces=spaces)
         return self._assembled(assembled, delivery, indices, spaces)
 
 

@@ -37,10 +37,11 @@ from streamsampler.core.errors import (
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Died
+from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.hangs import Watch
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Policy, cause_of_death
-from streamsampler.samplers.supervisor import Hang, unpickled
+from streamsampler.samplers.failures import unpickled
 from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.links import EnvLink, EnvPool, NewPool
 from streamsampler.stepping.objects import step_frame, unpacked_result
@@ -533,7 +534,7 @@ class ProcessTransport(Transport):
     def _lost(self, death: Died) -> list[Event]:
         """Return what the death of a worker means; a new one is started when its environments are needed."""
         link, hang = self._pool[death.worker], self._hangs.pop(death.worker, None)
-        seen = self._pool.board.progress(link.number) if hang is None else hang.seen
+        seen = self._pool.board.progress(link.number) if hang is None else hang.progress
         phase = Phase.ENV_CONSTRUCTION if link.is_making else seen.phase
         culprit = None if link.is_making else seen.trajectory
         if hang is not None:

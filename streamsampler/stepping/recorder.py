@@ -11,12 +11,12 @@ import numpy as np
 
 from streamsampler.core.errors import ActionError, DataError, UsageError, positive
 from streamsampler.core.keywords import suggesting
-from streamsampler.data.assembly import Delivery, assemble
+from streamsampler.data.assembly import assemble
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.infos import InfoRecorder
+from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.spaces import check_actions, short
 from streamsampler.data.trees import snapshot, take
-from streamsampler.protocol.result import Segment
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.vec.batch_infos import BatchInfos
@@ -354,7 +354,7 @@ class RowsRecorder(StepsRecorder[dict[str, Any], Trajectory]):
     def _batch_of(self, indices: list[int], episodes: list[Trajectory]) -> TrajectoryBatch[Any, Any]:
         delivery = None
         if episodes:
-            delivery = Delivery(0, self._timesteps.gather(episodes, np.empty), nothing, spaces=self._spaces)
+            delivery = Delivery(0, self._timesteps.gather(episodes, np.empty), spaces=self._spaces)
         return self._assembled(assemble, delivery, indices, self._spaces)
 
 

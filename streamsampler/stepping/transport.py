@@ -20,6 +20,7 @@ import numpy as np
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import ActionError, RemoteTraceback, RolloutError, SpentQuota, WorkerError
 from streamsampler.core.serialization import dumps
+from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import (
     Incident,
@@ -30,7 +31,7 @@ from streamsampler.protocol.restarts import (
     unready,
     was_killed,
 )
-from streamsampler.samplers.supervisor import Hang, loss_error
+from streamsampler.samplers.failures import loss_error
 from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows

@@ -296,6 +296,16 @@ def test_each_setting_can_be_read_compared_and_set_to_what_it_is(restored):
     assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
 
 
+def test_environment_variables_are_read_again_where_one_has_changed(monkeypatch):
+    before = ProcessSettings.of_this_process().environ
+    assert ProcessSettings.of_this_process().environ is before
+    for value in ("1", "2"):
+        monkeypatch.setenv("STREAMSAMPLER_TEST_OF_SETTINGS", value)
+        assert ProcessSettings.of_this_process().environ == {**before, "STREAMSAMPLER_TEST_OF_SETTINGS": value}
+    monkeypatch.delenv("STREAMSAMPLER_TEST_OF_SETTINGS")
+    assert ProcessSettings.of_this_process().environ == before
+
+
 def test_a_setting_that_a_worker_cannot_have_is_a_warning(restored, caplog):
     SettingsInForce(portable=True).apply(ProcessSettings({}, (), "/", {"locale": "xx_XX.none"}))
     assert "locale of the sampler's process, 'xx_XX.none', cannot be set in this worker" in caplog.text

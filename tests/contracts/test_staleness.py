@@ -22,10 +22,10 @@ from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import NotReproducibleError, RolloutError, SamplerError, UsageError
 from streamsampler.filters import RunningNorm
+from streamsampler.protocol.scheduler import Scheduler
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.lagging import Lag
-from streamsampler.samplers.run_ahead import RunAhead
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.sharded import sample_to_folder
 from streamsampler.testing import Fault, Faults
@@ -78,7 +78,7 @@ def test_each_batch_is_of_the_version_before(make_sampler: Maker) -> None:
         # What comes from a sampler of that version.
         env = AnyLength if version < ANEW else partial(Steps, 5)
         with LocalSampler(Stamping(version), env, seed=SEED, check=None) as alone:
-            alone._session.version = version - 1
+            alone._session.scheduler.version = version - 1
             stream = alone.stream(first_trajectory=int(batch.indices[0]))
             assert list(islice(stream, n if kind == "obtain_trajectories" else len(batch))) == list(batch)
     firsts = [int(batch.indices[0]) for batch in batches]
@@ -235,7 +235,7 @@ def test_what_cannot_be_gathered_with_an_update_is_refused_in_its_own_call(make_
         (Lag, "complete"),
         (Call, "end"),
         (Session, "unpublish_old"),
-        (Lag, "run_ahead"),
+        (Lag, "prefetch"),
         (Stats, "merge"),
     ],
 )
@@ -325,7 +325,7 @@ def test_calls_that_cannot_be_had(make_local: Callable[..., LocalSampler], tmp_p
 @pytest.fixture
 def every_worker_runs_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a complete call wait for each worker's last answer: one that needs long for it would not run ahead."""
-    monkeypatch.setattr("streamsampler.samplers.run_ahead._PATIENCE", PATIENCE)
+    monkeypatch.setattr("streamsampler.samplers.call._PATIENCE", PATIENCE)
 
 
 AHEAD = pytest.mark.usefixtures("every_worker_runs_ahead")
@@ -513,7 +513,7 @@ def test_an_interrupt_while_the_call_takes_over(
     ends.wait(8, PATIENCE)
     with monkeypatch.context() as patch:
         wait_for_answers(patch, sampler)
-        raise_once(patch, Call, "_decide", KeyboardInterrupt)
+        raise_once(patch, Scheduler, "_decide", KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.obtain_trajectories(4, agent_update=(2,))
     assert [*batches, sampler.salvage()] == twins([4, 4])
@@ -529,16 +529,18 @@ def test_a_refusal_counts_although_the_batch_is_there(
     ends.wait(8, PATIENCE)
     with monkeypatch.context() as patch:
         wait_for_answers(patch, sampler)
-        patch.setattr(Call, "take_in", lambda call, event, take_in=Call.take_in: told_otherwise(call, event, take_in))
+        receive = Scheduler._receive
+        patch.setattr(Scheduler, "_receive", lambda scheduler, event: receive_otherwise(scheduler, event, receive))
         with pytest.raises(NotReproducibleError, match="computes with other kernels"):
             sampler.obtain_trajectories(4, agent_update=(2,))
 
 
-def told_otherwise(call: Call, event: Any, take_in: Callable[[Call, Any], None]) -> None:
-    """Take in an answer as if its worker had begun to compute otherwise."""
-    call._take_fingerprint(0, Fingerprint("numpy=aa", "here"))
-    call._take_fingerprint(1, Fingerprint("numpy=bb", "there"))
-    take_in(call, event)
+def receive_otherwise(scheduler: Scheduler, event: Any, receive: Callable[[Scheduler, Any], None]) -> None:
+    """Receive an event as if a worker had begun to compute otherwise."""
+    if scheduler._is_open:
+        scheduler._record_fingerprint(0, Fingerprint("numpy=aa", "here"))
+        scheduler._record_fingerprint(1, Fingerprint("numpy=bb", "there"))
+    receive(scheduler, event)
 
 
 def wait_for_answers(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
@@ -549,7 +551,7 @@ def wait_for_answers(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
     def wait_for_all(timeout: float | None) -> list[Any]:
         assert timeout == 0.0, "the call would wait for ever"
         events = wait(None)
-        while len(events) < len(session.records[0].side.unanswered):
+        while len(events) < len(session.scheduler.workers[0].side.unanswered):
             events += wait(None)
         return events
 
@@ -558,24 +560,24 @@ def wait_for_answers(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
 
 @AHEAD
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), SamplerError("no handle")])
-@pytest.mark.parametrize("place", ["begin_tickets", "send"])
+@pytest.mark.parametrize("place", ["prefetch", "send"])
 def test_an_error_while_the_next_batch_is_begun(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, place: str
 ) -> None:
     """It costs neither the batch that is complete, nor the next one, also where a ticket was not sent."""
     with MultiprocessingSampler(Stamping(), AnyLength, n_workers=2, **LAGGING) as sampler:
         batches = [sampler.obtain_trajectories(4, agent_update=(1,))]
-        engine, hand_out = sampler._session.engine, RunAhead._hand_out
+        engine, prefetch = sampler._session.engine, Scheduler.prefetch
 
-        def fail(*given: Any) -> None:
+        def fail(*given: Any) -> Any:
             raise_once(monkeypatch, engine, "send", error)
-            hand_out(*given)
+            return prefetch(*given)
 
         with monkeypatch.context() as patch:
             if place == "send":
-                patch.setattr(RunAhead, "_hand_out", fail)
+                patch.setattr(Scheduler, "prefetch", fail)
             else:
-                raise_once(patch, Session, place, error)
+                raise_once(patch, Scheduler, place, error)
             batches.append(sampler.obtain_trajectories(4, agent_update=(2,)))
         batches += [sampler.obtain_trajectories(4, agent_update=(number,)) for number in (3, 4)]
     assert batches == twins([4] * 4)
@@ -587,7 +589,7 @@ def test_an_interrupt_while_the_next_batch_is_begun(monkeypatch: pytest.MonkeyPa
     """Nothing of the batch that is complete is lost."""
     with MultiprocessingSampler(Stamping(), AnyLength, n_workers=2, **LAGGING) as sampler:
         batches = [sampler.obtain_trajectories(4, agent_update=(1,))]
-        raise_once(monkeypatch, Session, "begin_tickets", KeyboardInterrupt)
+        raise_once(monkeypatch, Scheduler, "prefetch", KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.obtain_trajectories(4, agent_update=(2,))
         salvaged = sampler.salvage()

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.data.anomalies import Anomaly, AnomalyFinder
-from streamsampler.data.assembly import Delivery
+from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.statistics import FoundAnomaly, Stats
 from streamsampler.errors import DataError, RolloutError
-from streamsampler.protocol.result import Segment
-from streamsampler.samplers.batches import CallAccounts
+from streamsampler.samplers.accounts import CallAccounts
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))
 
@@ -209,7 +208,7 @@ def test_the_error_is_that_of_the_first_wrong_trajectory_that_is_needed(kinds, i
 def test_of_a_delivery_only_what_is_returned_counts():
     stand_in: Any = SimpleNamespace
     found = tuple(Anomaly(position, 10**position, 3, "odd") for position in (0, 1, 2, 4))
-    delivery = Delivery(0, stand_in(anomalies=found), lambda: None)
+    delivery = Delivery(0, stand_in(anomalies=found))
     stats = Stats.of(1)
     accounts = CallAccounts(stand_in(warn_of_anomaly=lambda _: None), stand_in(), stats, 7)
     accounts.add_dropped([Segment(delivery, 1, 4, range(11, 14))], [])

@@ -14,11 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamsampler.data import trees
-from streamsampler.data.assembly import Delivery, GrowingBatch, Origins, assemble
+from streamsampler.data.assembly import GrowingBatch, Origins, assemble
 from streamsampler.data.info_columns import InfoColumn, InfoColumns
 from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.data.segments import Delivery, Segment
 from streamsampler.errors import ActionError, DataError, ObservationError
-from streamsampler.protocol.result import Segment
 from tests.data.test_spaces import nested_spaces
 
 OBSERVATIONS = S.Box(-100, 100, (2,), np.float32)
@@ -56,7 +56,7 @@ def tickets(lengths, cuts, observation_space=OBSERVATIONS, action_space=ACTIONS)
 def batch_of(runs, observation_space=OBSERVATIONS, action_space=ACTIONS):
     segments, n = [], 0
     for rollouts, start, stop in runs:
-        segments.append(Segment(Delivery(0, rollouts, lambda: None), start, stop, range(n, n := n + stop - start)))
+        segments.append(Segment(Delivery(0, rollouts), start, stop, range(n, n := n + stop - start)))
     return assemble(
         segments, observation_space=observation_space, action_space=action_space, agent_version=1, seed=7,
         seeds_of=lambda indices: [2**100 + i for i in indices.tolist()],
@@ -174,7 +174,7 @@ NAMES = ("observations", "last_observations", "actions", "rewards", "terminated"
 
 
 def segment(rollouts, start, stop, n_bytes=0):
-    return Segment(Delivery(0, rollouts, lambda: None, n_bytes), start, stop, range(start, stop))
+    return Segment(Delivery(0, rollouts, n_bytes), start, stop, range(start, stop))
 
 
 def nothing(_):

@@ -256,7 +256,7 @@ def test_one_that_was_slow_and_died_is_replaced_by_the_next_call():
     with make(n_workers=2) as sampler:
         first = calls(sampler)
         pids = sampler.worker_pids()
-        sampler._session.throughput.measure([5], 1_000.0, 1)
+        sampler._session.scheduler.throughput.measure([5], 1_000.0, 1)
         os.kill(pids[1], signal.SIGKILL)
         assert gone(pids[1:])
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
@@ -397,13 +397,13 @@ def test_an_error_does_not_hide_the_other_events_of_a_wait(monkeypatch, tmp_path
 
         def wait_for_all(timeout):
             events = []
-            while len(events) < sum(len(record.side.unanswered) for record in session.records):
+            while len(events) < sum(len(record.side.unanswered) for record in session.scheduler.workers):
                 events += real(None)
             return events
 
         monkeypatch.setattr(session.engine, "wait", wait_for_all)
         with pytest.raises(RolloutError, match="injected"):
             sampler.obtain_trajectories(4)
-        assert not any(record.side.unanswered for record in session.records)
+        assert not any(record.side.unanswered for record in session.scheduler.workers)
         monkeypatch.undo()
         assert is_right_again(sampler)

@@ -9,19 +9,24 @@ import signal
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler.data.statistics import Stats
 from streamsampler.engines.processes import engine as links
 from streamsampler.engines.processes.wire import MessageReader
-from streamsampler.errors import WorkerDiedError
+from streamsampler.errors import RolloutError, UsageError, WorkerDiedError
+from streamsampler.samplers.batches import BatchMaker
+from streamsampler.samplers.call import Call
 from streamsampler.testing import Fault, Faults
+from tests.contracts.test_taken import Slippery
 from tests.faults.conftest import slow
 from tests.faults.test_ends import gone
 from tests.never_hangs import alarm
+from tests.scripted.agents import always_zero
 from tests.scripted.failing import Agent, Env
 
 
 def expected(version, n=6):
     with LocalSampler(Agent(), Env, seed=5) as sampler:
-        sampler._session.version = version - 1
+        sampler._session.scheduler.version = version - 1
         return sampler.obtain_trajectories(n)
 
 
@@ -133,6 +138,69 @@ def test_real_interrupts_at_random_times(sampler):
                 hits += 1
         assert is_right_again(sampler)
     assert hits > n_interrupts / 2, "Python swallows those that hit a finalizer"
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_an_interrupt_between_reports_of_one_wait_leaves_them_whole(monkeypatch, nth):
+    """What is salvaged has the actions that were taken, and no timestep is counted twice."""
+    with LocalSampler(always_zero, Slippery, n_workers=4, seed=3, record_taken="action_taken", check=None) as sampler:
+        engine = sampler._session.engine
+        wait = engine.wait
+        monkeypatch.setattr(engine, "wait", lambda timeout: [event for _ in range(4) for event in wait(timeout)])
+        real, left = Stats.take_report, [nth]
+
+        def interrupt(self, *report):
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            real(self, *report)
+
+        monkeypatch.setattr(Stats, "take_report", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sampler.obtain_trajectories(12)
+        batch = sampler.salvage()
+        assert batch.next_observations[:, 0].tolist() == batch.actions.tolist()
+        assert list(batch.env_infos) == ["slips"]
+    stats = sampler.stats
+    assert stats.kept_timesteps == batch.n_timesteps
+    fates = ("kept", "surplus", "stale", "abandoned", "lost")
+    assert sum(getattr(stats, f"{fate}_timesteps") for fate in fates) == sampler._ran_before
+
+
+@pytest.mark.parametrize(("n_workers", "place"), [(1, "restart"), (2, "send")])
+def test_an_error_of_the_engine_leaves_no_worker_waiting_for_a_message(monkeypatch, n_workers, place):
+    """The scheduler has decided, and believes that all of it was done."""
+    with MultiprocessingSampler(Agent(), Env, n_workers=n_workers, seed=5) as sampler:
+        sampler.obtain_trajectories(2)
+        pid = sampler.worker_pids()[0]
+        os.kill(pid, signal.SIGKILL)
+        assert gone([pid])
+        raise_once(monkeypatch, sampler._session.engine, place, UsageError("no room"))
+        with pytest.raises(UsageError, match="no room"):
+            sampler.obtain_trajectories(6)
+        for _ in range(3):
+            assert is_right_again(sampler)
+
+
+def test_a_failure_ends_a_call_without_a_batch_of_what_came_with_it(monkeypatch):
+    class Failing(Slippery):
+        n_resets = 0
+
+        def reset(self, **options):
+            self.n_resets += 1
+            if self.n_resets > 6:
+                raise RuntimeError("no more")
+            return super().reset(**options)
+
+    with LocalSampler(always_zero, Failing, n_workers=2, seed=1, check=None) as sampler:
+        engine, wait = sampler._session.engine, sampler._session.engine.wait
+        monkeypatch.setattr(engine, "wait", lambda timeout: [event for _ in range(6) for event in wait(timeout)])
+        done, end = [], Call.end
+        monkeypatch.setattr(Call, "end", lambda self: (done.append("end"), end(self)))
+        monkeypatch.setattr(BatchMaker, "append_due", lambda self: done.append("append"))
+        with pytest.raises(RolloutError, match="no more"):
+            sampler.obtain_trajectories(40)
+    assert done[-1] == "end"
 
 
 def test_a_death_in_an_update_takes_the_update_back(sampler):

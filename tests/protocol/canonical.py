@@ -18,11 +18,14 @@ IRRELEVANT = {
     # Accounts: they are added to, and nothing is decided by them.
     "Stats": "counts only",
     "CallAccounts": "counts only",
-    "WorkerRecord.reported_timesteps": "is counted as lost when the worker dies",
+    "SentToWorker.reported_timesteps": "is counted as lost when the worker dies",
     "Session._ran_by_dead": "is counted at the end",
     # Data on their way into the batch: what they say is checked after each step.
     "Delivery": "is checked when it arrives",
-    "Result._segments": "is checked after each step",
+    "Result._spans": "is checked after each step",
+    "Arrivals": "holds what arrived, by numbers",
+    "_Arrived.report": "numbers what arrived",
+    "Fault.number": "numbers what arrived",
     "BatchMaker": "joins what is in the result, by its contents",
     "Pool": "holds memory only",
     "WorkerLoop._seconds": "is measured, and counted by the sampler",

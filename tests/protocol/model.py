@@ -6,10 +6,12 @@ that everybody sees at once, and processes that die at any point, leaving what t
 
 import hashlib
 import pickle
+from typing import Any
 
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Died
 from streamsampler.errors import RolloutError, WorkerDiedError
+from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.messages import Start
 from streamsampler.protocol.plans import Layout
 from streamsampler.protocol.restarts import Policy
@@ -17,7 +19,6 @@ from streamsampler.protocol.states import SamplerState, WorkerState
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.per_worker import Updates
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.supervisor import Hang
 from tests.protocol.canonical import key_of
 from tests.protocol.processes import N_WORKERS, ModelEngine, length_of, seconds_of
 
@@ -76,7 +77,7 @@ class World:
         )  # fmt: skip
         if slowness > 1:
             for number in range(N_WORKERS):
-                self.session.throughput.measure([1, 2], seconds_of(number, 3, slowness), number)
+                self.session.scheduler.throughput.measure([1, 2], seconds_of(number, 3, slowness), number)
         self.plans = list(plans)
         self.deaths_left, self.hangs_left, self.failures_left, self.refusals_left = deaths, hangs, failures, refusals
         self.call, self.completed, self.failed = None, 0, 0
@@ -95,6 +96,7 @@ class World:
         snapshot = self.session.updates.snapshot()
         self.session.updates.put("parameters", self.session.publish(("parameters", self.session.version + 1)))
         self.call = Call(self.session, self.plans.pop(0), snapshot, Stats.of(N_WORKERS))
+        self.call.start()
 
     # ------------------------------------------------------------------ what can happen
 
@@ -166,9 +168,11 @@ class World:
 
     def kill_as_hung(self, process):
         self.hangs_left -= 1
-        record = self.session.records[process.number]
-        record.hang = Hang(self.engine.progress(process.number), 1.0, "")
-        self.session.supervisor._kill(record)
+        scheduler, number = self.session.scheduler, process.number
+        known = scheduler.workers[number]
+        known.hang = Hang(self.engine.progress(number), 1.0)
+        scheduler._supervision._kill(known, hangs=True)
+        self.call._carry_out(scheduler.pop_instructions())
 
     def receive(self, number):
         answer, contents = self.engine.processes[number].answers.pop(0)
@@ -179,7 +183,7 @@ class World:
 
     def pump(self, event):
         if self.call is None:
-            self.session.records[event.worker].record_answer(event.answer)
+            self.side(event.worker).record_answer(event.answer)
             return
         self.engine.events.append(event)
         try:
@@ -208,14 +212,15 @@ class World:
     def check_result(self):
         """What is new in the result is right; and all of it, when it is complete."""
         version, gathering, plan = self.call.version, self.call.gathering, self.call.gathering.plan
-        segments = gathering.result.segments()
-        n = sum(len(segment.indices) for segment in segments)
+        spans = gathering.result.spans()
+        n = sum(len(span.indices) for span in spans)
         if n > self.checked:
             indices, lengths = [], []
-            for delivery, start, stop, part in segments:
-                assert delivery.rollouts.made_under == version, "no stale data"
+            for number, start, stop, part in spans:
+                rollouts: Any = self.session.arrivals.delivery(number).rollouts
+                assert rollouts.made_under == version, "no stale data"
                 indices += list(part)
-                lengths += delivery.rollouts.lengths[start:stop].tolist()
+                lengths += rollouts.lengths[start:stop].tolist()
             assert indices == list(range(n))
             assert lengths == [length_of(version, index) for index in indices]
             assert plan.timesteps is None or plan.timesteps > sum(lengths[:-1]), "the shortest prefix"
@@ -233,7 +238,7 @@ class World:
                 assert not self.side(number).unanswered, "a lost ticket"
 
     def side(self, number):
-        return self.session.records[number].side
+        return self.session.scheduler.workers[number].side
 
     def n_copies(self):
         """How many tickets two workers have."""

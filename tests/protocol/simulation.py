@@ -18,8 +18,13 @@ from streamsampler.protocol.throughput import Throughput
 
 def take(gathering, worker, **options):
     """Return the indices alone of what a worker is to run, or None."""
-    assignment = gathering.assign(worker, **options)
+    assignment = asked(gathering, worker, **options)
     return assignment and assignment.indices
+
+
+def asked(gathering, worker, *, ahead=False, now=0.0):
+    """Return the ticket that a worker runs next, which for an idle one may be a copy, or None."""
+    return gathering.assign(worker, ahead=ahead, now=now) or (None if ahead else gathering.assign_copy(worker, now))
 
 
 def taken_by(gathering, worker):
@@ -214,6 +219,7 @@ class _Call:
         self.workers[number].held -= 1
         lengths = list(map(self.length, indices))
         self.gathering.receive(number, indices, lengths, number, self.now)
+        self.gathering.measure_late(self.now)
         self.simulation.throughput.measure(lengths, seconds, number)
         self.feed()
 
@@ -225,6 +231,6 @@ class _Call:
         for worker in self.workers:
             worker.advance(self.now)
             outcome.busy += worker.busy
-        for segment in self.gathering.result.segments():
-            work = sum(self.length(index) * self.simulation.effort(self.number, index) for index in segment.indices)
-            outcome.useful += work * self.simulation.speeds[segment.delivery]
+        for span in self.gathering.result.spans():
+            work = sum(self.length(index) * self.simulation.effort(self.number, index) for index in span.indices)
+            outcome.useful += work * self.simulation.speeds[span.report]

@@ -18,7 +18,7 @@ from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, Gat
 from streamsampler.protocol.result import Result
 from streamsampler.protocol.throughput import Throughput
 from streamsampler.protocol.tickets import TICKET_SECONDS
-from tests.protocol.simulation import take, taken_by
+from tests.protocol.simulation import asked, take, taken_by
 
 LONGER = Layout(2, 2, lengthens=True)
 LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]
@@ -39,7 +39,7 @@ def known(*seconds: float | None, length: int = 10, n_bytes: int = 0) -> Through
 
 
 def indices_of(gathering: Gathering) -> list[int]:
-    return [index for segment in gathering.result.segments() for index in segment.indices]
+    return [index for span in gathering.result.spans() for index in span.indices]
 
 
 # ---------------------------------------------------------------------- any course of events
@@ -94,6 +94,7 @@ class Course:
         self.runs_longer = layout.lengthens and draw.random() < 0.8
         self.is_known: set[int] = set()  # by queue, how its workers run blocks
         self.n_cut = self.n_brought = 0
+        self.reports: list[range] = []
         self.now, self.setbacks = 0.0, 6
 
     def ended(self) -> Any:
@@ -114,7 +115,7 @@ class Course:
 
     def feed(self, worker: int) -> None:
         ahead = any(owner == worker for owner, _ in self.outstanding)
-        assignment = self.gathering.assign(worker, ahead=ahead, now=self.now)
+        assignment = asked(self.gathering, worker, ahead=ahead, now=self.now)
         if assignment is None:
             return
         indices, block = assignment
@@ -158,8 +159,12 @@ class Course:
         elif doomed:
             shown = None if len(indices) > len(self.block_at(indices[0])) and draw.random() < 0.3 else doomed[0]
             gathering.add_failure(worker, indices, shown, "doomed", final=True, now=self.now)
-        elif gathering.receive(worker, indices, [length_of(index) for index in indices], indices, self.now):
-            self.n_brought += len(indices)
+        else:
+            self.reports.append(indices)
+            lengths = [length_of(index) for index in indices]
+            if gathering.receive(worker, indices, lengths, len(self.reports) - 1, self.now):
+                self.n_brought += len(indices)
+            gathering.measure_late(self.now)
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(3, 3), Layout(2, 6), LONGER])
@@ -173,8 +178,8 @@ def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(layout: Layout
         n_cut += course.n_cut
         expected, result = sequential(plan), course.gathering.result
         assert indices_of(course.gathering) == expected
-        for delivery, start, stop, own in result.segments():
-            assert list(own) == list(delivery[start:stop]), "the delivery's own trajectories"
+        for number, start, stop, own in result.spans():
+            assert list(own) == list(course.reports[number][start:stop]), "the report's own trajectories"
         assert (result.n_trajectories, result.n_timesteps) == (len(expected), sum(map(length_of, expected)))
         assert course.n_brought == result.n_trajectories + result.pending()[0]
     assert n_cut > (20 if layout.lengthens else 40)
@@ -199,7 +204,7 @@ def test_what_fails_for_good_ends_the_call_at_its_turn(layout: Layout) -> None:
             n_failed += 1
             assert first in held.indices
             assert indices_of(course.gathering) == list(range(held.turn))
-    assert n_cut > 20
+    assert n_cut > 10
     assert n_failed > 100
 
 
@@ -262,7 +267,7 @@ def test_any_course_of_events_gives_as_many_of_each_task(
             lengths = [2 for index in indices if index not in left_out]
             gathering.receive(worker, indices, lengths, worker, dropped=dropped)
         if stream:
-            found += [index for segment in gathering.result.pop_segments() for index in segment.indices]
+            found += [index for span in gathering.result.pop_spans() for index in span.indices]
     assert found + indices_of(gathering) == made_up(left_out, first, n_of_task, n_tasks)
 
 
@@ -279,7 +284,7 @@ def test_blocks_get_longer_once_it_is_known_that_workers_run_such(longer: bool) 
     assert (take(gathering, 1), gathering.refuses_all) == (None, True)
     gathering.run_blocks(0, longer=longer)
     for indices in tickets:
-        gathering.receive(0, indices, [10] * 4, indices)
+        gathering.receive(0, indices, [10] * 4, 0)
     if not longer:
         assert taken_by(gathering, 1) == [range(n, n + 4) for n in range(24, 200, 4)]
         return
@@ -359,7 +364,7 @@ def test_an_idle_worker_that_runs_lanes_is_never_refused_what_was_lost() -> None
     gathering = Gathering(AtLeast(100), n_workers=2, throughput=throughput, layout=Layout(8, 8), concurrent=False)
     gathering.run_lanes(0)
     first, second = take(gathering, 0), take(gathering, 1)
-    gathering.receive(0, first, [9] * len(first), first)
+    gathering.receive(0, first, [9] * len(first), 0)
     throughput.measure([9] * len(first), 0.1, 0)
     throughput.measure([10], 0.1, 1)
     third = take(gathering, 0, now=1e6)
@@ -376,24 +381,24 @@ def test_an_endless_plan_is_bounded_by_its_consumer(order: Any) -> None:
     taken = list(chain(*taken_by(gathering, 0)))
     assert 0 < len(taken) <= 8
     for index in taken:
-        gathering.receive(0, range(index, index + 1), [1], None)
-    assert [index for segment in gathering.result.pop_segments() for index in segment.indices] == taken
-    assert gathering.result.pop_segments() == []
+        gathering.receive(0, range(index, index + 1), [1], 0)
+    assert [index for span in gathering.result.pop_spans() for index in span.indices] == taken
+    assert gathering.result.pop_spans() == []
     assert take(gathering, 0) is not None
 
 
 def test_what_a_streams_consumer_has_not_taken_makes_no_worker_wait() -> None:
     gathering = Gathering(Streamed(), n_workers=2, throughput=known(4.0, 1.0))
-    gathering.receive(1, take(gathering, 1), [10], None)
+    gathering.receive(1, take(gathering, 1), [10], 0)
     slow = take(gathering, 0)
 
     def run_all() -> Any:
         while (indices := take(gathering, 1)) not in (None, slow):
-            gathering.receive(1, indices, [10], None)
+            gathering.receive(1, indices, [10], 0)
         return indices
 
     assert run_all() is None, "the consumer has something to take"
-    assert len(gathering.result.pop_segments()) == 1
+    assert len(gathering.result.pop_spans()) == 1
     assert run_all() == slow, "now it waits for what the slow worker holds"
 
 
@@ -403,7 +408,7 @@ def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_no_work
     slow = take(gathering, 1)
     while not gathering.result.complete:
         indices = take(gathering, 0)
-        gathering.receive(0, indices, [3] * len(indices), indices)
+        gathering.receive(0, indices, [3] * len(indices), 0)
     assert indices_of(gathering) == list(range(0, 20, 2))
     assert set(slow).isdisjoint(indices_of(gathering))
 
@@ -427,7 +432,7 @@ def test_what_comes_after_a_failure_for_good_is_not_handed_out() -> None:
     first, second = take(gathering, 0), take(gathering, 1)
     gathering.add_failure(1, second, second[0], "failed", final=True)
     assert all(indices[0] < second[0] for indices in taken_by(gathering, 1))
-    gathering.receive(0, first, [1] * len(first), first)
+    gathering.receive(0, first, [1] * len(first), 0)
     assert gathering.result.due is not None
     assert gathering.result.due.reason == "failed"
 
@@ -438,7 +443,7 @@ def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(fi
     assert take(gathering, 0) == take(gathering, 1) == range(1), "the second is a copy for the faster worker"
     gathering.add_failure(1, range(1), 0, "failed", final=final)
     assert (gathering.result.due is not None) == final
-    assert gathering.receive(0, range(1), [10], "late")
+    assert gathering.receive(0, range(1), [10], 0)
     assert gathering.result.complete
 
 
@@ -447,13 +452,13 @@ def test_what_fails_for_good_in_one_worker_and_not_in_another_does_not_hide_what
     assert take(gathering, 0) == range(1)
     gathering.put_back(0, range(1))
     assert [take(gathering, worker) for worker in (1, 0, 2)] == [range(1), range(1, 2), range(2, 3)]
-    assert gathering.receive(2, range(2, 3), [10], "third")
+    assert gathering.receive(2, range(2, 3), [10], 1)
     assert take(gathering, 2) == range(1), "a copy"
     gathering.add_failure(1, range(1), 0, "failed", final=True)
     assert gathering.result.end == 0
-    assert gathering.receive(2, range(1), [10], "first")
+    assert gathering.receive(2, range(1), [10], 2)
     assert gathering.result.end > 3
-    assert gathering.receive(0, range(1, 2), [10], "second")
+    assert gathering.receive(0, range(1, 2), [10], 3)
     assert gathering.result.complete
 
 
@@ -461,10 +466,10 @@ def test_answers_that_lack_trajectories_or_come_twice_are_refused() -> None:
     gathering = Gathering(Exactly(6), n_workers=1, layout=Layout(4, 4))
     indices = take(gathering, 0)
     with pytest.raises(ProtocolError, match="came with 3 lengths"):
-        gathering.receive(0, indices, [10] * 3, None)
-    gathering.receive(0, indices, [10] * 4, None)
+        gathering.receive(0, indices, [10] * 3, 0)
+    gathering.receive(0, indices, [10] * 4, 0)
     with pytest.raises(ProtocolError, match="does not hold trajectories"):
-        gathering.receive(0, indices, [10] * 4, None)
+        gathering.receive(0, indices, [10] * 4, 0)
 
 
 @pytest.mark.parametrize("arguments", [{"own_queues": True}, {"concurrent": False}])
@@ -479,20 +484,20 @@ def test_a_complete_result_has_no_ticket_for_any_worker() -> None:
     gathering = Gathering(AtLeast(4), n_workers=2, throughput=throughput)
     assert [take(gathering, worker) for worker in (0, 1)] == [range(1), range(1, 2)]
     throughput.measure([4], 0.04, 0)
-    gathering.receive(0, range(1), [4], "first", 1.0)
+    gathering.receive(0, range(1), [4], 0, 1.0)
     assert take(gathering, 0, now=1.0) is None
     gathering.put_back(1, range(1, 2), 1.0)
     assert take(gathering, 0, now=1.0) is None
 
 
-def test_forgotten_segments_keep_the_numbers_of_the_others() -> None:
+def test_forgotten_spans_keep_the_numbers_of_the_others() -> None:
     result = Result(AtLeast(100), "index", 0)
     for index in range(4):
-        result.receive(0, range(index, index + 1), (1,), f"delivery {index}", ())
+        result.receive(0, range(index, index + 1), (1,), index, ())
     for _ in range(2):  # again, as after an interrupt
-        result.forget_segments(0, 2)
-    assert [segment.delivery for segment in result.segments()] == ["delivery 2", "delivery 3"]
-    assert [segment.delivery for segment in result.segments(3)] == ["delivery 3"]
+        result.forget_spans(0, 2)
+    assert [span.report for span in result.spans()] == [2, 3]
+    assert [span.report for span in result.spans(3)] == [3]
     assert result.n_trajectories == 4
 
 
@@ -571,7 +576,7 @@ def test_tickets_are_used_where_the_plan_would_cut_them(
 
     def add(worker: int, indices: range) -> None:
         handed_out.extend(indices)
-        gathering.receive(worker, indices, [10] * len(indices), None)
+        gathering.receive(worker, indices, [10] * len(indices), 0)
 
     for ticket in given if fits else []:
         gathering.put_back(ticket.worker, ticket.indices) if lost else add(ticket.worker, ticket.indices)

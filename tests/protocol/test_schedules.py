@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from streamsampler.protocol import copies as in_flight
 from streamsampler.protocol import gathering
-from streamsampler.protocol import tickets as in_flight
 from streamsampler.protocol.plans import AtLeast, Exactly
 from tests.protocol.simulation import Outcome, Simulation
 
@@ -145,8 +145,8 @@ def test_a_worker_that_was_slow_once_is_tried_again():
     simulation.throughput.measure([20], 10.0, 3)
     shares = []
     for _ in range(40):
-        segments = simulation.call(Exactly(40)).segments()
-        shares.append(sum(len(segment.indices) for segment in segments if segment.delivery == 3))
+        spans = simulation.call(Exactly(40)).spans()
+        shares.append(sum(len(span.indices) for span in spans if span.report == 3))
     assert shares[0] == 0
     assert sum(shares[-5:]) >= 40
 

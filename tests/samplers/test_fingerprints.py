@@ -15,7 +15,8 @@ from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch,
 from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.data.shards import MANIFEST, read_manifest
 from streamsampler.errors import NotReproducibleError, UsageError
-from streamsampler.samplers.session import Fingerprints, sampled_elsewhere
+from streamsampler.protocol.kernels import Fingerprints
+from streamsampler.samplers.sharded import _sampled_elsewhere as sampled_elsewhere
 from streamsampler.workers import loop
 from streamsampler.workers.threads import fingerprint
 from tests.data.damage import forget_shards
@@ -47,7 +48,7 @@ def test_an_error_comes_at_once_and_in_every_call_as_long_as_they_differ():
     assert "worker 1 on there" in found.record(1, B)
     assert found.refusal()
     assert found.warning() == ""
-    found.worker_died(1)
+    found.record_death(1)
     assert found.refusal() == "", "there may be another machine for it"
     assert found.record(1, A), "the batch may have trajectories of both"
     assert found.refusal() == ""
@@ -56,7 +57,7 @@ def test_an_error_comes_at_once_and_in_every_call_as_long_as_they_differ():
 def test_a_worker_that_is_replaced_is_compared_with_the_one_before():
     found = Fingerprints("warn")
     found.record(0, A)
-    found.worker_died(0)
+    found.record_death(0)
     assert found.bits_of(0) == ""
     found.record(0, B)
     assert "worker 0 on here (numpy=aa); worker 0 on there (numpy=bb)" in found.warning()
@@ -151,7 +152,7 @@ def test_an_error_ends_the_call_and_the_next_one_and_a_warning_none(monkeypatch,
 def test_the_first_report_tells_it_and_it_is_forgotten_when_the_worker_dies(monkeypatch):
     told, forgotten = [], []
     monkeypatch.setattr(Fingerprints, "record", lambda self, worker, found: told.append(worker) or "")
-    monkeypatch.setattr(Fingerprints, "worker_died", lambda self, worker: forgotten.append(worker))
+    monkeypatch.setattr(Fingerprints, "record_death", lambda self, worker: forgotten.append(worker))
     with MultiprocessingSampler("random", "CartPole-v1", n_workers=1, seed=1) as sampler:
         sampler.obtain_trajectories(2)
         sampler.obtain_samples(3_000)

@@ -38,7 +38,7 @@ class Ends(logging.Handler):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}])
 def test_a_trajectory_without_end_is_reported_once(tmp_path, monkeypatch, options: Any):
-    monkeypatch.setattr("streamsampler.protocol.restarts._FIRST_LOOK", 0.01)
+    monkeypatch.setattr("streamsampler.protocol.long_trajectories._FIRST_LOOK", 0.01)
     path = tmp_path / "enough"
     handler = Ends(path)
     logger = logging.getLogger("streamsampler")

@@ -316,6 +316,17 @@ def test_spaces_are_unpickled_where_they_are_new(monkeypatch):
     assert len(unpickled) == 3
 
 
+@pytest.mark.parametrize("sampler_class", [LocalSampler, MultiprocessingSampler])
+def test_spaces_of_a_batch_are_its_own(sampler_class):
+    with sampler_class(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=1) as sampler:
+        for _ in range(4):
+            space = sampler.obtain_trajectories(2).observation_space
+            assert space == ScriptedEnv().observation_space
+            space.high[...] = -5
+        space = sampler.obtain_trajectories(2, env_update=functools.partial(ScriptedEnv, shape=(7,))).observation_space
+        assert space.shape == (7,)
+
+
 class Drawn(Env):
     """Draws from the global generators when it is made."""
 

@@ -17,9 +17,9 @@ from gymnasium import spaces
 from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Died
 from streamsampler.environments.updates import as_env_update
+from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.progress import Progress
-from streamsampler.samplers.supervisor import Hang
 from streamsampler.stepping.episode_server import EpisodeServer
 from streamsampler.stepping.links import EnvLink, Said
 from streamsampler.stepping.manager import BaseEnvManager

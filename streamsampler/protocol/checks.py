@@ -1,0 +1,71 @@
+"""Decide which worker checks that trajectories depend on their seeds alone, and when. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamsampler.core.errors import CheckMode
+from streamsampler.protocol.instructions import SharedFiles
+from streamsampler.protocol.known_worker import KnownWorker
+
+_CHECKS = 0
+"""The worker that checks: it has a ticket in every call, if any worker has."""
+
+
+class PurityChecks:
+    """Whether worker 0 is to check its environment, which it does before the first ticket of its next `Start`.
+
+    It checks at the first call and after an update that makes another environment. With "error" no other worker has
+    any work until that ticket is answered, so that whether a call raises never depends on timing.
+
+    Args:
+        mode: The sampler's argument `check`.
+    """
+
+    def __init__(self, mode: CheckMode) -> None:
+        self._mode = mode
+        self._due = mode is not None
+        self._reported: set[SharedFiles] = set()
+
+    def renew(self) -> None:
+        """Check again: the environment may be another one."""
+        self._due = self._mode is not None
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether only the worker that checks may have work for now."""
+        return self._due and self._mode == "error"
+
+    def may_work(self, worker: int) -> bool:
+        """Whether a worker may have work for now."""
+        return worker == _CHECKS or not self.is_exclusive
+
+    def is_due_in(self, known: KnownWorker) -> bool:
+        """Return whether a worker that is sent a `Start` is to check; it owes an answer if it is."""
+        known.is_checking = self._due and known.worker == _CHECKS
+        return known.is_checking
+
+    def record_answer(self, known: KnownWorker) -> None:
+        """Record that a worker ran a ticket of the current version: it has checked before, if it was to."""
+        if known.is_checking:
+            known.is_checking = self._due = False
+
+    def record_death(self, known: KnownWorker) -> None:
+        """Check no more if the worker died while it checked, since the next might do so, too."""
+        if known.is_checking and self._mode == "warn":
+            self._due = False
+
+    def record_files(
+        self, known: KnownWorker, others: Sequence[KnownWorker], files: tuple[str, ...]
+    ) -> list[SharedFiles]:
+        """Record where wrappers of a worker's environments write files; return the places to warn of."""
+        found = []
+        for number, place in enumerate(files):
+            worker = known.worker
+            owner = next((other.worker for other in others if other is not known and place in other.files), worker)
+            if owner != worker or place in files[:number]:
+                found.append(SharedFiles(tuple(sorted({owner, worker})), place))
+        known.files += files
+        new = [fact for fact in dict.fromkeys(found) if fact not in self._reported]
+        self._reported.update(new)
+        return new

@@ -1,0 +1,146 @@
+"""What went wrong in a worker: an exception of user code, a death or a hang. Pure.
+
+A *loss* is a fault that costs the worker, and that other workers make good: its tickets run again. Every death and
+every hang is one, and so are the exceptions that `Policy.restart_on` names. Any other exception ends the call when its
+turn comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from streamsampler.core.errors import Phase
+from streamsampler.protocol.events import WorkerDied
+from streamsampler.protocol.messages import Failure
+from streamsampler.protocol.progress import Progress
+from streamsampler.protocol.restarts import (
+    Incident,
+    Likeness,
+    cause_of_death,
+    cause_of_exception,
+    unready,
+    was_killed,
+)
+
+AGENT_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE}
+UPDATE_PHASES = AGENT_PHASES | {Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phase.CLOSE}
+"""What a worker does while it applies updates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An exception of user code, a death or a hang.
+
+    Attributes:
+        worker: The worker number.
+        failure: The worker's report of an exception; None for a death or a hang.
+        number: The number of its event, by which the sampler finds the exception itself; -1 for a death or a hang.
+        is_of_engine: Whether it is about the worker's own needs, and not about a trajectory.
+        incident: The loss; None for an exception that is none, and ends the call when its turn comes.
+    """
+
+    worker: int
+    failure: Failure | None = None
+    number: int = -1
+    is_of_engine: bool = False
+    incident: Incident | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it ends the call when its turn comes, whatever the quotas."""
+        return self.incident is None
+
+    @property
+    def phase(self) -> Phase | None:
+        """What the worker did; None for a worker that was lost before it had begun any work of the call."""
+        if self.failure is not None:
+            return self.failure.phase
+        return None if self.incident is None or self.incident.version is None else self.incident.phase
+
+    @property
+    def is_of_update(self) -> bool:
+        """Whether the worker was applying updates, so that one of them may be the cause."""
+        return self.phase in UPDATE_PHASES
+
+    def __str__(self) -> str:
+        if self.incident is not None:
+            return str(self.incident)
+        assert self.failure is not None
+        where = "" if self.failure.trajectory is None else f" in trajectory {self.failure.trajectory}"
+        return f"worker {self.worker} failed while {self.failure.phase}{where}: {self.failure.summary}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """The progress of a worker that was killed because it made none for so many seconds, and its stacks if known."""
+
+    progress: Progress
+    seconds: float
+    stack: str = ""
+
+
+def loss_by_death(
+    event: WorkerDied, hang: Hang | None, version: int | None, seconds: float, *, is_ready: bool
+) -> Incident:
+    """Return the loss that a death is.
+
+    Args:
+        event: The death.
+        hang: Why the worker was killed, if it hung.
+        version: The agent version that the worker had begun; None if it had not begun the current one.
+        seconds: When, since the sampler was made.
+        is_ready: Whether the worker had run a ticket.
+    """
+    seen = event.progress if hang is None else hang.progress
+    is_starting = version is None and not is_ready and hang is None
+    incident = Incident(
+        event.worker,
+        event.why or cause_of_death(event.exitcode) if hang is None else f"made no progress for {hang.seconds:.3g} s",
+        Phase.STARTING if is_starting else seen.phase,
+        None if version is None else seen.trajectory,
+        version,
+        seconds,
+        exitcode=event.exitcode if hang is None else None,
+        stack="" if hang is None else event.stack,
+        hung=hang is not None,
+        hopeless=event.hopeless and version is not None,  # in this call's work, and not in that of an earlier one
+    )
+    return replace(incident, likeness=_likeness_of(incident, is_ready=is_ready))
+
+
+def is_before_ready(incident: Incident, *, is_ready: bool) -> bool:
+    """Return whether a worker was lost before it could work, which may happen again to the worker in its place."""
+    return incident.trajectory is None and not (is_ready and incident.version is None)
+
+
+def _likeness_of(incident: Incident, *, is_ready: bool) -> Likeness | None:
+    """Return what a death or a hang has in common with equal ones."""
+    killed = was_killed(incident.exitcode)
+    if incident.hung:
+        killed = 'File "' not in incident.stack  # nothing tells where it stood still: it may have been stopped
+    cause = incident.phase, incident.stack if incident.hung else incident.what
+    if is_before_ready(incident, is_ready=is_ready):
+        return Likeness(unready(incident.worker), cause, by_chance=killed)
+    if incident.trajectory is None:
+        return None
+    return Likeness(f"trajectory {incident.trajectory}", cause, by_chance=killed, of_call=True)
+
+
+def loss_by_exception(worker: int, failure: Failure, seconds: float) -> Incident:
+    """Return the loss that an exception is which `restart_on` names.
+
+    Args:
+        worker: The worker number.
+        failure: The failure.
+        seconds: When, since the sampler was made.
+    """
+    version, subject, of_call = None, unready(worker), False
+    if failure.ticket is not None:
+        version, indices = failure.ticket.version, failure.ticket.indices
+        if failure.phase not in UPDATE_PHASES:
+            known, of_call = failure.trajectory is not None, True
+            subject = f"trajectory {failure.trajectory}" if known else f"trajectories {indices[0]} to {indices[-1]}"
+    cause = failure.phase, *cause_of_exception(failure.kinds[0], failure.traceback)
+    likeness = Likeness(subject, cause, of_call=of_call)
+    what = f"raised {failure.summary}"
+    return Incident(worker, what, failure.phase, failure.trajectory, version, seconds, likeness=likeness)

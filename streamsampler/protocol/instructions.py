@@ -1,0 +1,288 @@
+"""The instructions that the scheduler gives. Values; the sampler carries them out in order.
+
+Reports and failures are named by the numbers of their events: the sampler has what they brought. Warnings and errors
+are facts, which the sampler puts into words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from streamsampler.core.errors import SpentQuota
+from streamsampler.protocol.faults import Fault
+from streamsampler.protocol.messages import Message
+from streamsampler.protocol.restarts import Incident
+from streamsampler.protocol.result import LeftOut
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a worker a message; a `Start` is without updates, which the sampler adds."""
+
+    worker: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a new worker in the place of a dead one."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Let a worker without unanswered tickets close its environment and end.
+
+    Attributes:
+        worker: The worker number.
+        is_too_large: Whether the reason is its memory.
+    """
+
+    worker: int
+    is_too_large: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill a worker.
+
+    Attributes:
+        worker: The worker number.
+        hangs: Whether it makes no progress; then its stacks are looked at before.
+    """
+
+    worker: int
+    hangs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonOlder:
+    """Let workers abandon rollouts of versions older than `version` at their next timestep."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Tell the scheduler the progress of these workers, at once."""
+
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProgress:
+    """Ask a worker to show each timestep and each action in its progress."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Forget what a dead worker was sent, and account for it."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Add the times and timesteps of a failure to the accounts. Those of other answers are added with what follows."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Count a report, and keep what it brought: its trajectories are new.
+
+    Attributes:
+        number: The number of the report.
+        fingerprint: The bits of its worker's fingerprint; empty where they are not known.
+    """
+
+    number: int
+    fingerprint: str = ""
+
+
+class Reason(Enum):
+    """Why an answer is discarded."""
+
+    STALE = "it is of an older version, or was given up"
+    SURPLUS = "its trajectories are not needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Discard what a report or a failure brought, and account for it."""
+
+    number: int
+    reason: Reason
+
+
+# Facts of warnings.
+
+
+@dataclass(frozen=True, slots=True)
+class LossReplaced:
+    """A worker was lost, and a new one takes its place."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class NotNeeded:
+    """Something went wrong that the call did not need."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class NotClosed:
+    """A worker that is being replaced failed to close its environment."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class AlwaysTooLarge:
+    """A worker has more memory than it may after its first answer: every worker is replaced all the time."""
+
+    worker: int
+    memory: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class LongTrajectory:
+    """A trajectory has far more timesteps than its batch needs, and goes on."""
+
+    worker: int
+    trajectory: int
+    needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFiles:
+    """Environments of one or two workers write to the same files."""
+
+    workers: tuple[int, ...]
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class OtherKernels:
+    """Workers compute with different kernels.
+
+    Attributes:
+        text: A sentence about them.
+        worker: The worker that showed it, where that is an error.
+    """
+
+    text: str
+    worker: int = 0
+
+
+# Facts of errors.
+
+
+@dataclass(frozen=True, slots=True)
+class FaultEndsCall:
+    """A fault whose turn has come ends the call.
+
+    Attributes:
+        fault: The fault.
+        quota: The quota that is spent, where the ticket would have been run again otherwise.
+        history: All losses since the last error, this one included if it is one.
+    """
+
+    fault: Fault
+    quota: SpentQuota | None = None
+    history: tuple[Incident, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NotReproducible:
+    """The check of a worker's environment failed."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class RunsBlocks:
+    """A worker runs trajectories in blocks since the parameters of its agent were updated."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoMiddle:
+    """A stream cannot begin in the middle of blocks that get longer, of which the first ones have `block`."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyDropped:
+    """Nearly every trajectory is left out.
+
+    Attributes:
+        last: The last one.
+        version: The agent version of the trajectories.
+        n_dropped: How many were left out.
+        n_kept: How many were not.
+    """
+
+    last: LeftOut
+    version: int
+    n_dropped: int
+    n_kept: int
+
+
+WarningFact = LossReplaced | NotNeeded | NotClosed | AlwaysTooLarge | LongTrajectory | SharedFiles | OtherKernels
+ErrorFact = FaultEndsCall | NotReproducible | RunsBlocks | NoMiddle | TooManyDropped | OtherKernels
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Log a warning."""
+
+    fact: WarningFact
+
+
+class Refused(Enum):
+    """Which updates are not in force any more after an error."""
+
+    NOTHING = "the updates stay"
+    CALL = "those of the call"
+    AGENT = "those that agents are not known to have taken"
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """End the call with an error; no instruction follows.
+
+    Attributes:
+        fact: The fact.
+        refused: The updates that are the cause.
+    """
+
+    fact: ErrorFact
+    refused: Refused = Refused.NOTHING
+
+
+Instruction = (
+    Send
+    | Launch
+    | Retire
+    | Kill
+    | Forget
+    | AbandonOlder
+    | Look
+    | RequestProgress
+    | Count
+    | Keep
+    | Discard
+    | Warn
+    | Raise
+)

@@ -1,0 +1,584 @@
+"""The sampler's decisions as one state machine: events in, instructions out. Pure: no I/O, no clock.
+
+The scheduler decides everything about workers, over all calls of a sampler: which ticket a worker gets next and how
+large it is, which one runs a second time, when the batch is complete, what a loss costs, who hangs, who is replaced,
+who checks its environment. It does nothing: the sampler's loop waits for events, asks `handle`, and carries the
+instructions out.
+
+*All events of a wait are handled before anything is decided*, in an order that does not depend on timing: first what
+went wrong outside of trajectories, by worker; then the failures whose turn has come. Only then workers get tickets. So
+whether a call fails, and with which error, is a function of the seed.
+
+*Reports are numbers.* The scheduler knows how many trajectories came and how long they were; the sampler has their
+rows.
+
+*Nothing is looked up.* Progress of workers comes as an event, after the instruction `Look`. So the plans and the events
+of a scheduler, with their times, repeat every decision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+from streamsampler.core.fingerprints import Fingerprint
+from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.dispatch import Dispatch
+from streamsampler.protocol.events import (
+    Event,
+    FailureReceived,
+    LaunchPossible,
+    ProgressSeen,
+    ReportReceived,
+    Waited,
+    WorkerDied,
+)  # fmt: skip
+from streamsampler.protocol.faults import (
+    AGENT_PHASES,
+    UPDATE_PHASES,
+    Fault,
+    is_before_ready,
+    loss_by_death,
+    loss_by_exception,
+)  # fmt: skip
+from streamsampler.protocol.gathering import Gathering
+from streamsampler.protocol.instructions import (
+    AbandonOlder,
+    Count,
+    Discard,
+    FaultEndsCall,
+    Forget,
+    Instruction,
+    Keep,
+    Look,
+    LossReplaced,
+    NoMiddle,
+    NotClosed,
+    NotNeeded,
+    NotReproducible,
+    OtherKernels,
+    Raise,
+    Reason,
+    Refused,
+    RunsBlocks,
+    Send,
+    TooManyDropped,
+    Warn,
+)  # fmt: skip
+from streamsampler.protocol.kernels import Fingerprints
+from streamsampler.protocol.known_worker import KnownWorker
+from streamsampler.protocol.messages import Phase, Report
+from streamsampler.protocol.plans import Fragments, GatherPlan, Layout, Streamed
+from streamsampler.protocol.prefetch import Prefetch
+from streamsampler.protocol.progress import Progress
+from streamsampler.protocol.restarts import Losses, Policy, unready
+from streamsampler.protocol.result import Order
+from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide
+from streamsampler.protocol.supervision import LEAVING, Question, Supervision
+from streamsampler.protocol.throughput import Throughput
+from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
+from streamsampler.protocol.ways import Structure, Ways
+
+
+class Scheduler:
+    """Decides what workers do; see the module.
+
+    Args:
+        n_workers: How many workers there are, all of them just started.
+        policy: What is done about losses.
+        order: How batches are ordered.
+        version: The last agent version that was used up.
+        capacity: How many unanswered tickets a worker may have.
+        layout: How workers run whole trajectories.
+        concurrent: Whether workers run at the same time.
+        can_retire: Whether a worker can be replaced while it lives.
+        shortest_ticket: Seconds below which the last tickets cost more than they are worth.
+        checks: When the environment is checked.
+        fingerprints: How workers compute, as far as it is known.
+        now: The time, in seconds from any beginning.
+
+    Attributes:
+        gathering: What is assigned to workers, and what arrived; None before the first call.
+        workers: What is known of each worker.
+        losses: The losses, counted against the quotas.
+        checks: The same.
+        fingerprints: The same.
+        version: The agent version of the last call.
+        sampled_version: The agent version of its trajectories.
+        ticket_version: The version that tickets carry; see `messages.Ticket`.
+    """
+
+    def __init__(
+        self, n_workers: int, *, policy: Policy | None = None, order: Order = "index", version: int = 0,
+        capacity: int = CAPACITY, layout: Layout = Layout(), concurrent: bool = True, can_retire: bool = True,
+        shortest_ticket: float = SHORTEST_TICKET_SECONDS, checks: PurityChecks | None = None,
+        fingerprints: Fingerprints | None = None, now: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.policy = policy or Policy()
+        self.version = self.sampled_version = self.ticket_version = version
+        self._capacity, self._made = capacity, now
+        self.workers = [self._new_worker(worker) for worker in range(n_workers)]
+        for known in self.workers:
+            known.side.apply(Happened.LAUNCHED)
+        self.layout = self._layout = layout
+        self.throughput = Throughput()
+        self.losses = Losses(self.policy, n_workers)
+        self.checks = checks or PurityChecks(None)
+        self.fingerprints = fingerprints or Fingerprints(None)
+        self.gathering: Gathering | None = None
+        self._gathering: Gathering  # the same, once a call has begun
+        self._order, self._concurrent, self._shortest_ticket = order, concurrent, shortest_ticket
+        self._instructions: list[Instruction] = []
+        self._dispatch = Dispatch(self.workers, self.checks, self._instructions)
+        self._supervision = Supervision(
+            self.workers, self.policy, can_retire=can_retire, instructions=self._instructions
+        )
+        self._now = now
+        self._ways = Ways()
+        self._base_version = 0
+        self._is_open = False  # whether a call is
+        self._outside: list[Fault] = []  # of no trajectory
+        self._refusal: Raise | None = None
+        self._prefetch: Prefetch | None = None
+        self._seen: dict[int, Progress] = {}  # by worker, when it was looked at last
+        self._asked: set[Question] = set()  # whose answers are awaited
+        self._overdue: list[int] = []  # workers whose tickets may be copied
+        self._next_ask = math.inf  # when idle workers are asked again
+
+    def _new_worker(self, worker: int) -> KnownWorker:
+        return KnownWorker(SamplerSide(worker, self.ticket_version, self._capacity))
+
+    # ------------------------------------------------------------------ calls
+
+    def gathering_for(self, plan: GatherPlan, structures: Sequence[Structure] = ((),)) -> Gathering:
+        """Return a gathering of the agents and environments that workers use now.
+
+        Args:
+            plan: What is to be obtained.
+            structures: The structure of each queue of indices: one for all workers, or one for each.
+
+        Raises:
+            UsageError: No other indices can take the places of trajectories that are left out.
+        """
+        is_whole = not isinstance(plan, Fragments)
+        gathering = Gathering(
+            plan,
+            n_workers=len(self.workers),
+            order=self._order,
+            throughput=self.throughput if is_whole else None,
+            own_queues=len(structures) > 1 or not is_whole,
+            layout=self._layout_of(plan),
+            dropping=self.policy.on_failure == "drop",
+            concurrent=self._concurrent,
+            shortest_ticket=self._shortest_ticket,
+            steps_of=self._shown_timesteps,
+            is_awaited=self._is_checking,
+        )
+        if is_whole:
+            self._ways.tell(gathering, structures)
+        return gathering
+
+    def _layout_of(self, plan: GatherPlan) -> Layout:
+        return plan.layout if isinstance(plan, Fragments) else self.layout
+
+    def begin(
+        self, plan: GatherPlan, now: float, *, sampled_version: int | None = None, base_version: int = 0,
+        structures: Sequence[Structure] = ((),), keeps_prefetched: bool = False,
+    ) -> list[Instruction]:  # fmt: skip
+        """Begin a call: workers get tickets when `handle` is asked next.
+
+        Args:
+            plan: What is to be obtained.
+            now: The time.
+            sampled_version: The agent version of the call's trajectories; None for the one that begins with the call.
+            base_version: Of fragments, the agent version in which their environments began; 0 for whole trajectories.
+            structures: As in `gathering_for`.
+            keeps_prefetched: Whether the trajectories that workers have begun in advance are the call's, if its plan
+                has them.
+
+        Raises:
+            UsageError: As in `gathering_for`.
+        """
+        self._now = now
+        gathering, prefetch = self.gathering_for(plan, structures), self._prefetch
+        goes_on = keeps_prefetched and prefetch is not None and gathering.take_over(prefetch.given)
+        self.gathering = self._gathering = gathering
+        self._layout, self._prefetch = self._layout_of(plan), None
+        self.version += 1
+        self.sampled_version, self._base_version = sampled_version or self.version, base_version
+        self._ways.structures = structures
+        self._outside, self._refusal, self._is_open = [], None, True
+        if not goes_on:
+            self._begin_tickets()
+        self.losses.begin_call()
+        self._supervision.begin_call(plan.timesteps, self._layout.rows, now)
+        if self.checks.is_exclusive:
+            # Only worker 0 has work at first: it is not left out for having been slow.
+            self.throughput.forget(0)
+        self._dispatch.line_up_all()
+        for event in [] if prefetch is None else prefetch.put_off:
+            self._receive(event)
+        return self.pop_instructions()
+
+    def _begin_tickets(self) -> None:
+        """Let workers abandon all that runs; what they are given from now on does not mix with it."""
+        self.ticket_version = max(self.ticket_version + 1, self.version)
+        # The word first: older rollouts are surplus from now on.
+        self._instructions.append(AbandonOlder(self.ticket_version))
+        for known in self.workers:
+            known.side.begin_version(self.ticket_version)
+
+    def skip_version(self) -> None:
+        """Use up an agent version whose trajectories are there already."""
+        self.version += 1
+        self.sampled_version = self.version
+
+    def end(self, now: float) -> list[Instruction]:
+        """End a call, complete or not: busy workers stop."""
+        self._now = now
+        if self._is_open:
+            self._is_open = False
+            self._stop_workers()
+            for held in self._gathering.result.held_failures():
+                if not held.final:  # a loss, whose worker is replaced all the same
+                    self._instructions.append(Warn(NotNeeded(held.reason)))
+        self._warn_of_kernels()
+        return self.pop_instructions()
+
+    def stop(self, now: float) -> list[Instruction]:
+        """Stop busy workers: the call is complete."""
+        self._now = now
+        self._stop_workers()
+        return self.pop_instructions()
+
+    def _stop_workers(self) -> None:
+        self._instructions.append(AbandonOlder(self.ticket_version + 1))
+        for known in self.workers:
+            if (stop := known.side.stop()) is not None:
+                self._instructions.append(Send(known.worker, stop))
+
+    def prefetch(self, plan: GatherPlan, now: float, structures: Sequence[Structure] = ((),)) -> list[Instruction]:
+        """Let workers begin with the plan that the next call is expected to have, after a complete call has ended.
+
+        Workers that still have tickets of the last call get theirs when they have answered: see `awaits_answers`.
+
+        Args:
+            plan: The plan.
+            now: The time.
+            structures: As in `gathering_for`.
+        """
+        self._begin_tickets()
+        gathering = self.gathering_for(plan, structures)
+        self._prefetch = Prefetch(gathering, self.ticket_version, self.workers, self._dispatch, self._capacity, now)
+        return self.pop_instructions()
+
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether workers that are to get tickets in advance have not answered those of the last call."""
+        return self._prefetch is not None and self._prefetch.awaits_answers
+
+    def pop_instructions(self) -> list[Instruction]:
+        """Return the instructions, once; after an interrupt, those that `handle` did not return any more."""
+        instructions = [*self._instructions]
+        self._instructions.clear()
+        return instructions
+
+    # ------------------------------------------------------------------ events
+
+    def handle(self, events: Sequence[Event], now: float) -> list[Instruction]:
+        """Handle the events of a wait, decide, and assign tickets.
+
+        Args:
+            events: The events, in the order in which they came; none where only time has passed.
+            now: The time.
+
+        Returns:
+            The instructions, in order. After a `Raise` the call is to be ended.
+        """
+        self._now = now
+        answered, waits = set[Question](), list[Waited]()
+        for event in events:
+            if isinstance(event, Waited):
+                waits.append(event)
+            elif isinstance(event, ProgressSeen):
+                self._seen, answered, self._asked = dict(event.progress), self._asked, set()
+            elif self._prefetch is None or not self._prefetch.takes(event):
+                self._receive(event)
+        if self._is_open and not self._decide():
+            return self.pop_instructions()
+        questions = self._supervision.watch(waits, self._seen, answered, self.ticket_version, now)
+        if self._is_open:
+            questions |= self._assign_tickets(knows_progress="copies" in answered)
+        elif self._prefetch is not None:
+            self._prefetch.send_more(now)
+        self._ask(questions)
+        return self.pop_instructions()
+
+    def _ask(self, questions: set[Question]) -> None:
+        """Ask for the progress that answers questions."""
+        self._asked = questions
+        if not questions:
+            return
+        workers = {*self._overdue, *self._gathering.late} if "copies" in questions else set[int]()
+        if questions != {"copies"}:
+            workers.update(known.worker for known in self.workers if known.side.unanswered)
+        self._instructions.append(Look(tuple(sorted(workers))))
+
+    def seconds_to_wait(self, now: float) -> float | None:
+        """Return for how many seconds to wait for events at most; None for any number."""
+        first = min(self._next_ask, self._supervision.next_deadline()) - now
+        limit = max(0.0, min(first, self._supervision.interval))
+        return None if limit == math.inf else limit
+
+    def _receive(self, event: Event) -> None:
+        match event:
+            case ReportReceived():
+                self._receive_report(event)
+            case FailureReceived():
+                self._receive_failure(event)
+            case WorkerDied():
+                self._receive_death(event)
+                return
+            case LaunchPossible(worker=worker, is_possible=is_possible):
+                self.workers[worker].can_launch = is_possible
+                return
+            case _:
+                return
+        known = self.workers[event.worker]
+        self._supervision.follow_answer(known, event.memory, self._now)
+        self._dispatch.line_up(known)
+
+    def _assign_tickets(self, *, knows_progress: bool) -> set[Question]:
+        """Assign tickets to workers with room, and copies to idle ones; return the questions that copies depend on."""
+        gathering, now = self._gathering, self._now
+        self._dispatch.assign(gathering, now)
+        if knows_progress:
+            gathering.measure_late(now)
+        may_copy = bool(self._dispatch.idle) and gathering.may_copy
+        self._overdue = gathering.overdue(now) if may_copy and not knows_progress else []
+        if self._overdue or gathering.late:
+            return {"copies"}
+        if may_copy:
+            self._dispatch.assign_copies(gathering, now)
+        look = gathering.next_look()
+        self._next_ask = look if look > now else math.inf  # idle workers have been asked just now
+        return set()
+
+    # ------------------------------------------------------------------ reports
+
+    def _receive_report(self, event: ReportReceived) -> None:
+        known, report, gathering = self.workers[event.worker], event.report, self._gathering
+        is_current = known.side.record_answer(report)
+        known.is_ready = known.is_ready or not report.given_up
+        if report.checked is not None:
+            self._record_files(known, report.checked.files)
+        if report.fingerprint is not None:
+            self._record_fingerprint(event.worker, report.fingerprint)
+        # By the plan of this call: it may be another one than when the report came.
+        counts_agents = gathering.plan.counts_agents and event.agent_steps is not None
+        lengths = (event.agent_steps if counts_agents else event.lengths) or ()
+        if lengths and not isinstance(gathering.plan, Fragments):
+            fills_rows = len(lengths) >= self._layout.rows
+            self.throughput.measure(lengths, report.seconds.rollout, event.worker, event.n_bytes, fills_rows=fills_rows)
+        if not is_current or report.given_up:
+            self._instructions.append(Discard(event.number, Reason.STALE))
+            if is_current:
+                # The worker failed in another ticket, and runs no more of this version before its next start.
+                gathering.put_back(event.worker, report.ticket.indices, self._now)
+            return
+        self.checks.record_answer(known)
+        is_new = self._is_run_right(event.worker, report) and gathering.receive(
+            event.worker, report.ticket.indices, lengths, event.number, self._now, report.dropped
+        )
+        if is_new:
+            self._instructions.append(Keep(event.number, self.fingerprints.bits_of(event.worker)))
+        else:
+            self._instructions.append(Discard(event.number, Reason.SURPLUS))
+
+    def _is_run_right(self, worker: int, report: Report) -> bool:
+        """Return whether a worker ran a ticket as its call has them; otherwise the call ends."""
+        plan = self._gathering.plan
+        if not self._ways.record(self._gathering, self._layout, worker, report):
+            self._refuse(Raise(RunsBlocks(worker), Refused.AGENT))
+        elif report.runs_longer_blocks and isinstance(plan, Streamed) and plan.first:
+            self._refuse(Raise(NoMiddle(self._layout.block), Refused.AGENT))
+        else:
+            return True
+        return False
+
+    def _record_files(self, known: KnownWorker, files: tuple[str, ...]) -> None:
+        for shared in self.checks.record_files(known, self.workers, files):
+            self._instructions.append(Warn(shared))
+
+    def _record_fingerprint(self, worker: int, found: Fingerprint) -> None:
+        if refused := self.fingerprints.record(worker, found):
+            self._refuse(Raise(OtherKernels(refused, worker), Refused.AGENT))
+        self._warn_of_kernels(len(self.workers))
+
+    def _warn_of_kernels(self, n_expected: int = 0) -> None:
+        if text := self.fingerprints.warning(n_expected):
+            self._instructions.append(Warn(OtherKernels(text)))
+
+    # ------------------------------------------------------------------ faults
+
+    def _receive_failure(self, event: FailureReceived) -> None:
+        known, failure, gathering = self.workers[event.worker], event.failure, self._gathering
+        if failure.checked is not None:
+            self._record_files(known, failure.checked.files)
+        if failure.ticket is None:
+            self._instructions.append(Count(event.number))
+            self._instructions.append(Warn(NotClosed(Fault(event.worker, failure, event.number))))
+            return
+        indices = failure.ticket.indices
+        if not known.side.record_answer(failure):
+            self._instructions.append(Discard(event.number, Reason.STALE))
+            return
+        self._instructions.append(Count(event.number))
+        if failure.phase is Phase.CHECK:
+            fault = Fault(event.worker, failure, event.number, event.is_of_engine)
+            self._refuse(Raise(NotReproducible(fault), Refused.CALL))
+            return
+        if failure.phase not in UPDATE_PHASES:
+            self.checks.record_answer(known)
+        index = gathering.plan.place_of(failure.trajectory)
+        trajectory = failure.trajectory
+        if index not in indices and failure.phase not in UPDATE_PHASES:
+            index = indices[0] if len(indices) == 1 else None  # it is not known which, unless it is the only one
+            trajectory = None if self._base_version else index
+        fault = self._fault_of(event, trajectory)
+        if fault.is_of_update or fault.is_of_engine:
+            gathering.put_back(event.worker, indices, self._now)
+            self._outside.append(fault)
+            return
+        self._ways.record(gathering, self._layout, event.worker, failure)
+        gathering.add_failure(event.worker, indices, index, fault, final=fault.is_final, now=self._now)
+
+    def _fault_of(self, event: FailureReceived, trajectory: int | None) -> Fault:
+        """Return the fault that an exception is; where it is a loss, the worker is replaced."""
+        version, ticket = self._version_of(event.failure.trajectory), event.failure.ticket
+        assert ticket is not None
+        failure = replace(event.failure, ticket=ticket._replace(version=version), trajectory=trajectory)
+        incident = None
+        if self.policy.restarts_on(failure.kinds):
+            if failure.phase not in UPDATE_PHASES:
+                self.losses.forget(unready(event.worker))
+            incident = loss_by_exception(event.worker, failure, self._now - self._made)
+            self._supervision.mark(self.workers[event.worker])
+        return Fault(event.worker, failure, event.number, event.is_of_engine, incident)
+
+    def _version_of(self, trajectory: int | None) -> int:
+        """Return the agent version that a trajectory is named by."""
+        return self.sampled_version if trajectory is None or not self._base_version else self._base_version
+
+    def _receive_death(self, event: WorkerDied) -> None:
+        worker, seen, gathering = event.worker, event.progress, self._gathering
+        has_begun = seen.version == self.ticket_version
+        index = gathering.plan.place_of(seen.trajectory)
+        fault = self._fault_of_death(event, self._version_of(seen.trajectory) if has_begun else None)
+        tickets = self.workers[worker].side.current_tickets()
+        self._replace_worker(event)
+        for indices in tickets:
+            if fault is not None and has_begun and index in indices:
+                gathering.add_failure(worker, indices, index, fault, final=False, now=self._now)
+                fault = None
+            else:
+                gathering.put_back(worker, indices, self._now)
+        if fault is not None and (has_begun or seen.trajectory is None):
+            self._outside.append(fault)
+        elif fault is not None:
+            self._instructions.append(Warn(NotNeeded(fault)))
+
+    def _fault_of_death(self, event: WorkerDied, version: int | None) -> Fault | None:
+        """Return the fault that a death is; None if the worker was retiring."""
+        known = self.workers[event.worker]
+        if known.hang is None and known.side.state in LEAVING:
+            if known.is_ready:
+                self.losses.forget(unready(event.worker))
+            return None
+        incident = loss_by_death(event, known.hang, version, self._now - self._made, is_ready=known.is_ready)
+        if not is_before_ready(incident, is_ready=known.is_ready):
+            self.losses.forget(unready(event.worker))
+        return Fault(event.worker, incident=incident)
+
+    def _replace_worker(self, event: WorkerDied) -> None:
+        worker, known = event.worker, self.workers[event.worker]
+        self._instructions.append(Forget(worker))
+        known.side.apply(Happened.DIED)
+        self.checks.record_death(known)
+        self.fingerprints.record_death(worker)
+        self.throughput.forget(worker)
+        self.workers[worker] = new = self._new_worker(worker)
+        new.can_launch = event.can_launch
+        self._dispatch.line_up(new)
+
+    # ------------------------------------------------------------------ decisions
+
+    def _refuse(self, error: Raise) -> None:
+        """End the call with an error, because its environment or agent cannot be used; the first one counts."""
+        self._refusal = self._refusal or error
+
+    def _decide(self) -> bool:
+        """Decide about everything whose turn it is, in an order that does not depend on timing.
+
+        A fault in a trajectory is decided about when its turn has come; until then it uses up no quota. A fault outside
+        of trajectories (in a constructor, an update, while a worker was idle) is decided about at once.
+
+        Returns:
+            Whether the call goes on.
+        """
+        if self._refusal is not None:
+            self._instructions.append(self._refusal)
+            return False
+        if self._outside:
+            outside, self._outside = sorted(self._outside, key=attrgetter("worker")), []
+            if not all(map(self._decide_outside, outside)):
+                return False
+        gathering = self._gathering
+        result = gathering.result
+        if isinstance(gathering.plan, Streamed) and result.has_spans:
+            return True  # the consumer gets what comes before first
+        while (held := result.due) is not None:
+            if not self._makes_good(held.reason):
+                result.remove_failure(held)
+                return False
+            gathering.retry(held)
+        if (last := result.one_too_many) is not None:
+            dropped = TooManyDropped(last, self.sampled_version, result.n_dropped, result.n_trajectories)
+            self._instructions.append(Raise(dropped))
+            return False
+        return True
+
+    def _decide_outside(self, fault: Fault) -> bool:
+        if self._gathering.result.complete:
+            # If an update is the cause, the next call, which sends this worker all updates, fails.
+            self._instructions.append(Warn(NotNeeded(fault)))
+            return True
+        return self._makes_good(fault)
+
+    def _makes_good(self, fault: Fault) -> bool:
+        """Count a loss; return whether its tickets run again. Otherwise the call ends."""
+        refused = Refused.NOTHING
+        if fault.is_of_update:
+            refused = Refused.AGENT if fault.phase in AGENT_PHASES else Refused.CALL
+        if fault.incident is None:
+            self._instructions.append(Raise(FaultEndsCall(fault), refused))
+            return False
+        quota = self.losses.count(fault.incident)
+        if quota is None and not fault.incident.hopeless:
+            self._instructions.append(Warn(LossReplaced(fault)))
+            return True
+        self._instructions.append(Raise(FaultEndsCall(fault, quota, self.losses.history()), refused))
+        return False
+
+    # ------------------------------------------------------------------ for gatherings
+
+    def _shown_timesteps(self, worker: int) -> int:
+        """Return the timesteps that a worker had shown of its unanswered tickets when it was looked at last."""
+        seen = self._seen.get(worker)
+        return seen.timesteps if seen is not None and seen.version == self.ticket_version else 0
+
+    def _is_checking(self, worker: int) -> bool:
+        """Whether a worker owes the answer after its check: a call that copies complete without it would not warn."""
+        return self.workers[worker].is_checking

@@ -1,0 +1,177 @@
+"""Watch workers: who hangs, who takes too long to retire, whose memory or trajectory has no end. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from streamsampler.protocol.events import Waited
+from streamsampler.protocol.faults import Hang
+from streamsampler.protocol.instructions import (
+    AlwaysTooLarge,
+    Instruction,
+    Kill,
+    LongTrajectory,
+    RequestProgress,
+    Retire,
+    Warn,
+)
+from streamsampler.protocol.known_worker import KnownWorker
+from streamsampler.protocol.long_trajectories import LengthWatch
+from streamsampler.protocol.messages import Exit, Phase
+from streamsampler.protocol.progress import Progress
+from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.states import Happened, SamplerState
+
+Question: TypeAlias = Literal["copies", "hangs", "lengths"]
+"""A question that only the progress of workers answers."""
+
+LEAVING = {SamplerState.RETIRING, SamplerState.CONDEMNED}
+
+_CONSTRUCTING = {
+    *(Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED),
+    *(Phase.RECORDING, Phase.SENDING),  # on the board: packing a whole ticket, which takes the longer the more there is
+}
+"""What may take as long as a worker's construction."""
+
+
+class Supervision:
+    """Decides which workers are killed or retire, over all calls.
+
+    Args:
+        workers: What is known of each worker; of dead ones the scheduler knows anew.
+        policy: The limits.
+        can_retire: Whether a worker can be replaced while it lives.
+        instructions: Where its instructions go.
+    """
+
+    def __init__(
+        self, workers: Sequence[KnownWorker], policy: Policy, *, can_retire: bool, instructions: list[Instruction]
+    ) -> None:
+        self._workers, self._policy, self._instructions = workers, policy, instructions
+        self._can_retire = can_retire
+        self._watch = policy.watch()
+        self._lengths = LengthWatch()
+        self._has_warned_of_memory = False
+        self._deadlines: dict[int, float] = {}  # when workers that retire are killed
+
+    def begin_call(self, n_timesteps: int | None, rows: int, now: float) -> None:
+        """Look from now on for trajectories that are far longer than a call needs.
+
+        Args:
+            n_timesteps: How many timesteps it needs; None if it does not count timesteps.
+            rows: How many trajectories a worker runs at a time.
+            now: The time.
+        """
+        self._lengths.begin(n_timesteps, rows, now)
+
+    # ------------------------------------------------------------------ replacing
+
+    def mark(self, known: KnownWorker) -> None:
+        """Let a worker be replaced when it has answered all its tickets, if it can be."""
+        if self._can_retire:
+            known.side.mark_for_replacement()
+
+    def follow_answer(self, known: KnownWorker, memory: int, now: float) -> None:
+        """Decide whether a worker that answered is replaced.
+
+        Args:
+            known: The worker.
+            memory: Its private memory, in bytes.
+            now: The time.
+        """
+        known.stillness.reset()
+        limit = self._policy.max_worker_memory
+        if limit is not None and memory > limit and not known.side.is_to_be_replaced and self._can_retire:
+            if not known.has_answered and not self._has_warned_of_memory:
+                self._has_warned_of_memory = True
+                self._instructions.append(Warn(AlwaysTooLarge(known.worker, memory, limit)))
+            known.is_too_large = True
+            self.mark(known)
+        known.has_answered = True
+        if not known.side.unanswered and known.side.is_to_be_replaced and known.side.state not in LEAVING:
+            known.side.apply(Exit)
+            self._deadlines[known.worker] = now + self._policy.close_timeout
+            self._instructions.append(Retire(known.worker, known.is_too_large))
+
+    # ------------------------------------------------------------------ watching
+
+    def next_deadline(self) -> float:
+        """Return when `watch` has something to do, whatever comes; infinity for never."""
+        look = self._lengths.next_look
+        return min((look, *self._find_deadlines().values())) if self._deadlines else look
+
+    @property
+    def interval(self) -> float:
+        """For how many seconds the sampler may wait for workers at a time."""
+        return math.inf if self._watch is None else self._watch.interval
+
+    def watch(
+        self, waits: Sequence[Waited], seen: Mapping[int, Progress], answered: set[Question], version: int, now: float,
+    ) -> set[Question]:  # fmt: skip
+        """Kill workers that hang or take too long to retire, and warn of a trajectory that is far too long.
+
+        Args:
+            waits: The waits of the sampler for workers since the last time.
+            seen: The progress of workers, when they were looked at last.
+            answered: The questions for whose answers that was just now.
+            version: The version of the call's tickets.
+            now: The time.
+
+        Returns:
+            The questions whose time has come.
+        """
+        if self._deadlines:
+            for worker, deadline in self._find_deadlines().items():
+                if now >= deadline:
+                    self._kill(self._workers[worker])
+        if "hangs" in answered:
+            self._kill_hung(seen)
+        if "lengths" in answered:
+            self._warn_of_length(seen, version, now)
+        questions: set[Question] = {"hangs"} if self._has_waited_enough(waits) else set()
+        if now >= self._lengths.next_look:
+            questions.add("lengths")
+        return questions - answered
+
+    def _has_waited_enough(self, waits: Sequence[Waited]) -> bool:
+        """Whether the sampler has waited for as long as it may without a look at its workers."""
+        watch = self._watch
+        return watch is not None and any(
+            waited.limit is not None and watch.is_due(waited.limit, waited.elapsed) for waited in waits
+        )
+
+    def _find_deadlines(self) -> dict[int, float]:
+        """Return the deadlines of the workers that are retiring still: some have ended since, or were killed."""
+        states = {worker: self._workers[worker].side.state for worker in self._deadlines}
+        retiring = {worker for worker, state in states.items() if state is SamplerState.RETIRING}
+        self._deadlines = {worker: self._deadlines[worker] for worker in retiring}
+        return self._deadlines
+
+    def _kill(self, known: KnownWorker, *, hangs: bool = False) -> None:
+        known.side.apply(Happened.KILLED)
+        self._instructions.append(Kill(known.worker, hangs))
+
+    def _kill_hung(self, seen: Mapping[int, Progress]) -> None:
+        rows = {}
+        assert self._watch is not None
+        for known in self._workers:
+            progress = seen.get(known.worker)
+            if progress is not None and known.side.unanswered and known.side.state is not SamplerState.CONDEMNED:
+                has_begun = progress.version >= known.side.unanswered[0].version
+                rows[known.worker] = known.stillness, progress, not has_begun or progress.phase in _CONSTRUCTING
+        suspects, hung = self._watch.look(rows)
+        self._instructions += map(RequestProgress, suspects)
+        for worker, seconds in hung.items():
+            self._workers[worker].hang = Hang(seen[worker], seconds)
+            self._kill(self._workers[worker], hangs=True)
+
+    def _warn_of_length(self, seen: Mapping[int, Progress], version: int, now: float) -> None:
+        shown = {
+            worker: (progress.trajectory, progress.timesteps)
+            for worker, progress in seen.items()
+            if progress.version == version and progress.trajectory is not None
+        }
+        if (found := self._lengths.look(shown, now)) is not None:
+            self._instructions.append(Warn(LongTrajectory(*found, self._lengths.needed)))

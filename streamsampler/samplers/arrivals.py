@@ -1,0 +1,179 @@
+"""Keep what workers' answers brought, by the numbers that the scheduler knows them by."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, cast
+
+import gymnasium
+
+from streamsampler.core.errors import WorkerError
+from streamsampler.data.recorder import lengths_of
+from streamsampler.data.segments import Delivery, Segment
+from streamsampler.data.trees import bytes_of
+from streamsampler.engines.base import Answered, Died, Engine
+from streamsampler.protocol import events
+from streamsampler.protocol.messages import Answer, Failure, Report
+from streamsampler.protocol.result import Span
+from streamsampler.samplers.per_worker import Kind
+
+Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+
+
+@dataclass(slots=True)
+class SentToWorker:
+    """What one worker was sent and has reported, from its start to its death.
+
+    Attributes:
+        serials: The serial number of each kind of update.
+        payloads_in_use: Handles of payloads in a message that the worker has not answered yet.
+        base_version: The version in which the fragments began that it has environments of; 0 if it has none.
+        spaces: Its observation and action space; None before its first report.
+        reported_timesteps: The timesteps in its answers.
+        stack: Its Python stacks, if it was killed because it hung.
+        is_hung: Whether it was.
+    """
+
+    serials: dict[Kind, int] = field(default_factory=dict)
+    payloads_in_use: tuple[Any, ...] = ()
+    base_version: int = 0
+    spaces: Spaces | None = None
+    reported_timesteps: int = 0
+    stack: str = ""
+    is_hung: bool = False
+
+    def forget(self) -> None:
+        """Forget the updates: its agent and environments may be in any state, and its next start brings others."""
+        self.serials.clear()
+        self.base_version = 0
+
+    def record_answer(self, answer: Answer) -> None:
+        """Record that the worker has answered a ticket."""
+        self.payloads_in_use = ()
+        self.reported_timesteps += answer.ran_timesteps
+        if not isinstance(answer, Report):
+            self.forget()
+        elif answer.ended_fragments:
+            self.base_version = 0
+
+
+class Arrivals:
+    """The answers of workers, until they are discarded or released.
+
+    Args:
+        engine: Where the workers live.
+        sent: What each of them was sent.
+        need: Returns whether the agents or the environments need a package.
+
+    Attributes:
+        exceptions: The exceptions that did not leave this process, by the number of their failure.
+        absent: The dead workers in whose place none was started yet, and whether one can be.
+    """
+
+    def __init__(self, engine: Engine, sent: Sequence[SentToWorker], need: Callable[[str], bool]) -> None:
+        self._engine, self._sent, self._need = engine, sent, need
+        self._numbers = count()
+        self._answers: dict[int, Answered] = {}
+        self._uncounted: dict[int, Answered] = {}
+        self._deliveries: dict[int, Delivery] = {}
+        self._copied: tuple[Spaces, bytes] | None = None  # spaces that were copied before, pickled
+        self._seen: Spaces | None = None
+        self.exceptions: dict[int, object] = {}
+        self.absent: dict[int, bool] = {}
+
+    def receive(self, event: Answered) -> events.ReportReceived | events.FailureReceived:
+        """Keep an answer, as the engine brought it; return it as the scheduler sees it."""
+        worker, answer, number = event.worker, event.answer, next(self._numbers)
+        sent, memory = self._sent[worker], self._engine.memory_bytes(worker)
+        self._uncounted[number] = event
+        if isinstance(answer, Failure):
+            self.exceptions[number] = event.contents
+            return events.FailureReceived(worker, number, answer, isinstance(event.contents, WorkerError), memory)
+        self._answers[number] = event
+        found = answer.fingerprint
+        if found is not None and found.is_guest and "torch=" in found.bits and not self._need("torch"):
+            answer = replace(answer, fingerprint=found.without_torch())
+        if event.contents is None:
+            return events.ReportReceived(worker, number, answer, memory=memory)
+        rollouts, spaces = event.contents
+        if spaces is not None:
+            sent.spaces = spaces
+        n_bytes = bytes_of(rollouts.observations)
+        self._deliveries[number] = Delivery(worker, rollouts, n_bytes, sent.spaces, number=number)
+        agent_steps = rollouts.agent_steps() if rollouts.policies else None
+        return events.ReportReceived(worker, number, answer, lengths_of(rollouts), agent_steps, n_bytes, memory)
+
+    def died(self, event: Died) -> events.WorkerDied:
+        """Return a death as the scheduler sees it."""
+        worker, engine = event.worker, self._engine
+        self.absent[worker] = can_launch = engine.can_restart(worker)
+        seen, stack = engine.progress(worker), self._sent[worker].stack
+        return events.WorkerDied(worker, seen, event.exitcode, event.why, event.hopeless, stack, can_launch)
+
+    def count(self, number: int) -> Answered:
+        """Return an answer, as the engine brought it, that is counted now."""
+        return self._uncounted.pop(number)
+
+    def report(self, number: int) -> Report | None:
+        """Return a report; None of a failure."""
+        event = self._answers.get(number)
+        return event.answer if event is not None and isinstance(event.answer, Report) else None
+
+    def delivery(self, number: int) -> Delivery | None:
+        """Return what a report brought; None for nothing."""
+        return self._deliveries.get(number)
+
+    def segments(self, spans: Iterable[Span]) -> list[Segment]:
+        """Return spans of reports as segments of what these brought."""
+        return [Segment(self._deliveries[number], start, stop, indices) for number, start, stop, indices in spans]
+
+    def copy_of(self, spaces: Spaces) -> Spaces:
+        """Return a copy of a worker's spaces for a batch, which its user may change.
+
+        From the second one on out of a pickle, which takes half of the time of `deepcopy`.
+        """
+        if self._copied is not None and self._copied[0] is spaces:
+            return cast(Spaces, pickle.loads(self._copied[1]))
+        if self._seen is spaces:
+            with suppress(Exception):  # a space of a user's own may be impossible to pickle
+                self._copied = spaces, pickle.dumps(spaces)
+        self._seen = spaces
+        return copy.deepcopy(spaces)
+
+    def discard(self, number: int) -> None:
+        """Release the memory of an answer, if it has any, and forget it."""
+        self._deliveries.pop(number, None)
+        if (event := self._answers.pop(number, None)) is not None:
+            event.release()
+
+    def release(self, delivery: Delivery) -> None:
+        """Release the memory of a delivery; its arrays are void afterwards."""
+        if delivery.number in self._answers:
+            self.discard(delivery.number)
+
+    def release_all(self) -> None:
+        """Release the memory of all deliveries, and forget their arrays: an error's traceback may hold a call."""
+        for delivery in list(self._deliveries.values()):
+            self.release(delivery)
+            del delivery.rollouts
+        self._answers.clear()
+        self._uncounted.clear()
+        self.exceptions.clear()
+
+    def forget_all(self) -> None:
+        """Forget all deliveries: their memory is gone with the engine, or is about to be, in another thread."""
+        self._answers.clear()
+        self._uncounted.clear()
+        self._deliveries.clear()
+        self.exceptions.clear()
+
+    def pop_uncounted(self) -> list[Answered]:
+        """Return, once, the answers that no call has counted: most often of workers that had begun in advance."""
+        answers = list(self._uncounted.values())
+        self.forget_all()
+        return answers

@@ -1,0 +1,211 @@
+"""Put into words what the scheduler warns of, and the errors that end calls."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+from streamsampler.core.errors import (
+    NotReproducibleError,
+    Phase,
+    RemoteTraceback,
+    ResourceLimitError,
+    RolloutError,
+    SamplerError,
+    SpentQuota,
+    UsageError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerHungError,
+)
+from streamsampler.protocol.faults import Fault
+from streamsampler.protocol.instructions import (
+    AlwaysTooLarge,
+    ErrorFact,
+    FaultEndsCall,
+    LongTrajectory,
+    LossReplaced,
+    NoMiddle,
+    NotClosed,
+    NotNeeded,
+    NotReproducible,
+    OtherKernels,
+    RunsBlocks,
+    SharedFiles,
+    TooManyDropped,
+    WarningFact,
+)
+from streamsampler.protocol.messages import Failure
+from streamsampler.protocol.restarts import Incident
+from streamsampler.protocol.result import LeftOut
+
+logger = logging.getLogger("streamsampler")
+
+_NO_MIDDLE = (
+    "first_trajectory must be 0, and there are no parts, with a vector environment whose blocks of trajectories get "
+    'longer: pass worker_args={{"n_envs": {0}, "block_size": {0}}}, in every part, for blocks of one size'
+)
+
+
+def warning_of(fact: WarningFact) -> str:
+    """Return the text of a warning."""
+    match fact:
+        case LossReplaced(fault=fault):
+            assert fault.incident is not None
+            details = fault.incident.stack if fault.failure is None else fault.failure.traceback
+            return f"{fault.incident}; a new one takes its place" + (f"\n{details}" if details else "")
+        case NotNeeded(fault=fault):
+            return f"{fault}; the call did not need it"
+        case NotClosed(fault=Fault(worker=worker, failure=failure)):
+            assert failure is not None
+            return f"worker {worker}, which is being replaced, failed to close: {failure.summary}"
+        case AlwaysTooLarge(worker=worker, memory=memory, limit=limit):
+            return (
+                f"worker {worker} has {memory} bytes after its first answer: with max_worker_memory={limit} every "
+                "worker is replaced all the time"
+            )
+        case LongTrajectory(worker=worker, trajectory=trajectory, needed=needed):
+            return (
+                f"trajectory {trajectory}, which worker {worker} runs, has more than ten times the {needed} timesteps "
+                "that this batch needs, and goes on: it may never end. Pass max_episode_length (or a smaller one) to "
+                "truncate trajectories; this is reported once"
+            )
+        case SharedFiles(workers=workers, place=place):
+            both = len(workers) == 2
+            whose = "workers {} and {}" if both else "environments of worker {}"
+            return (
+                f"{whose.format(*workers)} write to the same files, {place}, and overwrite each other's. Give each "
+                "worker a place of its own: a function that makes the environment is given the worker's number if it "
+                "has a parameter `worker_number`"
+            )
+        case OtherKernels(text=text):
+            return text
+
+
+def error_of(fact: ErrorFact, exceptions: Mapping[int, object]) -> SamplerError:
+    """Return the error that ends a call.
+
+    Args:
+        fact: The fact.
+        exceptions: By the numbers of failures, the exceptions that did not leave this process.
+    """
+    match fact:
+        case FaultEndsCall(fault=Fault(failure=None, incident=incident), quota=quota, history=history):
+            assert incident is not None
+            return loss_error(incident, quota, history)
+        case FaultEndsCall(fault=Fault(worker, failure, number), quota=quota, history=history):
+            assert failure is not None
+            return failure_error(worker, failure, exceptions.get(number), quota=quota, history=history)
+        case NotReproducible(fault=Fault(worker, failure, number)):
+            assert failure is not None
+            return failure_error(worker, failure, exceptions.get(number))
+        case OtherKernels(text=text, worker=worker):
+            return kernels_error(worker, text)
+        case RunsBlocks(worker=worker):
+            what = "since the agent's parameters were updated: pass the agent itself as agent_update"
+            return UsageError(f"worker {worker} runs trajectories in blocks {what}")
+        case NoMiddle(block=block):
+            return UsageError(_NO_MIDDLE.format(block))
+        case TooManyDropped(last=last, version=version, n_dropped=n_dropped, n_kept=n_kept):
+            return dropped_error(last, version, n_dropped, n_kept)
+
+
+def failure_error(
+    worker: int, failure: Failure, exception: Any = None, *, quota: SpentQuota | None = None,
+    history: tuple[Incident, ...] = (),
+) -> SamplerError:  # fmt: skip
+    """Return the error for a worker's failure, with its cause attached.
+
+    What names a worker already, or says that the system allows no more of them, is that error itself.
+
+    Args:
+        worker: The worker number.
+        failure: What the worker reported.
+        exception: The exception itself, where it did not leave this process.
+        quota: The quota that is spent, where the trajectory would have been run again otherwise.
+        history: All losses since the last error, this one included if it is one.
+    """
+    if isinstance(exception, WorkerError | ResourceLimitError):
+        return exception
+    where = "" if failure.trajectory is None else f" in trajectory {failure.trajectory}"
+    if failure.ticket is not None:
+        where += f" of agent version {failure.ticket.version}"
+    original = exception if isinstance(exception, BaseException) else unpickled(failure.exception)
+    if failure.phase is Phase.CHECK and isinstance(original, NotReproducibleError):
+        return original
+    error = RolloutError(
+        f"worker {worker} failed while {failure.phase}{where}: {failure.summary}",
+        worker_number=worker,
+        phase=failure.phase,
+        trajectory=failure.trajectory,
+        original=original,
+        incidents=history,
+        quota=quota,
+    )
+    # In this process the exception has its frames, which a debugger can look into; elsewhere there is only text.
+    error.__cause__ = exception if isinstance(exception, BaseException) else RemoteTraceback(failure.traceback)
+    return error
+
+
+def dropped_error(last: LeftOut, version: int, n_dropped: int, n_kept: int) -> RolloutError:
+    """Return the error that ends a call in which nearly every trajectory fails, and which would never be complete.
+
+    Args:
+        last: The last trajectory that was left out.
+        version: The call's agent version.
+        n_dropped: How many trajectories of the call were left out.
+        n_kept: How many were not.
+    """
+    worker, index, (_, phase, summary), _ = last
+    return RolloutError(
+        f"{n_dropped} trajectories failed and {n_kept} did not: that is too many to leave out; the latest, "
+        f"trajectory {index} of agent version {version}, failed in worker {worker} while {phase}: {summary}",
+        worker_number=worker,
+        phase=phase,
+        trajectory=index,
+    )
+
+
+def kernels_error(worker: int, what: str) -> NotReproducibleError:
+    """Return the error for workers that compute otherwise than others; it names one of them as its worker."""
+    return NotReproducibleError(what, worker_number=worker, phase=Phase.CHECK, trajectory=None)
+
+
+def unpickled(exception: bytes | None) -> BaseException | None:
+    """Return an exception that could be pickled; None where it cannot be unpickled here, or there is none."""
+    if exception is None:
+        return None
+    try:
+        loaded = pickle.loads(exception)
+    except (Exception, SystemExit, GeneratorExit):
+        return None
+    return loaded if isinstance(loaded, BaseException) else None
+
+
+def loss_error(
+    incident: Incident, quota: SpentQuota | None, history: tuple[Incident, ...], what: str = ""
+) -> WorkerError:
+    """Return the error that ends a call because of a loss.
+
+    Args:
+        incident: The loss: a death or a hang.
+        quota: The quota that is spent; None where a new worker would do the same.
+        history: All losses since the last error, this one included.
+        what: What the error says, where that is something else than the incident.
+    """
+    what = what or (str(incident) if quota is not None else f"{incident}; a new worker would do the same")
+    fields: dict[str, Any] = {
+        "worker_number": incident.worker,
+        "phase": incident.phase,
+        "trajectory": incident.trajectory,
+        "incidents": history,
+        "quota": quota,
+    }
+    if not incident.hung:
+        return WorkerDiedError(what, exitcode=incident.exitcode, **fields)
+    error = WorkerHungError(what, stack=incident.stack, **fields)
+    if incident.stack:
+        error.__cause__ = RemoteTraceback(incident.stack)
+    return error

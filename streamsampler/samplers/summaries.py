@@ -1,0 +1,52 @@
+"""Summarise the trajectories that calls return, and merge the summaries into a sampler's filters."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from streamsampler.agents.filters import Filters
+from streamsampler.data.segments import Segment
+
+
+class Summaries(NamedTuple):
+    """Summaries of consecutive trajectories of one report.
+
+    Attributes:
+        pickled: Those of all its trajectories, pickled: see `Filters.summaries`.
+        start: Position of the first one among them.
+        stop: One more than the position of the last one.
+    """
+
+    pickled: bytes
+    start: int
+    stop: int
+
+
+def summaries_of(segments: Sequence[Segment], *, each: bool = False) -> list[Summaries]:
+    """Return the summaries of the trajectories of segments; none without filters.
+
+    Args:
+        segments: The segments.
+        each: Whether to return those of each trajectory by themselves.
+    """
+    found: list[Summaries] = []
+    for delivery, start, stop, _ in segments:
+        if pickled := delivery.rollouts.summaries:
+            bounds = [(i, i + 1) for i in range(start, stop)] if each else [(start, stop)]
+            found += [Summaries(pickled, *one) for one in bounds]
+    return found
+
+
+def merged(filters: Filters, each: Sequence[Summaries]) -> Filters:
+    """Return filters with the statistics of further trajectories, in order."""
+    return filters.merged(_unpickled(each))
+
+
+def _unpickled(each: Sequence[Summaries]) -> Iterator[tuple[Any, Any]]:
+    pickled, read = b"", list[tuple[Any, Any]]()
+    for one in each:
+        if one.pickled is not pickled:  # those of one report follow each other
+            pickled, read = one.pickled, list(zip(*pickle.loads(one.pickled), strict=True))
+        yield from read[one.start : one.stop]
