@@ -53,7 +53,7 @@ class Child:
 
     def __init__(self, fds: list[int]) -> None:
         self.fds = [os.dup(fd) for fd in fds]
-        self.pid, self._end = 1, os.pipe()
+        self.pid, self._end, self.is_given_up = 1, os.pipe(), False
 
     def await_start(self) -> None:
         """Return at once."""
@@ -90,10 +90,10 @@ class Silent:
         """Return no log records."""
         return b""
 
-    def hold(self) -> None:
+    def hold(self, *_: object) -> None:
         """Do nothing."""
 
-    apply = hold
+    apply = loaded = hold
 
     def set_levels(self, levels: Any) -> None:
         """Do nothing."""
@@ -104,7 +104,7 @@ class SimulatedWorker:
 
     def __init__(self, number: int, fds: list[int], spaces: Any, rows: int) -> None:
         commands, answers, _, _, _, _, updates, arena = fds
-        self.channel = ProcessChannel(commands, answers, arena, updates, 1536, Silent(), Silent(), None)  # type: ignore[arg-type]
+        self.channel = ProcessChannel(commands, answers, arena, updates, 1536, Silent(), Silent(), Silent(), None)  # type: ignore[arg-type]
         self.tickets: deque[Ticket] = deque()
         self._spaces, self._sent, self._rows = spaces, False, rows
         numbers = np.random.default_rng(number)

@@ -4,9 +4,11 @@ import sys
 
 import pytest
 
+from benchmarks.contenders.simulated import ParentCost
 from benchmarks.contenders.virtual import Costs, VirtualEngine, VirtualSampler
 from benchmarks.problems.measured import CARTPOLE, ON_POLICY, Replayed, chosen
 from streamsampler import LocalSampler
+from streamsampler.engines.launch.start_methods import has_processes
 
 
 def alone(distribution, seed=1):
@@ -94,3 +96,12 @@ def calls_for_a_report(n_workers, per_worker):
 @pytest.mark.slow
 def test_a_report_calls_as_many_functions_with_a_thousand_workers():
     assert calls_for_a_report(1_000, 100) < 1.1 * calls_for_a_report(40, 100)
+
+
+@pytest.mark.skipif(not has_processes(), reason="its workers have the pipes of processes")
+def test_what_a_report_costs_can_be_measured():
+    cost = ParentCost(2, 1)
+    try:
+        assert cost.measure(2) > 0
+    finally:
+        cost.close()
