@@ -38,8 +38,11 @@ try:
     from streamsampler.engines.processes.wire import ProcessChannel
 except ImportError:  # an earlier version, which is measured as well
     from streamsampler.engines.processes.channel import ProcessChannel  # type: ignore[import-not-found,no-redef]
+try:
+    from streamsampler.core.times import Times
+except ImportError:
+    from streamsampler.protocol.messages import Times  # type: ignore[attr-defined,no-redef]
 from streamsampler.core.serialization import dumps
-from streamsampler.core.times import Times
 from streamsampler.protocol.messages import Exit, Message, Report, Start, Stop, Ticket
 from streamsampler.workers.factory import WorkerSetup
 
