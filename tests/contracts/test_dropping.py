@@ -44,7 +44,7 @@ class Doomed(Brittle):
 def sound(where: str = "step", width: int = 2) -> dict[int, tuple[list[Any], list[float]]]:
     """Observations and rewards of the first trajectories by their indices, of those that do not raise."""
     env, trajectories = BRITTLE(wrong=where, width=width), {}
-    for index, seed in enumerate(TrajectorySeeds(SEED, 1).of(range(60))):
+    for index, seed in enumerate(TrajectorySeeds(SEED, 1).of(range(200))):
         try:
             observations, rewards, ended = [env.reset(seed=seed)[0]], [], False
             while not ended:
