@@ -587,4 +587,4 @@ class Stats:
 
 
 _SUMS = tuple(item.name for item in fields(Stats) if item.name not in _NO_SUMS)
-"""The attributes of which those of two calls are added."""
+"""The names of the attributes that `Stats.merge` adds up."""

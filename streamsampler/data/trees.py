@@ -64,7 +64,7 @@ def arrays(tree: Any) -> list[Array]:
 
 
 def form(tree: Any) -> list[Any]:
-    """Return what trees have in common whose leaves can be joined: their structure, and shapes and dtypes of rows."""
+    """Return the paths of the leaves, with the shapes and dtypes of rows: trees of one form can be joined."""
     if tree.__class__ is np.ndarray:
         return [("", tree.shape[1:], tree.dtype)]
     return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in leaves(tree)]

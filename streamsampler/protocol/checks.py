@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streamsampler.core.errors import CheckMode
-from streamsampler.protocol.instructions import SharedFiles
+from streamsampler.protocol.instructions import FilesOverwritten
 from streamsampler.protocol.known_worker import KnownWorker
 
 _CHECKS = 0
@@ -25,7 +25,7 @@ class PurityChecks:
     def __init__(self, mode: CheckMode) -> None:
         self._mode = mode
         self._due = mode is not None
-        self._reported: set[SharedFiles] = set()
+        self._reported: set[FilesOverwritten] = set()
 
     def renew(self) -> None:
         """Check again: the environment may be another one."""
@@ -57,14 +57,14 @@ class PurityChecks:
 
     def record_files(
         self, known: KnownWorker, others: Sequence[KnownWorker], files: tuple[str, ...]
-    ) -> list[SharedFiles]:
+    ) -> list[FilesOverwritten]:
         """Record where wrappers of a worker's environments write files; return the places to warn of."""
         found = []
         for number, place in enumerate(files):
             worker = known.worker
             owner = next((other.worker for other in others if other is not known and place in other.files), worker)
             if owner != worker or place in files[:number]:
-                found.append(SharedFiles(tuple(sorted({owner, worker})), place))
+                found.append(FilesOverwritten(tuple(sorted({owner, worker})), place))
         known.files += files
         new = [fact for fact in dict.fromkeys(found) if fact not in self._reported]
         self._reported.update(new)

@@ -49,7 +49,7 @@ _PATIENCE = 0.25
 
 
 class _Late(NamedTuple):
-    """A piece that might be copied: when it is expected to end, its ticket, and what is left of it."""
+    """A piece that might be copied: its expected end, its ticket, and the indices of the piece that no copy has."""
 
     end: float
     ticket: range
@@ -66,11 +66,11 @@ class Copies:
 
     Args:
         n_workers: The number of workers.
-        in_flight: What they hold.
+        in_flight: The tickets that workers hold.
         throughput: How fast they are.
-        steps_of: What they show; None if they show nothing.
+        steps_of: Returns the timesteps that a worker shows; None if workers show nothing.
         shortest: Seconds of the shortest parts that a ticket is cut into.
-        is_awaited: Whose tickets are not copied.
+        is_awaited: Returns whether the tickets of a worker are not copied.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ UPDATE_PHASES = AGENT_PHASES | {Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phas
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class WorkerFault:
     """An exception of user code, a death or a hang.
 
     Attributes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from streamsampler.core.errors import SpentQuota
-from streamsampler.protocol.faults import Fault
+from streamsampler.protocol.faults import WorkerFault
 from streamsampler.protocol.messages import Message
 from streamsampler.protocol.restarts import Incident
 from streamsampler.protocol.result import LeftOut
@@ -86,7 +86,7 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class CountFailure:
     """Add the times and timesteps of a failure to the accounts. Those of other answers are added with what follows."""
 
     number: int
@@ -127,21 +127,21 @@ class Discard:
 class LossReplaced:
     """A worker was lost, and a new one takes its place."""
 
-    fault: Fault
+    fault: WorkerFault
 
 
 @dataclass(frozen=True, slots=True)
 class NotNeeded:
     """Something went wrong that the call did not need."""
 
-    fault: Fault
+    fault: WorkerFault
 
 
 @dataclass(frozen=True, slots=True)
 class NotClosed:
     """A worker that is being replaced failed to close its environment."""
 
-    fault: Fault
+    fault: WorkerFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class LongTrajectory:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedFiles:
+class FilesOverwritten:
     """Environments of one or two workers write to the same files."""
 
     workers: tuple[int, ...]
@@ -196,7 +196,7 @@ class FaultEndsCall:
         history: All losses since the last error, this one included if it is one.
     """
 
-    fault: Fault
+    fault: WorkerFault
     quota: SpentQuota | None = None
     history: tuple[Incident, ...] = ()
 
@@ -205,7 +205,7 @@ class FaultEndsCall:
 class NotReproducible:
     """The check of a worker's environment failed."""
 
-    fault: Fault
+    fault: WorkerFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class TooManyDropped:
     n_kept: int
 
 
-WarningFact = LossReplaced | NotNeeded | NotClosed | AlwaysTooLarge | LongTrajectory | SharedFiles | OtherKernels
+WarningFact = LossReplaced | NotNeeded | NotClosed | AlwaysTooLarge | LongTrajectory | FilesOverwritten | OtherKernels
 ErrorFact = FaultEndsCall | NotReproducible | RunsBlocks | NoMiddle | TooManyDropped | OtherKernels
 
 
@@ -280,7 +280,7 @@ Instruction = (
     | AbandonOlder
     | Look
     | RequestProgress
-    | Count
+    | CountFailure
     | Keep
     | Discard
     | Warn

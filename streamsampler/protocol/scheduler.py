@@ -38,7 +38,7 @@ from streamsampler.protocol.events import (
 from streamsampler.protocol.faults import (
     AGENT_PHASES,
     UPDATE_PHASES,
-    Fault,
+    WorkerFault,
     is_before_ready,
     loss_by_death,
     loss_by_exception,
@@ -46,7 +46,7 @@ from streamsampler.protocol.faults import (
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.instructions import (
     AbandonOlder,
-    Count,
+    CountFailure,
     Discard,
     FaultEndsCall,
     Forget,
@@ -139,7 +139,7 @@ class Scheduler:
         self._ways = Ways()
         self._base_version = 0
         self._is_open = False  # whether a call is
-        self._outside: list[Fault] = []  # of no trajectory
+        self._outside: list[WorkerFault] = []  # of no trajectory
         self._refusal: Raise | None = None
         self._prefetch: Prefetch | None = None
         self._seen: dict[int, Progress] = {}  # by worker, when it was looked at last
@@ -428,16 +428,16 @@ class Scheduler:
         if failure.checked is not None:
             self._record_files(known, failure.checked.files)
         if failure.ticket is None:
-            self._instructions.append(Count(event.number))
-            self._instructions.append(Warn(NotClosed(Fault(event.worker, failure, event.number))))
+            self._instructions.append(CountFailure(event.number))
+            self._instructions.append(Warn(NotClosed(WorkerFault(event.worker, failure, event.number))))
             return
         indices = failure.ticket.indices
         if not known.side.record_answer(failure):
             self._instructions.append(Discard(event.number, Reason.STALE))
             return
-        self._instructions.append(Count(event.number))
+        self._instructions.append(CountFailure(event.number))
         if failure.phase is Phase.CHECK:
-            fault = Fault(event.worker, failure, event.number, event.is_of_engine)
+            fault = WorkerFault(event.worker, failure, event.number, event.is_of_engine)
             self._refuse(Raise(NotReproducible(fault), Refused.CALL))
             return
         if failure.phase not in UPDATE_PHASES:
@@ -455,7 +455,7 @@ class Scheduler:
         self._ways.record(gathering, self._layout, event.worker, failure)
         gathering.add_failure(event.worker, indices, index, fault, final=fault.is_final, now=self._now)
 
-    def _fault_of(self, event: FailureReceived, trajectory: int | None) -> Fault:
+    def _fault_of(self, event: FailureReceived, trajectory: int | None) -> WorkerFault:
         """Return the fault that an exception is; where it is a loss, the worker is replaced."""
         version, ticket = self._version_of(event.failure.trajectory), event.failure.ticket
         assert ticket is not None
@@ -466,7 +466,7 @@ class Scheduler:
                 self.losses.forget(unready(event.worker))
             incident = loss_by_exception(event.worker, failure, self._now - self._made)
             self._supervision.mark(self.workers[event.worker])
-        return Fault(event.worker, failure, event.number, event.is_of_engine, incident)
+        return WorkerFault(event.worker, failure, event.number, event.is_of_engine, incident)
 
     def _version_of(self, trajectory: int | None) -> int:
         """Return the agent version that a trajectory is named by."""
@@ -490,7 +490,7 @@ class Scheduler:
         elif fault is not None:
             self._instructions.append(Warn(NotNeeded(fault)))
 
-    def _fault_of_death(self, event: WorkerDied, version: int | None) -> Fault | None:
+    def _fault_of_death(self, event: WorkerDied, version: int | None) -> WorkerFault | None:
         """Return the fault that a death is; None if the worker was retiring."""
         known = self.workers[event.worker]
         if known.hang is None and known.side.state in LEAVING:
@@ -500,7 +500,7 @@ class Scheduler:
         incident = loss_by_death(event, known.hang, version, self._now - self._made, is_ready=known.is_ready)
         if not is_before_ready(incident, is_ready=known.is_ready):
             self.losses.forget(unready(event.worker))
-        return Fault(event.worker, incident=incident)
+        return WorkerFault(event.worker, incident=incident)
 
     def _replace_worker(self, event: WorkerDied) -> None:
         worker, known = event.worker, self.workers[event.worker]
@@ -550,14 +550,14 @@ class Scheduler:
             return False
         return True
 
-    def _decide_outside(self, fault: Fault) -> bool:
+    def _decide_outside(self, fault: WorkerFault) -> bool:
         if self._gathering.result.complete:
             # If an update is the cause, the next call, which sends this worker all updates, fails.
             self._instructions.append(Warn(NotNeeded(fault)))
             return True
         return self._makes_good(fault)
 
-    def _makes_good(self, fault: Fault) -> bool:
+    def _makes_good(self, fault: WorkerFault) -> bool:
         """Count a loss; return whether its tickets run again. Otherwise the call ends."""
         refused = Refused.NOTHING
         if fault.is_of_update:

@@ -13,7 +13,7 @@ from streamsampler.engines import base
 from streamsampler.protocol.events import Event, LaunchPossible, ProgressSeen, Waited
 from streamsampler.protocol.instructions import (
     AbandonOlder,
-    Count,
+    CountFailure,
     Discard,
     FaultEndsCall,
     Forget,
@@ -187,7 +187,7 @@ class Call:
         match instruction:
             case Send(worker=worker, message=message):
                 session.send(worker, message)
-            case Count(number=number):
+            case CountFailure(number=number):
                 self.accounts.count(number)
             case Keep(number=number, fingerprint=fingerprint):
                 self.batches.keep(number, fingerprint)
@@ -266,7 +266,7 @@ class Call:
     def count_the_rest(self) -> None:
         """Count and keep what the scheduler knows of already, after an interrupt in the midst of instructions."""
         for instruction in [*self._to_do, *self._scheduler.pop_instructions()]:
-            if isinstance(instruction, Count | Keep | Discard):
+            if isinstance(instruction, CountFailure | Keep | Discard):
                 self._do(instruction)
         self._to_do.clear()
 

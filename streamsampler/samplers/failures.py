@@ -20,11 +20,12 @@ from streamsampler.core.errors import (
     WorkerError,
     WorkerHungError,
 )
-from streamsampler.protocol.faults import Fault
+from streamsampler.protocol.faults import WorkerFault
 from streamsampler.protocol.instructions import (
     AlwaysTooLarge,
     ErrorFact,
     FaultEndsCall,
+    FilesOverwritten,
     LongTrajectory,
     LossReplaced,
     NoMiddle,
@@ -33,7 +34,6 @@ from streamsampler.protocol.instructions import (
     NotReproducible,
     OtherKernels,
     RunsBlocks,
-    SharedFiles,
     TooManyDropped,
     WarningFact,
 )
@@ -58,7 +58,7 @@ def warning_of(fact: WarningFact) -> str:
             return f"{fault.incident}; a new one takes its place" + (f"\n{details}" if details else "")
         case NotNeeded(fault=fault):
             return f"{fault}; the call did not need it"
-        case NotClosed(fault=Fault(worker=worker, failure=failure)):
+        case NotClosed(fault=WorkerFault(worker=worker, failure=failure)):
             assert failure is not None
             return f"worker {worker}, which is being replaced, failed to close: {failure.summary}"
         case AlwaysTooLarge(worker=worker, memory=memory, limit=limit):
@@ -72,7 +72,7 @@ def warning_of(fact: WarningFact) -> str:
                 "that this batch needs, and goes on: it may never end. Pass max_episode_length (or a smaller one) to "
                 "truncate trajectories; this is reported once"
             )
-        case SharedFiles(workers=workers, place=place):
+        case FilesOverwritten(workers=workers, place=place):
             both = len(workers) == 2
             whose = "workers {} and {}" if both else "environments of worker {}"
             return (
@@ -92,13 +92,13 @@ def error_of(fact: ErrorFact, exceptions: Mapping[int, object]) -> SamplerError:
         exceptions: By the numbers of failures, the exceptions that did not leave this process.
     """
     match fact:
-        case FaultEndsCall(fault=Fault(failure=None, incident=incident), quota=quota, history=history):
+        case FaultEndsCall(fault=WorkerFault(failure=None, incident=incident), quota=quota, history=history):
             assert incident is not None
             return loss_error(incident, quota, history)
-        case FaultEndsCall(fault=Fault(worker, failure, number), quota=quota, history=history):
+        case FaultEndsCall(fault=WorkerFault(worker, failure, number), quota=quota, history=history):
             assert failure is not None
             return failure_error(worker, failure, exceptions.get(number), quota=quota, history=history)
-        case NotReproducible(fault=Fault(worker, failure, number)):
+        case NotReproducible(fault=WorkerFault(worker, failure, number)):
             assert failure is not None
             return failure_error(worker, failure, exceptions.get(number))
         case OtherKernels(text=text, worker=worker):

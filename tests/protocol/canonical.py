@@ -25,7 +25,7 @@ IRRELEVANT = {
     "Result._spans": "is checked after each step",
     "Arrivals": "holds what arrived, by numbers",
     "_Arrived.report": "numbers what arrived",
-    "Fault.number": "numbers what arrived",
+    "WorkerFault.number": "numbers what arrived",
     "BatchMaker": "joins what is in the result, by its contents",
     "Pool": "holds memory only",
     "WorkerLoop._seconds": "is measured, and counted by the sampler",

@@ -3,7 +3,7 @@
 import pytest
 
 from streamsampler.protocol.checks import PurityChecks
-from streamsampler.protocol.instructions import SharedFiles
+from streamsampler.protocol.instructions import FilesOverwritten
 from streamsampler.protocol.known_worker import KnownWorker
 from streamsampler.protocol.states import SamplerSide
 from streamsampler.samplers.failures import warning_of
@@ -55,13 +55,13 @@ def test_places_that_several_write_to(records):
         return checks.record_files(records[worker], records, files)
 
     assert said_of(1, "a", "b") == []
-    assert said_of(0, "b") == [SharedFiles((0, 1), "b")]
-    assert said_of(2, "c", "c") == [SharedFiles((2,), "c")]
+    assert said_of(0, "b") == [FilesOverwritten((0, 1), "b")]
+    assert said_of(2, "c", "c") == [FilesOverwritten((2,), "c")]
     records[1] = KnownWorker(SamplerSide(1))  # writes where the dead one did
     assert said_of(1, "a") == []
 
 
 def test_the_warning_names_the_workers():
-    two, one = (warning_of(SharedFiles(workers, "c")) for workers in ((0, 1), (2,)))
+    two, one = (warning_of(FilesOverwritten(workers, "c")) for workers in ((0, 1), (2,)))
     assert two.startswith("workers 0 and 1 write to the same files, c,")
     assert one.startswith("environments of worker 2 write to the same files, c,")

@@ -189,7 +189,7 @@ def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(layout: Layout
 def test_what_fails_for_good_ends_the_call_at_its_turn(layout: Layout) -> None:
     """Also in tickets that are cut; and what is decided about, and when, depends on no loss and no timing."""
     n_cut = n_failed = 0
-    for seed in range(300):
+    for seed in range(400):
         draw = random.Random(seed)
         plan = some_plan(draw)
         doomed = {draw.randrange(60), draw.randrange(60)}
@@ -204,7 +204,7 @@ def test_what_fails_for_good_ends_the_call_at_its_turn(layout: Layout) -> None:
             n_failed += 1
             assert first in held.indices
             assert indices_of(course.gathering) == list(range(held.turn))
-    assert n_cut > 10
+    assert n_cut > 20
     assert n_failed > 100
 
 

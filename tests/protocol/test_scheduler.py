@@ -15,7 +15,7 @@ from streamsampler.protocol.events import (
     Waited,
     WorkerDied,
 )
-from streamsampler.protocol.faults import Fault
+from streamsampler.protocol.faults import WorkerFault
 from streamsampler.protocol.instructions import (
     AbandonOlder,
     AlwaysTooLarge,
@@ -199,7 +199,7 @@ def test_a_failure_ends_the_call_when_its_turn_has_come():
         said = driven.handle(driven.report(0))
     (error,) = of(Raise, said)
     assert said[-1] == error
-    assert error.fact == FaultEndsCall(Fault(1, error.fact.fault.failure, 1))
+    assert error.fact == FaultEndsCall(WorkerFault(1, error.fact.fault.failure, 1))
     assert error.fact.fault.failure.trajectory == second.indices[0]
     assert error.refused is Refused.NOTHING
 
