@@ -235,7 +235,7 @@ class SimulatedSampler(Sampler[Any, Any]):
 
     def use_virtual_clock(self) -> None:
         """Let tickets be assigned by the virtual clock."""
-        self._session.clock = lambda: self.simulated.now
+        self._life.session.clock = lambda: self.simulated.now
 
 
 class ParentCost:

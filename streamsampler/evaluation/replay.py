@@ -36,7 +36,7 @@ from streamsampler.samplers.payloads import name_of_worker
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.samplers.processes import LocalSampler
 from streamsampler.samplers.recorded import episode_of, recorded_one, resets_as_recorded
-from streamsampler.samplers.replays import Origin, Replay
+from streamsampler.samplers.rerun import Origin, Replay
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.resets import Options, Resets

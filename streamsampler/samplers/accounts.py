@@ -68,7 +68,7 @@ class CallAccounts:
         event = self._session.arrivals.count(number)
         answer = event.answer
         if answer.ticket is not None:
-            self._session.sent[event.worker].record_answer(answer)
+            self._session.record_answer(event.worker, answer)
         if isinstance(answer, Report):
             self.stats.take_report(event.worker, answer)
             return
@@ -92,7 +92,7 @@ class CallAccounts:
 
     def count_dead(self, worker: int) -> None:
         """Count the timesteps that a dead worker ran in vain, and forget the worker."""
-        self.stats.hangs += self._session.sent[worker].is_hung
+        self.stats.hangs += self._session.arrivals.workers[worker].is_hung
         self.stats.lost_timesteps += self._session.replace_worker(worker)
 
     def add_anomalies(self, segments: Sequence[Segment]) -> None:

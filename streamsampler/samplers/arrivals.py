@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, cast
 
@@ -18,48 +18,27 @@ from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.trees import bytes_of
 from streamsampler.engines.base import Answered, Died, Engine
 from streamsampler.protocol import events
-from streamsampler.protocol.messages import Answer, Failure, Report
+from streamsampler.protocol.messages import Failure, Report
 from streamsampler.protocol.result import Span
-from streamsampler.samplers.per_worker import Kind
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
 
 @dataclass(slots=True)
-class SentToWorker:
-    """What one worker was sent and has reported, from its start to its death.
+class LaunchedWorker:
+    """What one worker has reported, from its start to its death.
 
     Attributes:
-        serials: The serial number of each kind of update.
-        payloads_in_use: Handles of payloads in a message that the worker has not answered yet.
-        base_version: The version in which the fragments began that it has environments of; 0 if it has none.
         spaces: Its observation and action space; None before its first report.
         reported_timesteps: The timesteps in its answers.
         stack: Its Python stacks, if it was killed because it hung.
         is_hung: Whether it was.
     """
 
-    serials: dict[Kind, int] = field(default_factory=dict)
-    payloads_in_use: tuple[Any, ...] = ()
-    base_version: int = 0
     spaces: Spaces | None = None
     reported_timesteps: int = 0
     stack: str = ""
     is_hung: bool = False
-
-    def forget(self) -> None:
-        """Forget the updates: its agent and environments may be in any state, and its next start brings others."""
-        self.serials.clear()
-        self.base_version = 0
-
-    def record_answer(self, answer: Answer) -> None:
-        """Record that the worker has answered a ticket."""
-        self.payloads_in_use = ()
-        self.reported_timesteps += answer.ran_timesteps
-        if not isinstance(answer, Report):
-            self.forget()
-        elif answer.ended_fragments:
-            self.base_version = 0
 
 
 class Arrivals:
@@ -67,16 +46,17 @@ class Arrivals:
 
     Args:
         engine: Where the workers live.
-        sent: What each of them was sent.
         need: Returns whether the agents or the environments need a package.
 
     Attributes:
+        workers: What each worker has reported, by worker number.
         exceptions: The exceptions that did not leave this process, by the number of their failure.
         absent: The dead workers in whose place none was started yet, and whether one can be.
     """
 
-    def __init__(self, engine: Engine, sent: Sequence[SentToWorker], need: Callable[[str], bool]) -> None:
-        self._engine, self._sent, self._need = engine, sent, need
+    def __init__(self, engine: Engine, need: Callable[[str], bool]) -> None:
+        self._engine, self._need = engine, need
+        self.workers = [LaunchedWorker() for _ in range(engine.n_workers)]
         self._numbers = count()
         self._answers: dict[int, Answered] = {}
         self._uncounted: dict[int, Answered] = {}
@@ -89,7 +69,7 @@ class Arrivals:
     def receive(self, event: Answered) -> events.ReportReceived | events.FailureReceived:
         """Keep an answer, as the engine brought it; return it as the scheduler sees it."""
         worker, answer, number = event.worker, event.answer, next(self._numbers)
-        sent, memory = self._sent[worker], self._engine.memory_bytes(worker)
+        launched, memory = self.workers[worker], self._engine.memory_bytes(worker)
         self._uncounted[number] = event
         if isinstance(answer, Failure):
             self.exceptions[number] = event.contents
@@ -102,9 +82,9 @@ class Arrivals:
             return events.ReportReceived(worker, number, answer, memory=memory)
         rollouts, spaces = event.contents
         if spaces is not None:
-            sent.spaces = spaces
+            launched.spaces = spaces
         n_bytes = bytes_of(rollouts.observations)
-        self._deliveries[number] = Delivery(worker, rollouts, n_bytes, sent.spaces, number=number)
+        self._deliveries[number] = Delivery(worker, rollouts, n_bytes, launched.spaces, number=number)
         agent_steps = rollouts.agent_steps() if rollouts.policies else None
         return events.ReportReceived(worker, number, answer, lengths_of(rollouts), agent_steps, n_bytes, memory)
 
@@ -112,7 +92,7 @@ class Arrivals:
         """Return a death as the scheduler sees it."""
         worker, engine = event.worker, self._engine
         self.absent[worker] = can_launch = engine.can_restart(worker)
-        seen, stack = engine.progress(worker), self._sent[worker].stack
+        seen, stack = engine.progress(worker), self.workers[worker].stack
         return events.WorkerDied(worker, seen, event.exitcode, event.why, event.hopeless, stack, can_launch)
 
     def count(self, number: int) -> Answered:

@@ -26,10 +26,12 @@ from streamsampler.protocol.plans import Fragments
 from streamsampler.protocol.restarts import OnFailure, Policy
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.lagging import Lag, check_staleness
+from streamsampler.samplers.life import SamplerLife, SamplerSetup
 from streamsampler.samplers.obtaining import ObtainingSampler
 from streamsampler.samplers.options import SamplerOptions, check_policies, policies_of, refuse_rows_alone
 from streamsampler.samplers.payloads import check_side_by_side, pickled_environments, put, put_agents
-from streamsampler.samplers.per_worker import Agents, Envs, Updates, items_by_worker
+from streamsampler.samplers.per_worker import Agents, Envs, items_by_worker
+from streamsampler.samplers.updates import Updates
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
@@ -161,8 +163,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(brackets)
 
-    _kept_in_copies = *ObtainingSampler._kept_in_copies, "policy_names"
     _default_workers: int | None = None
+    _holds_agent = False
+    """Whether the agent stays in this process, as it is; a subclass sets it before it calls `__init__`."""
     _given_factory: WorkerFactory | None = None
     _step_timeout: float | None = None  # a subclass whose workers can be killed sets it before it calls `__init__`
     _lacks_limits: Mapping[str, str] = {}
@@ -199,8 +202,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
     ) -> None:
         filters = Filters(observation_filter, reward_filter)
         agents = policies_of(agents, policy_of)
-        self.policy_names = check_policies(agents, worker_class, filters)
-        policy = self._policy = Policy(
+        policy_names = check_policies(agents, worker_class, filters)
+        policy = Policy(
             on_failure=on_failure,
             max_restarts=max_restarts,
             restart_on=(restart_on,) if isinstance(restart_on, type) else restart_on,
@@ -220,9 +223,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         drop_unless = policy.restarts_on if policy.on_failure == "drop" else None
         if drop_if is not None:
             # The policy is to leave trajectories out, since the batch has gaps; what raises is raised all the same.
-            policy = self._policy = replace(policy, on_failure="drop")
+            policy = replace(policy, on_failure="drop")
             drop_unless = drop_unless or raises_all
-        self._setup = WorkerSetup(
+        workers = WorkerSetup(
             factory,
             check_threads(worker_threads),
             check_mode(check),
@@ -233,18 +236,17 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         )
         if order not in ("index", "arrival"):
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')
-        self._order: Order = order
-        updates: Updates[Payload] = Updates(self._setup.n_workers)
-        put_agents(updates, agents, self._setup.n_workers, held=self._holds_agent)
+        updates: Updates[Payload] = Updates(workers.n_workers)
+        put_agents(updates, agents, workers.n_workers, held=self._holds_agent)
         as_env = partial(as_env_update, env_kwargs=env_kwargs)
-        environments = pickled_environments(envs, self._setup.n_workers, "envs", "the environment", as_env)
+        environments = pickled_environments(envs, workers.n_workers, "envs", "the environment", as_env)
         check_side_by_side(environments, "envs", factory)
         put(updates, "env", environments)
         refuse_rows_alone(updates.about("agent"), updates.about("env"), worker_class)
         dumps(filters, "the filters")
         lag = Lag() if check_staleness(staleness, order, filters) else None
-        self._given_envs = updates.about("env")
-        self._begin_life(updates, filters, lag)
+        self._setup = SamplerSetup(workers, order, policy, policy_names, self._holds_agent, updates.about("env"))
+        self._life = SamplerLife(self._setup, self.make_engine, updates, filters, lag)
 
     @classmethod
     def from_worker_factory(
@@ -349,53 +351,51 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
                 "which a number cannot. (A parameter that is a number goes into a tuple.)"
             )
         n_timesteps = positive("n_timesteps", n_timesteps)
-        self._check_usable()
+        self._life.check_usable()
         n_envs = self._usual_envs if n_envs is None else positive("n_envs", n_envs)
         limit = positive("restore_limit", restore_limit, least=0)
         self._check_fragments(n_envs, agent_update, env_update)
         plan = Fragments(
-            n_timesteps, n_envs, self._session.engine.n_workers, self.layout.rows,
-            side_by_side=self._setup.factory.worker_class.continues_side_by_side, restore_limit=limit,
+            n_timesteps, n_envs, self.n_workers, self.layout.rows,
+            side_by_side=self._setup.workers.factory.worker_class.continues_side_by_side, restore_limit=limit,
         )  # fmt: skip
         batch = self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
-        self._n_envs = n_envs
+        self._life.n_envs = n_envs
         return batch
 
     @property
     def _usual_envs(self) -> int:
         """How many environments there are where a call does not say it: no matter how many workers there are."""
-        if self._n_envs is not None:
-            return self._n_envs
-        return self._most_envs or max(_N_ENVS, self.layout.rows)
+        return self._life.n_envs or self._setup.most_envs or max(_N_ENVS, self.layout.rows)
 
     def _check_fragments(self, n_envs: int, *updates: Any) -> None:
         self.refuse_lag("fragments")
-        if (most := self._most_envs) is not None and n_envs > most:
+        if (most := self._setup.most_envs) is not None and n_envs > most:
             raise UsageError(
                 f'obtain_fragments of {n_envs} environments: with inference="parent" there are {most}; pass '
                 f'worker_args={{"n_envs": {n_envs}}} to the sampler for more'
             )
-        if self._order != "index":
+        if self._setup.order != "index":
             raise UsageError('fragments need order="index": each environment has its place in the batch')
-        worker_class = self._setup.factory.worker_class
+        worker_class, hooks = self._setup.workers.factory.worker_class, self._setup.workers.hooks
         if issubclass(worker_class, WorkerWithSeams) and worker_class.overrides_seams():
             raise UsageError(
                 f"fragments do not call what {worker_class.__name__} overrides (begin_trajectory, before_step, "
                 "after_step, end_trajectory): pass hooks=, wrap the environment or the agent, or use "
                 "obtain_trajectories"
             )
-        if self._setup.hooks is not None and self._setup.hooks.drop_if is not None:
+        if hooks is not None and hooks.drop_if is not None:
             raise UsageError(
                 "fragments take no drop_if: what an earlier call returned of an episode cannot be left out any more. "
                 "Let a wrapper of the environment end such an episode, or use obtain_trajectories"
             )
-        if self._policy.on_failure == "drop":
+        if self._setup.policy.on_failure == "drop":
             raise UsageError(
                 'fragments need on_failure="raise": where an episode raises, no other one takes its place in the batch'
             )
         if not worker_class.can_continue:
             raise UsageError(f"{worker_class.__name__} runs no fragments: use DefaultWorker, or obtain_trajectories")
-        if self._session.updates.differ or any(items_by_worker(update) is not None for update in updates):
+        if self._life.session.store.latest.differ or any(items_by_worker(update) is not None for update in updates):
             raise UsageError(
                 "fragments need one agent and one environment for all workers: an environment's episodes are the same "
                 "whatever the number of workers. Pass an id or a function that makes one environment, and their number "
@@ -407,7 +407,12 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
     @property
     def fingerprint(self) -> CheckMode:
         """What is done about workers that compute otherwise than others."""
-        return self._setup.fingerprint
+        return self._setup.workers.fingerprint
+
+    @property
+    def policy_names(self) -> tuple[str, ...]:
+        """The names of several policies; none where there is one agent."""
+        return self._setup.policy_names
 
     @property
     def total_env_steps(self) -> int:
@@ -415,5 +420,5 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         return self.stats.kept_timesteps
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"agent version {self.agent_version}"
+        state = "closed" if self._life.is_closed else f"agent version {self.agent_version}"
         return f"{type(self).__name__}({self.n_workers} workers, seed {self.seed}, {state})"

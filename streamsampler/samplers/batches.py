@@ -48,7 +48,7 @@ class BatchMaker:
         self._ledger = ledger = session.ledger
         self._episodes = None if ledger is None else Episodes(gathering.result, session.arrivals, ledger)
         self._result = Results(gathering.result, session.arrivals) if self._episodes is None else self._episodes
-        self._filters = session.filters
+        self._filters = session.store.filters
         self.summaries: list[Summaries] = []
         self._has_new = False
         # Not of a stream, which hands out each trajectory by itself.

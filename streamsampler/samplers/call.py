@@ -35,9 +35,9 @@ from streamsampler.protocol.plans import GatherPlan
 from streamsampler.samplers.accounts import CallAccounts
 from streamsampler.samplers.batches import BatchMaker
 from streamsampler.samplers.failures import error_of, logger, warning_of
-from streamsampler.samplers.per_worker import Snapshot
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.summaries import Summaries
+from streamsampler.samplers.updates import Snapshot
 
 _PATIENCE = 0.1
 """For how many seconds a call that is complete waits for workers that are still in a timestep of a rollout which is not
@@ -72,9 +72,14 @@ class Call:
         self._session, self._engine, self._scheduler = session, session.engine, session.scheduler
         self._snapshot = snapshot
         self._accepted = snapshot if accepted is None else accepted
-        instructions = session.begin_call(plan, sampled_version, keeps_prefetched=keeps_prefetched)
+        instructions = self._scheduler.begin(
+            plan, session.clock(), sampled_version=sampled_version, structures=session.store.structures(),
+            base_version=0 if session.ledger is None else session.ledger.base_version,
+            keeps_prefetched=keeps_prefetched,
+        )  # fmt: skip
+        session.store.sampled = session.store.used
         assert self._scheduler.gathering is not None
-        self.gathering, self.stats, self.version = self._scheduler.gathering, stats, session.sampled_version
+        self.gathering, self.stats, self.version = self._scheduler.gathering, stats, self._scheduler.sampled_version
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
         self.batches = BatchMaker(session, self.gathering, self.accounts)
         self.returned: list[Summaries] = []
@@ -278,7 +283,7 @@ class Call:
             return
         self._carry_out(self._scheduler.end(self._session.clock()))
         self._session.arrivals.release_all()
-        self._session.unpublish_old()
+        self._session.store.unpublish_old()
 
     def prefetch(self, plan: GatherPlan) -> None:
         """Let workers begin with the next call, after this one has ended.
@@ -287,7 +292,7 @@ class Call:
             plan: What it is expected to obtain.
         """
         clock = self._session.clock
-        self._carry_out(self._scheduler.prefetch(plan, clock(), self._session.structures()))
+        self._carry_out(self._scheduler.prefetch(plan, clock(), self._session.store.structures()))
         deadline = clock() + _PATIENCE
         while self._scheduler.awaits_answers and (left := deadline - clock()) > 0:
             self.turn(left)

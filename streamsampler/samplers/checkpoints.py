@@ -9,7 +9,7 @@ sampler's workers restore these episodes in its next call for fragments.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,10 +24,11 @@ from streamsampler.engines.base import Engine
 from streamsampler.protocol.plans import Fragments
 from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.lagging import Lag
-from streamsampler.samplers.lifecycle import SamplerLife
+from streamsampler.samplers.life import SamplerLife, SamplerSetup
 from streamsampler.samplers.payloads import name_of_worker, put
-from streamsampler.samplers.per_worker import Kind, Updates
-from streamsampler.samplers.session import Session
+from streamsampler.samplers.update_store import UpdateStore
+from streamsampler.samplers.updates import Kind, Updates
+from streamsampler.workers.factory import WorkerSetup
 
 _AGENTS: tuple[Kind, ...] = ("agent", "parameters")
 
@@ -52,15 +53,15 @@ def _layer(engine: Engine, updates: Updates[Any], kinds: Iterable[Kind]) -> Laye
     return layer
 
 
-def _put(session: Session, layer: Layer) -> None:
+def _put(store: UpdateStore, layer: Layer) -> None:
     """Put a layer in force."""
     for kind in sorted(layer):  # an agent before its parameters
         if (found := layer[kind]) is None:
-            session.updates.forget(kind)
+            store.latest.forget(kind)
             continue
         shared, items = found
         payloads = [None if it is None else replace(it[0], about=it[1]) for it in items]
-        put(session.updates, kind, payloads[0] if shared else payloads, session.publish)
+        put(store.latest, kind, payloads[0] if shared else payloads, store.publish)
 
 
 def _changed(before: Updates[Any], after: Updates[Any]) -> list[Kind]:
@@ -117,245 +118,212 @@ _KEYS = {
 }  # fmt: skip
 
 
-class CheckpointedSampler(SamplerLife):
-    """Samplers whose state can be saved, and loaded in another process."""
-
-    _kept_in_copies = *SamplerLife._kept_in_copies, "_given_envs"
-    _given_envs: tuple[Any, ...]
-    """What is known of the environments that the sampler was made with, by worker."""
-    _n_envs: int | None = None
-    policy_names: tuple[str, ...]
-
-    @property
-    def _most_envs(self) -> int | None:
-        """How many environments there can be for fragments; None for any number."""
-        return None
-
-    # ------------------------------------------------------------------ say where it stands
-
-    def state_dict(self, agents: bool = False) -> dict[str, Any]:
-        """Return where this sampler stands between two calls, for `load_state_dict` in another process.
-
-        A sampler that is made with the same arguments, loads the state and gets the same calls from there on returns
-        the same bits as this one, with any number of workers and on any engine. The state has the seed and the agent
-        version, the filters with their statistics, `stats`, an environment that an `env_update` has put in force, and
-        the episodes of fragments that go on, as far as they can be restored (see `obtain_fragments`).
-
-        Args:
-            agents: Whether the state also has the agent, with its parameters, as the last call used it. Without it the
-                sampler that loads the state uses the agent it has: make it with the agent of the last call, or pass
-                parameters as `agent_update` in the next call. With `staleness=1` it is needed after each call, since
-                the next batch is of the last call's parameters. With `inference="parent"` the sampler that loads it has
-                an agent of its own then: pass yours as `agent_update` in the next call.
-
-        Returns:
-            A dict of numbers, strings, bytes, None, and dicts and lists of these alone: `torch.save`, `pickle` and
-            others can write it next to your learner's state, and `torch.load(weights_only=True)` reads it. What is of
-            any class (filters, environments, agents, their memories) is in it pickled, as bytes.
-
-        Raises:
-            UsageError: A stream is open; or the sampler has `staleness=1`, and `agents` is false.
-            SerializationError: The agent that this process holds cannot be pickled.
-            ClosedError: The sampler is closed.
-            ConcurrentCallError: A call is under way.
-        """
-        with self._exclusive():
-            if self._streaming is not None:
-                raise UsageError(
-                    "state_dict() is for between calls, and a stream is open: leave its loop, or close it, before"
-                )
-            if self._lag is not None and self._lag.first is not None and not agents:
-                raise UsageError(
-                    "state_dict() of a sampler with staleness=1 lacks the parameters of the last call, which its next "
-                    "batch is sampled with: pass agents=True"
-                )
-            layers = self._layers(agents)
-            return self._state() | {"updates": dumps_by_value(layers) if any(layers) else None}
-
-    def _layers(self, agents: bool) -> list[Layer]:
-        """Return what is in force, in the order in which it came: with a lag what the last call brought comes last.
-
-        Args:
-            agents: Whether agents are part of it; environments are if calls have updated them.
-        """
-        session = self._session
-        kinds: list[Kind] = [*_AGENTS] if agents else []
-        kinds += ["env"] if self._envs_are_updated else []
-        kinds += ["filters"] if "filters" in session.updates else []  # as the last call had them, for replays
-        lags = agents and self._lag is not None
-        layers = [_layer(session.engine, session.sampled if lags else session.updates, kinds)]
-        if self._holds_agent and agents:
-            layers[0]["parameters"] = None  # the agent has them
-        return [*layers, self._last_changes()] if lags else layers
-
-    def _last_changes(self) -> Layer:
-        """Return what the last call has put in force for the next one, where there is a lag."""
-        session = self._session
-        return _layer(session.engine, session.updates, _changed(session.sampled, session.updates))
-
-    def _state(self) -> dict[str, Any]:
-        """Return the state without what is in force."""
-        session, filters = self._session, self.filters
-        fragments = session.going_on()
-        if session.suspect or fragments is None or not fragments.is_complete:
-            fragments = None
-        return {
-            "format": FORMAT,
-            "agent_version": self.agent_version,
-            **self._identity(filters),
-            "n_workers": self.n_workers,
-            "per_worker": session.updates.differ,
-            "first_trajectory": None if self._lag is None else self._lag.first,
-            "n_envs": self._n_envs,
-            "fragments": None if fragments is None else fragments.state(),
-            "filters_pickle": dumps_by_value(filters) if filters else None,
-            "sampled_version": session.sampled_version,
-            "stats": plain_stats(self.stats),
-        }
-
-    @property
-    def _envs_are_updated(self) -> bool:
-        """Whether calls have put other environments in force than those that the sampler was made with."""
-        in_force = self._session.updates.about("env")
-        return any(now is not given for now, given in zip(in_force, self._given_envs, strict=True))
-
-    def _identity(self, filters: Filters) -> dict[str, Any]:
-        """Return what a state and the sampler that loads it must agree in; see `_SAME`."""
-        factory = self._setup.factory
-        return {
-            "seed": self.seed,
-            "policies": list(self.policy_names),
-            "worker_class": name_of_worker(factory.worker_class),
-            "rows": factory.layout.rows,
-            "staleness": int(self._lag is not None),
-            "filters": {
-                "observation_filter": _kind_of(filters.observation), "reward_filter": _kind_of(filters.reward),
-            },
-        }  # fmt: skip
-
-    # ------------------------------------------------------------------ go on from there
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where another sampler stood, whose `state_dict` this is: the next call is the one after its last.
-
-        The sampler must have the same arguments, but for the engine, the number of workers and what changes no
-        trajectory. Episodes of fragments are restored in the next call for fragments, which steps their environments
-        again from their resets. Where that cannot be (the episode is longer than `restore_limit`, the agent remembers
-        and has no `get_state`, the environment does something else) a new episode begins there, with a warning, as
-        after a loss; it counts as failed, the others do not. `stats` goes on from the state's.
-
-        May be called at any time between calls. In a sampler that has run calls it replaces all that they have left:
-        workers are started again, and an open stream ends. The agent in force stays, unless the state has one.
-
-        Args:
-            state: What `state_dict` returned. Load only what you trust: it has pickles as bytes, which can run code.
-
-        Raises:
-            UsageError: It is no such state, or is of a sampler with another seed, kind of worker, number of
-                environments side by side, `staleness`, policies, filters, or number of workers where they have agents
-                or environments of their own; says both values. Or this sampler's environment was updated by a call, and
-                the state has none. Nothing changes.
-            ClosedError: The sampler is closed.
-            ConcurrentCallError: A call is under way.
-        """
-        with self._exclusive():
-            self._check_state(state)
-            try:
-                layers = [] if state["updates"] is None else pickle.loads(state["updates"])
-                loaded = self._read(state, layers)
-            except Exception as error:  # unpickling runs anything
-                raise UsageError(f"the state cannot be read: {type(error).__name__}: {error}") from error
-            if not any("env" in layer for layer in layers) and self._envs_are_updated:
-                raise UsageError(
-                    "the state is of the environment that its sampler was made with, and a call has updated this "
-                    "sampler's: load it into a new sampler"
-                )
-            self._end_stream()
-            if not self._session.is_new:
-                self._restart(loaded.version)
-            self._install(loaded)
-
-    def _check_state(self, state: Any) -> None:
-        if not isinstance(state, Mapping) or "format" not in state:
-            raise UsageError(f"load_state_dict takes what state_dict returned, got {state!r:.60}")
-        if state["format"] != FORMAT:
+def state_of(life: SamplerLife, *, agents: bool) -> dict[str, Any]:
+    """Return where a sampler stands between two calls; see `Sampler.state_dict`."""
+    with life.exclusive():
+        if life.streaming is not None:
             raise UsageError(
-                f"the state has format {state['format']!r}, and this version of streamsampler reads format {FORMAT}: "
-                "load it with the version that saved it"
+                "state_dict() is for between calls, and a stream is open: leave its loop, or close it, before"
             )
-        if missing := _KEYS - state.keys():
-            raise UsageError(f"the state lacks {', '.join(map(repr, sorted(missing)))}")
-        for name, own in self._identity(self.filters).items():
-            if state[name] != own:
-                what, advice = _SAME[name]
-                raise UsageError(
-                    f"the state is of {what} {_shown(state[name])}, and this sampler's is {_shown(own)}: "
-                    f"{advice.format(state[name])}, or load the state of a sampler like this one"
-                )
-        own_items = self._session.updates.differ
-        if (own_items or state["per_worker"]) and state["n_workers"] != self.n_workers:
+        if life.lag is not None and life.lag.first is not None and not agents:
             raise UsageError(
-                f"the state is of {count(state['n_workers'], 'worker')}, and this sampler has {self.n_workers}: where "
-                "workers have agents or environments of their own, results depend on their number"
+                "state_dict() of a sampler with staleness=1 lacks the parameters of the last call, which its next "
+                "batch is sampled with: pass agents=True"
             )
-        fragments, most = state["fragments"], self._most_envs
-        if fragments is not None and most is not None and len(fragments["environments"]) > most:
-            raise UsageError(
-                f"the state has fragments of {len(fragments['environments'])} environments, and with "
-                f'inference="parent" this sampler has {most}: pass worker_args={{"n_envs": …}} for more'
-            )
+        layers = _layers(life, agents)
+        return _state(life) | {"updates": dumps_by_value(layers) if any(layers) else None}
 
-    def _read(self, state: Mapping[str, Any], layers: list[Layer]) -> _Loaded:
-        fragments, filters = state["fragments"], state["filters_pickle"]
-        return _Loaded(
-            version=state["agent_version"],
-            sampled_version=state["sampled_version"],
-            lag=Lag(state["first_trajectory"]) if state["staleness"] else None,
-            n_envs=state["n_envs"],
-            fragments=None if fragments is None else FragmentLedger.of_state(fragments, self._any_plan(fragments)),
-            filters=Filters() if filters is None else pickle.loads(filters),
-            stats=stats_of(state["stats"], self.n_workers, self.stats.script),
-            layers=layers,
+
+def _layers(life: SamplerLife, agents: bool) -> list[Layer]:
+    """Return what is in force, in the order in which it came: with a lag what the last call brought comes last.
+
+    Args:
+        life: The sampler's.
+        agents: Whether agents are part of it; environments are if calls have updated them.
+    """
+    store = life.session.store
+    kinds: list[Kind] = [*_AGENTS] if agents else []
+    kinds += ["env"] if _envs_are_updated(life) else []
+    kinds += ["filters"] if "filters" in store.latest else []  # as the last call had them, for replays
+    lags = agents and life.lag is not None
+    layers = [_layer(life.session.engine, store.sampled if lags else store.latest, kinds)]
+    if life.setup.holds_agent and agents:
+        layers[0]["parameters"] = None  # the agent has them
+    return [*layers, _last_changes(life)] if lags else layers
+
+
+def _last_changes(life: SamplerLife) -> Layer:
+    """Return what the last call has put in force for the next one, where there is a lag."""
+    store = life.session.store
+    return _layer(life.session.engine, store.latest, _changed(store.sampled, store.latest))
+
+
+def _state(life: SamplerLife) -> dict[str, Any]:
+    """Return the state without what is in force."""
+    session, filters = life.session, life.filters
+    fragments = session.episodes.going_on()
+    if session.suspect or fragments is None or not fragments.is_complete:
+        fragments = None
+    return {
+        "format": FORMAT,
+        "agent_version": session.scheduler.version,
+        **_identity(life, filters),
+        "n_workers": life.n_workers,
+        "per_worker": session.store.latest.differ,
+        "first_trajectory": None if life.lag is None else life.lag.first,
+        "n_envs": life.n_envs,
+        "fragments": None if fragments is None else fragments.state(),
+        "filters_pickle": dumps_by_value(filters) if filters else None,
+        "sampled_version": session.scheduler.sampled_version,
+        "stats": plain_stats(life.stats),
+    }
+
+
+def _envs_are_updated(life: SamplerLife) -> bool:
+    """Whether calls have put other environments in force than those that the sampler was made with."""
+    in_force = life.session.store.latest.about("env")
+    return any(now is not given for now, given in zip(in_force, life.setup.env_facts, strict=True))
+
+
+def _identity(life: SamplerLife, filters: Filters) -> dict[str, Any]:
+    """Return what a state and the sampler that loads it must agree in; see `_SAME`."""
+    factory = life.setup.workers.factory
+    return {
+        "seed": life.seed,
+        "policies": list(life.setup.policy_names),
+        "worker_class": name_of_worker(factory.worker_class),
+        "rows": factory.layout.rows,
+        "staleness": int(life.lag is not None),
+        "filters": {
+            "observation_filter": _kind_of(filters.observation), "reward_filter": _kind_of(filters.reward),
+        },
+    }  # fmt: skip
+
+
+# ----------------------------------------------------------------------
+
+
+def load_state(life: SamplerLife, state: Mapping[str, Any]) -> None:
+    """Go on from where another sampler stood; see `Sampler.load_state_dict`."""
+    with life.exclusive():
+        _check_state(life, state)
+        try:
+            layers = [] if state["updates"] is None else pickle.loads(state["updates"])
+            loaded = _read(life, state, layers)
+        except Exception as error:  # unpickling runs anything
+            raise UsageError(f"the state cannot be read: {type(error).__name__}: {error}") from error
+        if not any("env" in layer for layer in layers) and _envs_are_updated(life):
+            raise UsageError(
+                "the state is of the environment that its sampler was made with, and a call has updated this "
+                "sampler's: load it into a new sampler"
+            )
+        life.end_stream()
+        if not life.session.is_new:
+            life.restart(loaded.version)
+        _install(life, loaded)
+
+
+def _check_state(life: SamplerLife, state: Any) -> None:
+    if not isinstance(state, Mapping) or "format" not in state:
+        raise UsageError(f"load_state_dict takes what state_dict returned, got {state!r:.60}")
+    if state["format"] != FORMAT:
+        raise UsageError(
+            f"the state has format {state['format']!r}, and this version of streamsampler reads format {FORMAT}: "
+            "load it with the version that saved it"
+        )
+    if missing := _KEYS - state.keys():
+        raise UsageError(f"the state lacks {', '.join(map(repr, sorted(missing)))}")
+    for name, own in _identity(life, life.filters).items():
+        if state[name] != own:
+            what, advice = _SAME[name]
+            raise UsageError(
+                f"the state is of {what} {_shown(state[name])}, and this sampler's is {_shown(own)}: "
+                f"{advice.format(state[name])}, or load the state of a sampler like this one"
+            )
+    own_items = life.session.store.latest.differ
+    if (own_items or state["per_worker"]) and state["n_workers"] != life.n_workers:
+        raise UsageError(
+            f"the state is of {count(state['n_workers'], 'worker')}, and this sampler has {life.n_workers}: where "
+            "workers have agents or environments of their own, results depend on their number"
+        )
+    fragments, most = state["fragments"], life.setup.most_envs
+    if fragments is not None and most is not None and len(fragments["environments"]) > most:
+        raise UsageError(
+            f"the state has fragments of {len(fragments['environments'])} environments, and with "
+            f'inference="parent" this sampler has {most}: pass worker_args={{"n_envs": …}} for more'
         )
 
-    def _any_plan(self, fragments: Mapping[str, Any]) -> Fragments:
-        """Return a plan for the environments of a state, until a call has its own."""
-        n_rows = self._setup.factory.layout.rows
-        return Fragments(1, len(fragments["environments"]), self.n_workers, n_rows)
 
-    def _install(self, loaded: _Loaded) -> None:
-        session, layers = self._session, loaded.layers
-        for layer in layers[:1]:
-            _put(session, layer)
-        if loaded.lag is not None:
-            session.sampled = Updates.of(session.updates.snapshot(), self.n_workers)
-        for layer in layers[1:]:
-            _put(session, layer)
-        session.unpublish_old()
-        if any("env" in layer for layer in layers):
-            self._checks.renew()
-        session.continue_from(loaded.version, loaded.sampled_version, loaded.fragments)
-        self._lag, self._n_envs, self.stats = loaded.lag, loaded.n_envs, loaded.stats
-        self._ran_before = self.stats.ran_timesteps
-        self.put_back_filters(loaded.filters)
+def _read(life: SamplerLife, state: Mapping[str, Any], layers: list[Layer]) -> _Loaded:
+    fragments, filters = state["fragments"], state["filters_pickle"]
+    return _Loaded(
+        version=state["agent_version"],
+        sampled_version=state["sampled_version"],
+        lag=Lag(state["first_trajectory"]) if state["staleness"] else None,
+        n_envs=state["n_envs"],
+        fragments=None if fragments is None else FragmentLedger.of_state(fragments, _any_plan(life, fragments)),
+        filters=Filters() if filters is None else pickle.loads(filters),
+        stats=stats_of(state["stats"], life.n_workers, life.stats.script),
+        layers=layers,
+    )
 
-    # ------------------------------------------------------------------ pickling
 
-    def __getstate__(self) -> dict[str, Any]:
-        self._check_usable()
-        updates, layers = self._updates_in_force(), list[Layer]()
-        if self._lag is not None:
-            layers = [{}, self._last_changes()]
-            updates = self._session.sampled.mapped(self._session.engine.published)
-        kept = {name: getattr(self, name) for name in self._kept_in_copies}
-        # Together, because what is known of the environments is one object in both.
-        return {"life": (updates, layers, self._state()), **kept}
+def _any_plan(life: SamplerLife, fragments: Mapping[str, Any]) -> Fragments:
+    """Return a plan for the environments of a state, until a call has its own."""
+    n_rows = life.setup.workers.factory.layout.rows
+    return Fragments(1, len(fragments["environments"]), life.n_workers, n_rows)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        updates, layers, life = state.pop("life")
-        vars(self).update(state)
-        self._begin_life(updates, Filters(), None)
-        self._install(self._read(life, layers))
+
+def _install(life: SamplerLife, loaded: _Loaded) -> None:
+    session, layers = life.session, loaded.layers
+    for layer in layers[:1]:
+        _put(session.store, layer)
+    if loaded.lag is not None:
+        session.store.sampled = Updates.of(session.store.latest.snapshot(), life.n_workers)
+    for layer in layers[1:]:
+        _put(session.store, layer)
+    session.store.unpublish_old()
+    if any("env" in layer for layer in layers):
+        life.checks.renew()
+    session.continue_from(loaded.version, loaded.sampled_version, loaded.fragments)
+    life.lag, life.n_envs, life.stats = loaded.lag, loaded.n_envs, loaded.stats
+    life.ran_before = life.stats.ran_timesteps
+    life.filters = loaded.filters
+
+
+# ----------------------------------------------------------------------
+
+
+class Copied(NamedTuple):
+    """What a pickled sampler has besides its attributes: what is known of the environments is one object in both.
+
+    Attributes:
+        setup: The sampler's arguments.
+        updates: The agent and the environment, pickled, that the last call was made with.
+        layers: What was put in force since.
+        state: Where it stands.
+    """
+
+    setup: SamplerSetup
+    updates: Updates[Any]
+    layers: list[Layer]
+    state: dict[str, Any]
+
+
+def copied(life: SamplerLife) -> Copied:
+    """Return what a copy of a sampler is made of, for `life_of`."""
+    life.check_usable()
+    if life.lag is None:
+        return Copied(life.setup, life.updates_in_force(), [], _state(life))
+    updates = life.session.store.sampled.mapped(life.session.engine.published)
+    return Copied(life.setup, updates, [{}, _last_changes(life)], _state(life))
+
+
+def life_of(it: Copied, make_engine: Callable[[WorkerSetup], Engine]) -> SamplerLife:
+    """Start the workers of a copy of a sampler, and let it stand where the other one did."""
+    life = SamplerLife(it.setup, make_engine, it.updates, Filters())
+    _install(life, _read(life, it.state, it.layers))
+    return life
 
 
 def _shown(value: Any) -> str:

@@ -12,79 +12,28 @@ trajectory 0 on. All that follows from the calls alone, whatever workers have ru
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from streamsampler.agents.filters import Filters
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import Payload, dumps
-from streamsampler.data.statistics import Stats
 from streamsampler.protocol.plans import GatherPlan
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.failures import logger
-from streamsampler.samplers.payloads import put
-from streamsampler.samplers.per_worker import Kind, Snapshot
 from streamsampler.samplers.session import Session
+from streamsampler.samplers.updates import Kind, Snapshot
 from streamsampler.workers.resets import Resets
 
-# ----------------------------------------------------------------------
-# Begin calls: put their updates in force, and hand out the first tickets.
 
-
-def begun(
-    session: Session, plan: GatherPlan, updates: Mapping[Kind, Any], stats: Stats, resets: Resets | None,
-    filters: Filters,
-) -> Call:  # fmt: skip
-    """Begin a call whose trajectories are made with its own updates.
-
-    Args:
-        session: What outlives the call.
-        plan: What is to be obtained.
-        updates: The call's updates, pickled.
-        stats: Where the call is accounted for.
-        resets: What it says of its trajectories.
-        filters: The filters of its agent version.
-    """
-    resets = session.resets_of(plan, resets, updates)
-    payload = pickled_resets(resets)
-    session.publish_settings()
-    session.renew_after_tasks(resets)
-    snapshot = session.updates.snapshot()
-    try:
-        put_in_force(session, updates)
-        session.publish_filters(filters)
-        session.set_call(plan, resets, payload)
-        session.begin_fragments(plan, resets, updates)
-        call = Call(session, plan, snapshot, stats)
-        call.start()
-    except BaseException:
-        session.restore_updates(snapshot)
-        raise
-    return call
-
-
-def pickled_resets(resets: Resets | None) -> Payload | None:
-    """Pickle what a call says of its trajectories; None for nothing.
+def pickled_resets(resets: Resets) -> Payload:
+    """Pickle what a call says of its trajectories.
 
     Raises:
         SerializationError: The options or the tasks cannot be pickled.
     """
-    return None if resets is None else dumps(resets, "reset_options" if resets.tasks is None else "the tasks")
-
-
-def put_in_force(session: Session, updates: Mapping[Kind, Any]) -> None:
-    """Put a call's updates in force."""
-    for kind, payloads in updates.items():
-        put(session.updates, kind, payloads, session.publish)
-    if "env" in updates and any(traits.takes_spaces for traits in session.updates.about("agent")):
-        # What an agent has made of its spaces must not depend on the spaces before.
-        session.updates.repeat("agent")
-        session.updates.repeat("parameters")
-
-
-# ----------------------------------------------------------------------
+    return dumps(resets, "reset_options" if resets.tasks is None else "the tasks")
 
 
 def check_staleness(staleness: Any, order: Order, filters: Filters) -> int:
@@ -119,7 +68,7 @@ class Lag:
     Attributes:
         first: The index of the first trajectory of the next batch, whose version is the last call's; None if the next
             call begins anew.
-        has_prefetched: Whether workers may have answered before the call that begins.
+        has_prefetched: Whether workers may have answered before the call that began last.
     """
 
     def __init__(self, first: int | None = None) -> None:
@@ -135,58 +84,53 @@ class Lag:
         """
         return (last + 1, 0) if self.first is None else (last, self.first)
 
-    def begun(
-        self, session: Session, plan: GatherPlan, updates: Mapping[Kind, Any], stats: Stats, resets: Resets | None
-    ) -> Call:
-        """Begin a call, whose workers are to start; for the arguments see `begun`.
+    def trajectories_of(
+        self, plan: GatherPlan, resets: Resets | None, last: int, *, is_new: bool
+    ) -> tuple[GatherPlan, Resets, int]:
+        """Return a call's plan, what is said of its trajectories, and their agent version.
 
-        Until `complete`, the next call begins anew.
+        Args:
+            plan: What the call is to obtain, from the first trajectory on.
+            resets: What it says of its trajectories.
+            last: The agent version of the last call.
+            is_new: Whether the call has an `env_update`.
         """
-        own = session.version + 1
-        version, first = (own, 0) if "env" in updates else self.next_of(session.version)
-        plan, resets = plan.starting_at(first), replace(resets or Resets(), version=version, first=first)
-        payload = pickled_resets(resets)
-        session.publish_settings()
-        session.renew_after_tasks(resets)
-        before, used, accepted = session.updates.snapshot(), session.used.snapshot(), session.sampled.snapshot()
-        try:
-            put_in_force(session, updates)
-            session.use(session.updates.snapshot())
-            # What cannot be gathered with its updates is refused now, as without a lag.
-            session.scheduler.gathering_for(plan, session.structures())
-            if version < own:
-                session.use(before)
-            session.set_call(plan, resets, payload)
-            self.has_prefetched = self._prefetched is not None and self._prefetched[0] is session
-            # An agent gets an update in the call after its own: if it refuses it, that call's is not kept, either.
-            return Call(
-                session, plan, before, stats, sampled_version=version, accepted=accepted,
-                keeps_prefetched=self._keeps_prefetched(session, payload),
-            )  # fmt: skip
-        except BaseException:
-            session.updates.restore(before)
-            session.use(used)
-            raise
-        finally:
-            if session.version == own:
-                self.first = self._prefetched = None
+        version, first = (last + 1, 0) if is_new else self.next_of(last)
+        return plan.starting_at(first), replace(resets or Resets(), version=version, first=first), version
+
+    def use_updates(self, session: Session, plan: GatherPlan, before: Snapshot, *, is_own: bool) -> None:
+        """Give workers the updates that a call's trajectories are made with: its own, or those before.
+
+        Raises:
+            UsageError: Nothing can be gathered as the plan says with its own: refused now, as without a lag.
+        """
+        store = session.store
+        store.use(store.latest.snapshot())
+        session.scheduler.gathering_for(plan, store.structures())
+        if not is_own:
+            store.use(before)
+
+    def begin_call(self, session: Session) -> None:
+        """Record that a call used up its version: until `complete`, the next call begins anew."""
+        self.has_prefetched = self._prefetched is not None and self._prefetched[0] is session
+        self.first = self._prefetched = None
 
     def complete(self, call: Call, session: Session) -> None:
         """Note that the batch of a call is complete."""
-        self.first = call.gathering.result.next if call.version == session.version else 0
+        self.first = call.gathering.result.next if call.version == session.scheduler.version else 0
 
     def prefetch(self, call: Call, session: Session) -> None:
         """Let workers begin with the next batch, when a complete call has ended."""
-        assert session.resets is not None
+        store = session.store
+        assert session.plan is not None and session.resets is not None  # noqa: PT018 - both for mypy
         if not session.can_prefetch or session.resets.is_fixed:
             return
-        version, first = self.next_of(session.version)
+        version, first = self.next_of(session.scheduler.version)
         try:
             payload = pickled_resets(replace(session.resets, version=version, first=first))
-            assert payload is not None
-            session.use(session.updates.snapshot())
-            session.give(payload)
-            self._prefetched = session, payload, session.used.snapshot()
+            store.use(store.latest.snapshot())
+            session.set_call(session.plan, session.resets, payload)
+            self._prefetched = session, payload, store.used.snapshot()
             call.prefetch(call.gathering.plan.starting_at(first))
         except Exception as error:  # the batch is complete, and is returned all the same
             if session.cancelled:
@@ -197,12 +141,12 @@ class Lag:
                 type(error).__name__, error,
             )  # fmt: skip
 
-    def _keeps_prefetched(self, session: Session, resets: Payload | None) -> bool:
+    def keeps_prefetched(self, session: Session, resets: Payload | None) -> bool:
         """Whether workers have begun with what a call says of its trajectories, and with its updates."""
         if self._prefetched is None or resets is None:
             return False
         its_session, its_resets, its_updates = self._prefetched
-        now = session.used.snapshot()
+        now = session.store.used.snapshot()
         is_same = all(its_updates.get(kind) is now.get(kind) for kind in _OF_TRAJECTORIES)
         return session is its_session and is_same and _are_equal(its_resets, resets)
 

@@ -6,7 +6,6 @@ import functools
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, get_args, overload
 
 import numpy as np
@@ -25,10 +24,20 @@ from streamsampler.protocol.plans import (
     Layout,
     Streamed,
 )
-from streamsampler.samplers.payloads import provenance_of
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.options import refuse_items, refuse_rows_alone
+from streamsampler.samplers.owner import LifeOwner
+from streamsampler.samplers.payloads import (
+    check_side_by_side,
+    facts_in,
+    makes_environment,
+    on_environments,
+    pickled_updates,
+    provenance_of,
+)
 from streamsampler.samplers.per_worker import Envs
-from streamsampler.samplers.replays import ReplayingSampler
 from streamsampler.samplers.streaming import Stream
+from streamsampler.samplers.updates import Kind
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.resets import (
     Options,
@@ -116,20 +125,20 @@ def _is_integer(given: Any = None) -> bool:
 
 
 @suggesting()
-class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
+class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
     """The calls of all samplers that return trajectories."""
 
     def _places(self, resets: Resets | None) -> dict[str, Any]:
         """Return which trajectories may take the places of those left out: `fixed` and `n_of_task` of a plan."""
         if resets is None:
             return {}
-        n_of_task = resets.n_replaceable if self._policy.on_failure == "drop" else None
+        n_of_task = resets.n_replaceable if self._setup.policy.on_failure == "drop" else None
         return {"fixed": resets.is_fixed and n_of_task is None, "n_of_task": n_of_task}
 
     @property
     def layout(self) -> Layout:
         """How the workers run trajectories; see `Worker.layout`."""
-        return self._setup.factory.layout
+        return self._setup.workers.factory.layout
 
     if not TYPE_CHECKING:
 
@@ -300,12 +309,13 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         progress: ProgressArgument,
         resets: Resets | None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        updates = self._updates_of(agent_update, env_update, resets)
+        changes = agent_update is not None or env_update is not None or resets is not None
+        updates = self._updates_of(agent_update, env_update, resets) if changes else {}
+        life = self._life
         batch: TrajectoryBatch[ObservationsT, ActionsT] | None = None
         try:
             with (
-                self._exclusive(),
-                self._call(plan, updates, resets) as call,
+                life.call(plan, updates, resets) as call,
                 display(progress, *plan.goal, note=call.batches.note) as shown,
             ):
                 while not call.gathering.result.complete:
@@ -314,11 +324,34 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                 batch = call.complete()
         except BaseException as error:
             if is_interrupt(error):
-                self._salvaged = batch or self._salvaged
-                if self._salvaged is not None:
-                    error.add_note(f"salvage() returns all finished trajectories: {self._salvaged.n_trajectories:,}")
+                life.salvaged = batch or life.salvaged
+                if life.salvaged is not None:
+                    error.add_note(f"salvage() returns all finished trajectories: {life.salvaged.n_trajectories:,}")
             raise
         return batch
+
+    def _updates_of(self, agent_update: Any, env_update: Any, resets: Resets | None) -> dict[Kind, Any]:
+        life, setup = self._life, self._setup
+        life.check_usable()
+        worker_class = setup.workers.factory.worker_class
+        if resets is not None and resets.changes_resets and not worker_class.can_take_options:
+            what = "reset_options" if resets.tasks is None else "tasks"
+            raise UsageError(f"{worker_class.__name__} takes no {what}")
+        if agent_update is None and env_update is None:
+            return {}
+        if setup.holds_agent:
+            refuse_items(agent_update, env_update)
+        in_force = life.session.store.latest
+        env_update = on_environments(env_update, in_force, life.session.engine)
+        updates = pickled_updates(agent_update, env_update, in_force, held=setup.holds_agent)
+        if "agent" in updates:
+            environments = facts_in(updates["env"]) if "env" in updates else in_force.about("env")
+            refuse_rows_alone(facts_in(updates["agent"]), environments, worker_class)
+        if "env" in updates:
+            check_side_by_side(updates["env"], "env_update", setup.workers.factory)
+        if makes_environment(env_update):
+            life.checks.renew()
+        return updates
 
     def stream(
         self,
@@ -353,8 +386,9 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                 `obtain_samples`.
         """
         self.refuse_lag("a stream")
+        life = self._life
         first = positive("first_trajectory", first_trajectory, least=0)
-        check_first(first, self.layout.block, differ=self._session.updates.differ)
+        check_first(first, self.layout.block, differ=life.session.store.latest.differ)
         n, resets = streamed_resets(first, n_trajectories, seeds, reset_options, tasks)
         plan = Streamed(first, n, **self._places(resets))
         if plan.n_of_task is not None and first:
@@ -364,8 +398,11 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                 "replaced"
             )
         updates = self._updates_of(agent_update, env_update, resets)
-        begin = partial(self._begin_stream, plan, updates, resets)
-        return Stream(begin, self._exclusive, self._check_streaming, self._end_stream)
+
+        def begin() -> Call:
+            return self._life.begin_stream(plan, updates, resets)  # through `self`: a stream keeps its sampler
+
+        return Stream(begin, life.exclusive, life.check_streaming, life.end_stream)
 
     def writable_infos(self, infos: InfosArgument = True) -> AbstractContextManager[None]:
         """Return a context in which calls give trajectories whose infos a file can hold.
@@ -379,11 +416,11 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         Raises:
             UsageError: `infos` is something else. Calls raise `UnwritableInfoError`.
         """
-        return self._infos_of_files.entered(KeptInfos.of(infos))
+        return self._life.infos_of_files.entered(KeptInfos.of(infos))
 
     def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:
         """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""
-        salvaged, self._salvaged = self._salvaged, None
+        salvaged, self._life.salvaged = self._life.salvaged, None
         return salvaged
 
     def provenance(self) -> dict[str, Any]:
@@ -395,13 +432,14 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         after a call, the fingerprints of the workers (see `TrajectoryBatch`). Agents and code are not described. For
         `batch.save(…, provenance=…)`.
         """
-        self._check_usable()
-        updates, version, of_lag = self._session.updates, self.agent_version + 1, {}
-        if self._lag is not None:
-            (version, first), of_lag = self._lag.next_of(self.agent_version), {"staleness": 1}
+        life, setup = self._life, self._setup
+        life.check_usable()
+        store, version, of_lag = life.session.store, self.agent_version + 1, {}
+        if life.lag is not None:
+            (version, first), of_lag = life.lag.next_of(self.agent_version), {"staleness": 1}
             of_lag |= {"first_trajectory": first} if first else {}
-        bits, need = self._fingerprints.bits, self._session.need
         facts = provenance_of(
-            self._setup, self._policy, self._order, updates, version=version, fingerprints=bits, need=need
-        )
+            setup.workers, setup.policy, setup.order, store.latest, version=version,
+            fingerprints=life.fingerprints.bits, need=store.need,
+        )  # fmt: skip
         return facts | of_lag | self.filters.facts()

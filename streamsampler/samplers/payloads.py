@@ -35,7 +35,8 @@ from streamsampler.environments.updates import (
 )
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
-from streamsampler.samplers.per_worker import Kind, PerWorker, Updates, check_length, items_by_worker
+from streamsampler.samplers.per_worker import PerWorker, check_length, items_by_worker
+from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup

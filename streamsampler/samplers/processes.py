@@ -6,7 +6,6 @@ An argument of all samplers is documented in `Sampler`, and typed again in `AllS
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Self, Unpack
 
 from streamsampler.core.arguments import with_arguments_in_groups
@@ -32,10 +31,9 @@ from streamsampler.samplers.options import (
     refuse_env_hooks,
     refuse_items,
 )
-from streamsampler.samplers.per_worker import Agents, Envs, Kind
+from streamsampler.samplers.per_worker import Agents, Envs
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
-from streamsampler.workers.resets import Resets
 
 
 def started(engine: Callable[..., Engine], setup: WorkerSetup, policy: Policy, **options: Any) -> Engine:
@@ -72,8 +70,6 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         SamplerError: This system lacks what the engine needs.
         UsageError: The engine lacks what an argument needs.
     """
-
-    _kept_in_copies = *Sampler._kept_in_copies, "_engine", "_inference", "_n_groups", "_start_method"
 
     _n_groups = 1
 
@@ -125,32 +121,17 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         """Start the worker processes."""
         if self._inference == "parent":
             how = {"engine": self._engine, "start_method": self._start_method}
-            return PARENT.load()(setup, policy=self._policy, n_groups=self._n_groups, **how)
-        options: dict[str, Any] = {"report_memory": True} if self._policy.max_worker_memory is not None else {}
+            return PARENT.load()(setup, policy=self._setup.policy, n_groups=self._n_groups, **how)
+        options: dict[str, Any] = {"report_memory": True} if self._setup.policy.max_worker_memory is not None else {}
         able = ENGINES[self._engine]
         if "start_method" in able.takes:
             options["start_method"] = self._start_method
-        return started(able.load(), setup, self._policy, **options)
-
-    def _policy_of_workers(self) -> Policy:
-        if self._inference == "worker":
-            return self._policy
-        # The worker is in this process: time limits are those of the environments' processes, which the engine keeps.
-        return replace(self._policy, step_timeout=None, construction_timeout=None, max_worker_memory=None)
-
-    def _updates_of(self, agent_update: Any, env_update: Any, resets: Resets | None) -> dict[Kind, Any]:
-        if self._inference == "parent":
-            refuse_items(agent_update, env_update)
-        return super()._updates_of(agent_update, env_update, resets)
-
-    @property
-    def _most_envs(self) -> int | None:
-        return self.layout.rows if self._inference == "parent" else None
+        return started(able.load(), setup, self._setup.policy, **options)
 
     def worker_pids(self) -> list[int]:
         """Return the workers' process ids, by worker number; of a worker that died, until it is replaced, its last."""
-        self._check_usable()
-        return self._session.engine.pids()
+        self._life.check_usable()
+        return self._life.session.engine.pids()
 
 
 # ----------------------------------------------------------------------

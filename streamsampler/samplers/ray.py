@@ -50,8 +50,6 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         ImportError: Ray is not there; says how to install it.
     """
 
-    _kept_in_copies = *Sampler._kept_in_copies, "_where"
-
     @with_factory
     @suggesting(AllSamplerOptions.__annotations__)
     def __init__(
@@ -87,10 +85,10 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         """Attach to the cluster, or start one, and start the actors."""
         from streamsampler.engines.ray import RayEngine
 
-        report_memory = self._policy.max_worker_memory is not None
-        return started(RayEngine, setup, self._policy, report_memory=report_memory, **self._where)
+        report_memory = self._setup.policy.max_worker_memory is not None
+        return started(RayEngine, setup, self._setup.policy, report_memory=report_memory, **self._where)
 
     def worker_pids(self) -> list[int]:
         """Return the workers' process ids, each on its own machine, by worker number."""
-        self._check_usable()
-        return self._session.engine.pids()
+        self._life.check_usable()
+        return self._life.session.engine.pids()

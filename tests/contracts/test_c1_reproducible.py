@@ -182,7 +182,7 @@ def test_a_streamed_trajectory_is_what_it_is_alone(make_sampler: Maker, only: st
     for version in (1, 2):
         for index, trajectory in zip(range(n), sampler.stream(), strict=False):
             with LocalSampler(always_zero, Moody(KINDS, only), seed=SEED, check=None) as alone:
-                alone._session.scheduler.version = version - 1
+                alone._life.session.scheduler.version = version - 1
                 assert trajectory == next(alone.stream(first_trajectory=index))
             infos = trajectory.env_infos or trajectory.episode_infos
             kinds |= {getattr(value, "dtype", dict) for value in infos.values()}

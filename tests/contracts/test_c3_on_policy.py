@@ -70,7 +70,7 @@ def test_workers_stop(
         (long_seed,) = local.seeds(1, [1])
     env = partial(Marathon, steps.folder, long_seed, breaks=end is an_error)
     sampler = make_sampler(Stamping(), env, n_workers=2, seed=SEED, check=None)
-    engine, at_stop = sampler._session.engine, []
+    engine, at_stop = sampler._life.session.engine, []
     abandon_older = engine.abandon_older
 
     def abandon_and_count(version: int) -> None:

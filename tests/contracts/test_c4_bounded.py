@@ -44,7 +44,7 @@ def test_the_parent_sleeps_while_workers_do(make_sampler: Maker) -> None:
 def test_the_parent_waits_without_a_limit(make_sampler: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing has a deadline nothing wakes it but a worker. Here each worker has its own indices: none copies."""
     sampler = make_sampler(2 * [always_zero], Steps, n_workers=2, seed=SEED)
-    engine, limits = sampler._session.engine, []
+    engine, limits = sampler._life.session.engine, []
     wait = engine.wait
 
     def noted_wait(timeout: float | None) -> Any:

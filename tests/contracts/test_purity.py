@@ -348,7 +348,7 @@ class Shown(Steps):
     sampler: Any = None
 
     def reset(self, **arguments):
-        Shown.rows.append(Shown.sampler._session.engine.progress(0))
+        Shown.rows.append(Shown.sampler._life.session.engine.progress(0))
         return super().reset(**arguments)
 
 

@@ -73,8 +73,8 @@ def test_seeds_and_options_reach_workers_in_the_place_of_lost_ones(make_local, t
             return  # copies in other workers may end each call before the lost worker is replaced
         assert sampler.stats.restarts == 3
         # What calls were given is freed: the arena of updates does not grow.
-        assert sampler._session._published.keys() <= sampler._session.updates.payloads().keys() | {
-            id(sampler._session._resets_handle)
+        assert sampler._life.session.store._published.keys() <= sampler._life.session.store.latest.payloads().keys() | {
+            id(sampler._life.session._resets_handle)
         }
 
 

@@ -78,7 +78,7 @@ def test_each_batch_is_of_the_version_before(make_sampler: Maker) -> None:
         # What comes from a sampler of that version.
         env = AnyLength if version < ANEW else partial(Steps, 5)
         with LocalSampler(Stamping(version), env, seed=SEED, check=None) as alone:
-            alone._session.scheduler.version = version - 1
+            alone._life.session.scheduler.version = version - 1
             stream = alone.stream(first_trajectory=int(batch.indices[0]))
             assert list(islice(stream, n if kind == "obtain_trajectories" else len(batch))) == list(batch)
     firsts = [int(batch.indices[0]) for batch in batches]
@@ -545,7 +545,7 @@ def receive_otherwise(scheduler: Scheduler, event: Any, receive: Callable[[Sched
 
 def wait_for_answers(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
     """Let the next call find all that worker 0 was asked for."""
-    session = sampler._session
+    session = sampler._life.session
     wait = session.engine.wait
 
     def wait_for_all(timeout: float | None) -> list[Any]:
@@ -567,7 +567,7 @@ def test_an_error_while_the_next_batch_is_begun(
     """It costs neither the batch that is complete, nor the next one, also where a ticket was not sent."""
     with MultiprocessingSampler(Stamping(), AnyLength, n_workers=2, **LAGGING) as sampler:
         batches = [sampler.obtain_trajectories(4, agent_update=(1,))]
-        engine, prefetch = sampler._session.engine, Scheduler.prefetch
+        engine, prefetch = sampler._life.session.engine, Scheduler.prefetch
 
         def fail(*given: Any) -> Any:
             raise_once(monkeypatch, engine, "send", error)

@@ -240,7 +240,7 @@ def test_the_last_answers_of_a_dead_worker_are_read_also_where_its_death_is_seen
     with FailPoint("sent", worker=0, occurrence=1, folder=tmp_path).armed():
         sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED)
     with sampler:
-        engine: Any = sampler._session.engine
+        engine: Any = sampler._life.session.engine
         select, workers = engine._selector.select, [engine._links[0].child]
 
         def deaths_first(timeout):
@@ -265,7 +265,7 @@ def test_the_memory_of_an_old_update_is_used_again():
     with MultiprocessingSampler(LargeAgent(), ScriptedEnv, n_workers=2) as sampler:
         for call in range(12):
             sampler.obtain_trajectories(4, agent_update=np.full(1 << 17, float(call)))
-        engine: Any = sampler._session.engine
+        engine: Any = sampler._life.session.engine
         size = os.fstat(engine._shared.updates_fd).st_size
     assert size < 4 << 20, "the one in force, and those that some worker may still read"
 
@@ -274,7 +274,7 @@ def test_the_memory_of_an_old_update_is_used_again():
 def test_who_is_started_after_the_end_of_all_ends_too():
     """Another thread may be about to replace a dead worker. It would wait for the new one, whatever that one does."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1) as sampler:
-        engine = sampler._session.engine
+        engine = sampler._life.session.engine
         os.kill(sampler.worker_pids()[0], signal.SIGKILL)
         assert engine.wait(PATIENCE) == [Died(0, -signal.SIGKILL)]
         engine.kill()

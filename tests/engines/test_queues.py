@@ -62,7 +62,7 @@ def test_ray_has_no_agent_in_the_parent_and_says_why():
 
 def test_start_methods_that_only_it_has_choose_it():
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method="fork") as sampler:
-        assert isinstance(sampler._session.engine, queue_link.QueueEngine)
+        assert isinstance(sampler._life.session.engine, queue_link.QueueEngine)
 
 
 def in_a_daemonic_process():
@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_or_stops_in_the_middle_of_an_answer_is_noticed(
     signalled: list[int] = []
     limits = {"step_timeout": 0.4, "limits": Limits(construction_timeout=0.4)} if what == signal.SIGSTOP else {}
     with make(functools.partial(ScriptedEnv, shape=LARGE), **limits) as sampler:
-        link = sampler._session.engine._links[0]
+        link = sampler._life.session.engine._links[0]
         get = link._answers.get
 
         def interrupted():
@@ -158,7 +158,7 @@ def test_close_while_a_worker_is_being_started(monkeypatch):
     gc.collect()
     files, children = open_files(), set(multiprocessing.active_children())
     sampler = make(n_workers=2)
-    engine: Any = sampler._session.engine
+    engine: Any = sampler._life.session.engine
     new_link, links = engine._new_link, []
 
     def new_link_slowly(number):

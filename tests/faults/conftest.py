@@ -25,7 +25,7 @@ def kill_only_hung(sampler: Any, hung: Callable[[], Iterable[int]]) -> None:
         sampler: The sampler.
         hung: Returns the ids of the processes that have hung for good by now, or are just about to.
     """
-    engine, watch = sampler._session.engine, sampler._session.scheduler._supervision._watch
+    engine, watch = sampler._life.session.engine, sampler._life.session.scheduler._supervision._watch
     look, asleep = watch.look, set()
 
     def look_closely(rows):

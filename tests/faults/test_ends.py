@@ -376,7 +376,7 @@ def test_what_a_killed_worker_leaves_has_ended_before_it_is_replaced(tmp_path):
         os.read(events, 1000)
         killed, other = sampler.worker_pids()
         os.kill(killed, signal.SIGKILL)
-        (died,) = sampler._session.engine.wait(PATIENCE)
+        (died,) = sampler._life.session.engine.wait(PATIENCE)
         assert died.worker == 0
         left, others = (list(map(int, filter(str.isdigit, notes(tmp_path)[pid]))) for pid in (killed, other))
         assert gone_within(left, 0)

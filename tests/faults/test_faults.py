@@ -256,7 +256,7 @@ def test_one_that_was_slow_and_died_is_replaced_by_the_next_call():
     with make(n_workers=2) as sampler:
         first = calls(sampler)
         pids = sampler.worker_pids()
-        sampler._session.scheduler.throughput.measure([5], 1_000.0, 1)
+        sampler._life.session.scheduler.throughput.measure([5], 1_000.0, 1)
         os.kill(pids[1], signal.SIGKILL)
         assert gone(pids[1:])
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
@@ -392,7 +392,7 @@ def test_an_error_does_not_hide_the_other_events_of_a_wait(monkeypatch, tmp_path
     """Failures and reports that come at once are all taken in, or the next call would wait for them for ever."""
     faults = Faults(tmp_path, Fault("raise", times=2))
     with make(envs=faults.env(ScriptedEnv), n_workers=2) as sampler:
-        session = sampler._session
+        session = sampler._life.session
         real = session.engine.wait
 
         def wait_for_all(timeout):

@@ -26,7 +26,7 @@ from tests.scripted.failing import Agent, Env
 
 def expected(version, n=6):
     with LocalSampler(Agent(), Env, seed=5) as sampler:
-        sampler._session.scheduler.version = version - 1
+        sampler._life.session.scheduler.version = version - 1
         return sampler.obtain_trajectories(n)
 
 
@@ -104,7 +104,7 @@ def test_a_break_inside_close(monkeypatch, tmp_path):
     with MultiprocessingSampler(Agent(), faults.env(Env), n_workers=2) as sampler:
         sampler.obtain_trajectories(2)
         pids = sampler.worker_pids()
-        raise_once(monkeypatch, sampler._session.engine, "_read_until", KeyboardInterrupt)
+        raise_once(monkeypatch, sampler._life.session.engine, "_read_until", KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.close()
         assert gone(pids)
@@ -144,7 +144,7 @@ def test_real_interrupts_at_random_times(sampler):
 def test_an_interrupt_between_reports_of_one_wait_leaves_them_whole(monkeypatch, nth):
     """What is salvaged has the actions that were taken, and no timestep is counted twice."""
     with LocalSampler(always_zero, Slippery, n_workers=4, seed=3, record_taken="action_taken", check=None) as sampler:
-        engine = sampler._session.engine
+        engine = sampler._life.session.engine
         wait = engine.wait
         monkeypatch.setattr(engine, "wait", lambda timeout: [event for _ in range(4) for event in wait(timeout)])
         real, left = Stats.take_report, [nth]
@@ -164,7 +164,7 @@ def test_an_interrupt_between_reports_of_one_wait_leaves_them_whole(monkeypatch,
     stats = sampler.stats
     assert stats.kept_timesteps == batch.n_timesteps
     fates = ("kept", "surplus", "stale", "abandoned", "lost")
-    assert sum(getattr(stats, f"{fate}_timesteps") for fate in fates) == sampler._ran_before
+    assert sum(getattr(stats, f"{fate}_timesteps") for fate in fates) == sampler._life.ran_before
 
 
 @pytest.mark.parametrize(("n_workers", "place"), [(1, "restart"), (2, "send")])
@@ -175,7 +175,7 @@ def test_an_error_of_the_engine_leaves_no_worker_waiting_for_a_message(monkeypat
         pid = sampler.worker_pids()[0]
         os.kill(pid, signal.SIGKILL)
         assert gone([pid])
-        raise_once(monkeypatch, sampler._session.engine, place, UsageError("no room"))
+        raise_once(monkeypatch, sampler._life.session.engine, place, UsageError("no room"))
         with pytest.raises(UsageError, match="no room"):
             sampler.obtain_trajectories(6)
         for _ in range(3):
@@ -193,7 +193,7 @@ def test_a_failure_ends_a_call_without_a_batch_of_what_came_with_it(monkeypatch)
             return super().reset(**options)
 
     with LocalSampler(always_zero, Failing, n_workers=2, seed=1, check=None) as sampler:
-        engine, wait = sampler._session.engine, sampler._session.engine.wait
+        engine, wait = sampler._life.session.engine, sampler._life.session.engine.wait
         monkeypatch.setattr(engine, "wait", lambda timeout: [event for _ in range(6) for event in wait(timeout)])
         done, end = [], Call.end
         monkeypatch.setattr(Call, "end", lambda self: (done.append("end"), end(self)))

@@ -193,7 +193,7 @@ def test_ends_are_noticed_while_the_fork_server_is_stopped(monkeypatch):
     monkeypatch.setattr(worker_child, "_REPORT_SECONDS", PATIENCE)
     monkeypatch.setattr(processes, "END_SECONDS", PATIENCE)
     with make(n_workers=1) as sampler:
-        engine, server, causes = sampler._session.engine, fork_server(), []
+        engine, server, causes = sampler._life.session.engine, fork_server(), []
         for stopped in (True, False, False):
             if stopped:
                 server.send_signal(signal.SIGSTOP)
@@ -264,7 +264,7 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(caplog):
         worker = sampler.worker_pids()[0]
         os.kill(parent_of(worker), signal.SIGKILL)
         # Until it can be seen, which takes the server that reaps it: or the call might end before.
-        assert descriptors.readable_within(sampler._session.engine._links[0].child._fd, PATIENCE)
+        assert descriptors.readable_within(sampler._life.session.engine._links[0].child._fd, PATIENCE)
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert gone([worker])
         # Another one takes its place when there is work for it: here, or in the next call.

@@ -175,7 +175,7 @@ def saved(sampler: Any) -> Any:
 
 
 def interrupted(sampler: Any) -> Any:
-    sampler._session.mark_suspect()
+    sampler._life.session.mark_suspect()
     return sampler
 
 
@@ -236,7 +236,7 @@ def test_what_raises_in_between_leaves_them_where_they_are(kind: str) -> None:
 def test_an_interrupt_in_between_leaves_them_where_they_are(kind: str, monkeypatch: Any) -> None:
     def interrupt(sampler: Any) -> None:
         for _ in sampler.stream():
-            sampler._session.mark_suspect()
+            sampler._life.session.mark_suspect()
             break
 
     with KINDS[kind]() as sampler, KINDS[kind]() as reference:

@@ -17,8 +17,8 @@ from streamsampler.protocol.plans import Layout
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.states import SamplerState, WorkerState
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.per_worker import Updates
 from streamsampler.samplers.session import Session
+from streamsampler.samplers.updates import Updates
 from tests.protocol.canonical import key_of
 from tests.protocol.processes import N_WORKERS, ModelEngine, length_of, seconds_of
 
@@ -85,16 +85,18 @@ class World:
 
     def __setstate__(self, state):
         vars(self).update(state)
-        published = self.session._published
-        self.session._published = {id(handle): handle for handle in published.values()}
+        store = self.session.store
+        published = store._published
+        store._published = {id(handle): handle for handle in published.values()}
 
     def begin_call(self):
         self.checked = 0
         if not self.plans:
             self.call = None
             return
-        snapshot = self.session.updates.snapshot()
-        self.session.updates.put("parameters", self.session.publish(("parameters", self.session.version + 1)))
+        store, version = self.session.store, self.session.scheduler.version + 1
+        snapshot = store.latest.snapshot()
+        store.latest.put("parameters", store.publish(("parameters", version)))
         self.call = Call(self.session, self.plans.pop(0), snapshot, Stats.of(N_WORKERS))
         self.call.start()
 

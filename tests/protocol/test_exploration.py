@@ -124,12 +124,12 @@ def test_a_fault_anywhere_fails_at_most_one_call(capacity, plans, fault):
 
 CHANGES: list[Any] = [
     lambda world: world.session.scheduler.throughput.measure([7], 0.5, 0),
-    lambda world: world.session.sent[0].serials.clear(),
+    lambda world: world.session.store._serials[0].clear(),
     lambda world: world.session.scheduler.workers[1].side.mark_for_replacement(),
     lambda world: world.engine.processes[1].commands.clear(),
     lambda world: world.engine.processes[0].side._tickets.clear(),
     lambda world: world.call.gathering._considered.clear(),
-    lambda world: world.session._published.clear(),
+    lambda world: world.session.store._published.clear(),
     lambda world: setattr(world, "deaths_left", 1),
 ]
 

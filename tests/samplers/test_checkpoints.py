@@ -387,7 +387,7 @@ def test_what_ran_unseen_is_counted_when_a_sampler_that_goes_on_is_closed(monkey
     with local() as other:
         other.load_state_dict(state)
         other.obtain_samples(60)
-        ran, session = other.stats.ran_timesteps, other._session
+        ran, session = other.stats.ran_timesteps, other._life.session
         in_session = session.take_ran_timesteps()
         monkeypatch.setattr(session, "take_ran_timesteps", lambda: in_session + 7)
     assert other.stats.ran_timesteps == ran + 7
@@ -409,7 +409,7 @@ def test_what_a_state_replaced_is_not_published_any_more():
     with local() as sampler, local() as other:
         sampler.obtain_samples(5, agent_update=np.ones(4), env_update=Tasked)
         other.load_state_dict(sampler.state_dict(agents=True))
-        assert other._session._published.keys() == other._session.updates.payloads().keys()
+        assert other._life.session.store._published.keys() == other._life.session.store.latest.payloads().keys()
 
 
 class Reading(Restorable):

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.samplers import per_worker as module
+from streamsampler.samplers import updates as module
 
 
 class Updates(module.Updates):

@@ -199,7 +199,7 @@ def test_ctrl_c_while_processes_are_ended(monkeypatch):
     """As a second one, where the call after the first begins with other processes."""
     with in_parent(Fleeting(), Sticky) as sampler:
         sampler.obtain_fragments(2)
-        close, engine = ProcessTransport.close, sampler._session.engine
+        close, engine = ProcessTransport.close, sampler._life.session.engine
 
         def interrupted(self: ProcessTransport) -> None:
             monkeypatch.setattr(ProcessTransport, "close", close)

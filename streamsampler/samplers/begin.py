@@ -1,0 +1,99 @@
+"""Begin an obtaining call: put its updates in force, and decide which trajectories it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streamsampler.agents.filters import Filters
+from streamsampler.data.statistics import Stats
+from streamsampler.protocol.plans import Fragments, GatherPlan
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.lagging import Lag, pickled_resets
+from streamsampler.samplers.open_episodes import ENDED_FRAGMENTS
+from streamsampler.samplers.session import Session
+from streamsampler.samplers.updates import Kind
+from streamsampler.workers.resets import Resets
+
+_OTHER_DEVICE = (
+    "torch's default device is {} in this process, and the CPU in workers, where the agent acts: pass device= where "
+    'the agent makes tensors. inference="parent" keeps the agent in this process'
+)
+
+
+def begun(
+    session: Session, plan: GatherPlan, updates: Mapping[Kind, Any], stats: Stats, resets: Resets | None,
+    filters: Filters, lag: Lag | None,
+) -> Call:  # fmt: skip
+    """Begin a call, whose workers are to start.
+
+    Args:
+        session: Holds the engine.
+        plan: What is to be obtained.
+        updates: The call's updates, pickled.
+        stats: Where the call is accounted for.
+        resets: What the call says of its trajectories.
+        filters: The filters of its agent version.
+        lag: With `staleness=1`, which trajectories the batch is made of; None where they are made with the call's own
+            updates, from the first one on.
+
+    Raises:
+        SerializationError: A setting, the options or the tasks cannot be pickled.
+        UsageError: Nothing can be gathered as the plan says with these updates.
+    """
+    store, own_version, version = session.store, session.scheduler.version + 1, session.scheduler.version + 1
+    if isinstance(plan, Fragments):
+        resets = session.episodes.resets_of(plan, resets, updates, own_version)
+    elif lag is not None:
+        plan, resets, version = lag.trajectories_of(plan, resets, session.scheduler.version, is_new="env" in updates)
+    payload = None if resets is None else pickled_resets(resets)
+    if session.engine.has_own_settings:
+        _put_settings(session)
+    _renew_after_tasks(session, resets)
+    before, sampled = store.latest.snapshot(), store.sampled.snapshot()
+    try:
+        store.put(updates, filters)
+        if lag is not None:
+            lag.use_updates(session, plan, before, is_own=version == own_version)
+        session.set_call(plan, resets, payload)
+        if session.episodes.ledger is not None or isinstance(plan, Fragments):
+            _begin_episodes(session, plan, updates, resets)
+        # An agent gets an update in the call after its own: if it refuses it, that call's is not kept, either.
+        call = Call(
+            session, plan, before, stats, sampled_version=version, accepted=sampled,
+            keeps_prefetched=lag is not None and lag.keeps_prefetched(session, payload),
+        )  # fmt: skip
+        if lag is None:
+            call.start()
+    except BaseException:
+        session.restore_updates(before, sampled)
+        raise
+    return call
+
+
+def _put_settings(session: Session) -> None:
+    device = session.store.put_settings()
+    if device != "cpu" and session.store.need("torch"):
+        session.warn_of([("device", _OTHER_DEVICE.format(device))])
+
+
+def _renew_after_tasks(session: Session, resets: Resets | None) -> None:
+    """Let workers make their environments again, unless a call's tasks replace all that the last call's tasks set.
+
+    Otherwise it would depend on the workers what was left in which environment.
+    """
+    left = None if session.resets is None else session.resets.kind_of_tasks
+    if left is not None and (resets is None or resets.kind_of_tasks != left):
+        session.store.latest.repeat("env")
+
+
+def _begin_episodes(session: Session, plan: GatherPlan, updates: Mapping[Kind, Any], resets: Resets | None) -> None:
+    """Go on with the episodes of fragments, or begin others; of whole trajectories only an `env_update` ends them."""
+    episodes = session.episodes
+    if "env" in updates and episodes.end():
+        session.warn_of([("ended fragments", ENDED_FRAGMENTS)])
+    if isinstance(plan, Fragments):
+        assert resets is not None
+        episodes.begin(plan, resets, updates)
+    else:
+        episodes.pass_over()

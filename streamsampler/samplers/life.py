@@ -1,0 +1,427 @@
+"""Start a sampler's workers, give them to one call at a time, and end them in any case."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamsampler.agents.filters import Filters
+from streamsampler.core.errors import ClosedError, ConcurrentCallError, SamplerError
+from streamsampler.core.serialization import Payload
+from streamsampler.core.timing import ScriptTimes
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.statistics import Stats
+from streamsampler.engines.base import Answered, Engine, Event, Logged
+from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.kernels import Fingerprints
+from streamsampler.protocol.messages import Failure, Phase, Report
+from streamsampler.protocol.plans import GatherPlan
+from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.result import Order
+from streamsampler.samplers.begin import begun
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.failures import failure_error, kernels_error
+from streamsampler.samplers.fragments import FragmentLedger
+from streamsampler.samplers.infos_of_files import InfosOfFiles
+from streamsampler.samplers.lagging import Lag
+from streamsampler.samplers.session import Session
+from streamsampler.samplers.summaries import Summaries, merged
+from streamsampler.samplers.updates import Kind, Updates
+from streamsampler.workers.explain import is_interrupt
+from streamsampler.workers.factory import WorkerSetup
+from streamsampler.workers.logs import handle_records
+from streamsampler.workers.resets import Resets
+
+Lock = Any  # typeshed has no name for what threading.RLock() returns
+
+_CANCEL_SECONDS = 1.0
+_ONE_AT_A_TIME = "another call on this sampler is under way; a sampler serves one call at a time"
+
+
+@dataclass(frozen=True)
+class SamplerSetup:
+    """A sampler's arguments, checked; they never change.
+
+    Attributes:
+        workers: How workers are made.
+        order: How batches are ordered.
+        policy: What is done about losses.
+        policy_names: The names of the policies; empty where there is one agent.
+        holds_agent: Whether the agent stays in this process, as it is, and no worker gets a copy.
+        env_facts: What is known of the environments that the sampler was made with, by worker.
+    """
+
+    workers: WorkerSetup
+    order: Order
+    policy: Policy
+    policy_names: tuple[str, ...]
+    holds_agent: bool
+    env_facts: tuple[Any, ...]
+
+    @property
+    def policy_of_workers(self) -> Policy:
+        """What is done about losses of the engine's workers."""
+        if not self.holds_agent:
+            return self.policy
+        # The worker is in this process: time limits are those of the environments' processes, which the engine keeps.
+        return replace(self.policy, step_timeout=None, construction_timeout=None, max_worker_memory=None)
+
+    @property
+    def most_envs(self) -> int | None:
+        """How many environments there can be for fragments; None for any number."""
+        return self.workers.factory.layout.rows if self.holds_agent else None
+
+
+class SamplerLife:
+    """The workers of one sampler: one engine, or several in turn where an interrupt left one in doubt.
+
+    Args:
+        setup: The sampler's arguments.
+        make_engine: Starts the workers: a method of the sampler.
+        updates: The agent and the environment in force, pickled.
+        filters: The sampler's filters.
+        lag: With `staleness=1`, which trajectories batches are made of; None without.
+
+    Attributes:
+        session: Holds the engine.
+        stats: What all calls together did.
+        checks: When the environment is checked.
+        fingerprints: How workers compute.
+        infos_of_files: What is said of the infos of trajectories that go into files.
+        n_envs: How many environments the last call for fragments had; None before the first.
+        salvaged: The finished prefix of the call that was interrupted last; None if there is none.
+        is_closed: Whether the sampler was closed.
+        streaming: The call of the open stream; None if none is open.
+        ran_before: The timesteps that workers of earlier engines ran.
+    """
+
+    session: Session
+
+    def __init__(
+        self,
+        setup: SamplerSetup,
+        make_engine: Callable[[WorkerSetup], Engine],
+        updates: Updates[Payload],
+        filters: Filters,
+        lag: Lag | None = None,
+    ) -> None:
+        self.setup, self.lag = setup, lag
+        # Weak, so that a sampler without users is gone at once, and not when its circle of references is found.
+        self._make_engine = weakref.WeakMethod(make_engine)
+        self._filters = filters
+        self._returned: list[Summaries] = []  # which `_filters` have not
+        self.seed = setup.workers.seed
+        self.n_workers = setup.workers.n_workers
+        self.stats = Stats.of(self.n_workers, script=ScriptTimes())
+        self._lock = threading.RLock()
+        self.checks = PurityChecks(setup.workers.check)
+        self.fingerprints = Fingerprints(setup.workers.fingerprint)
+        self.infos_of_files = InfosOfFiles()
+        self.salvaged: TrajectoryBatch[Any, Any] | None = None
+        self.is_closed = False
+        self.ran_before = 0
+        self.n_envs: int | None = None
+        self._pending: tuple[Updates[Payload], int, FragmentLedger | None] | None = None
+        self._busy = False
+        self.streaming: Call | None = None
+        self._start(updates, 0)
+
+    def _start(self, updates: Updates[Payload], version: int) -> None:
+        setup, make_engine = self.setup, self._make_engine()
+        assert make_engine is not None, "whoever calls this holds the sampler"
+        engine = make_engine(setup.workers)
+        try:
+            self.session = Session(
+                engine,
+                updates.mapped(engine.publish),
+                seed=self.seed,
+                order=setup.order,
+                version=version,
+                layout=setup.workers.factory.layout,
+                policy=setup.policy_of_workers,
+                checks=self.checks,
+                fingerprints=self.fingerprints,
+                infos_of_files=self.infos_of_files,
+                record_taken=setup.workers.record_taken,
+                clock=engine.clock,
+            )
+        except BaseException:
+            engine.close()
+            raise
+        self._owner = os.getpid()
+        # At garbage collection and at exit; not through `__del__`, which may find half of the interpreter gone.
+        self._finalizer = weakref.finalize(self, _end_quietly, self.session, self._lock, self._owner)
+
+    # ------------------------------------------------------------------ a call's frame
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Give this thread the workers, for one call.
+
+        Raises:
+            ClosedError: The sampler is closed.
+            ConcurrentCallError: Another call is under way.
+        """
+        with self._guarded():
+            self.check_usable()
+            # Reentrant, because an interrupt between taking it and the next step would leave it taken for good.
+            if not self._lock.acquire(blocking=False):
+                raise ConcurrentCallError(_ONE_AT_A_TIME)
+            try:
+                if self._busy and not self.session.suspect:
+                    raise ConcurrentCallError(_ONE_AT_A_TIME)
+                try:
+                    self._busy = True
+                    yield
+                finally:
+                    self._busy = False
+            finally:
+                self._lock.release()
+
+    def check_usable(self) -> None:
+        """Check that the sampler is open, and of this process.
+
+        Raises:
+            ClosedError: It is closed.
+            SamplerError: It belongs to another process.
+        """
+        if self.is_closed:
+            raise ClosedError("this sampler is closed: make another, or call it inside its `with` block")
+        if os.getpid() != self._owner:
+            raise SamplerError(
+                f"this sampler belongs to process {self._owner}; a forked process must make its own "
+                "(pickle it, or make it after the fork)"
+            )
+
+    @contextmanager
+    def call(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Iterator[Call]:
+        """Begin a call, and end and account for it, however it goes.
+
+        Args:
+            plan: What is to be obtained.
+            updates: The call's updates, pickled.
+            resets: What the call says of its trajectories.
+        """
+        with self.exclusive():
+            self.salvaged = None
+            call = self._begin(plan, updates, Stats.of(self.n_workers), resets)
+            try:
+                with self._ended(call):
+                    if self.lag is not None:
+                        call.start(reads_answers=self.lag.has_prefetched)
+                    yield call
+                    if self.lag is not None:
+                        self.lag.complete(call, self.session)
+            except BaseException:
+                if self.lag is not None:
+                    # Also where an interrupt came after `complete`: the next call must not depend on the place.
+                    self.lag.first = None
+                raise
+
+    @contextmanager
+    def _ended(self, call: Call) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, SamplerError):
+                self.session.mark_suspect()
+            call.count_the_rest()
+            if is_interrupt(error) and call.gathering.result.n_trajectories:
+                self.salvaged = call.finished()
+            raise
+        finally:
+            call.accounts.close_unseen()
+            try:
+                if not self.session.suspect:
+                    call.end()
+                    if self.lag is not None and self.lag.first is not None:
+                        with self._guarded():
+                            self.lag.prefetch(call, self.session)
+            finally:
+                self._returned += call.returned
+                self.stats.merge(call.stats)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Replace all workers if an interrupt or a lack of memory comes between two steps of the bookkeeping.
+
+        The workers are stopped now, and replaced by new ones in the next call.
+        """
+        try:
+            yield
+        except SamplerError:
+            raise
+        except BaseException:
+            self.session.mark_suspect()
+            raise
+
+    def _begin(self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats, resets: Resets | None) -> Call:
+        if self.streaming is not None:
+            self.end_stream()
+        if self.session.suspect:
+            self._replace_engine()
+        if refused := self.fingerprints.refusal():
+            raise kernels_error(0, refused)
+        version = self.session.scheduler.version
+        try:
+            return begun(self.session, plan, updates, stats, resets, self.filters, self.lag)
+        finally:
+            if self.lag is not None and self.session.scheduler.version > version:
+                self.lag.begin_call(self.session)
+
+    def updates_in_force(self) -> Updates[Payload]:
+        """Return the agent and the environment, for workers that were sent neither."""
+        updates = self.session.store.latest.mapped(self.session.engine.published)
+        if self.setup.holds_agent:  # it has its parameters, and may have learnt since
+            updates.forget("parameters")
+        return updates
+
+    def _replace_engine(self) -> None:
+        """Replace the engine; after an interrupt in here it can be repeated."""
+        old = self.session
+        if self._pending is None:
+            # Episodes of fragments go on after a call for whole trajectories that was interrupted.
+            going_on = old.episodes.going_on() if old.ledger is None else None
+            self._pending = self.updates_in_force(), old.scheduler.version, going_on
+        old.close()
+        self._count_the_rest()
+        self._finalizer.detach()
+        updates, version, fragments = self._pending
+        self._start(updates, version)
+        self.session.continue_from(version, version, fragments)
+        self._pending = None
+
+    def restart(self, version: int) -> None:
+        """Replace the engine by one whose workers have run nothing, after an agent version."""
+        updates = self.updates_in_force() if self._pending is None else self._pending[0]
+        self._pending = updates, version, None
+        self._replace_engine()
+
+    @property
+    def filters(self) -> Filters:
+        """The filters, with the statistics of all trajectories that were returned so far."""
+        if self._returned:
+            # Only then are they forgotten: a user's merge may raise.
+            self._filters = merged(self._filters, self._returned)
+            self._returned = []
+        return self._filters
+
+    @filters.setter
+    def filters(self, filters: Filters) -> None:
+        self._filters, self._returned = filters, []
+
+    def skip_version(self) -> None:
+        """Use up an agent version whose trajectories are there already."""
+        with self.exclusive():
+            self.end_stream()
+            self.session.scheduler.skip_version()
+            self.session.store.sampled = self.session.store.used
+
+    # ------------------------------------------------------------------ the end
+
+    def begin_stream(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Call:
+        """Begin the call of a stream, which ends with the next call or with `end_stream`."""
+        self.streaming = self._begin(plan, updates, self.stats, resets)
+        return self.streaming
+
+    def check_streaming(self, call: Call) -> None:
+        """Check that no later call has ended the stream of a call.
+
+        Raises:
+            SamplerError: One has.
+        """
+        self.check_usable()
+        if self.streaming is not call:
+            raise SamplerError("this stream was ended by a later call on the same sampler")
+
+    def end_stream(self, only: Call | None = None) -> None:
+        """Stop the stream that is open, if one is, and account for what its consumer never saw.
+
+        Args:
+            only: The call whose stream is stopped, if that is the open one; None for any.
+        """
+        call = self.streaming
+        if call is not None and only in (None, call):
+            self.streaming = None
+            with self._guarded():
+                call.count_the_rest()
+                call.accounts.close_unseen()
+                call.batches.warn_of_actions()
+                self._returned += call.returned
+                if not self.session.suspect:
+                    call.end()
+
+    def close(self) -> None:
+        """End the workers and give everything back; may be called twice.
+
+        Raises:
+            RolloutError: Closing an environment raised; everything is given back all the same.
+        """
+        if self.is_closed and not self._finalizer.alive:
+            return
+        self.is_closed = True
+        if os.getpid() != self._owner:
+            self._finalizer.detach()
+            return
+        if self._lock.acquire(blocking=False):  # or another thread is in the stream, and ends it
+            try:
+                self.end_stream()
+            finally:
+                self._lock.release()
+        last_answers = _end(self.session, self._lock)
+        # Only now: a call in another thread has answers that it is about to count.
+        failures = self._count_last_answers([*self.session.arrivals.pop_uncounted(), *last_answers])
+        self._count_the_rest()
+        self._finalizer.detach()
+        if failures:
+            raise failures[0]
+
+    def _count_the_rest(self) -> None:
+        """Count as abandoned the timesteps that workers had shown when they ended, and reported in no answer."""
+        self.ran_before += self.session.take_ran_timesteps()
+        self.stats.abandoned_timesteps += max(0, self.ran_before - self.stats.ran_timesteps)
+
+    def _count_last_answers(self, last_answers: Sequence[Event]) -> list[SamplerError]:
+        """Count the last answers of workers that were ended; return the failures to close their environments."""
+        failures = []
+        for said in last_answers:
+            match said:
+                case Logged(worker=worker, records=records):
+                    handle_records(worker, records)
+                case Answered(worker=worker, answer=Report() as report):
+                    self.stats.take_report(worker, report)
+                    self.stats.stale_trajectories += report.n_trajectories
+                    self.stats.stale_timesteps += report.n_timesteps
+                case Answered(worker=worker, answer=Failure(phase=Phase.CLOSE) as failure):
+                    failures.append(failure_error(worker, failure, said.contents))
+        return failures
+
+
+def _end(session: Session, lock: Lock) -> list[Answered | Logged]:
+    """Close the engine; another thread's call ends before, so that nothing is taken away from under it."""
+    ours = lock.acquire(blocking=False)
+    if not ours:
+        session.cancel()
+        # If it does not end in time it is stuck in code that nothing can end, or this is a callback of its own.
+        ours = lock.acquire(timeout=_CANCEL_SECONDS)
+    try:
+        return session.close()
+    finally:
+        if ours:
+            lock.release()
+
+
+def _end_quietly(session: Session, lock: Lock, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    # A second Ctrl-C has killed the workers then; at the end of the program nothing would catch it.
+    with contextlib.suppress(KeyboardInterrupt):
+        for said in _end(session, lock):
+            if isinstance(said, Logged):
+                handle_records(said.worker, said.records)

@@ -1,0 +1,132 @@
+"""Decide which episodes of fragments go on from one call to the next, and which workers have their environments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from streamsampler.core.serialization import dumps, loads
+from streamsampler.protocol.plans import Fragments, GatherPlan
+from streamsampler.samplers.failures import logger
+from streamsampler.samplers.fragments import FragmentLedger, order_of
+from streamsampler.samplers.updates import Kind
+from streamsampler.workers.resets import FragmentOrder, Resets
+
+ENDED_FRAGMENTS = (
+    "env_update ends the episodes of fragments that went on: others begin in the new environment. Where that happens "
+    "again and again, only the first timesteps of episodes are ever seen"
+)
+
+
+class OpenEpisodes:
+    """The episodes of fragments that go on after a call; whole trajectories in between leave them where they are.
+
+    Args:
+        n_workers: How many workers there are.
+        agent_in_force: Returns the payload of the agent. A refused agent is not in force.
+
+    Attributes:
+        ledger: Where the episodes stand; None if none goes on.
+    """
+
+    def __init__(self, n_workers: int, agent_in_force: Callable[[], Any]) -> None:
+        self.ledger: FragmentLedger | None = None
+        self._agent_in_force = agent_in_force
+        self._agent: Any = None  # in the last call for fragments
+        # By worker, the version in which the fragments began that it has environments of; 0 if it has none.
+        self._base_versions = [0] * n_workers
+
+    def continue_from(self, ledger: FragmentLedger | None) -> None:
+        """Go on from where the workers of another engine stood."""
+        self.ledger, self._agent = ledger, self._agent_in_force()
+
+    def resets_of(
+        self, plan: Fragments, resets: Resets | None, updates: Collection[Kind], next_version: int
+    ) -> Resets:  # fmt: skip
+        """Return the options of a call's resets, and whether its episodes go on.
+
+        Args:
+            plan: What the call is to obtain.
+            resets: The options of resets; None for none.
+            updates: What the call updates.
+            next_version: The agent version of the call.
+
+        Raises:
+            SerializationError: The options cannot be pickled.
+        """
+        ledger = self.ledger
+        goes_on = "env" not in updates and ledger is not None and ledger.goes_on_in(plan)
+        base_version = ledger.base_version if goes_on and ledger is not None else next_version
+        # A copy, because episodes are restored with them later.
+        options = None if resets is None else loads(dumps(resets.options, "reset_options"))
+        return Resets(options=options, fragments=order_of(plan, base_version))
+
+    def end(self) -> bool:
+        """End the episodes, because the environment is updated; return whether any went on."""
+        went_on, self.ledger = self.ledger is not None, None
+        return went_on
+
+    def pass_over(self) -> None:
+        """Let a call for whole trajectories begin: only complete fragments go on after it."""
+        if self.ledger is not None and not self.ledger.is_complete:
+            self.ledger = None
+
+    def begin(self, plan: Fragments, resets: Resets, updates: Collection[Kind]) -> None:
+        """Go on with the episodes, or begin others.
+
+        Args:
+            plan: What the call is to obtain.
+            resets: What `resets_of` returned.
+            updates: What the call updates.
+        """
+        order = resets.fragments
+        assert order is not None and not isinstance(resets.options, tuple)  # noqa: PT018 - both for mypy
+        if self.ledger is None or self.ledger.base_version != order.base_version:
+            if self.ledger is not None and self.ledger.n_envs != plan.n_envs:
+                logger.warning(
+                    "obtain_fragments of %d environments, after %d in the last call: the episodes that went on end "
+                    "there, and fresh environments begin", plan.n_envs, self.ledger.n_envs,
+                )  # fmt: skip
+            self.ledger = FragmentLedger(plan, order.base_version)
+        self.ledger.begin_call(plan, resets.options, agent_is_replaced="agent" in updates or self._has_other_agent)
+        self._agent = self._agent_in_force()
+
+    @property
+    def _has_other_agent(self) -> bool:
+        return self._agent_in_force() is not self._agent
+
+    def going_on(self) -> FragmentLedger | None:
+        """Return the ledger of the episodes that go on, for the workers of another engine; None if none goes on."""
+        if self.ledger is not None and self._has_other_agent:
+            self.ledger.replace_agent()
+        return self.ledger
+
+    # ------------------------------------------------------------------ what workers have
+
+    def base_version_in(self, worker: int) -> int:
+        """Return the base version of the environments that a worker has of the episodes that go on; 0 for none."""
+        version = self._base_versions[worker]
+        return version if self.ledger is not None and self.ledger.base_version == version else 0
+
+    def order_for(self, worker: int, plan: GatherPlan) -> tuple[int, FragmentOrder | None]:
+        """Return the base version of the environments that a worker has, and how it restores those that it lacks.
+
+        Args:
+            worker: The worker, which is about to be sent a `Start`.
+            plan: What its call is to obtain.
+
+        Returns:
+            The base version, 0 for none; and the order, None if there is nothing to restore.
+        """
+        goes_on, ledger = self.base_version_in(worker), self.ledger
+        if ledger is None or not isinstance(plan, Fragments):
+            self._base_versions[worker] = goes_on
+            return goes_on, None
+        self._base_versions[worker] = ledger.base_version
+        # A worker without its environments is new, or an exception left them in any state.
+        order = None if goes_on else ledger.order(worker)
+        return goes_on, order if order is not None and order.standings else None
+
+    def forget(self, worker: int) -> None:
+        """Record that a worker's environments are gone, or in any state."""
+        self._base_versions[worker] = 0

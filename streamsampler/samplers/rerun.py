@@ -1,0 +1,346 @@
+"""Run one trajectory again in this process, compare it with its record, and say why the two may differ."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from streamsampler.agents.base import NAMED_AGENTS
+from streamsampler.agents.policies import Policies
+from streamsampler.core.errors import RolloutError, UsageError
+from streamsampler.core.fingerprints import agree
+from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.core.words import count
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.differences import Difference, first_difference
+from streamsampler.data.multi_agent import MultiAgentBatch, assembled
+from streamsampler.data.segments import Delivery, Segment
+from streamsampler.data.taken import TakenActions
+from streamsampler.engines.base import Answered, Event
+from streamsampler.engines.local import LocalEngine
+from streamsampler.environments.filming import Film, FilmedEnvUpdate, VideoFile, check_renders, check_video
+from streamsampler.environments.updates import EnvUpdate, for_worker
+from streamsampler.protocol.index_queue import IndexQueue
+from streamsampler.protocol.messages import Failure, Report, Start, Ticket
+from streamsampler.protocol.plans import GatherPlan, Layout
+from streamsampler.samplers.failures import failure_error
+from streamsampler.samplers.payloads import versions_of
+from streamsampler.workers.base import WorkerContext
+from streamsampler.workers.factory import WorkerSetup
+from streamsampler.workers.resets import Resets
+from streamsampler.workers.threads import fingerprint
+from streamsampler.workers.vec.rows import singles_of
+
+
+def places_of(origin: Origin, index: int, layout: Layout, n_queues: int) -> tuple[int, list[range]]:
+    """Return whose trajectory an index is, and the blocks of indices that it may have run in, the likeliest first."""
+    queue, first = _place_of(origin.plan, index, layout, n_queues)
+    blocks = [first]
+    if origin.first is not None:
+        blocks.append(_place_of(origin.plan.starting_at(origin.first), index, layout, n_queues)[1])
+    if origin.stop is not None:
+        blocks += [each[: len(range(each.start, origin.stop, each.step))] for each in blocks if each[-1] >= origin.stop]
+    return queue, list(dict.fromkeys(blocks))
+
+
+def _place_of(plan: GatherPlan, index: int, layout: Layout, n_queues: int) -> tuple[int, range]:
+    """Return whose trajectory an index is, the number of a queue, and the block of indices that it ran in."""
+    for number in range(n_queues):
+        queue = plan.queue(number, n_queues)
+        if index in queue:
+            block = IndexQueue(queue, layout.block, lengthens=layout.lengthens).block_at(queue.index(index))
+            return number, queue[block.start : block.stop]
+    most = "" if plan.limit is None else f": trajectories {plan.first} to {plan.first + plan.limit - 1}"
+    raise UsageError(f"there is no trajectory {index}{most}")
+
+
+def cut(block: range, index: int, size: int) -> range:
+    """Cut a block into blocks of a size, and return the one that has an index."""
+    first = block.index(index) // size * size
+    return block[first : first + size]
+
+
+def seeds_of(block: range, seeds: Mapping[int, int], index: int) -> list[int]:
+    """Return the seeds of the trajectories of a block.
+
+    Raises:
+        UsageError: Some are not known.
+    """
+    if missing := [other for other in block if other not in seeds]:
+        raise UsageError(
+            f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of {missing} "
+            "were not recorded"
+        )
+    return [seeds[index] for index in block]
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What it takes to run a trajectory again, with all of the block of indices that it ran in."""
+
+    setup: WorkerSetup
+    updates: Mapping[str, Payload]
+    version: int
+    index: int
+    block: range
+    seeds: Mapping[int, int]
+    worker: int = 0
+    resets: Resets | None = None
+
+    def run(
+        self,
+        again: Callable[[TrajectoryBatch[Any, Any]], bool] = lambda _: False,
+        take: Callable[[Any, float], None] | None = None,
+    ) -> list[TrajectoryBatch[Any, Any]]:
+        """Run the trajectory, film it, and run it once more in the same environment if the first run calls for it."""
+        engine = LocalEngine(1, partial(self._worker, take), self.setup.seed, threads=self.setup.threads)
+        try:
+            runs = [self._roll_out(engine, self.version, **self.updates)]
+            if again(runs[0]):
+                runs.append(self._roll_out(engine, self.version + 1))
+        finally:
+            last_words = engine.close()
+        for event in last_words:
+            self._raise_failure(event)
+        return runs
+
+    @property
+    def _block_size(self) -> int:
+        """How many trajectories the worker's blocks have, if they are all of one size."""
+        return self.setup.factory.layout.block
+
+    def _worker(self, take: Callable[[Any, float], None] | None, context: WorkerContext) -> Any:
+        """Make a worker that runs the trajectory's block whatever its ticket, with the seeds that were recorded."""
+        hooks = None if self.setup.hooks is None else self.setup.hooks.sparing(self.index)
+        setup = replace(self.setup, check=None, drop_unless=None, hooks=hooks)
+        worker: Any = setup.make_worker(replace(context, worker_number=self.worker))
+        update_env, rollout = worker.update_env, worker.rollout
+        film = None if take is None else Film(0, take)
+
+        def updated(update: EnvUpdate) -> None:
+            with for_worker(self.worker):
+                update_env(update if film is None else FilmedEnvUpdate(lambda: update, film))
+
+        def rolled_out(*_: Any) -> Any:
+            # Alone where no other trajectory influences it.
+            size = len(self.block) if worker.runs_longer_blocks else 1 if worker.runs_lanes else self._block_size
+            indices = cut(self.block, self.index, size)
+            if film is not None:
+                film.number = indices.index(self.index)
+            ticket = Ticket(self.version, indices, len(indices))
+            return rollout(ticket, seeds_of(indices, self.seeds, self.index))
+
+        worker.update_env, worker.rollout = updated, rolled_out
+        return worker
+
+    def _roll_out(self, engine: LocalEngine, version: int, **updates: Any) -> TrajectoryBatch[Any, Any]:
+        resets = None if self.resets is None else dumps(self.resets, "reset_options")
+        ticket = Ticket(version, self.block, len(self.block))
+        engine.send(0, Start(version, (ticket,), resets=resets, **updates))
+        (event,) = engine.wait(None)
+        self._raise_failure(event)
+        assert isinstance(event, Answered) and isinstance(event.answer, Report)  # noqa: PT018 - both for mypy
+        rollouts, spaces = event.contents
+        TakenActions(self.setup.record_taken).put(rollouts)
+        n_ran, before = len(rollouts.lengths) + len(event.answer.dropped), self.block.index(self.index)
+        if n_ran < len(self.block):
+            before = before % self._block_size if n_ran > 1 else 0
+        position = before - sum(each.position < before for each in event.answer.dropped)
+        delivery = Delivery(self.worker, rollouts, spaces=spaces, fingerprint=fingerprint().bits)
+        return assembled(
+            [Segment(delivery, position, position + 1, range(self.index, self.index + 1))],
+            observation_space=spaces[0], action_space=spaces[1],
+            seeds_of=lambda wanted: [self.seeds[index] for index in wanted.tolist()],
+            agent_version=self.version, seed=self.setup.seed,
+        )  # fmt: skip
+
+    def _raise_failure(self, event: Event) -> None:
+        if isinstance(event, Answered) and isinstance(event.answer, Failure):
+            raise failure_error(self.worker, event.answer, event.contents)
+
+
+_STRANGER = "(not recorded)"
+
+
+def recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
+    """Return an agent that chooses a trajectory's actions; of several agents, one for each of them."""
+    if not isinstance(recorded, MultiAgentBatch):
+        return _RecordedActions(singles_of(recorded.action_space, recorded.actions))
+    agents = {str(it.agent_ids[0]): recorded_agents(it) for each in recorded.policies.values() for it in each}
+    known = {agent for each in recorded.policies.values() if each.agents is not None for agent in each.agents.known}
+    by_name = {agent: agents.get(agent, NAMED_AGENTS[0]) for agent in sorted(known)}
+    # One that was not there then may appear where the environment does not say which may.
+    return Policies({**by_name, _STRANGER: NAMED_AGENTS[0]}, lambda agent, _: agent if agent in known else _STRANGER)
+
+
+class _RecordedActions:
+    """An agent that chooses recorded actions, whatever it sees, and the last one again after them."""
+
+    def __init__(self, actions: list[Any]) -> None:
+        self._actions = actions
+        self._next = 0
+
+    def reset(self, seed: int) -> None:  # noqa: ARG002 - nothing is drawn
+        self._next = 0
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
+        action = self._actions[min(self._next, len(self._actions) - 1)]
+        self._next += 1
+        return copy.copy(action), {}
+
+
+# ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of running a trajectory again. It can be printed.
+
+    Attributes:
+        trajectory: What was run now, a batch of one trajectory.
+        recorded: What it was compared with; None for nothing.
+        difference: Where the two differ first; None if they do not, or nothing was recorded.
+        reasons: Why they may differ, the likeliest first.
+        notes: What else is to be known, such as that something was not recorded.
+        video: The video file; None where there is none.
+    """
+
+    trajectory: TrajectoryBatch[Any, Any]
+    recorded: TrajectoryBatch[Any, Any] | None = None
+    difference: Difference | None = None
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    video: Path | None = None
+
+    @property
+    def same(self) -> bool | None:
+        """Whether the trajectory is the recorded one, bit for bit; None where nothing was recorded."""
+        return None if self.recorded is None else self.difference is None
+
+    def __str__(self) -> str:
+        trajectory = self.trajectory
+        so_far = "return so far" if self.recorded is not None and self.recorded.cut[0] else "return"
+        lines = [
+            f"trajectory {trajectory.indices[0]} of agent version {trajectory.agent_versions[0]}, seed "
+            f"{trajectory.seeds[0]}: {count(trajectory.n_timesteps, 'timestep')}, {so_far} {trajectory.returns[0]:.6g}"
+        ]
+        if self.difference is not None:
+            lines += [f"differs from what was recorded, first in {self.difference}", "likely reasons:"]
+            lines += [f"- {reason}" for reason in self.reasons]
+        elif self.recorded is not None:
+            lines.append("the same as recorded, bit for bit: observations, actions, rewards and its end")
+        lines += [f"note: {note}" for note in self.notes]
+        if self.video is not None:
+            lines.append(f"video: {self.video}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known of the call that a trajectory was recorded in.
+
+    Attributes:
+        plan: What the call was to obtain.
+        resets: What it said of its trajectories; None for nothing.
+        first: Which trajectory may have been its first, so that blocks began there; None where that is known.
+        stop: From which index on it may have had none, so that its last block was cut; None where that is known.
+        derives_seeds: Whether the seeds that were not recorded are the sampler's.
+        fingerprints: How its workers computed.
+        versions: The versions of its libraries.
+        notes: What is not known of it.
+        cut: Whether what was recorded may have been cut, and the trajectory have gone on.
+    """
+
+    plan: GatherPlan
+    resets: Resets | None = None
+    first: int | None = None
+    stop: int | None = None
+    derives_seeds: bool = True
+    fingerprints: Collection[str] = ()
+    versions: Mapping[str, str] | None = None
+    notes: tuple[str, ...] = ()
+    cut: bool = False
+
+
+def replayed(
+    ways: Sequence[Rerun], one: TrajectoryBatch[Any, Any] | None, origin: Origin, video: Path | None, *, actions: bool
+) -> Replay:
+    """Run a trajectory again, in one of several ways if it is not known which, and compare it with the recorded one."""
+
+    def difference_of(trajectory: TrajectoryBatch[Any, Any]) -> Difference | None:
+        return None if one is None else first_difference(one.unfiltered(), trajectory, prefix=origin.cut)
+
+    def is_right(way: Rerun) -> bool:
+        try:
+            return not difference_of(way.run()[0])
+        except RolloutError:
+            return False  # perhaps in a trajectory that was not sampled
+
+    rerun = ways[0]
+    if video is not None:
+        check_video(video)
+        check_renders(loads(rerun.updates["env"]))
+    if len(ways) > 1:
+        rerun = next(filter(is_right, ways), ways[0])
+    with ExitStack() as stack:
+        take = None if video is None else stack.enter_context(VideoFile(video)).add
+        try:
+            runs = rerun.run(lambda first: difference_of(first) is not None, take)
+        except RolloutError as error:
+            if actions and isinstance(error.original, UsageError):
+                what = "recorded actions are replayed in one environment that is not vectorised: pass env="
+                raise UsageError(f"{what}. {error.original}") from error
+            raise
+    found = difference_of(runs[0])
+    reasons = () if found is None else tuple(_reasons(found, runs, origin, actions=actions))
+    return Replay(runs[0], one, found, reasons, origin.notes, video)
+
+
+def _reasons(
+    found: Difference, runs: Sequence[TrajectoryBatch[Any, Any]], origin: Origin, *, actions: bool
+) -> Iterator[str]:
+    """Yield why a trajectory may differ, what is known for sure first."""
+    agent = "" if actions else "the agent or "
+    if (hidden := first_difference(*runs)) is not None:
+        yield (
+            f"{agent}the environment is no function of its seed: run twice in a row it differs from itself, first in "
+            f"the {hidden.what} of timestep {hidden.timestep}. It keeps something from one trajectory to the next, or "
+            "draws from a generator that is not seeded"
+        )
+    elsewhere = [bits for bits in sorted(origin.fingerprints) if not agree(bits, *runs[0].fingerprints)]
+    if elsewhere:
+        here = " and ".join(sorted(runs[0].fingerprints))
+        yield (
+            f"other kernels: it was recorded where NumPy or torch compute otherwise ({' and '.join(elsewhere)}; here "
+            f'{here}). See streamsampler/docs/guarantees.md, "Other processors"'
+        )
+    here_now = versions_of(origin.versions or ())
+    changed = [
+        f"{name} {it} there, {here_now[name]} here"
+        for name, it in (origin.versions or {}).items()
+        if here_now.get(name, it) != it
+    ]
+    if changed:
+        yield f"other versions: {', '.join(changed)}"
+    yield from _usual_reasons(found, actions=actions)
+    if found.is_rounding and not elsewhere:
+        yield "the two are so close that they may be rounded in two ways: other kernels, another number of threads"
+
+
+def _usual_reasons(found: Difference, *, actions: bool) -> Iterator[str]:
+    """Yield what usually makes such a difference first."""
+    if found.what == "action" and not actions:
+        yield (
+            "another agent, or other parameters: up to this action all was the same, so the environment is not to blame"
+        )
+        yield "an agent that remembers something from before the trajectory, or a batch of another shape (VecWorker)"
+    elif found.timestep == 0 and found.what == "observation":
+        yield "another environment, other arguments of it (env_kwargs), or other reset options"
+    else:
+        yield "another environment, or another version of it: up to here all was the same, the actions too"
+        yield "an environment with a hidden state, which carries something from one trajectory to the next"

@@ -1,0 +1,142 @@
+"""Publish the updates in force, once for all workers of an engine, and keep them while a worker needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from streamsampler.agents.filters import Filters
+from streamsampler.core.serialization import dumps, refers_to
+from streamsampler.core.settings import ProcessSettings
+from streamsampler.engines.base import Engine
+from streamsampler.protocol.ways import Structure
+from streamsampler.samplers.payloads import put
+from streamsampler.samplers.updates import Kind, Snapshot, Updates
+from streamsampler.workers.logs import levels_here
+
+
+class UpdateStore:
+    """The updates of one engine's workers.
+
+    Args:
+        engine: Publishes payloads.
+        updates: The agent and the environment in force, as payloads that the engine published.
+
+    Attributes:
+        latest: The latest agent, parameters and environment.
+        used: Those that workers are given, which are older with `staleness`.
+        sampled: Those that the last call's trajectories were made with.
+    """
+
+    def __init__(self, engine: Engine, updates: Updates[Any]) -> None:
+        self._engine = engine
+        self.latest = self.used = self.sampled = updates
+        self._published: dict[int, Any] = updates.payloads()
+        self._serials: list[dict[Kind, int]] = [{} for _ in range(engine.n_workers)]  # of what each worker was sent
+        self._unanswered: list[tuple[Any, ...]] = [()] * engine.n_workers  # the payloads of each worker's last `Start`
+
+    def publish(self, payload: Any) -> Any:
+        """Publish a payload; `unpublish_old` frees it when it is no longer used."""
+        handle = self._engine.publish(payload)
+        self._published[id(handle)] = handle
+        return handle
+
+    def put(self, updates: Mapping[Kind, Any], filters: Filters) -> None:
+        """Put a call's updates and filters in force."""
+        latest = self.latest
+        for kind, payloads in updates.items():
+            put(latest, kind, payloads, self.publish)
+        if "env" in updates and any(traits.takes_spaces for traits in latest.about("agent")):
+            # What an agent has made of its spaces must not depend on the spaces before.
+            latest.repeat("agent")
+            latest.repeat("parameters")
+        if filters is not self.filters and filters:
+            latest.put("filters", self.publish(dumps(filters, "the filters")), filters)
+
+    @property
+    def filters(self) -> Filters | None:
+        """The filters of the current version; None for none."""
+        return self.latest.about("filters")[0] if "filters" in self.latest else None
+
+    def put_settings(self) -> str:
+        """Let workers have this process's settings, and make the log records that it lets through.
+
+        Returns:
+            torch's default device in this process.
+
+        Raises:
+            SerializationError: A setting cannot be pickled.
+        """
+        here = ProcessSettings.of_this_process(), levels_here()
+        if "settings" not in self.latest or self.latest.about("settings")[0] != here:
+            self.latest.put("settings", self.publish(dumps(here, "the settings of this process")), here)
+        return here[0].torch_device
+
+    def use(self, snapshot: Snapshot) -> None:
+        """Give workers the updates of a snapshot from now on, whatever is put in force later."""
+        self.used = Updates.of(snapshot, self._engine.n_workers)
+
+    def structures(self) -> list[Structure]:
+        """Return the structure of each queue of indices: one for all workers, or one for each."""
+        return [self.used.structure(worker) for worker in range(self._engine.n_workers if self.used.differ else 1)]
+
+    def agent_of_first_worker(self) -> Any:
+        """Return the payload of the agent in force, of worker 0."""
+        return self.latest.of_workers("agent")[0]
+
+    def need(self, package: str) -> bool:
+        """Whether the agents or the environments in force need a package, as far as that can be seen."""
+        handles = self.latest.payloads(("agent", "parameters", "env")).values()
+        return any(refers_to(self._engine.published(handle), package) for handle in handles)
+
+    # ------------------------------------------------------------------ what workers have
+
+    def missing(self, worker: int) -> dict[str, Any]:
+        """Return the updates that a worker lacks, and record them as sent."""
+        return dict(self.used.missing(worker, self._serials[worker]).items())
+
+    def record_start(self, worker: int, payloads: Iterable[Any]) -> None:
+        """Keep the payloads of a `Start` until its worker has answered."""
+        self._unanswered[worker] = tuple(payloads)
+
+    def record_answer(self, worker: int, *, is_failure: bool) -> None:
+        """Record that a worker answered a ticket.
+
+        After a failure its agent and its environments may be in any state: its next start brings others.
+        """
+        self._unanswered[worker] = ()
+        if is_failure:
+            self._serials[worker].clear()
+
+    def forget(self, worker: int) -> None:
+        """Forget a dead worker."""
+        self._serials[worker], self._unanswered[worker] = {}, ()
+
+    def restore(self, snapshot: Snapshot, accepted: Snapshot | None = None) -> list[int]:
+        """Put the updates of a snapshot back in force, because a worker refused the updates since.
+
+        Args:
+            snapshot: These updates.
+            accepted: Those that agents are known to have taken, for `sampled`; None for the same.
+
+        Returns:
+            The workers that have others, and will be sent theirs anew.
+        """
+        self.latest.restore(snapshot)
+        if self.used is not self.latest:
+            self.use(snapshot)
+            self.sampled = self.used if accepted is None else Updates.of(accepted, self._engine.n_workers)
+        others = [
+            worker for worker, serials in enumerate(self._serials) if not self.latest.are_in_force(worker, serials)
+        ]
+        for worker in others:
+            self._serials[worker].clear()
+        return others
+
+    def unpublish_old(self) -> None:
+        """Free the payloads that are neither in force nor in an unanswered message."""
+        in_use = {id(handle) for payloads in self._unanswered for handle in payloads}
+        for updates in {id(it): it for it in (self.latest, self.used, self.sampled)}.values():
+            in_use |= updates.payloads().keys()
+        for key in self._published.keys() - in_use:
+            self._engine.unpublish(self._published.pop(key))

@@ -1,0 +1,168 @@
+"""Track which agent, parameters and environment are in force, and which of them a worker was not sent yet. Pure.
+
+Only the latest of each kind is kept. That is enough, because a new agent makes earlier parameters void, parameters are
+complete, and an environment update does not depend on those before it (see `environments.updates.EnvUpdate`). So a
+worker that was busy during three updates, or was started after them, is brought up to date by one message of bounded
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+Payload = TypeVar("Payload")
+Other = TypeVar("Other")
+Kind = Literal["agent", "parameters", "env", "filters", "settings"]
+_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "filters", "settings")
+
+
+class InForce(NamedTuple):
+    """The latest update of one kind for one worker."""
+
+    serial: int  # another one whenever the payload changes
+    payload: Any
+    about: Any  # what the sampler knows of what was pickled
+
+
+@dataclass(frozen=True)
+class OfWorkers:
+    """The latest updates of one kind: the same one for all workers, or one each."""
+
+    items: tuple[InForce, ...]  # by worker
+    shared: bool
+
+
+Snapshot = dict[Kind, OfWorkers]
+
+
+class Updates(Generic[Payload]):
+    """The updates in force.
+
+    Args:
+        n_workers: How many workers there are.
+    """
+
+    def __init__(self, n_workers: int) -> None:
+        self._n_workers = n_workers
+        self._serial = 0
+        self._in_force: dict[Kind, OfWorkers] = {}
+
+    def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload, about: Any = None) -> None:
+        """Put an update in force.
+
+        Args:
+            kind: Its kind.
+            payloads: One payload, or a list with one for each worker (None: nothing changes for it).
+            about: What is to be known of what was pickled; with a list of payloads a list, too. See the method.
+        """
+        shared = not isinstance(payloads, list)
+        each = payloads if isinstance(payloads, list) else [payloads] * self._n_workers
+        notes = about if isinstance(about, list) else [about] * self._n_workers
+        self._serial += 1
+        items = tuple(InForce(self._serial, payload, note) for payload, note in zip(each, notes, strict=True))
+        if (before := self._in_force.get(kind)) is not None:
+            items = tuple(old if new.payload is None else new for new, old in zip(items, before.items, strict=True))
+        self._in_force[kind] = OfWorkers(items, shared)
+        if kind == "agent" and "parameters" in self._in_force:
+            self._void_parameters(payloads if isinstance(payloads, list) else None)
+
+    def _void_parameters(self, agents: list[Payload | None] | None) -> None:
+        parameters = self._in_force.pop("parameters")
+        kept = tuple(
+            it if agents is not None and agents[number] is None else it._replace(payload=None)
+            for number, it in enumerate(parameters.items)
+        )
+        if any(it.payload is not None for it in kept):
+            self._in_force["parameters"] = OfWorkers(kept, shared=False)
+
+    def forget(self, kind: Kind) -> None:
+        """Take back what is in force of a kind, if anything is."""
+        self._in_force.pop(kind, None)
+
+    def repeat(self, kind: Kind) -> None:
+        """Let all workers be sent once more what is in force of a kind, if anything is."""
+        update = self._in_force.get(kind)
+        if update is not None:
+            self._serial += 1
+            self._in_force[kind] = replace(update, items=tuple(it._replace(serial=self._serial) for it in update.items))
+
+    def about(self, kind: Kind) -> tuple[Any, ...]:
+        """Return, by worker, what is known about the updates in force; survives `restore` and `mapped`."""
+        return tuple(it.about for it in self._in_force[kind].items)
+
+    def __contains__(self, kind: Kind) -> bool:
+        return kind in self._in_force
+
+    def of_workers(self, kind: Kind) -> tuple[Payload | None, ...]:
+        """Return the payloads in force of a kind, by worker."""
+        return tuple(it.payload for it in self._in_force[kind].items)
+
+    @property
+    def differ(self) -> bool:
+        """Whether workers have agents or environments of their own."""
+        return any(not update.shared for update in self._in_force.values())
+
+    def missing(self, worker: int, sent: dict[Kind, int]) -> dict[Kind, Payload]:
+        """Return the payloads in force that a worker was not sent, and record them as sent.
+
+        Args:
+            worker: The worker number.
+            sent: The serial number of each kind of update that the worker was sent: brought up to date.
+        """
+        missing: dict[Kind, Payload] = {}
+        for kind in _KINDS:
+            update = self._in_force.get(kind)
+            if update is None or sent.get(kind) == update.items[worker].serial:
+                continue
+            if kind == "agent":
+                sent.pop("parameters", None)  # a new agent comes without them
+            sent[kind], payload, _ = update.items[worker]
+            if payload is not None:
+                missing[kind] = payload
+        return missing
+
+    def structure(self, worker: int) -> tuple[int, ...]:
+        """Return numbers of the agent and the environment of a worker: others whenever one of the two is replaced."""
+        return tuple(self._in_force[kind].items[worker].serial for kind in ("agent", "env"))
+
+    def are_in_force(self, worker: int, sent: dict[Kind, int]) -> bool:
+        """Whether no update that a worker was sent has been replaced or taken back."""
+        updates = [(self._in_force.get(kind), serial) for kind, serial in sent.items()]
+        return all(update is not None and update.items[worker].serial == serial for update, serial in updates)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, n_workers: int) -> Updates[Any]:
+        """Return updates of which those of a snapshot are in force."""
+        updates: Updates[Any] = cls(n_workers)
+        updates.restore(snapshot)
+        return updates
+
+    def snapshot(self) -> Snapshot:
+        """Return what is in force, for `restore`."""
+        return dict(self._in_force)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put back what was in force: a worker refused the updates since."""
+        self._in_force = dict(snapshot)
+
+    def payloads(self, kinds: Sequence[Kind] = _KINDS) -> dict[int, Payload]:
+        """Return the payloads in force, by identity."""
+        return {
+            id(it.payload): it.payload
+            for kind in kinds
+            if kind in self._in_force
+            for it in self._in_force[kind].items
+            if it.payload is not None
+        }
+
+    def mapped(self, convert: Callable[[Payload], Other]) -> Updates[Other]:
+        """Return the same updates with other payloads, for workers that were sent none of them."""
+        converted = {key: convert(payload) for key, payload in self.payloads().items()}
+        other: Updates[Other] = Updates(self._n_workers)
+        for kind, update in self._in_force.items():
+            other._serial += 1
+            items = [InForce(other._serial, converted.get(id(it.payload)), it.about) for it in update.items]
+            other._in_force[kind] = OfWorkers(tuple(items), update.shared)
+        return other
