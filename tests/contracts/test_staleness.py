@@ -26,8 +26,8 @@ from streamsampler.protocol.scheduler import Scheduler
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.lagging import Lag
-from streamsampler.samplers.session import Session
 from streamsampler.samplers.sharded import sample_to_folder
+from streamsampler.samplers.update_store import UpdateStore
 from streamsampler.testing import Fault, Faults
 from streamsampler.workers.fail_points import Records
 from tests.contracts.conftest import RAY, SLOW_QUEUES, Maker, on, slow
@@ -234,7 +234,7 @@ def test_what_cannot_be_gathered_with_an_update_is_refused_in_its_own_call(make_
         (Call, "complete"),
         (Lag, "complete"),
         (Call, "end"),
-        (Session, "unpublish_old"),
+        (UpdateStore, "unpublish_old"),
         (Lag, "prefetch"),
         (Stats, "merge"),
     ],

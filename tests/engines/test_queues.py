@@ -152,7 +152,7 @@ def test_what_is_sent_last_arrives(caplog):
 @pytest.mark.usefixtures("patient")
 def test_close_while_a_worker_is_being_started(monkeypatch):
     """The call of another thread starts it; a start that takes long is not waited for."""
-    monkeypatch.setattr("streamsampler.samplers.lifecycle._CANCEL_SECONDS", 0.05)
+    monkeypatch.setattr("streamsampler.samplers.life._CANCEL_SECONDS", 0.05)
     started, go_on, raised = threading.Event(), threading.Event(), []
     make().close()
     gc.collect()

@@ -76,12 +76,12 @@ SCRIPT = """
 import functools, os, select, signal, sys, threading
 from streamsampler import MultiprocessingSampler
 from streamsampler.errors import ClosedError
-from streamsampler.samplers import lifecycle
+from streamsampler.samplers import life
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 
 end, fault, patience = {end!r}, {fault!r}, {patience!r}
 if patience:
-    lifecycle._CANCEL_SECONDS = patience
+    life._CANCEL_SECONDS = patience
 faults = Faults({folder!r}, *([Fault(fault, times=3, n_bytes=0)] if fault else []))
 sampler = MultiprocessingSampler(ScriptedAgent(), faults.env({envs}), n_workers=3, **{options!r})
 if not fault:
@@ -247,7 +247,7 @@ def test_close_while_a_worker_is_being_started(monkeypatch):
         except ClosedError as error:
             raised.append(error)
 
-    monkeypatch.setattr("streamsampler.samplers.lifecycle._CANCEL_SECONDS", 0.05)
+    monkeypatch.setattr("streamsampler.samplers.life._CANCEL_SECONDS", 0.05)
     make(1).close()
     gc.collect()  # or what an earlier test left would be closed while this one runs
     files = open_files()

@@ -27,7 +27,7 @@ from streamsampler.data.batch import StepType
 from streamsampler.errors import DataError, RolloutError, SerializationError, UsageError
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.fragments import FragmentLedger
-from streamsampler.samplers.session import Session
+from streamsampler.samplers.open_episodes import OpenEpisodes
 from tests.faults.test_interrupts import raise_once
 from tests.fragments.agents import Offset, Recurrent, Restorable, Sticky
 from tests.scripted.agents import Drawing, Rowwise, always_zero
@@ -420,7 +420,7 @@ def test_after_an_interrupt_new_episodes_begin_the_same_for_any_number_of_worker
             assert sampler.obtain_fragments(9, 3) == reference.obtain_fragments(9, 3)
 
 
-PLACES: list[Any] = [(Session, "begin_fragments"), (Call, "pump"), (FragmentLedger, "record"), (Call, "complete")]
+PLACES: list[Any] = [(OpenEpisodes, "begin"), (Call, "pump"), (FragmentLedger, "record"), (Call, "complete")]
 
 
 def calls_of_which_one_is_interrupted(sampler: Any, monkeypatch: Any, place: Any) -> list[Any]:

@@ -18,7 +18,7 @@ IRRELEVANT = {
     # Accounts: they are added to, and nothing is decided by them.
     "Stats": "counts only",
     "CallAccounts": "counts only",
-    "SentToWorker.reported_timesteps": "is counted as lost when the worker dies",
+    "LaunchedWorker.reported_timesteps": "is counted as lost when the worker dies",
     "Session._ran_by_dead": "is counted at the end",
     # Data on their way into the batch: what they say is checked after each step.
     "Delivery": "is checked when it arrives",
@@ -48,7 +48,7 @@ IRRELEVANT = {
 ORDERED = {"Result._held"}
 """Dictionaries whose order counts: in order of arrival the first failure is decided about first."""
 
-BY_IDENTITY = {"Session._published"}
+BY_IDENTITY = {"UpdateStore._published"}
 """Dictionaries by the identity of their values."""
 
 _ATOMS = {int, str, bytes, bool, type(None)}
