@@ -554,7 +554,11 @@ class Stats:
         """Return milliseconds per timestep by timer, timesteps per second and means of episodes, as `flat` has them."""
         if not any(self.worker_timesteps):
             return {}
-        means = {f"ms/{'/'.join(path)}": timer.ms_per_timestep for path, timer in self.timers().walk() if path}
+        if self.timed or self.script is not None:
+            means = {f"ms/{'/'.join(path)}": timer.ms_per_timestep for path, timer in self.timers().walk() if path}
+        else:
+            timesteps = sum(self.worker_timesteps)
+            means = {f"ms/{name}": 1_000 * seconds / timesteps for name, seconds in self.times._asdict().items()}
         means["timesteps_per_second"] = self.kept_timesteps / self.seconds if self.seconds else 0.0
         if self.episodes.count:
             means |= {"episode_return": self.episodes.mean_return, "episode_length": self.episodes.mean_length}

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from streamsampler.protocol.in_flight import InFlight, removals_between_looks
+from streamsampler.protocol.in_flight import InFlight
 from streamsampler.protocol.throughput import Throughput
 from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
 
@@ -159,7 +159,7 @@ class Copies:
 
     def _look(self, now: float) -> None:
         """Look at all workers."""
-        self._valid_until = self._in_flight.n_removed + removals_between_looks(self._n_workers)
+        self._valid_until = self._in_flight.n_removed + self._in_flight.n_between_looks
         self._rate, self._fastest, self._pieces = 0.0, math.inf, []
         begun, busy = now, self._in_flight.busy()
         for worker, queue in busy:

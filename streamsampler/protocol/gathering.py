@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from streamsampler.core.errors import ProtocolError
@@ -40,9 +41,16 @@ from streamsampler.protocol.messages import Dropped
 from streamsampler.protocol.plans import Exactly, GatherPlan, Layout, Streamed, endless
 from streamsampler.protocol.result import HeldFailure, Order, Result, too_many_dropped
 from streamsampler.protocol.throughput import Throughput
-from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS, needed_for, ticket_size, trajectories_in_ticket
+from streamsampler.protocol.tickets import (
+    SHORTEST_TICKET_SECONDS,
+    TICKET_BYTES,
+    TICKET_SECONDS,
+    needed_for,
+    ticket_size,
+)
 
 _FOREVER = 2**62
+_NEXT_BLOCK = attrgetter("next_block")
 
 NOTABLY_SLOWER = 1.5
 """From how many times the average duration on a worker counts as slow near the end of a call."""
@@ -149,11 +157,14 @@ class Gathering:
         self._n_to_share, self._all_speeds = 0.0, 1.0
         self._may_copy = concurrent and not own_queues
         n_queues = n_workers if own_queues else 1
-        own = [plan.queue(number, n_queues) for number in range(n_queues)]
-        if plan.limit is not None and (dropping or (order == "arrival" and isinstance(plan, Exactly))):
-            own = [endless(queue, n_queues) for queue in own]
-        self._queues = [IndexQueue(queue, layout.block, lengthens=layout.lengthens) for queue in own]
-        self._first = min(queue.own.start for queue in self._queues)
+        is_endless = plan.limit is not None and (dropping or (order == "arrival" and isinstance(plan, Exactly)))
+        self._queues: list[IndexQueue] = []
+        self._first = _FOREVER
+        for number in range(n_queues):
+            own = plan.queue(number, n_queues)
+            self._first = min(self._first, own.start)
+            own = endless(own, n_queues) if is_endless else own
+            self._queues.append(IndexQueue(own, layout.block, lengthens=layout.lengthens))
         self.result = Result(plan, order, self._first)
         self._in_flight = InFlight(n_workers, self.throughput)
         self._copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket, is_awaited)
@@ -202,7 +213,7 @@ class Gathering:
         if remaining and slowness > 1 and self._is_better_idle(worker, size, remaining, now):
             indices = self._pass_over(worker)
         else:
-            indices = self._take_returned(queue, size) or self._take_new(queue, size, needed, remaining)
+            indices = queue.take_returned(size, self.result.end) or self._take_new(queue, size, needed, remaining)
             self.refuses_all = not indices and len(self._queues) == 1
         if not indices:
             return None
@@ -298,11 +309,6 @@ class Gathering:
         return queues[index % len(queues) if own.step > 1 else (index - self._first) // len(own) % len(queues)]
 
     @property
-    def _under_way(self) -> int:
-        """How many trajectories are in flight, or belong to failures that are held back."""
-        return self._handed_out - self.arrived_trajectories - self.arrived_dropped
-
-    @property
     def _has_plenty(self) -> bool:
         """Whether workers may get a ticket ahead.
 
@@ -311,7 +317,7 @@ class Gathering:
         """
         if self._has_lanes:
             return True
-        unit = max(self._unit, *(queue.next_block for queue in self._queues))
+        unit: int = max(self._unit, *map(_NEXT_BLOCK, self._queues))
         return self._n_needed(-SAFETY_MARGIN) - self._handed_out > self._n_workers * unit
 
     def _slowness(self, worker: int) -> float:
@@ -321,17 +327,11 @@ class Gathering:
         slowness = self.throughput.slowness(worker)
         return slowness if slowness > NOTABLY_SLOWER else 1.0
 
-    def _take_returned(self, queue: IndexQueue, size: int) -> range:
-        first = queue.first_returned()
-        if first is None or first[0] > self.result.end:
-            return range(0)
-        return queue.take_returned(size)
-
     def _take_new(self, queue: IndexQueue, size: int, needed: int, remaining: int) -> range:
         if self._never_idle:
             most = remaining or (0 if self._is_stream else math.ceil(needed / (2 * self._n_workers)))
             return queue.take_new(min(size, most), _FOREVER) if most else range(0)
-        if too_many_dropped(self.arrived_dropped, self.arrived_trajectories):
+        if self.arrived_dropped and too_many_dropped(self.arrived_dropped, self.arrived_trajectories):
             return range(0)  # the call is about to end, unless earlier trajectories that are still in flight succeed
         return queue.take_new(size, min(self._first + needed, self.result.end))
 
@@ -369,11 +369,13 @@ class Gathering:
             # timestep; those that were left out showed nothing.
             return self.arrived_dropped + min(self._n_workers * self._unit, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps
-        return self._handed_out + max(0, needed_for(missing, mean, margin * self.throughput.spread) - self._under_way)
+        # In flight, or of failures that are held back.
+        under_way = self._handed_out - self.arrived_trajectories - self.arrived_dropped
+        return self._handed_out + max(0, needed_for(missing, mean, margin * self.throughput.spread) - under_way)
 
     def _window(self) -> int:
         # How far workers run ahead of a stream's consumer: enough to stay busy, few enough to bound memory.
-        return 4 * self._n_workers * max(self._unit, trajectories_in_ticket(self.throughput))
+        return 4 * self._n_workers * max(self._unit, self.throughput.trajectories_in(TICKET_SECONDS, TICKET_BYTES))
 
     # ------------------------------------------------------------------ taking in
 

@@ -33,15 +33,6 @@ class Arrival(NamedTuple):
     late: list[int]
 
 
-def removals_between_looks(n_workers: int) -> int:
-    """Return after how many more removals of tickets all workers are looked at again.
-
-    To look at all of them after each report would make a report dearer with each worker. With a dozen that does not
-    matter.
-    """
-    return max(0, n_workers - 12) // 4
-
-
 class InFlight:
     """Track the tickets of one call that workers hold. Times are seconds of one monotonic clock.
 
@@ -51,6 +42,8 @@ class InFlight:
 
     Attributes:
         n_removed: How many tickets were removed so far.
+        n_between_looks: After how many more of them all workers are looked at again: to look at all of them after each
+            report would make a report dearer with each worker. With a dozen that does not matter.
     """
 
     def __init__(self, n_workers: int, throughput: Throughput) -> None:
@@ -65,7 +58,7 @@ class InFlight:
         self.n_removed = 0
         self._looked_after = -1  # tickets removed
         self._rate, self._owed, self._fastest = 0.0, 0.0, math.inf  # of all busy workers; see `expected_end_of_all`
-        self._kept_for = removals_between_looks(n_workers)
+        self.n_between_looks = max(0, n_workers - 12) // 4
 
     def track(self, worker: int, indices: range, now: float) -> None:
         """Track a ticket that `worker` got."""
@@ -189,7 +182,7 @@ class InFlight:
         Returns:
             None if no worker is busy, or the speed of one is unknown.
         """
-        if self._looked_after < 0 or self.n_removed - self._looked_after >= self._kept_for:
+        if self._looked_after < 0 or self.n_removed - self._looked_after >= self.n_between_looks:
             self._looked_after = self.n_removed
             busy = [worker for worker, queue in enumerate(self._queues) if queue]
             seconds = [self._pace.seconds_with(worker) or math.inf for worker in busy]

@@ -99,7 +99,7 @@ class IndexQueue:
         block = self.next_block
         if block > self.block and not self.is_certain:
             return range(0)
-        stop = cursor + _whole(math.ceil(min(size, in_sight) / block), block)
+        stop = cursor + max(1, math.ceil(min(size, in_sight) / block)) * block
         if self.lengthens and (doublings := _doublings(cursor, self.block)) < _MOST_DOUBLED:
             stop = min(stop, _n_first(self.block) << doublings)  # where longer ones begin
         taken = own[cursor:stop]
@@ -130,15 +130,13 @@ class IndexQueue:
     def _extended(self, indices: range) -> range:
         return range(self.own.start, max(self.own.stop, indices[-1] + 1), self.own.step)
 
-    def first_returned(self) -> range | None:
-        """Return the first ticket that was put back; None if there is none."""
-        return self._returned[-1] if self._returned else None
-
-    def take_returned(self, size: int) -> range:
-        """Hand out about `size` indices that were put back."""
+    def take_returned(self, size: int, end: int) -> range:
+        """Hand out about `size` indices that were put back, unless the first of them comes after `end`."""
+        if not self._returned or self._returned[-1][0] > end:
+            return range(0)
         indices = self._returned.pop()
         block = self.block_of(indices)
-        size = _whole(size // block, block)
+        size = max(1, size // block) * block
         if len(indices) > size:
             self._returned.append(indices[size:])
         return indices[:size]
@@ -146,7 +144,3 @@ class IndexQueue:
     def put_back(self, indices: range) -> None:
         """Put back a ticket, to be handed out before new indices."""
         insort(self._returned, indices, key=_latest_first)
-
-
-def _whole(n_blocks: int, block: int) -> int:
-    return max(1, n_blocks) * block

@@ -168,7 +168,8 @@ class Losses:
 
     def begin_call(self) -> None:
         """Forget the equal losses of what existed in the last call only."""
-        self._equal = {likeness: n for likeness, n in self._equal.items() if not likeness.of_call}
+        if self._equal:
+            self._equal = {likeness: n for likeness, n in self._equal.items() if not likeness.of_call}
 
     @property
     def has_equal(self) -> bool:

@@ -147,8 +147,9 @@ class Result:
             report: The number of the report.
             dropped: Those that were dropped, in order.
         """
-        for held in [held for held in self._held.values() if held.turn in indices]:
-            self.remove_failure(held)  # a copy succeeded: what failed does not do so each time
+        if self._held:
+            for held in [held for held in self._held.values() if held.turn in indices]:
+                self.remove_failure(held)  # a copy succeeded: what failed does not do so each time
         start = position = 0
         for left_out in dropped:
             if n := left_out.position - position:

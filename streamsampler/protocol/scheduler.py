@@ -169,7 +169,7 @@ class Scheduler:
             order=self._order,
             throughput=self.throughput if is_whole else None,
             own_queues=len(structures) > 1 or not is_whole,
-            layout=self._layout_of(plan),
+            layout=plan.layout if isinstance(plan, Fragments) else self.layout,
             dropping=self.policy.on_failure == "drop",
             concurrent=self._concurrent,
             shortest_ticket=self._shortest_ticket,
@@ -179,9 +179,6 @@ class Scheduler:
         if is_whole:
             self._ways.tell(gathering, structures)
         return gathering
-
-    def _layout_of(self, plan: GatherPlan) -> Layout:
-        return plan.layout if isinstance(plan, Fragments) else self.layout
 
     def begin(
         self, plan: GatherPlan, now: float, *, sampled_version: int | None = None, base_version: int = 0,
@@ -205,7 +202,7 @@ class Scheduler:
         gathering, prefetch = self.gathering_for(plan, structures), self._prefetch
         goes_on = keeps_prefetched and prefetch is not None and gathering.take_over(prefetch.given)
         self.gathering = self._gathering = gathering
-        self._layout, self._prefetch = self._layout_of(plan), None
+        self._layout, self._prefetch = plan.layout if isinstance(plan, Fragments) else self.layout, None
         self.version += 1
         self.sampled_version, self._base_version = sampled_version or self.version, base_version
         self._ways.structures = structures
@@ -213,7 +210,7 @@ class Scheduler:
         if not goes_on:
             self._begin_tickets()
         self.losses.begin_call()
-        self._supervision.begin_call(plan.timesteps, self._layout.rows, now)
+        self._supervision.lengths.begin(plan.timesteps, self._layout.rows, now)
         if self.checks.is_exclusive:
             # Only worker 0 has work at first: it is not left out for having been slow.
             self.throughput.forget(0)

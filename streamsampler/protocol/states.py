@@ -184,9 +184,6 @@ class SamplerSide:
             ProtocolError: The event is not allowed in this state.
         """
         self.state = next_state(self.state, event)
-        self._find_room()
-
-    def _find_room(self) -> None:
         takes_tickets = self.state in _TAKES_TICKETS and not self.is_to_be_replaced
         self.room = self._capacity - len(self.unanswered) if takes_tickets else 0
 
@@ -245,7 +242,7 @@ class SamplerSide:
     def mark_for_replacement(self) -> None:
         """Give the worker no more tickets."""
         self.is_to_be_replaced = True
-        self._find_room()
+        self.room = 0
 
     def current_tickets(self) -> list[range]:
         """Return the indices of the unanswered tickets of the current version: if the worker dies, others run them."""

@@ -44,6 +44,10 @@ class Supervision:
         policy: The limits.
         can_retire: Whether a worker can be replaced while it lives.
         instructions: Where its instructions go.
+
+    Attributes:
+        interval: For how many seconds the sampler may wait for workers at a time.
+        lengths: Finds trajectories that are far too long.
     """
 
     def __init__(
@@ -52,19 +56,10 @@ class Supervision:
         self._workers, self._policy, self._instructions = workers, policy, instructions
         self._can_retire = can_retire
         self._watch = policy.watch()
-        self._lengths = LengthWatch()
+        self.interval = math.inf if self._watch is None else self._watch.interval
+        self.lengths = LengthWatch()
         self._has_warned_of_memory = False
         self._deadlines: dict[int, float] = {}  # when workers that retire are killed
-
-    def begin_call(self, n_timesteps: int | None, rows: int, now: float) -> None:
-        """Look from now on for trajectories that are far longer than a call needs.
-
-        Args:
-            n_timesteps: How many timesteps it needs; None if it does not count timesteps.
-            rows: How many trajectories a worker runs at a time.
-            now: The time.
-        """
-        self._lengths.begin(n_timesteps, rows, now)
 
     # ------------------------------------------------------------------ replacing
 
@@ -99,13 +94,8 @@ class Supervision:
 
     def next_deadline(self) -> float:
         """Return when `watch` has something to do, whatever comes; infinity for never."""
-        look = self._lengths.next_look
+        look = self.lengths.next_look
         return min((look, *self._find_deadlines().values())) if self._deadlines else look
-
-    @property
-    def interval(self) -> float:
-        """For how many seconds the sampler may wait for workers at a time."""
-        return math.inf if self._watch is None else self._watch.interval
 
     def watch(
         self, waits: Sequence[Waited], seen: Mapping[int, Progress], answered: set[Question], version: int, now: float,
@@ -130,17 +120,16 @@ class Supervision:
             self._kill_hung(seen)
         if "lengths" in answered:
             self._warn_of_length(seen, version, now)
-        questions: set[Question] = {"hangs"} if self._has_waited_enough(waits) else set()
-        if now >= self._lengths.next_look:
+        questions: set[Question] = {"hangs"} if self._watch is not None and self._has_waited(waits) else set()
+        if now >= self.lengths.next_look:
             questions.add("lengths")
         return questions - answered
 
-    def _has_waited_enough(self, waits: Sequence[Waited]) -> bool:
+    def _has_waited(self, waits: Sequence[Waited]) -> bool:
         """Whether the sampler has waited for as long as it may without a look at its workers."""
-        watch = self._watch
-        return watch is not None and any(
-            waited.limit is not None and watch.is_due(waited.limit, waited.elapsed) for waited in waits
-        )
+        assert self._watch is not None
+        is_due = self._watch.is_due
+        return any(waited.limit is not None and is_due(waited.limit, waited.elapsed) for waited in waits)
 
     def _find_deadlines(self) -> dict[int, float]:
         """Return the deadlines of the workers that are retiring still: some have ended since, or were killed."""
@@ -173,5 +162,5 @@ class Supervision:
             for worker, progress in seen.items()
             if progress.version == version and progress.trajectory is not None
         }
-        if (found := self._lengths.look(shown, now)) is not None:
-            self._instructions.append(Warn(LongTrajectory(*found, self._lengths.needed)))
+        if (found := self.lengths.look(shown, now)) is not None:
+            self._instructions.append(Warn(LongTrajectory(*found, self.lengths.needed)))

@@ -66,13 +66,9 @@ def ticket_size(
     share = math.ceil(remaining / (2 * n_workers * slowness))
     shortest = max(shortest, SHARE_OF_SHORTEST * n_workers)
     worth_a_report = throughput.trajectories_in(shortest / slowness, TICKET_BYTES)
-    most = trajectories_in_ticket(throughput, max(TICKET_SECONDS, SHARE_OF_TICKETS * n_workers) / slowness)
+    seconds = max(TICKET_SECONDS, SHARE_OF_TICKETS * n_workers) / slowness
+    most = throughput.trajectories_in(seconds, TICKET_BYTES)
     if rows:
         most = max(most, min(TRAJECTORIES_A_ROW * rows, throughput.trajectories_in(math.inf, TICKET_BYTES)))
     size = min(most, max(share, worth_a_report))
     return max(1, size // unit) * unit
-
-
-def trajectories_in_ticket(throughput: Throughput, seconds: float = TICKET_SECONDS) -> int:
-    """Return how many trajectories fill a ticket's time and memory."""
-    return throughput.trajectories_in(seconds, TICKET_BYTES)

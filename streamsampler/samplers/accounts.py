@@ -44,7 +44,7 @@ class CallAccounts:
         self._gathering = gathering
         self._anomalies: dict[int, Anomaly] = {}  # by trajectory index
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
-        self._metrics = MetricsSoFar()  # of what that consumer has seen
+        self._metrics: MetricsSoFar | None = None  # of what that consumer has seen
         self._is_closed = False
         self.excess = 0  # by how many timesteps what arrived was counted as more than steps of the environment
         self._begun: float | None = perf_counter()
@@ -80,7 +80,7 @@ class CallAccounts:
     def discard(self, number: int, reason: Reason) -> None:
         """Count the trajectories of an answer as stale or surplus, and release its memory."""
         arrivals, stats = self._session.arrivals, self.stats
-        report, delivery = arrivals.report(number), arrivals.delivery(number)
+        report, delivery = arrivals.report(number), arrivals.deliveries.get(number)
         if report is None:
             stats.stale_trajectories += 1
         elif reason is Reason.STALE:
@@ -129,6 +129,7 @@ class CallAccounts:
         self._yielded[0] += batch.n_trajectories
         self._yielded[1] += batch.n_timesteps
         if kinds := self.stats.metric_kinds:
+            self._metrics = self._metrics or MetricsSoFar()
             self._metrics.add(batch.episode_infos, kinds)
             self._metrics.update(self.stats.metrics, kinds)
         if self._anomalies:
@@ -141,7 +142,8 @@ class CallAccounts:
         self._is_closed = True
         gathering = self._gathering
         self.add_dropped(segments, gathering.result.pop_left_out())
-        self._count_anomalies(sorted(self._anomalies))
+        if self._anomalies:
+            self._count_anomalies(sorted(self._anomalies))
         kept, excess = gathering.result.n_timesteps, 0
         if self.excess:
             env_steps = sum(int(it.delivery.rollouts.lengths[it.start : it.stop].sum()) for it in segments)

@@ -50,6 +50,7 @@ class Arrivals:
 
     Attributes:
         workers: What each worker has reported, by worker number.
+        deliveries: What reports brought, by their numbers.
         exceptions: The exceptions that did not leave this process, by the number of their failure.
         absent: The dead workers in whose place none was started yet, and whether one can be.
     """
@@ -60,7 +61,7 @@ class Arrivals:
         self._numbers = count()
         self._answers: dict[int, Answered] = {}
         self._uncounted: dict[int, Answered] = {}
-        self._deliveries: dict[int, Delivery] = {}
+        self.deliveries: dict[int, Delivery] = {}
         self._copied: tuple[Spaces, bytes] | None = None  # spaces that were copied before, pickled
         self._seen: Spaces | None = None
         self.exceptions: dict[int, object] = {}
@@ -84,7 +85,7 @@ class Arrivals:
         if spaces is not None:
             launched.spaces = spaces
         n_bytes = bytes_of(rollouts.observations)
-        self._deliveries[number] = Delivery(worker, rollouts, n_bytes, launched.spaces, number=number)
+        self.deliveries[number] = Delivery(worker, rollouts, n_bytes, launched.spaces, number=number)
         agent_steps = rollouts.agent_steps() if rollouts.policies else None
         return events.ReportReceived(worker, number, answer, lengths_of(rollouts), agent_steps, n_bytes, memory)
 
@@ -104,13 +105,9 @@ class Arrivals:
         event = self._answers.get(number)
         return event.answer if event is not None and isinstance(event.answer, Report) else None
 
-    def delivery(self, number: int) -> Delivery | None:
-        """Return what a report brought; None for nothing."""
-        return self._deliveries.get(number)
-
     def segments(self, spans: Iterable[Span]) -> list[Segment]:
         """Return spans of reports as segments of what these brought."""
-        return [Segment(self._deliveries[number], start, stop, indices) for number, start, stop, indices in spans]
+        return [Segment(self.deliveries[number], start, stop, indices) for number, start, stop, indices in spans]
 
     def copy_of(self, spaces: Spaces) -> Spaces:
         """Return a copy of a worker's spaces for a batch, which its user may change.
@@ -127,7 +124,7 @@ class Arrivals:
 
     def discard(self, number: int) -> None:
         """Release the memory of an answer, if it has any, and forget it."""
-        self._deliveries.pop(number, None)
+        self.deliveries.pop(number, None)
         if (event := self._answers.pop(number, None)) is not None:
             event.release()
 
@@ -138,18 +135,17 @@ class Arrivals:
 
     def release_all(self) -> None:
         """Release the memory of all deliveries, and forget their arrays: an error's traceback may hold a call."""
-        for delivery in list(self._deliveries.values()):
-            self.release(delivery)
+        while self._answers:
+            self._answers.popitem()[1].release()
+        for delivery in self.deliveries.values():
             del delivery.rollouts
-        self._answers.clear()
-        self._uncounted.clear()
-        self.exceptions.clear()
+        self.forget_all()
 
     def forget_all(self) -> None:
         """Forget all deliveries: their memory is gone with the engine, or is about to be, in another thread."""
         self._answers.clear()
         self._uncounted.clear()
-        self._deliveries.clear()
+        self.deliveries.clear()
         self.exceptions.clear()
 
     def pop_uncounted(self) -> list[Answered]:

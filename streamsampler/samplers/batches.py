@@ -19,9 +19,8 @@ from streamsampler.data.statistics import (
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.plans import Streamed, expected_rows
-from streamsampler.protocol.result import Result
 from streamsampler.samplers.accounts import CallAccounts
-from streamsampler.samplers.arrivals import Arrivals, Spaces
+from streamsampler.samplers.arrivals import Spaces
 from streamsampler.samplers.fragments import Episodes
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.summaries import Summaries, summaries_of
@@ -47,7 +46,6 @@ class BatchMaker:
         self._spaces_of_taken: dict[int, Spaces] = {}  # by worker
         self._ledger = ledger = session.ledger
         self._episodes = None if ledger is None else Episodes(gathering.result, session.arrivals, ledger)
-        self._result = Results(gathering.result, session.arrivals) if self._episodes is None else self._episodes
         self._filters = session.store.filters
         self.summaries: list[Summaries] = []
         self._has_new = False
@@ -61,21 +59,22 @@ class BatchMaker:
             number: The number of the report.
             fingerprint: The bits of its worker's fingerprint; empty where they are not known.
         """
-        session, delivery = self._session, self._session.arrivals.delivery(number)
+        session, delivery = self._session, self._session.arrivals.deliveries.get(number)
         self._has_new = True
         if delivery is None:
             return
         delivery.fingerprint = fingerprint
-        report = session.arrivals.report(number)
-        assert report is not None
         if self._gathering.plan.counts_agents:
+            report = session.arrivals.report(number)
+            assert report is not None
             self._accounts.excess += sum(delivery.rollouts.agent_steps()) - report.n_timesteps
         if self._ledger is not None:  # it needs the actions that the agent chose
             self._stats.failed_trajectories += self._ledger.record(delivery)
         if delivery.rollouts.remarks:
             session.warn_of(delivery.rollouts.remarks)
         session.taken_actions.put(delivery.rollouts)
-        session.infos_of_files.leave_out(delivery.rollouts)
+        if session.infos_of_files.are_kept:
+            session.infos_of_files.leave_out(delivery.rollouts)
 
     def append_due(self) -> None:
         """Copy what is new in the result, if there is enough of it, after all that was to be kept.
@@ -86,16 +85,23 @@ class BatchMaker:
         if not self._has_new or isinstance(self._gathering.plan, Streamed):
             return
         self._has_new = False
-        new = self._result.segments(self._growing.n_counted)
-        self._session.infos_of_files.check(new)  # before their memory is released
+        new = self.segments(self._growing.n_counted)
+        if self._session.infos_of_files.are_kept:
+            self._session.infos_of_files.check(new)  # before their memory is released
         for segment in new:
             self._growing.count(segment)
         if self._growing.due:
             self._append()
 
-    def segments(self) -> list[Segment]:
-        """Return what was not forgotten of the result so far: segments of trajectories, or of parts of episodes."""
-        return self._result.segments()
+    def segments(self, first: int = 0) -> list[Segment]:
+        """Return the result so far, in order, from a segment on, without those that were forgotten.
+
+        Args:
+            first: The number of a segment: of trajectories, or of parts of episodes.
+        """
+        if self._episodes is not None:
+            return self._episodes.segments(first)
+        return self._session.arrivals.segments(self._gathering.result.spans(first))
 
     def pop_segments(self) -> list[Segment]:
         """Return what was not popped of the result so far, for the consumer of a stream.
@@ -104,7 +110,8 @@ class BatchMaker:
             UnwritableInfoError: It goes into a file, and no file can hold its infos.
         """
         segments = self._session.arrivals.segments(self._gathering.result.pop_spans())
-        self._session.infos_of_files.check(segments)
+        if self._session.infos_of_files.are_kept:
+            self._session.infos_of_files.check(segments)
         return segments
 
     @property
@@ -123,7 +130,7 @@ class BatchMaker:
         """Copy what is new in the result, and release the memory that it came in."""
         growing, gathering = self._growing, self._gathering
         first = growing.n_appended
-        segments = self._result.segments(first)
+        segments = self.segments(first)
         self._accounts.add_anomalies(segments)
         self._spaces_of_taken |= _spaces_by_worker(segments)
         growing.append(segments, expected_rows(gathering.plan, gathering.throughput.timesteps))
@@ -131,11 +138,14 @@ class BatchMaker:
         for segment in segments:
             if segment.delivery.ends_with(segment):
                 self.release(segment.delivery)
-        self._result.forget_segments(first, growing.n_appended)
+        if self._episodes is None:
+            gathering.result.forget_spans(first, growing.n_appended)
+        else:
+            self._episodes.forget_segments(first, growing.n_appended)
 
     def final(self) -> TrajectoryBatch[Any, Any]:
         """Return the batch of the whole result."""
-        segments = self._result.segments(self._growing.n_appended)
+        segments = self.segments(self._growing.n_appended)
         self._spaces_of_taken |= _spaces_by_worker(segments)
         self.summaries += summaries_of(segments)
         batch = self.make(segments, self._growing)
@@ -177,6 +187,8 @@ class BatchMaker:
         first_worker = min(of_workers)
         first: Spaces = of_workers[first_worker]
         for worker, spaces in sorted(of_workers.items()):
+            if worker == first_worker:
+                continue
             if not same_spaces(spaces, first):
                 raise DataError(
                     "the environments of one batch must have the same spaces: "
@@ -189,23 +201,6 @@ class BatchMaker:
     def release(self, delivery: Delivery) -> None:
         """Release the memory of a delivery; its arrays are void afterwards."""
         self._session.arrivals.release(delivery)
-
-
-class Results:
-    """The result so far as segments.
-
-    Args:
-        result: The result.
-        arrivals: What the reports brought.
-    """
-
-    def __init__(self, result: Result, arrivals: Arrivals) -> None:
-        self._result, self._arrivals = result, arrivals
-        self.forget_segments = result.forget_spans
-
-    def segments(self, first: int = 0) -> list[Segment]:
-        """Return the result so far, in order, from segment number `first` on, without those that were forgotten."""
-        return self._arrivals.segments(self._result.spans(first))
 
 
 def _check_order(first_worker: int, first: Any, worker: int, other: Any) -> None:

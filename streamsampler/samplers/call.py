@@ -73,7 +73,7 @@ class Call:
         self._snapshot = snapshot
         self._accepted = snapshot if accepted is None else accepted
         instructions = self._scheduler.begin(
-            plan, session.clock(), sampled_version=sampled_version, structures=session.store.structures(),
+            plan, session.clock(), sampled_version=sampled_version, structures=session.store.used.structures(),
             base_version=0 if session.ledger is None else session.ledger.base_version,
             keeps_prefetched=keeps_prefetched,
         )  # fmt: skip
@@ -130,10 +130,12 @@ class Call:
         began = clock()
         try:
             # No name for the engine's events: the traceback of an error would keep their memory.
-            events = [event for event in map(self._event_of, self._engine.wait(limit)) if event is not None]
+            events: list[Event] = list(filter(None, map(self._event_of, self._engine.wait(limit))))
             waited = Waited(limit, clock() - began)
             session.check_open()
-            self._handle([*events, *self._launches(), waited])
+            if session.arrivals.absent:
+                events += self._launches()
+            self._handle([*events, waited])
         except (OSError, ValueError):
             session.check_open()
             raise
@@ -292,7 +294,7 @@ class Call:
             plan: What it is expected to obtain.
         """
         clock = self._session.clock
-        self._carry_out(self._scheduler.prefetch(plan, clock(), self._session.store.structures()))
+        self._carry_out(self._scheduler.prefetch(plan, clock(), self._session.store.used.structures()))
         deadline = clock() + _PATIENCE
         while self._scheduler.awaits_answers and (left := deadline - clock()) > 0:
             self.turn(left)

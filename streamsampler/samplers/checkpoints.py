@@ -57,7 +57,7 @@ def _put(store: UpdateStore, layer: Layer) -> None:
     """Put a layer in force."""
     for kind in sorted(layer):  # an agent before its parameters
         if (found := layer[kind]) is None:
-            store.latest.forget(kind)
+            store.withdraw(kind)
             continue
         shared, items = found
         payloads = [None if it is None else replace(it[0], about=it[1]) for it in items]

@@ -33,6 +33,11 @@ class InfosOfFiles:
         finally:
             self._kept = None
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether something is said of infos."""
+        return self._kept is not None
+
     def leave_out(self, rollouts: Rollouts) -> None:
         """Take what is not kept out of a worker's rollouts."""
         if self._kept is None or self._kept.is_all:

@@ -106,7 +106,7 @@ class Lag:
         """
         store = session.store
         store.use(store.latest.snapshot())
-        session.scheduler.gathering_for(plan, store.structures())
+        session.scheduler.gathering_for(plan, store.used.structures())
         if not is_own:
             store.use(before)
 

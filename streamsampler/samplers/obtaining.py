@@ -216,11 +216,13 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
             ClosedError: The sampler is closed.
             ConcurrentCallError: Another call is under way.
         """
-        refuse_two_numbers("obtain_samples", "num_samples", num_samples, agent_update)
+        if agent_update is not None:
+            refuse_two_numbers("obtain_samples", "num_samples", num_samples, agent_update)
         if count not in get_args(StepCount):
             raise UsageError(f"count must be one of {', '.join(map(repr, get_args(StepCount)))}, not {count!r}")
         plan = AtLeast(positive("num_samples", num_samples), counts_agents=count == "agent_steps")
-        resets = tasks_in_turn(tasks, common_resets(reset_options))
+        is_plain = reset_options is None and tasks is None
+        resets = None if is_plain else tasks_in_turn(tasks, common_resets(reset_options))
         return self._obtain(plan, agent_update, env_update, progress, resets)
 
     def obtain_trajectories(

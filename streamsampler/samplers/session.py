@@ -178,18 +178,14 @@ class Session:
 
     def _contents_for(self, worker: int) -> dict[str, Any]:
         """Return what a worker's `Start` carries besides tickets, and record it as sent; see `messages.Start`."""
-        contents = self.store.missing(worker)
-        if self._resets_handle is not None:
-            contents["resets"] = self._resets_handle
-        goes_on = 0
+        goes_on, handle = 0, self._resets_handle
         if self.episodes.ledger is not None:
             assert self.plan is not None
             goes_on, order = self.episodes.order_for(worker, self.plan)
             if order is not None:
                 resets = dumps(replace(self.resets or Resets(), fragments=order), "what goes on in environments")
-                contents["resets"] = self.store.publish(resets)
-        self.store.record_start(worker, contents.values())
-        return {**contents, "goes_on": goes_on}
+                handle = self.store.publish(resets)
+        return {**self.store.contents_for(worker, handle), "goes_on": goes_on}
 
     def record_answer(self, worker: int, answer: Answer) -> None:
         """Record that a worker has answered a ticket."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from streamsampler.agents.filters import Filters
 from streamsampler.core.serialization import dumps, refers_to
 from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Engine
-from streamsampler.protocol.ways import Structure
 from streamsampler.samplers.payloads import put
 from streamsampler.samplers.updates import Kind, Snapshot, Updates
 from streamsampler.workers.logs import levels_here
@@ -32,6 +31,7 @@ class UpdateStore:
         self._engine = engine
         self.latest = self.used = self.sampled = updates
         self._published: dict[int, Any] = updates.payloads()
+        self._may_have_old = False  # whether a payload may be published that is not in force
         self._serials: list[dict[Kind, int]] = [{} for _ in range(engine.n_workers)]  # of what each worker was sent
         self._unanswered: list[tuple[Any, ...]] = [()] * engine.n_workers  # the payloads of each worker's last `Start`
 
@@ -39,6 +39,7 @@ class UpdateStore:
         """Publish a payload; `unpublish_old` frees it when it is no longer used."""
         handle = self._engine.publish(payload)
         self._published[id(handle)] = handle
+        self._may_have_old = True
         return handle
 
     def put(self, updates: Mapping[Kind, Any], filters: Filters) -> None:
@@ -76,10 +77,6 @@ class UpdateStore:
         """Give workers the updates of a snapshot from now on, whatever is put in force later."""
         self.used = Updates.of(snapshot, self._engine.n_workers)
 
-    def structures(self) -> list[Structure]:
-        """Return the structure of each queue of indices: one for all workers, or one for each."""
-        return [self.used.structure(worker) for worker in range(self._engine.n_workers if self.used.differ else 1)]
-
     def agent_of_first_worker(self) -> Any:
         """Return the payload of the agent in force, of worker 0."""
         return self.latest.of_workers("agent")[0]
@@ -91,13 +88,18 @@ class UpdateStore:
 
     # ------------------------------------------------------------------ what workers have
 
-    def missing(self, worker: int) -> dict[str, Any]:
-        """Return the updates that a worker lacks, and record them as sent."""
-        return dict(self.used.missing(worker, self._serials[worker]).items())
+    def contents_for(self, worker: int, resets: Any) -> dict[str, Any]:
+        """Return the payloads of a `Start`, which are kept until its worker has answered.
 
-    def record_start(self, worker: int, payloads: Iterable[Any]) -> None:
-        """Keep the payloads of a `Start` until its worker has answered."""
-        self._unanswered[worker] = tuple(payloads)
+        Args:
+            worker: The worker, which is sent the updates that it lacks.
+            resets: The published `Resets` of its call; None for none.
+        """
+        contents: dict[str, Any] = self.used.missing(worker, self._serials[worker])
+        if resets is not None:
+            contents["resets"] = resets
+        self._unanswered[worker] = tuple(contents.values())
+        return contents
 
     def record_answer(self, worker: int, *, is_failure: bool) -> None:
         """Record that a worker answered a ticket.
@@ -112,6 +114,11 @@ class UpdateStore:
         """Forget a dead worker."""
         self._serials[worker], self._unanswered[worker] = {}, ()
 
+    def withdraw(self, kind: Kind) -> None:
+        """Take back the latest update of a kind, if there is one."""
+        self.latest.forget(kind)
+        self._may_have_old = True
+
     def restore(self, snapshot: Snapshot, accepted: Snapshot | None = None) -> list[int]:
         """Put the updates of a snapshot back in force, because a worker refused the updates since.
 
@@ -123,6 +130,7 @@ class UpdateStore:
             The workers that have others, and will be sent theirs anew.
         """
         self.latest.restore(snapshot)
+        self._may_have_old = True
         if self.used is not self.latest:
             self.use(snapshot)
             self.sampled = self.used if accepted is None else Updates.of(accepted, self._engine.n_workers)
@@ -135,8 +143,13 @@ class UpdateStore:
 
     def unpublish_old(self) -> None:
         """Free the payloads that are neither in force nor in an unanswered message."""
+        if not self._may_have_old:
+            return
         in_use = {id(handle) for payloads in self._unanswered for handle in payloads}
-        for updates in {id(it): it for it in (self.latest, self.used, self.sampled)}.values():
+        in_force = self.latest.payloads().keys()
+        for updates in (self.used, self.sampled):
             in_use |= updates.payloads().keys()
+        in_use |= in_force
         for key in self._published.keys() - in_use:
             self._engine.unpublish(self._published.pop(key))
+        self._may_have_old = len(self._published) > len(in_force)

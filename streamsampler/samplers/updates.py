@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from streamsampler.protocol.ways import Structure
 
 Payload = TypeVar("Payload")
 Other = TypeVar("Other")
@@ -34,6 +37,7 @@ class OfWorkers:
     shared: bool
 
 
+_IS_SHARED = attrgetter("shared")
 Snapshot = dict[Kind, OfWorkers]
 
 
@@ -102,16 +106,16 @@ class Updates(Generic[Payload]):
     @property
     def differ(self) -> bool:
         """Whether workers have agents or environments of their own."""
-        return any(not update.shared for update in self._in_force.values())
+        return False in map(_IS_SHARED, self._in_force.values())
 
-    def missing(self, worker: int, sent: dict[Kind, int]) -> dict[Kind, Payload]:
+    def missing(self, worker: int, sent: dict[Kind, int]) -> dict[str, Payload]:
         """Return the payloads in force that a worker was not sent, and record them as sent.
 
         Args:
             worker: The worker number.
             sent: The serial number of each kind of update that the worker was sent: brought up to date.
         """
-        missing: dict[Kind, Payload] = {}
+        missing: dict[str, Payload] = {}
         for kind in _KINDS:
             update = self._in_force.get(kind)
             if update is None or sent.get(kind) == update.items[worker].serial:
@@ -123,9 +127,14 @@ class Updates(Generic[Payload]):
                 missing[kind] = payload
         return missing
 
-    def structure(self, worker: int) -> tuple[int, ...]:
-        """Return numbers of the agent and the environment of a worker: others whenever one of the two is replaced."""
-        return tuple(self._in_force[kind].items[worker].serial for kind in ("agent", "env"))
+    def structures(self) -> list[Structure]:
+        """Return the structure of each queue of indices: one for all workers, or one for each.
+
+        It is another one whenever the agent or the environment is replaced.
+        """
+        agents, environments = self._in_force["agent"].items, self._in_force["env"].items
+        n_queues = self._n_workers if self.differ else 1
+        return [(agents[worker].serial, environments[worker].serial) for worker in range(n_queues)]
 
     def are_in_force(self, worker: int, sent: dict[Kind, int]) -> bool:
         """Whether no update that a worker was sent has been replaced or taken back."""

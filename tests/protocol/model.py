@@ -219,7 +219,7 @@ class World:
         if n > self.checked:
             indices, lengths = [], []
             for number, start, stop, part in spans:
-                rollouts: Any = self.session.arrivals.delivery(number).rollouts
+                rollouts: Any = self.session.arrivals.deliveries[number].rollouts
                 assert rollouts.made_under == version, "no stale data"
                 indices += list(part)
                 lengths += rollouts.lengths[start:stop].tolist()

@@ -19,8 +19,9 @@ def test_lost_tickets_are_handed_out_again_by_index_and_before_anything_new(orde
     tickets = [queue.take_new(4, 100) for _ in range(4)]
     for number in order:
         queue.put_back(tickets[number])
-    assert [queue.take_returned(4) for _ in range(3)] == tickets[:3]
-    assert queue.first_returned() is None
+    assert queue.take_returned(4, tickets[0][0] - 1) == range(0), "it comes after the end"
+    assert [queue.take_returned(4, 100) for _ in range(3)] == tickets[:3]
+    assert queue.take_returned(4, 100) == range(0)
     assert queue.take_new(4, 100) == range(16, 20)
 
 
@@ -30,7 +31,7 @@ def test_tickets_are_whole_blocks():
     assert taken == [range(8), range(8, 24), range(24, 30)]
     queue.put_back(taken[1])
     assert queue.blocks_of(taken[1]) == [range(8, 16), range(16, 24)]
-    assert [queue.take_returned(size) for size in (3, 9)] == [range(8, 16), range(16, 24)]
+    assert [queue.take_returned(size, 30) for size in (3, 9)] == [range(8, 16), range(16, 24)]
     for nothing in ((0, 1), (1, 0), (-1, 8)):
         with pytest.raises(UsageError):
             Layout(*nothing)
@@ -52,7 +53,7 @@ def test_blocks_that_get_longer():
     assert [queue.take_new(25, 500) for _ in range(3)] == [range(37, 67), range(67, 107), range(107, 127)]
     assert queue.blocks_of(range(67, 107)) == [range(67, 87), range(87, 107)]
     queue.put_back(range(67, 107))
-    assert [queue.take_returned(1) for _ in range(2)] == [range(67, 87), range(87, 107)]
+    assert [queue.take_returned(1, 500) for _ in range(2)] == [range(67, 87), range(87, 107)]
 
 
 def test_a_result_is_expected_to_be_a_little_larger_than_asked_for():

@@ -168,7 +168,8 @@ class Nesting(Kinds):
 
 def test_an_environment_may_change_its_actions(new_manager, tmp_path):
     """Also while it is restored: what is kept of them, to restore it once more, stays as it was."""
-    faults = Faults(tmp_path, *[Fault("raise", "step", step=2)] * 2)
+    # In two steps: where one environment met both in the same one, it would have failed for good.
+    faults = Faults(tmp_path, *[Fault("raise", "step", step=step) for step in (1, 2)])
     manager = new_manager(faults.env(Nesting), n_envs=2, seed=0)
     manager.reset()
     for t in range(4):
