@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,8 +35,9 @@ _SIZE = 1 << SEED_BITS
 _MASK = _SIZE - 1
 _MASK_64 = (1 << 64) - 1
 
-# Shift, multiplier: one round each. See TrajectorySeeds.
-_ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))
+# Of three rounds. See TrajectorySeeds.
+_SHIFTS = 17, 11, 15
+_MULTIPLIERS = 0xED5AD4BB, 0xAC4C1B51, 0x31848BAB
 _LAST_SHIFT = 14
 # From here on numpy's fixed cost per operation is less than Python's cost per seed.
 _VECTOR_LENGTH = 20
@@ -109,8 +111,8 @@ class TrajectorySeeds:
     def __init__(self, seed: int, agent_version: int) -> None:
         self.seed = seed
         self.agent_version = agent_version
-        words = np.random.SeedSequence(seed, spawn_key=(agent_version,)).generate_state(len(_ROUNDS), np.uint32)
-        self._rounds = tuple((word & _MASK, *mixer) for word, mixer in zip(words.tolist(), _ROUNDS, strict=True))
+        words = np.random.SeedSequence(seed, spawn_key=(agent_version,)).generate_state(len(_SHIFTS), np.uint32)
+        self._rounds = tuple(zip((words & np.uint32(_MASK)).tolist(), _SHIFTS, _MULTIPLIERS, strict=True))
 
     def __repr__(self) -> str:
         return f"TrajectorySeeds(seed={self.seed}, agent_version={self.agent_version})"
@@ -148,7 +150,7 @@ class TrajectorySeeds:
             UsageError: If one of them is no index.
         """
         if len(indices) < _VECTOR_LENGTH:
-            return [self[index] for index in (indices.tolist() if isinstance(indices, np.ndarray) else indices)]
+            return list(map(self.__getitem__, indices.tolist() if isinstance(indices, np.ndarray) else indices))
         x = self._checked(indices)
         mask = np.uint64(_MASK)
         # A 31-bit number times a 32-bit constant has 63 bits: nothing is lost before the mask.
@@ -237,7 +239,7 @@ def derived_seeds(trajectory_seeds: Sequence[int], stream: Stream) -> list[int]:
         stream: Whose seeds to derive.
     """
     if len(trajectory_seeds) < _VECTOR_LENGTH:
-        return [derived_seed(seed, stream) for seed in trajectory_seeds]
+        return list(map(derived_seed, trajectory_seeds, repeat(stream)))
     z = np.array(trajectory_seeds, dtype=np.uint64) + np.uint64(_GOLDEN_GAMMA * stream & _MASK_64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -412,8 +412,9 @@ class Gathering:
         self.arrived_trajectories += len(lengths)
         self.arrived_timesteps += sum(lengths)
         self.result.receive(worker, indices, lengths, report, dropped)
-        for more in self.result.pop_made_up():
-            self._put_in(more)
+        if self.plan.n_of_task is not None:
+            for more in self.result.pop_made_up():
+                self._put_in(more)
         return True
 
     def measure_late(self, now: float) -> None:

@@ -132,6 +132,7 @@ class Result:
         self.n_popped = 0
         self.end = _NEVER
         self.one_too_many: LeftOut | None = None
+        self._is_open = True  # whether more may be added
 
     # ------------------------------------------------------------------ adding
 
@@ -165,9 +166,9 @@ class Result:
     def _queue(self, first: int, entry: _Arrived | LeftOut) -> None:
         self._pending[first] = entry
         if self._in_order:
-            while self._open and (following := self._pending.pop(self.next, None)) is not None:
+            while self._is_open and (following := self._pending.pop(self.next, None)) is not None:
                 self._accept(following)
-        elif self._open:
+        elif self._is_open:
             self._accept(self._pending.pop(first))
 
     def hold_failure(self, held: HeldFailure) -> None:
@@ -184,19 +185,20 @@ class Result:
 
     def _accept(self, entry: _Arrived | LeftOut) -> None:
         """Add as much of `entry` to the result as is in order and needed; the rest stays pending."""
-        self._take_in(entry)
         plan = self._plan
+        if isinstance(entry, LeftOut):
+            self._leave_out(entry)
+        else:
+            self._take_in(entry)
         if plan.timesteps is not None:
             self.complete = self.n_timesteps >= plan.timesteps
         else:
             self.complete = (self._passed if plan.fixed else self.n_trajectories) == plan.limit
-        if self._make_ups is not None and self._open:
+        self._is_open = self.one_too_many is None and not self.complete
+        if self._make_ups is not None and self._is_open:
             self._skipped += self._make_ups.turn_after(self.next) - self.next
 
-    def _take_in(self, entry: _Arrived | LeftOut) -> None:
-        if isinstance(entry, LeftOut):
-            self._leave_out(entry)
-            return
+    def _take_in(self, entry: _Arrived) -> None:
         contiguous = entry.indices.step == 1 or not self._in_order
         lengths = entry.lengths if contiguous else entry.lengths[:1]
         n, n_timesteps = self._needed_of(lengths)
@@ -240,13 +242,9 @@ class Result:
         return self._first + self._passed + self._skipped
 
     @property
-    def _open(self) -> bool:
-        return self.one_too_many is None and not self.complete
-
-    @property
     def due(self) -> HeldFailure | None:
         """The failure whose turn it is: the call ends, or what failed is run again. None if there is none."""
-        if not self._held or not self._open:
+        if not self._held or not self._is_open:
             return None
         return self._held.get(self.next) if self._in_order else next(iter(self._held.values()))
 
@@ -292,5 +290,7 @@ class Result:
 
     def pending(self) -> tuple[int, int]:
         """Return how many trajectories and timesteps arrived and are not in the result."""
+        if not self._pending:
+            return 0, 0
         lengths = [entry.lengths for entry in self._pending.values() if isinstance(entry, _Arrived)]
         return sum(map(len, lengths)), sum(map(sum, lengths))

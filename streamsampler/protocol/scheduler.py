@@ -176,7 +176,7 @@ class Scheduler:
             steps_of=self._shown_timesteps,
             is_awaited=self._is_checking,
         )
-        if is_whole:
+        if is_whole and self._ways.known:
             self._ways.tell(gathering, structures)
         return gathering
 

@@ -22,16 +22,17 @@ class Ways:
 
     Attributes:
         structures: The structure of each queue of indices: one for all workers, or one for each.
+        known: The way of each queue's workers, and for which structure it is known.
     """
 
     def __init__(self) -> None:
         self.structures: Sequence[Structure] = ((),)
-        self._known: dict[int, tuple[Literal["lanes", "blocks", "longer blocks"], Structure]] = {}
+        self.known: dict[int, tuple[Literal["lanes", "blocks", "longer blocks"], Structure]] = {}
 
     def tell(self, gathering: Gathering, structures: Sequence[Structure]) -> None:
         """Tell a new gathering what is known of workers with these structures."""
         for queue, structure in enumerate(structures):
-            way, known = self._known.get(queue, (None, None))
+            way, known = self.known.get(queue, (None, None))
             if known == structure and way == "lanes":
                 gathering.run_lanes(queue)
             elif known == structure and way is not None:
@@ -53,11 +54,11 @@ class Ways:
         assert ticket is not None
         if answer.runs_lanes:
             if ticket.block > 1 or not gathering.is_certain(worker):
-                self._known[queue] = "lanes", self.structures[queue]
+                self.known[queue] = "lanes", self.structures[queue]
                 gathering.run_lanes(worker)
             return True
         longer = answer.runs_longer_blocks
         if layout.lengthens and (longer or isinstance(answer, Report)):
-            self._known[queue] = "longer blocks" if longer else "blocks", self.structures[queue]
+            self.known[queue] = "longer blocks" if longer else "blocks", self.structures[queue]
             gathering.run_blocks(worker, longer=longer)
         return ticket.block == max(layout.block, gathering.block_of(worker, ticket.indices))

@@ -82,11 +82,14 @@ class BatchMaker:
         Raises:
             UnwritableInfoError: It goes into a file, and no file can hold its infos.
         """
+        are_kept = self._session.infos_of_files.are_kept
         if not self._has_new or isinstance(self._gathering.plan, Streamed):
             return
+        if self._gathering.result.complete and not are_kept:
+            return  # all that is left is about to be copied
         self._has_new = False
         new = self.segments(self._growing.n_counted)
-        if self._session.infos_of_files.are_kept:
+        if are_kept:
             self._session.infos_of_files.check(new)  # before their memory is released
         for segment in new:
             self._growing.count(segment)

@@ -160,7 +160,8 @@ def seeding(trajectory_seeds: Sequence[int]) -> Iterator[None]:
     Args:
         trajectory_seeds: The trajectory seeds.
     """
-    of_python, of_numpy = (derived_seeds(trajectory_seeds, stream) for stream in (Stream.PYTHON, Stream.NUMPY))
+    of_python = derived_seeds(trajectory_seeds, Stream.PYTHON)
+    of_numpy = derived_seeds(trajectory_seeds, Stream.NUMPY)
     for trajectory_seed, python_seed, numpy_seed in zip(trajectory_seeds, of_python, of_numpy, strict=True):
         _seed(python_seed, numpy_seed, trajectory_seed)
         yield

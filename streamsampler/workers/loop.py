@@ -149,7 +149,8 @@ class WorkerLoop:
                     return False
                 case Start():
                     self._start(message)
-            self._give_up(given_up)
+            if given_up:
+                self._give_up(given_up)
         elif (ticket := side.next_ticket()) is not None:
             self._run(ticket)
         return True
@@ -180,9 +181,10 @@ class WorkerLoop:
                 self._discard_all(worker)
             else:
                 worker.keep_fragments(start.goes_on)
-                if worker.must_renew and "env" in updates:
+                if "env" in updates and worker.must_renew:
                     self._discard(worker)
-            self._apply(worker, updates)
+            if updates:
+                self._apply(worker, updates)
             self._keep_orders(worker, start)
             self._probe(anew=start.agent is not None or start.env is not None)
         except BaseException as error:  # the sampler reports whatever user code raises, SystemExit included
