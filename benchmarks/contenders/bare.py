@@ -22,7 +22,7 @@ from benchmarks.harness.contender import Measure, serve
 from benchmarks.harness.forked import Loop, all_at_once, batch_after_batch
 from benchmarks.problems.workloads import Workload, checksum
 from streamsampler.agents.base import reset_agent_function
-from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
+from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.workers.generators import seed_generators
 
 _SEEDS_AT_ONCE = 64
@@ -46,7 +46,7 @@ def seeded_begin(env: Any, agent: Any, number: int) -> Begin:
         seed_generators(seed)
         observation, _ = env.reset(seed=seed)
         if reset_agent is not None:
-            reset_agent(derived_seed(seed, Stream.AGENT))
+            reset_agent(derived_seed(seed, SeedUse.AGENT))
         return observation
 
     return begin

@@ -61,9 +61,9 @@ class Draws(OfRows):
 
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows
-        self._uniform: _Stream | None = None
-        self._normal: _Stream | None = None
-        self._streams: tuple[_Stream, ...] = ()  # those that the agent draws from
+        self._uniform: _NumberStream | None = None
+        self._normal: _NumberStream | None = None
+        self._streams: tuple[_NumberStream, ...] = ()  # those that the agent draws from
         self._seeds = [0] * n_rows
         self._steps: NDArray[np.int64] | None = None  # how far a number takes each row; None for 1
 
@@ -75,8 +75,8 @@ class Draws(OfRows):
         self.n_rows, self._seeds = len(state["seeds"]), list(state["seeds"])
         self._steps = None
         uniform, normal = state["streams"]
-        self._uniform = None if uniform is None else _Stream(_uniforms, *uniform)
-        self._normal = None if normal is None else _Stream(_normals, *normal)
+        self._uniform = None if uniform is None else _NumberStream(_uniforms, *uniform)
+        self._normal = None if normal is None else _NumberStream(_normals, *normal)
         self._streams = tuple(stream for stream in (self._uniform, self._normal) if stream is not None)
 
     @classmethod
@@ -102,14 +102,14 @@ class Draws(OfRows):
         """Return draws for more rows, in which those that are there draw on; the others never began."""
         wider = Draws(n_rows)
         wider._seeds[: self.n_rows] = self._seeds
-        streams: list[_Stream | None] = []
+        streams: list[_NumberStream | None] = []
         for it, compute in ((self._uniform, _uniforms), (self._normal, _normals)):
             if it is None:
                 streams.append(None)
                 continue
             positions = np.zeros(n_rows, np.uint64)
             positions[: self.n_rows] = it.positions()
-            streams.append(_Stream(compute, _keys(wider._seeds, compute), positions, it.size))
+            streams.append(_NumberStream(compute, _keys(wider._seeds, compute), positions, it.size))
         wider._uniform, wider._normal = streams
         wider._streams = tuple(stream for stream in streams if stream is not None)
         return wider
@@ -182,7 +182,7 @@ class Draws(OfRows):
             rows[row][...] = numbers[position]
             at[row] = begins[row]
 
-    def _filled(self, stream: _Stream | None, compute: _Compute, k: int) -> _Stream:
+    def _filled(self, stream: _NumberStream | None, compute: _Compute, k: int) -> _NumberStream:
         """Return the stream with at least k numbers for each row."""
         size = _size_for(k)
         if stream is not None and size <= stream.size:
@@ -190,7 +190,7 @@ class Draws(OfRows):
             return stream
         keys = _keys(self._seeds, compute) if stream is None else stream.keys
         positions = np.zeros_like(keys) if stream is None else stream.positions()
-        wider = _Stream(compute, keys, positions, size)
+        wider = _NumberStream(compute, keys, positions, size)
         self._streams = (*(other for other in self._streams if other is not stream), wider)
         return wider
 
@@ -239,7 +239,7 @@ class Prepared:
     def __init__(self, seeds: Sequence[int]) -> None:
         self.seeds = seeds
 
-    def compute(self, streams: tuple[_Stream, ...]) -> None:
+    def compute(self, streams: tuple[_NumberStream, ...]) -> None:
         """Compute the numbers of these streams."""
         self.streams = streams
         self.tables = [
@@ -247,7 +247,7 @@ class Prepared:
         ]
 
 
-class _Stream:
+class _NumberStream:
     """Numbers of one kind to come, for each row.
 
     A row of the buffer has, after its numbers, the key of its stream and the position there of the first of them: so

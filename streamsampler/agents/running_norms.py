@@ -207,7 +207,7 @@ def _from_bytes(n: float, shape: tuple[int, ...], mean: bytes, squares: bytes) -
 _EPSILON = 1e-8
 
 
-class _Leaf:
+class _NormOfLeaf:
     """What normalises the numbers of one array, in the dtype that they have.
 
     A timestep costs as many microseconds as there are calls of NumPy, two or three times as many where a network has
@@ -277,7 +277,7 @@ class RunningMoments:
 
     def _set(self, moments: Any) -> None:
         self._moments = moments
-        self._plan = _mapped(moments, lambda one: _Leaf(one, self.clip, self.epsilon))
+        self._plan = _mapped(moments, lambda one: _NormOfLeaf(one, self.clip, self.epsilon))
 
     def with_moments(self, moments: Any) -> Self:
         """Return a filter with these settings, and these statistics: see `moments`."""
@@ -367,7 +367,7 @@ class RunningNorm(RunningMoments):
 
     def on_arrays_of(self, space: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
         """Return what does the same as `apply` with arrays of a space's dtype and shape; None if nothing is faster."""
-        if type(self).apply is not RunningNorm.apply or self._plan.__class__ is not _Leaf:
+        if type(self).apply is not RunningNorm.apply or self._plan.__class__ is not _NormOfLeaf:
             return None
         is_fit = isinstance(space, Box) and space.shape and space.dtype.kind == "f"
         return self._plan.on_arrays_of(space.dtype) if is_fit else None
@@ -377,7 +377,7 @@ class RunningNorm(RunningMoments):
         plan = self._plan
         if plan is None:
             return data
-        if plan.__class__ is _Leaf and data.__class__ is np.ndarray and data.dtype.kind == "f":
+        if plan.__class__ is _NormOfLeaf and data.__class__ is np.ndarray and data.dtype.kind == "f":
             return plan.apply(data)
         return _normalised(plan, data)
 

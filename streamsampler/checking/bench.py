@@ -16,7 +16,7 @@ from typing import Any
 from gymnasium import Space
 
 from streamsampler.agents.base import as_agent
-from streamsampler.checking.benchmark_report import BenchReport, Tally, WayMeasured
+from streamsampler.checking.benchmark_report import BenchReport, RoundTally, WayMeasured
 from streamsampler.checking.costs import Probed, probe, processes_for, with_agent
 from streamsampler.checking.hints import hint_of_numpy, hint_of_rows
 from streamsampler.checking.ways import Problem, Round, Way, env_code, ways_in_workers, ways_of
@@ -202,7 +202,7 @@ class Measurement:
         self._problem, self._why = _problem_of(env, code, agent, settings, probed, in_workers=in_workers)
         self._ways: Sequence[Way] = (ways_in_workers if in_workers else ways_of)(self._problem)
         self._made: dict[Way, Any] = {}
-        self._tallies: dict[Way, list[Tally]] = {}
+        self._tallies: dict[Way, list[RoundTally]] = {}
         self._obstacles: dict[Way, str] = {}
         self._watch: Callable[[], Any] = lambda: None
 
@@ -267,7 +267,7 @@ class Measurement:
 
     def _round(self, way: Way, seconds: float, most: float) -> None:
         patience = max(_PATIENCE, 3 * self._costs.first_timesteps(way.n_in_turn, made=False))
-        tally = Tally(way.n_envs, self._problem.length, way.n_in_turn * self._problem.reset_seconds)
+        tally = RoundTally(way.n_envs, self._problem.length, way.n_in_turn * self._problem.reset_seconds)
         way.run(self._made[way], Round(tally, seconds, most, patience, self._watch))
         self.timesteps += tally.timesteps
         self._tallies.setdefault(way, []).append(tally)

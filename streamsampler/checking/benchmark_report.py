@@ -23,7 +23,7 @@ _LATE = 1.25
 """An environment without a timestep so many times as long as the first one's took is not waited for."""
 
 
-class Tally:
+class RoundTally:
     """Timesteps of a round, which begins before any environment is reset.
 
     The rate counts from the beginning to the arrival of the last timestep: each timestep has what led to it in that

@@ -60,7 +60,7 @@ _LEAST = 1e-3  # seconds: an argument that is valid where no time is left
 
 
 @dataclass(frozen=True)
-class Settings:
+class CheckSettings:
     """The arguments of a check; see `check`.
 
     Raises:
@@ -102,7 +102,7 @@ class CheckRun:
         findings: What was found.
     """
 
-    def __init__(self, env: EnvUpdate, code: str, make_agent: MakeAgent | None, settings: Settings) -> None:
+    def __init__(self, env: EnvUpdate, code: str, make_agent: MakeAgent | None, settings: CheckSettings) -> None:
         self.env, self.code, self.make_agent, self.settings = env, code, make_agent, settings
         self.shown: Display | None = None
         self.doing = STAGES[0]
@@ -387,11 +387,11 @@ def check(
     agent: EvaluatedAgent | None = None,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
-    seed: int = Settings.seed,
-    max_episode_length: int | None = Settings.max_episode_length,
-    ends_within: int = Settings.ends_within,
-    time_limit: float = Settings.time_limit,
-    step_timeout: float = Settings.step_timeout,
+    seed: int = CheckSettings.seed,
+    max_episode_length: int | None = CheckSettings.max_episode_length,
+    ends_within: int = CheckSettings.ends_within,
+    time_limit: float = CheckSettings.time_limit,
+    step_timeout: float = CheckSettings.step_timeout,
     deterministic: bool | None = None,
     vec_normalize: Any = None,
     progress: ProgressArgument = False,
@@ -423,7 +423,7 @@ def check(
         TypeError: `env` is no environment.
         CheckInterruptedError: Ctrl-C; has the report so far. (A KeyboardInterrupt.)
     """
-    settings = Settings(seed, max_episode_length, ends_within, time_limit, step_timeout)
+    settings = CheckSettings(seed, max_episode_length, ends_within, time_limit, step_timeout)
 
     def make_agent(spaces: Any) -> Any:
         return evaluated_agent(agent, deterministic, vec_normalize, lambda: spaces[1])
@@ -435,7 +435,7 @@ def check(
 
 
 def check_update(
-    env: EnvUpdate, code: str, make_agent: MakeAgent | None, settings: Settings, progress: ProgressArgument = False
+    env: EnvUpdate, code: str, make_agent: MakeAgent | None, settings: CheckSettings, progress: ProgressArgument = False
 ) -> CheckReport:
     """Do what `check` does, with an agent that is made when the environment's spaces are known.
 

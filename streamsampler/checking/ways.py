@@ -15,10 +15,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler.agents.base import as_agent, give_spaces, reset_agent_function, takes_masks
 from streamsampler.agents.random import RandomAgent
-from streamsampler.checking.benchmark_report import Tally
+from streamsampler.checking.benchmark_report import RoundTally
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.progress import Snapshot
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.data.trees import map_tree, n_rows_of
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.protocol.limits import Limits
@@ -91,7 +91,7 @@ class Round:
         watch: Called now and then; what it raises ends the measurement.
     """
 
-    tally: Tally
+    tally: RoundTally
     seconds: float
     most: float
     patience: float
@@ -156,7 +156,7 @@ def ways_in_workers(problem: Problem) -> list[Way]:
 # Samplers, each of which is asked for a batch without end.
 
 
-class _TimeIsUpError(SamplerError):
+class _RoundIsOverError(SamplerError):
     """Ends a call. After any other exception the sampler would begin with new workers, and new environments."""
 
 
@@ -173,14 +173,14 @@ class Stopwatch:
         self._round.watch()
         self._round.tally.note(snapshot.n_timesteps, snapshot.seconds)
         if self._round.ends(snapshot.seconds):
-            raise _TimeIsUpError
+            raise _RoundIsOverError
         if not self._round.tally.timesteps and snapshot.seconds > self._round.patience:
             raise TooSlowError(self._round.patience)
 
 
 def run_sampler(sampler: Any, measured: Round) -> None:
     """Let a sampler run trajectories until a round ends."""
-    with contextlib.suppress(_TimeIsUpError):
+    with contextlib.suppress(_RoundIsOverError):
         sampler.obtain_samples(_ENDLESS, progress=Stopwatch(measured))
 
 
@@ -395,7 +395,7 @@ def ready_agent(agent: Any, observation_space: Any, action_space: Any) -> Any:
     give_spaces(acting, observation_space, action_space)
     reset = reset_agent_function(acting)
     if reset is not None:
-        reset(derived_seed(0, Stream.AGENT))
+        reset(derived_seed(0, SeedUse.AGENT))
     return acting
 
 

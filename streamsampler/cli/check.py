@@ -58,9 +58,9 @@ def check(ctx: click.Context, /, env_id: str, **options: Any) -> None:
     Exit codes:
       0 no failure, 1 failures, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
-    from streamsampler.checking.check import CheckInterruptedError, Settings, check_update
+    from streamsampler.checking.check import CheckInterruptedError, CheckSettings, check_update
 
-    how = check_update, Settings, CheckInterruptedError
+    how = check_update, CheckSettings, CheckInterruptedError
     examine(ctx, env_id, options, how, ("checking", "found"), is_failure=lambda report: not report.ok)
 
 

@@ -14,7 +14,7 @@ from streamsampler.cli import options as shared
 from streamsampler.cli.options import TYPED, command, is_from_file, option, options_of
 
 if TYPE_CHECKING:
-    from streamsampler.cli.running import Run
+    from streamsampler.cli.running import CliRun
     from streamsampler.evaluation.comparison import Comparison
     from streamsampler.evaluation.evaluation import Evaluation
 
@@ -168,7 +168,7 @@ def evaluate(
     told = {name: options[name] for name in ("precision_of", "bounds", "video", "video_of")}
     told |= {"return_of": options["return_of"]} if options["return_of"] else {}
 
-    def find(run: Run) -> Evaluation:
+    def find(run: CliRun) -> Evaluation:
         spaces = naming.environment_of(env_id, options["env_kwargs"])[1]
         agent = naming.load_agents(options, spaces, predicting=True)
         follower = Follower(run, 1 if options["video"] is None else 2)
@@ -206,7 +206,7 @@ def shared_arguments(options: dict[str, Any], amount: dict[str, Any]) -> dict[st
 
 
 def print_found(
-    ctx: click.Context, options: dict[str, Any], find: Callable[[Run], Evaluation | Comparison], *, as_json: bool,
+    ctx: click.Context, options: dict[str, Any], find: Callable[[CliRun], Evaluation | Comparison], *, as_json: bool,
     quiet: bool, imports: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Evaluate or compare, print what was found, write it, and exit.
@@ -339,7 +339,7 @@ def compare(
     from streamsampler.environments.multi_agent import SpacesOfAgents
     from streamsampler.evaluation.compare import compare as compared
 
-    def find(run: Run) -> Comparison:
+    def find(run: CliRun) -> Comparison:
         spaces = naming.environment_of(env_id, options["env_kwargs"])[1]
         if isinstance(spaces[0], SpacesOfAgents):
             raise UsageError(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from streamsampler.cli.naming import environment_of, is_model_file, load_agents, unused_beside
-from streamsampler.cli.running import Follower, Run, Tally
+from streamsampler.cli.running import CliRun, Follower, Tally
 from streamsampler.cli.streams import Interrupted
 from streamsampler.core.errors import DamagedShardError, SamplerError, UnwritableInfoError, UsageError
 from streamsampler.core.version import __version__
@@ -189,7 +189,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RequestOutcome:
     """The outcome of a request.
 
     Attributes:
@@ -217,7 +217,7 @@ class Outcome:
     policies: Mapping[str, Tally] = field(default_factory=dict)
 
 
-def carry_out(request: Request, run: Run) -> Outcome:
+def carry_out(request: Request, run: CliRun) -> RequestOutcome:
     """Sample what was asked for, and write it.
 
     Raises:
@@ -276,7 +276,7 @@ def _obtain(request: Request, sampler: Sampler[Any, Any], progress: Follower) ->
     return sampler.obtain_exact_trajectories(number, progress=progress)
 
 
-def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: Run) -> Outcome:
+def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: CliRun) -> RequestOutcome:
     """Sample into a file, or into none."""
     interrupted = False
     batch: TrajectoryBatch[Any, Any] | None
@@ -302,13 +302,13 @@ def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, r
     except (SamplerError, OSError) as error:
         error.add_note(f"The seed was {sampler.seed}; --seed {sampler.seed} samples the same again.")
         raise
-    return Outcome(
+    return RequestOutcome(
         kept=kept, interrupted=interrupted, seconds=seconds, n_workers=sampler.n_workers, seed=sampler.seed,
         stats=sampler.stats, written=written, policies=Tally.of_policies(batch),
     )  # fmt: skip
 
 
-def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: Run) -> Outcome:
+def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: CliRun) -> RequestOutcome:
     """Sample into a folder of shards."""
     assert request.out is not None
     options, interrupted = request.options, False
@@ -344,13 +344,13 @@ def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower,
             error.add_note(f"What is complete is in {request.out}. To go on: {request.command_with('--resume')}")
         raise
     earlier = kept.timesteps if follower.earlier_timesteps is None else follower.earlier_timesteps
-    return Outcome(
+    return RequestOutcome(
         kept=kept, interrupted=interrupted, seconds=seconds, n_workers=sampler.n_workers, seed=sampler.seed,
         stats=sampler.stats, written=request.out, shards=n_shards, earlier_timesteps=earlier,
     )  # fmt: skip
 
 
-def _close(sampler: Sampler[Any, Any], outcome: Outcome) -> None:
+def _close(sampler: Sampler[Any, Any], outcome: RequestOutcome) -> None:
     try:
         sampler.close()
     except Interrupted:
@@ -373,7 +373,7 @@ _REPLACEMENTS = ("restarts", "hangs", "replaced")
 _SHOWN_ERRORS = 5
 
 
-def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
+def as_json(request: Request, outcome: RequestOutcome) -> dict[str, Any]:
     """Return a summary for programs; what is undefined is None."""
     kept, stats, timers = outcome.kept, outcome.stats, request.options["timers"]
     return {
@@ -404,7 +404,7 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def as_text(request: Request, outcome: Outcome) -> str:
+def as_text(request: Request, outcome: RequestOutcome) -> str:
     """Return a summary for people, with the tree of timers where it was asked for."""
     timers = f"\n\n{timers_text(outcome.stats.timers())}" if request.options["timers"] else ""
     facts, stats, lost = as_json(request, outcome), outcome.stats, outcome.stats.lost_timesteps
@@ -445,7 +445,7 @@ def policy_rows(policies: Mapping[str, Tally]) -> dict[str, str]:
     }
 
 
-def as_line(request: Request, outcome: Outcome) -> str:
+def as_line(request: Request, outcome: RequestOutcome) -> str:
     """Return a summary of one line."""
     amount = f"{count(outcome.kept.trajectories, 'trajectory')}, {count(outcome.kept.timesteps, 'timestep')}"
     if _was_complete(outcome):
@@ -454,23 +454,23 @@ def as_line(request: Request, outcome: Outcome) -> str:
     return f"{line}, interrupted {_interrupted(request, outcome)}" if outcome.interrupted else line
 
 
-def _was_complete(outcome: Outcome) -> bool:
+def _was_complete(outcome: RequestOutcome) -> bool:
     return not outcome.interrupted and outcome.earlier_timesteps == outcome.kept.timesteps
 
 
-def _rate(outcome: Outcome) -> float:
+def _rate(outcome: RequestOutcome) -> float:
     """Return timesteps per second, of those of this run."""
     return (outcome.kept.timesteps - outcome.earlier_timesteps) / outcome.seconds if outcome.seconds else 0.0
 
 
-def _wall_time(outcome: Outcome) -> str:
+def _wall_time(outcome: RequestOutcome) -> str:
     if _was_complete(outcome):
         return "none: all was there before"
     text = f"{duration(outcome.seconds)}, {count(_rate(outcome), 'timestep')} per second"
     return f"{text}, behind {outcome.earlier_timesteps:,} that were there before" if outcome.earlier_timesteps else text
 
 
-def _sharding(request: Request, outcome: Outcome) -> dict[str, Any]:
+def _sharding(request: Request, outcome: RequestOutcome) -> dict[str, Any]:
     if outcome.shards is None:
         if not outcome.interrupted or request.out is None:
             return {}
@@ -483,13 +483,13 @@ def _sharding(request: Request, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _interrupted(request: Request, outcome: Outcome) -> str:
+def _interrupted(request: Request, outcome: RequestOutcome) -> str:
     there = outcome.kept.timesteps if request.unit == "timesteps" else outcome.kept.trajectories
     wanted = request.total(outcome.n_workers)
     return f"after {there:,} of {count(wanted, 'timestep' if request.unit == 'timesteps' else 'trajectory')}"
 
 
-def _written(request: Request, outcome: Outcome) -> str:
+def _written(request: Request, outcome: RequestOutcome) -> str:
     if outcome.shards is not None:
         return f"{outcome.written} ({count(outcome.shards, 'shard')})"
     if outcome.written is not None:

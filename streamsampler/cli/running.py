@@ -180,7 +180,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _QUOTAS = {"max_restarts": "--max-restarts", "limits.max_lifetime_restarts": "ten times --max-restarts"}
 
 
-class Run:
+class CliRun:
     """A command that runs.
 
     Attributes:
@@ -215,8 +215,8 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(ctx: click.Context, doing: str, *, quiet: bool = False, imports: Iterable[str] = ()) -> Iterator[Run]:
-    """Run what a command does; `Run.finish` comes afterwards.
+def running(ctx: click.Context, doing: str, *, quiet: bool = False, imports: Iterable[str] = ()) -> Iterator[CliRun]:
+    """Run what a command does; `CliRun.finish` comes afterwards.
 
     Args:
         ctx: The command's context.
@@ -229,7 +229,7 @@ def running(ctx: click.Context, doing: str, *, quiet: bool = False, imports: Ite
     """
     # No last line: the command itself says that the run is complete.
     bar = output_on(sys.stderr, hidden=quiet, last_line=False, doing=doing)
-    run = Run(ctx, bar, quiet=quiet)
+    run = CliRun(ctx, bar, quiet=quiet)
     try:
         with stdout_reserved(), translated(ctx), notices_shown(bar, quiet=quiet):
             for name in imports:
@@ -253,7 +253,7 @@ class Follower:
         earlier_timesteps: How many timesteps were there when the first call began; None before.
     """
 
-    def __init__(self, run: Run, n_calls: int = 1, *, ends_later: bool = False) -> None:
+    def __init__(self, run: CliRun, n_calls: int = 1, *, ends_later: bool = False) -> None:
         self.interval = run.bar.interval
         self.earlier_timesteps: int | None = None
         self._run = run

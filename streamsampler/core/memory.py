@@ -19,7 +19,7 @@ _SMALL_BYTES = 1 << 20
 _LARGEST_SURPLUS = 4
 
 
-class _Lease:
+class _LentMemory:
     """What a lent array, and every view of it, has as its base: it lives as long as they do."""
 
     def __init__(self, array: NDArray[Any], returned: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ def lend(array: NDArray[Any], returned: Callable[[], None]) -> NDArray[Any]:
         array: A contiguous array that is not used otherwise meanwhile.
         returned: Called once, when the returned array and all views of it are gone.
     """
-    return np.asarray(_Lease(array, returned))
+    return np.asarray(_LentMemory(array, returned))
 
 
 class Pool:

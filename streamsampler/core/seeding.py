@@ -21,7 +21,7 @@ from streamsampler.core.errors import UsageError
 __all__ = [
     "SEED_BITS",
     "Indices",
-    "Stream",
+    "SeedUse",
     "TrajectorySeeds",
     "check_seed",
     "derived_seed",
@@ -184,7 +184,7 @@ def _out_of_range(index: int) -> UsageError:
     )
 
 
-class Stream(enum.IntEnum):
+class SeedUse(enum.IntEnum):
     """What draws from a seed derived from the trajectory's; the environment gets the trajectory seed itself."""
 
     AGENT = 1
@@ -194,7 +194,7 @@ class Stream(enum.IntEnum):
     PARAMETERS = 5
 
 
-def derived_seed(trajectory_seed: int, stream: Stream) -> int:
+def derived_seed(trajectory_seed: int, stream: SeedUse) -> int:
     """Derive the seed of one of a trajectory's generators.
 
     Two generators of the same kind seeded alike draw the same numbers. An agent that was given the environment's own
@@ -231,7 +231,7 @@ def seed_of_agent(seed: int, number: int) -> int:
     return derived_seed(seed, _FIRST_AGENT + number) if number else seed  # type: ignore[arg-type]
 
 
-def derived_seeds(trajectory_seeds: Sequence[int], stream: Stream) -> list[int]:
+def derived_seeds(trajectory_seeds: Sequence[int], stream: SeedUse) -> list[int]:
     """Derive the seeds of the same generator of many trajectories; see `derived_seed`.
 
     Args:

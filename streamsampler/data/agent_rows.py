@@ -118,7 +118,7 @@ class Played(NamedTuple):
     before: Sequence[tuple[Any, ...]] = ()
 
 
-class _Trajectory(NamedTuple):
+class _AgentTrajectory(NamedTuple):
     """One trajectory: its place in the result, and where it is."""
 
     episode: int
@@ -134,14 +134,14 @@ def put_together(agents: Sequence[Played], allocate: Allocate) -> tuple[PolicyRo
         agents: What each agent did.
         allocate: Makes the arrays for large rows.
     """
-    of_policies: dict[str, list[_Trajectory]] = {}
+    of_policies: dict[str, list[_AgentTrajectory]] = {}
     for played in agents:
         for position, (episode, name, number) in enumerate(played.of):
-            of_policies.setdefault(name, []).append(_Trajectory(episode, number, position, played))
+            of_policies.setdefault(name, []).append(_AgentTrajectory(episode, number, position, played))
     return tuple(_of_policy(name, of_policies[name], allocate) for name in sorted(of_policies))
 
 
-def _of_policy(name: str, trajectories: list[_Trajectory], allocate: Allocate) -> PolicyRollouts:
+def _of_policy(name: str, trajectories: list[_AgentTrajectory], allocate: Allocate) -> PolicyRollouts:
     ordered = sorted(trajectories, key=lambda it: it[:2])
     numbers, episodes = (np.array([it[i] for it in ordered], np.int64) for i in (1, 0))
     first = ordered[0].played
@@ -182,13 +182,13 @@ def _concatenated(leaves: Sequence[Any], bounds: Sequence[tuple[int, int]], allo
     return np.concatenate(parts, out=allocate((n_rows, *parts[0].shape[1:]), parts[0].dtype))
 
 
-def _span(it: _Trajectory) -> tuple[int, int]:
+def _span(it: _AgentTrajectory) -> tuple[int, int]:
     ends = it.played.rollouts.lengths[: it.position + 1]
     stop = int(ends.sum())
     return stop - int(ends[-1]), stop
 
 
-def _infos(ordered: Sequence[_Trajectory], name: str, bounds: Sequence[tuple[int, int]]) -> InfoColumns:
+def _infos(ordered: Sequence[_AgentTrajectory], name: str, bounds: Sequence[tuple[int, int]]) -> InfoColumns:
     """Return the infos of trajectories; what columns of several kinds become is decided later."""
     each = [getattr(it.played.rollouts, name) for it in ordered]
     if not any(infos.columns for infos in each):

@@ -166,7 +166,7 @@ class Origins(NamedTuple):
         return cls(np.concatenate(indices), np.concatenate(workers), frozenset().union(*fingerprints))
 
 
-class _Span(NamedTuple):
+class _RowSpan(NamedTuple):
     """Which trajectories, and which timesteps, of a report's rollouts one segment is; and whether these are all."""
 
     rollouts: Rollouts
@@ -175,7 +175,7 @@ class _Span(NamedTuple):
     is_whole: bool
 
 
-def _spans_of(segments: Sequence[Segment]) -> list[_Span]:
+def _spans_of(segments: Sequence[Segment]) -> list[_RowSpan]:
     bounds: dict[int, list[int]] = {}
     spans = []
     for delivery, start, stop, _ in segments:
@@ -186,18 +186,18 @@ def _spans_of(segments: Sequence[Segment]) -> list[_Span]:
             if id(delivery) not in bounds:
                 bounds[id(delivery)] = [0, *np.cumsum(rollouts.lengths).tolist()]
             timesteps = slice(bounds[id(delivery)][start], bounds[id(delivery)][stop])
-        spans.append(_Span(rollouts, slice(start, stop), timesteps, is_whole))
+        spans.append(_RowSpan(rollouts, slice(start, stop), timesteps, is_whole))
     return spans
 
 
-def _trees_of(spans: Sequence[_Span], name: str) -> list[Tree]:
+def _trees_of(spans: Sequence[_RowSpan], name: str) -> list[Tree]:
     """Return the rows of a field that is a tree."""
     rows = attrgetter("timesteps" if name in PER_TIMESTEP else "trajectories")
     field = attrgetter(f"rollouts.{name}")
     return [field(span) if span.is_whole else trees.take(field(span), rows(span)) for span in spans]
 
 
-def _infos_of(spans: Sequence[_Span], name: str) -> list[Piece]:
+def _infos_of(spans: Sequence[_RowSpan], name: str) -> list[Piece]:
     """Return the infos of a name as `merge` takes them."""
     rows = attrgetter("timesteps" if name in PER_TIMESTEP else "trajectories")
     field = attrgetter(f"rollouts.{name}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamsampler.core.errors import UsageError
 from streamsampler.core.keywords import suggesting
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_env_update, describe, find_method
@@ -371,7 +371,7 @@ def drawn_parameters(parameters: Parameters, trajectory_seed: int | None) -> Par
         parameters: Constants and distributions.
         trajectory_seed: The trajectory's seed; None for fresh entropy, as environments take it.
     """
-    seed = None if trajectory_seed is None else derived_seed(trajectory_seed, Stream.PARAMETERS)
+    seed = None if trajectory_seed is None else derived_seed(trajectory_seed, SeedUse.PARAMETERS)
     generator = np.random.default_rng(seed)
     drawn = {name: _drawn(parameters[name], generator) for name in sorted(parameters)}
     return {name: drawn[name] for name in parameters}

@@ -390,7 +390,7 @@ class SetTaskUpdate(EnvUpdate):
         return env
 
 
-class _Origins:
+class _SourcesOfTasks:
     """Which environment came from which source of a SetTaskUpdate, without keeping it alive or writing on it.
 
     Environments may define `==` and be unhashable, which rules out a `WeakKeyDictionary`.
@@ -408,7 +408,7 @@ class _Origins:
         return source if reference is not None and reference() is env else None
 
 
-_origins = _Origins()
+_origins = _SourcesOfTasks()
 
 
 AnyKindOfEnv: TypeAlias = AnyEnv | AnyVectorEnv | OfSeveralAgents

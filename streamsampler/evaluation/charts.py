@@ -68,7 +68,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Source:
+class ChartSource:
     """What is to be drawn.
 
     Attributes:
@@ -82,7 +82,7 @@ class Source:
     comparison: Comparison | None = None
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> ChartSource:
     """Return what a file of trajectories, a folder, or the JSON of an evaluation or a comparison holds.
 
     Of trajectories, only rewards and lengths are read, and of a folder a shard at a time; shards that are damaged are
@@ -96,12 +96,12 @@ def read_source(path: Path) -> Source:
         case "evaluation":
             evaluation = Evaluation.load(path)
             name = str(evaluation.agent.get("name"))
-            return Source(shown_environment(evaluation.environment), (Series.of_evaluation(evaluation, name),))
+            return ChartSource(shown_environment(evaluation.environment), (Series.of_evaluation(evaluation, name),))
         case "comparison":
             comparison = Comparison.load(path)
             each = zip(comparison.evaluations, comparison.names, strict=True)
             series = tuple(Series.of_evaluation(evaluation, name) for evaluation, name in each)
-            return Source(shown_environment(comparison.evaluations[0].environment), series, comparison)
+            return ChartSource(shown_environment(comparison.evaluations[0].environment), series, comparison)
         case "file of trajectories":
             arrays, header = storage.read(path, "indices", "lengths", *_NAMES)
             return _source(path, [_columns(path, arrays)], header["provenance"])
@@ -110,7 +110,7 @@ def read_source(path: Path) -> Source:
     raise StorageError(f"{path} holds neither trajectories nor an evaluation nor a comparison of streamsampler")
 
 
-def read_sources(paths: Sequence[Path]) -> Source:
+def read_sources(paths: Sequence[Path]) -> ChartSource:
     """Return what several paths hold as one source, without pairs; see `read_source` for one.
 
     Agents are called by their names where these differ, else by the names of their files.
@@ -136,7 +136,7 @@ def read_sources(paths: Sequence[Path]) -> Source:
             if len(environments) > 1:
                 own = f"{own} in {source.environment or path.name}"
             named.append(replace(each, name=own))
-    return Source(environments[0] if len(environments) == 1 else "", tuple(named))
+    return ChartSource(environments[0] if len(environments) == 1 else "", tuple(named))
 
 
 def _distinct(paths: Sequence[Path]) -> list[str]:
@@ -148,7 +148,7 @@ def _distinct(paths: Sequence[Path]) -> list[str]:
     return [name if name not in names[:i] else f"{name} #{i + 1}" for i, name in enumerate(names)]
 
 
-def _of_folder(path: Path) -> Source:
+def _of_folder(path: Path) -> ChartSource:
     manifest = read_manifest(path)
     files = ShardFiles(path, manifest)
     parts: list[Columns] = []
@@ -162,7 +162,7 @@ def _of_folder(path: Path) -> Source:
     return _source(path, parts, manifest.provenance)
 
 
-def _source(path: Path, parts: Sequence[Columns], provenance: Any) -> Source:
+def _source(path: Path, parts: Sequence[Columns], provenance: Any) -> ChartSource:
     if not sum(len(indices) for indices, *_ in parts):
         raise StorageError(f"{path} holds no trajectory: there is nothing to draw")
     with damage_raised(path):
@@ -172,7 +172,7 @@ def _source(path: Path, parts: Sequence[Columns], provenance: Any) -> Source:
     facts = provenance if isinstance(provenance, dict) else {}
     name = str(facts.get("agent") or "agent")
     series = Series(name, indices, returns, lengths, terminated, mean_interval(returns))
-    return Source(shown_environment(facts.get("environment") or ""), (series,))
+    return ChartSource(shown_environment(facts.get("environment") or ""), (series,))
 
 
 def _columns(path: Path, arrays: Mapping[str, Any]) -> Columns:
@@ -283,7 +283,7 @@ def _style(dark: bool) -> dict[Any, Any]:
     }
 
 
-def _draw_trajectories(figure: Any, source: Source, colours: Sequence[str]) -> None:
+def _draw_trajectories(figure: Any, source: ChartSource, colours: Sequence[str]) -> None:
     several = len(source.series) > 1
     names = [_short(each.name) for each in source.series]
     title = ", ".join(names) if len(names) <= _MOST_NAMES else count(len(names), "agent")

@@ -30,8 +30,8 @@ from streamsampler.evaluation.amounts import Amount, HowMany, amount_of, at_most
 from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
 from streamsampler.evaluation.evaluate import (
     INTERRUPTED,
+    EvaluationCall,
     EvaluationInterruptedError,
-    Gathering,
     gather,
     in_part,
     opened_sampler,
@@ -131,10 +131,10 @@ def compare(
         raise UsageError("compare makes samplers of its own, one for each agent: leave out sampler")
 
     @contextmanager
-    def gathered(agent: Any, amount: Amount, of_sampler: Mapping[str, Any]) -> Iterator[Gathering]:
+    def gathered(agent: Any, amount: Amount, of_sampler: Mapping[str, Any]) -> Iterator[EvaluationCall]:
         with (
             opened_sampler(agent, env, None, of_sampler, deterministic, vec_normalize) as (sampler, facts, updates),
-            Gathering(sampler, amount, success, facts, updates, return_of) as gathering,
+            EvaluationCall(sampler, amount, success, facts, updates, return_of) as gathering,
             _explaining_keys(named, return_of),
         ):
             yield gathering
@@ -213,7 +213,7 @@ def _shared(options: Mapping[str, Any], n_agents: int) -> dict[str, Any]:
 
 
 def _one_after_the_other(
-    named: Mapping[str, AbstractContextManager[Gathering]], amount: Amount, progress: ProgressArgument
+    named: Mapping[str, AbstractContextManager[EvaluationCall]], amount: Amount, progress: ProgressArgument
 ) -> Comparison:
     evaluations: list[Evaluation] = []
 
@@ -240,7 +240,7 @@ def _one_after_the_other(
 
 
 def _side_by_side(
-    named: Mapping[str, AbstractContextManager[Gathering]], tests: Sequence[PairTest], progress: ProgressArgument,
+    named: Mapping[str, AbstractContextManager[EvaluationCall]], tests: Sequence[PairTest], progress: ProgressArgument,
     *, decide_on: PrecisionOf, **decision: Any,
 ) -> Comparison:  # fmt: skip
     with ExitStack() as stack:
@@ -270,7 +270,7 @@ class _Race:
         decide_on: What the tests are about.
     """
 
-    def __init__(self, gatherings: Sequence[Gathering], tests: Sequence[PairTest], decide_on: PrecisionOf) -> None:
+    def __init__(self, gatherings: Sequence[EvaluationCall], tests: Sequence[PairTest], decide_on: PrecisionOf) -> None:
         self._gatherings, self._tests, self._decide_on = gatherings, tests, decide_on
 
     def run(self, progress: ProgressArgument) -> str:

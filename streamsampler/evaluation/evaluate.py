@@ -193,7 +193,7 @@ def _layout_of(options: Mapping[str, Any]) -> Layout:
     return WorkerFactory(n_workers=1, worker_class=worker_class, worker_args=worker_args).layout
 
 
-class Gathering:
+class EvaluationCall:
     """The trajectories of one agent, as they come; a context manager, which stops the workers.
 
     Args:
@@ -424,7 +424,7 @@ def evaluate(
     amount = in_part(amount, part, sampler, options, agent, env)
     videos = Videos.asked(video, video_of)
     with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, facts, updates):
-        with Gathering(opened, amount, success, facts, updates, return_of) as gathering:
+        with EvaluationCall(opened, amount, success, facts, updates, return_of) as gathering:
             if videos is not None:
                 videos.check(opened, updates.get("env_update"), gathering.indices)
             try:
@@ -441,7 +441,7 @@ def evaluate(
 
 
 def _film(
-    videos: Videos, sampler: Sampler[Any, Any], gathering: Gathering, found: Evaluation, progress: ProgressArgument
+    videos: Videos, sampler: Sampler[Any, Any], gathering: EvaluationCall, found: Evaluation, progress: ProgressArgument
 ) -> None:
     """Make the videos of an evaluation that is complete; whatever happens, the evaluation is not lost."""
     try:
@@ -452,7 +452,7 @@ def _film(
         raise VideoError(f"the evaluation is complete, but a video could not be made: {error}", found) from error
 
 
-def gather(gathering: Gathering, progress: ProgressArgument, whose: str = "") -> str:
+def gather(gathering: EvaluationCall, progress: ProgressArgument, whose: str = "") -> str:
     """Take trajectories until there are enough of them; return why there are enough.
 
     Args:
@@ -485,7 +485,7 @@ def gather(gathering: Gathering, progress: ProgressArgument, whose: str = "") ->
     return _reason(gathering, complete=complete)
 
 
-def _note(gathering: Gathering) -> str:
+def _note(gathering: EvaluationCall) -> str:
     """Return how far an interval has narrowed, in words."""
     rule, rows = gathering.amount.rule, gathering.rows
     if rule is not None:
@@ -502,7 +502,7 @@ def _shown(what: str, interval: Interval) -> str:
     return f"{what.removeprefix('mean ').removesuffix(' rate')} {centre:.4g} ± {interval.halfwidth:.3g}"
 
 
-def _reason(gathering: Gathering, *, complete: bool) -> str:
+def _reason(gathering: EvaluationCall, *, complete: bool) -> str:
     asked, rule, n = gathering.amount.asked, gathering.amount.rule, len(gathering.rows)
     if rule is None:
         return asked if n == gathering.n else f"{asked}; some raised and were left out"

@@ -20,7 +20,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.core.seeding import Stream, derived_seeds
+from streamsampler.core.seeding import SeedUse, derived_seeds
 from streamsampler.examples import made
 
 ITERATIONS, PAIRS = 50, 32  # iterations, and pairs of trajectories in each of them
@@ -76,7 +76,7 @@ def improve(sampler: Any, weights: Floats, sigma: float, pairs: int, learning_ra
     # Ranks in place of returns: then neither their scale nor single large ones matter.
     ranks = returns.ravel().argsort().argsort().reshape(returns.shape) / max(1, returns.size - 1) - 0.5
     ranks[:, returns[0] == returns[1]] = 0.0
-    seeds = derived_seeds(more.seeds, Stream.AGENT)  # what `reset` got
+    seeds = derived_seeds(more.seeds, SeedUse.AGENT)  # what `reset` got
     steps = [(up - down) * noise_of(seed, weights.shape) for seed, up, down in zip(seeds, *ranks, strict=True)]
     better: Floats = weights + learning_rate / sigma * np.mean(steps, axis=0)
     return better, returns

@@ -38,7 +38,7 @@ def make(environment: str, hide: str) -> Any:
     return TransformObservation(env, lambda observation: observation * mask, space)
 
 
-class ActorCritic(nn.Module):  # type: ignore[misc]
+class RecurrentActorCritic(nn.Module):  # type: ignore[misc]
     """Remembers with a GRU, whose output gives logits and a value."""
 
     def __init__(self, env: Any) -> None:
@@ -61,7 +61,7 @@ class ActorCritic(nn.Module):  # type: ignore[misc]
         return self.actor(outputs), self.critic(outputs)[..., 0], after[0]
 
 
-def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch, seed: int) -> float:
+def improve(policy: RecurrentActorCritic, adam: Any, batch: TrajectoryBatch, seed: int) -> float:
     """Run one iteration of PPO, and return how far the first minibatch's ratios are from one: rounding errors."""
     estimates = batch.advantages(gamma=GAMMA, lambda_=LAMBDA)  # (T,), as all of these
     columns, first = (batch.actions, batch.agent_infos["log_prob"], estimates, estimates + batch.values), None
@@ -90,7 +90,7 @@ def main(environment: str, hide: str, workers: int, seed: int, iterations: int) 
     """Train in ENVIRONMENT, and evaluate the policy without drawing on 100 trajectories."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # more do not pay for so small a network, and the workers need the cores
-    policy, space = ActorCritic(env := make(environment, hide)), env.action_space
+    policy, space = RecurrentActorCritic(env := make(environment, hide)), env.action_space
     agent, adam = TorchAgent(policy, space, state_every=LENGTH), torch.optim.Adam(policy.parameters())
     with MultiprocessingSampler(
         agent, partial(make, environment, hide), seed=seed, n_workers=workers, worker_class=VecWorker,

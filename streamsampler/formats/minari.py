@@ -50,7 +50,7 @@ _DATASET, _TEXT = 4096, 8192
 """About twice the bytes that HDF5 needs for a dataset besides its rows, and how many more for one of text."""
 
 
-class Episodes:
+class EpisodeFile:
     """Makes episodes of the trajectories of a source.
 
     Raises:
@@ -203,7 +203,7 @@ def write(
     storage = needed("minari.dataset.minari_storage", "the format Minari", _EXTRA).MinariStorage
     needed("h5py", "the format Minari", _EXTRA)
     about = _about(source, out, dataset_id, metadata)
-    episodes = Episodes(source)
+    episodes = EpisodeFile(source)
     spaces = source.observation_space, source.action_space
     with new_folder(out) as folder:
         dataset = storage.new(folder, *spaces, _env_spec(source), jpeg_encoding=False)

@@ -21,7 +21,7 @@ from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.plans import Streamed, expected_rows
 from streamsampler.samplers.accounts import CallAccounts
 from streamsampler.samplers.arrivals import Spaces
-from streamsampler.samplers.fragments import Episodes
+from streamsampler.samplers.fragments import EpisodeParts
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.summaries import Summaries, summaries_of
 
@@ -45,7 +45,7 @@ class BatchMaker:
         self._accounts, self._stats = accounts, accounts.stats
         self._spaces_of_taken: dict[int, Spaces] = {}  # by worker
         self._ledger = ledger = session.ledger
-        self._episodes = None if ledger is None else Episodes(gathering.result, session.arrivals, ledger)
+        self._episodes = None if ledger is None else EpisodeParts(gathering.result, session.arrivals, ledger)
         self._filters = session.store.filters
         self.summaries: list[Summaries] = []
         self._has_new = False

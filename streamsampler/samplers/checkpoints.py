@@ -89,7 +89,7 @@ def _kind_of(given: Any) -> Any:
     return None if given is None else type(given).__qualname__
 
 
-class _Loaded(NamedTuple):
+class _ReadState(NamedTuple):
     """What a state says, read and checked."""
 
     version: int
@@ -254,9 +254,9 @@ def _check_state(life: SamplerLife, state: Any) -> None:
         )
 
 
-def _read(life: SamplerLife, state: Mapping[str, Any], layers: list[Layer]) -> _Loaded:
+def _read(life: SamplerLife, state: Mapping[str, Any], layers: list[Layer]) -> _ReadState:
     fragments, filters = state["fragments"], state["filters_pickle"]
-    return _Loaded(
+    return _ReadState(
         version=state["agent_version"],
         sampled_version=state["sampled_version"],
         lag=Lag(state["first_trajectory"]) if state["staleness"] else None,
@@ -274,7 +274,7 @@ def _any_plan(life: SamplerLife, fragments: Mapping[str, Any]) -> Fragments:
     return Fragments(1, len(fragments["environments"]), life.n_workers, n_rows)
 
 
-def _install(life: SamplerLife, loaded: _Loaded) -> None:
+def _install(life: SamplerLife, loaded: _ReadState) -> None:
     session, layers = life.session, loaded.layers
     for layer in layers[:1]:
         _put(session.store, layer)

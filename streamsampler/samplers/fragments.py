@@ -219,7 +219,7 @@ class FragmentLedger:
         self.ended += EndedEpisodes.of(returns[ended], lengths[ended])
 
 
-class Episodes:
+class EpisodeParts:
     """The parts of episodes that a result for fragments has, in order of environment, then time.
 
     Args:

@@ -21,7 +21,7 @@ Kind = Literal["agent", "parameters", "env", "filters", "settings"]
 _KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "filters", "settings")
 
 
-class InForce(NamedTuple):
+class LatestUpdate(NamedTuple):
     """The latest update of one kind for one worker."""
 
     serial: int  # another one whenever the payload changes
@@ -33,7 +33,7 @@ class InForce(NamedTuple):
 class OfWorkers:
     """The latest updates of one kind: the same one for all workers, or one each."""
 
-    items: tuple[InForce, ...]  # by worker
+    items: tuple[LatestUpdate, ...]  # by worker
     shared: bool
 
 
@@ -65,7 +65,7 @@ class Updates(Generic[Payload]):
         each = payloads if isinstance(payloads, list) else [payloads] * self._n_workers
         notes = about if isinstance(about, list) else [about] * self._n_workers
         self._serial += 1
-        items = tuple(InForce(self._serial, payload, note) for payload, note in zip(each, notes, strict=True))
+        items = tuple(LatestUpdate(self._serial, payload, note) for payload, note in zip(each, notes, strict=True))
         if (before := self._in_force.get(kind)) is not None:
             items = tuple(old if new.payload is None else new for new, old in zip(items, before.items, strict=True))
         self._in_force[kind] = OfWorkers(items, shared)
@@ -172,6 +172,6 @@ class Updates(Generic[Payload]):
         other: Updates[Other] = Updates(self._n_workers)
         for kind, update in self._in_force.items():
             other._serial += 1
-            items = [InForce(other._serial, converted.get(id(it.payload)), it.about) for it in update.items]
+            items = [LatestUpdate(other._serial, converted.get(id(it.payload)), it.about) for it in update.items]
             other._in_force[kind] = OfWorkers(tuple(items), update.shared)
         return other

@@ -24,7 +24,7 @@ from streamsampler.stepping.steps import Steps
 from streamsampler.workers.several.players import Table
 from streamsampler.workers.vec.batch_infos import BatchInfos, info_of_row
 from streamsampler.workers.vec.joint import JointRows
-from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.steps import RowTrajectory
 
 if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager
@@ -37,7 +37,7 @@ class _Start(NamedTuple):
     infos: Mapping[str, Any]
 
 
-class JointStepsRecorder(StepsRecorder[_Start, Trajectory]):
+class JointStepsRecorder(StepsRecorder[_Start, RowTrajectory]):
     """Records the steps of environments that have several agents.
 
     Each environment has a stand-in, which its recorder asks what a sampler's asks the environment: it answers from what
@@ -85,7 +85,7 @@ class JointStepsRecorder(StepsRecorder[_Start, Trajectory]):
                 starts[row] = _Start(env.turn, own)
         return starts, begins, infos
 
-    def _new_episode(self, env_id: int, index: int, start: _Start | None) -> Trajectory:
+    def _new_episode(self, env_id: int, index: int, start: _Start | None) -> RowTrajectory:
         assert start is not None
         trajectory = self._rows.begin(index, 0, index, env_id)
         observations, *_, infos = self._taken(env_id, start.turn, start.infos)
@@ -128,7 +128,7 @@ class JointStepsRecorder(StepsRecorder[_Start, Trajectory]):
                 said.setdefault(row, {})[agent] = info_of_row(agent_infos.get(name, {}), position)
         return said
 
-    def _end_record(self, steps: Steps, row: int, episode: Trajectory) -> None:
+    def _end_record(self, steps: Steps, row: int, episode: RowTrajectory) -> None:
         ends = bool(steps.terminated[row]), bool(steps.truncated[row])
         end: Any = End(episode.last, *ends, False, {}, episode.length)
         nobody: Any = None  # to be asked, or shown progress
@@ -138,10 +138,10 @@ class JointStepsRecorder(StepsRecorder[_Start, Trajectory]):
     def _forget(self, env_id: int) -> None:
         self._rows.leave_out(env_id)
 
-    def _keep(self, episodes: list[Trajectory]) -> None:
+    def _keep(self, episodes: list[RowTrajectory]) -> None:
         self._rows.keep(episodes)
 
-    def _batch_of(self, indices: list[int], episodes: list[Trajectory]) -> TrajectoryBatch[Any, Any]:
+    def _batch_of(self, indices: list[int], episodes: list[RowTrajectory]) -> TrajectoryBatch[Any, Any]:
         spaces = self._games[0].observation_space, self._games[0].action_space
         delivery = None
         if episodes:

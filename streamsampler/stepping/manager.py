@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError, positive
-from streamsampler.core.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
+from streamsampler.core.seeding import SeedUse, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.data.trees import object_array
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.stepping.call_errors import (
@@ -569,5 +569,5 @@ def _seeded(spaces: Sequence[Any], seed: int) -> list[Any]:
     seeds = TrajectorySeeds(seed, 0)
     own = [copy.deepcopy(space) for space in spaces]
     for env_id, space in enumerate(own):
-        space.seed(derived_seed(seeds[env_id], Stream.AGENT))
+        space.seed(derived_seed(seeds[env_id], SeedUse.AGENT))
     return own

@@ -21,7 +21,7 @@ from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.vec.batch_infos import BatchInfos
 from streamsampler.workers.vec.rows import row_of
-from streamsampler.workers.vec.steps import StepRecorder, Trajectory
+from streamsampler.workers.vec.steps import RowTrajectory, StepRecorder
 
 if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager
@@ -294,7 +294,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         )  # fmt: skip
 
 
-class RowsRecorder(StepsRecorder[dict[str, Any], Trajectory]):
+class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
     """Records the steps of environments that have one agent."""
 
     def __init__(self, manager: BaseEnvManager, spaces: tuple[Any, Any], episodes: Episodes, max_held: int) -> None:
@@ -309,12 +309,12 @@ class RowsRecorder(StepsRecorder[dict[str, Any], Trajectory]):
         infos, begins = _infos_of(steps, self._manager.autoreset)
         return infos, begins, infos
 
-    def _new_episode(self, env_id: int, index: int, start: dict[str, Any] | None) -> Trajectory:
+    def _new_episode(self, env_id: int, index: int, start: dict[str, Any] | None) -> RowTrajectory:
         recorder = self._timesteps
         if start:
             recorder.episode_infos.record(recorder.n_begun, start)
         recorder.n_begun += 1
-        return Trajectory(None, 0, index, env_id, -1, recorder.n_begun - 1)
+        return RowTrajectory(None, 0, index, env_id, -1, recorder.n_begun - 1)
 
     def _record(self, steps: Steps, rows: list[int], infos: Mapping[int, dict[str, Any]], agent_infos: Any) -> None:
         if not rows:
@@ -336,7 +336,7 @@ class RowsRecorder(StepsRecorder[dict[str, Any], Trajectory]):
             if row in infos:
                 recorder.record_env_info(number, infos[row])
 
-    def _end_record(self, steps: Steps, row: int, trajectory: Trajectory) -> None:
+    def _end_record(self, steps: Steps, row: int, trajectory: RowTrajectory) -> None:
         env_id, recorder = int(steps.env_ids[row]), self._timesteps
         actions = recorder.actions.gather(recorder.numbers_of(env_id, trajectory.begun, trajectory.length))
         if (outside := check_actions(self._spaces[1], actions)) is not None:
@@ -348,10 +348,10 @@ class RowsRecorder(StepsRecorder[dict[str, Any], Trajectory]):
     def _forget(self, env_id: int) -> None:
         """Do nothing: what was recorded of it is forgotten with the timesteps before those that are kept."""
 
-    def _keep(self, episodes: list[Trajectory]) -> None:
+    def _keep(self, episodes: list[RowTrajectory]) -> None:
         self._timesteps.keep(episodes)
 
-    def _batch_of(self, indices: list[int], episodes: list[Trajectory]) -> TrajectoryBatch[Any, Any]:
+    def _batch_of(self, indices: list[int], episodes: list[RowTrajectory]) -> TrajectoryBatch[Any, Any]:
         delivery = None
         if episodes:
             delivery = Delivery(0, self._timesteps.gather(episodes, np.empty), spaces=self._spaces)

@@ -17,7 +17,7 @@ from gymnasium.spaces import Space
 
 from streamsampler.agents.policies import PolicyNames
 from streamsampler.core.errors import UsageError
-from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
+from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.data.trees import object_array
 from streamsampler.stepping.games import GameFacts, JointSpace, game_of
 from streamsampler.stepping.joint_env import Turn
@@ -206,7 +206,7 @@ class SeveralAgents:
         playing = self._playing[env_id]
         if agent not in playing.spaces:
             space = playing.spaces[agent] = copy.deepcopy(self._spaces[env_id][agent][1])
-            seed = derived_seed(self._seeds[env_id + playing.number * self._n_envs], Stream.AGENT)
+            seed = derived_seed(self._seeds[env_id + playing.number * self._n_envs], SeedUse.AGENT)
             space.seed(zlib.crc32(agent.encode(), seed))
         return playing.spaces[agent]
 

@@ -17,7 +17,7 @@ import gymnasium
 from streamsampler.agents.base import Agent, as_agent, give_spaces, reset_agent_function, takes_masks
 from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.core.keywords import suggesting
-from streamsampler.core.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
+from streamsampler.core.seeding import SeedUse, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, apply_env_update, as_env_update
 from streamsampler.workers.fail_points import Records
 from streamsampler.workers.purity import is_checking
@@ -208,11 +208,11 @@ _WAYS: dict[str, Callable[[], object]] = {
 Place = Literal["construct", "reset", "step", "close", "agent_construct", "agent_reset", "action", "agent_update"]
 PLACES: tuple[Place, ...] = get_args(Place)
 
-_IN_TRAJECTORIES: dict[str, Stream | None] = {
+_IN_TRAJECTORIES: dict[str, SeedUse | None] = {
     "reset": None,
     "step": None,
-    "agent_reset": Stream.AGENT,
-    "action": Stream.AGENT,
+    "agent_reset": SeedUse.AGENT,
+    "action": SeedUse.AGENT,
 }
 """The places inside trajectories, and the stream of the seed there: an agent is reset with a seed of its own."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from typing import Any
 
-from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
+from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.data.recorder import EnvFragment, EpisodeState, Rollouts
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv
@@ -30,7 +30,7 @@ from streamsampler.workers.several.players import Table
 from streamsampler.workers.several.recorder import JointRecorder
 
 
-class Row:
+class FragmentRow:
     """An environment of fragments, and the episode that goes on in it.
 
     Args:
@@ -157,7 +157,7 @@ class Row:
     def _begin_agents(self, seed: int) -> None:
         """Let several agents begin the episode that goes on, or comes next."""
         assert self.table is not None
-        self.table.begin(self.index, derived_seed(seed, Stream.AGENT))
+        self.table.begin(self.index, derived_seed(seed, SeedUse.AGENT))
 
     def told(
         self, compared: Compared, position: int, ends: list[int], agents: Iterable[OfAgent], **of_state: Any
@@ -184,7 +184,7 @@ class Row:
 
 
 def told(
-    rows: Sequence[Row], rollouts: Rollouts, restorable: Sequence[bool], memories: Sequence[Any] = ()
+    rows: Sequence[FragmentRow], rollouts: Rollouts, restorable: Sequence[bool], memories: Sequence[Any] = ()
 ) -> list[EnvFragment]:
     """Return what the fragments of environments consist of, which were recorded one after the other.
 

@@ -1,7 +1,7 @@
 """Run fragments: the same number of timesteps in each environment, of episodes that go on from call to call.
 
 An episode's part in a call is what a trajectory is elsewhere. What is kept of an environment from call to call is a
-`Row`, whatever runs it: here a `FragmentEnv`, whose script is suspended between calls; in `vec.fragments` the
+`FragmentRow`, whatever runs it: here a `FragmentEnv`, whose script is suspended between calls; in `vec.fragments` the
 environments of a group, which take each timestep together. An environment's episodes are a function of their seeds and
 of the parameters in each call, whichever worker runs them, next to which others: everything that they draw from is
 their own.
@@ -21,7 +21,7 @@ from streamsampler.agents.masks import MaskFinder
 from streamsampler.agents.updates import updated_agent
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SerializationError
-from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed
+from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.core.times import Times
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.multi_agent import SpacesOfAgents
@@ -30,7 +30,7 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, with_filters
-from streamsampler.workers.fragment_rows import Row, told
+from streamsampler.workers.fragment_rows import FragmentRow, told
 from streamsampler.workers.generators import (
     drawn_states,
     generator_states,
@@ -193,12 +193,12 @@ def packed_memory(worker: Worker, remembered: Any) -> bytes:
 # own state in each: the agent is a copy for each, and the global generators are set to where the episode left them.
 
 
-class FragmentEnv(Row):
+class FragmentEnv(FragmentRow):
     """One environment of fragments, with a copy of the agent, and the script of the episode that goes on in it.
 
     Args:
         worker: The worker.
-        args: Those of `Row`.
+        args: Those of `FragmentRow`.
     """
 
     def __init__(self, worker: WorkerWithSeams, *args: Any) -> None:
@@ -300,7 +300,7 @@ class FragmentEnv(Row):
             self._seams.resume(self._seams.context_of(self.index, seed), self.length, self.kept, self.info)
         if self._agent_is_new and self._reset_agent is not None:
             worker.enter(Phase.AGENT_RESET)
-            self._reset_agent(derived_seed(seed, Stream.AGENT))
+            self._reset_agent(derived_seed(seed, SeedUse.AGENT))
         self._agent_is_new = False
 
     def _take_end(self, end: End) -> None:
@@ -335,12 +335,12 @@ class FragmentEnv(Row):
         """Give the agent what it remembered, unless it was replaced."""
         if not is_replaced:
             if self._reset_agent is not None:
-                self._reset_agent(derived_seed(self.seed, Stream.AGENT))
+                self._reset_agent(derived_seed(self.seed, SeedUse.AGENT))
             give_memory(self._agent, memory)
             self._agent_is_new = False
 
     def take_over(self, standing: Standing, version: int) -> int:
-        """Go on where another worker was lost; see `Row.restore`."""
+        """Go on where another worker was lost; see `FragmentRow.restore`."""
         state = standing.state
         ran = self.restore(self._worker, standing, version, agent_is_known=state is not None and state.restorable)
         if self.length:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.core.seeding import Stream, TrajectorySeeds, derived_seed, derived_seeds
+from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed, derived_seeds
 from streamsampler.workers.turns import turn
 
 __all__ = [
@@ -151,7 +151,7 @@ def seed_generators(trajectory_seed: int) -> None:
     Args:
         trajectory_seed: The trajectory seed.
     """
-    _seed(derived_seed(trajectory_seed, Stream.PYTHON), derived_seed(trajectory_seed, Stream.NUMPY), trajectory_seed)
+    _seed(derived_seed(trajectory_seed, SeedUse.PYTHON), derived_seed(trajectory_seed, SeedUse.NUMPY), trajectory_seed)
 
 
 def seeding(trajectory_seeds: Sequence[int]) -> Iterator[None]:
@@ -160,8 +160,8 @@ def seeding(trajectory_seeds: Sequence[int]) -> Iterator[None]:
     Args:
         trajectory_seeds: The trajectory seeds.
     """
-    of_python = derived_seeds(trajectory_seeds, Stream.PYTHON)
-    of_numpy = derived_seeds(trajectory_seeds, Stream.NUMPY)
+    of_python = derived_seeds(trajectory_seeds, SeedUse.PYTHON)
+    of_numpy = derived_seeds(trajectory_seeds, SeedUse.NUMPY)
     for trajectory_seed, python_seed, numpy_seed in zip(trajectory_seeds, of_python, of_numpy, strict=True):
         _seed(python_seed, numpy_seed, trajectory_seed)
         yield
@@ -172,7 +172,7 @@ def _seed(python_seed: int, numpy_seed: int, trajectory_seed: int) -> None:
     np.random.seed(numpy_seed)
     torch = _loaded_torch()
     if torch is not None:
-        _seed_torch(torch, derived_seed(trajectory_seed, Stream.TORCH))
+        _seed_torch(torch, derived_seed(trajectory_seed, SeedUse.TORCH))
 
 
 def _seed_torch(torch: Any, seed: int) -> None:

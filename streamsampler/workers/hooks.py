@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from streamsampler.agents.base import Agent
 from streamsampler.agents.masks import MaskFinder
 from streamsampler.core.errors import DataError, UsageError
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.statistics import check_aggregation
@@ -189,7 +189,7 @@ class WorkerWithSeams(Worker):
         observation, info = begin_of(context.reset(seed=context.seed))
         if context.reset_agent is not None:
             self.enter(Phase.AGENT_RESET)
-            context.reset_agent(derived_seed(context.seed, Stream.AGENT))
+            context.reset_agent(derived_seed(context.seed, SeedUse.AGENT))
         return observation, info
 
     def before_step(self, context: TrajectoryContext) -> tuple[Any, dict[str, Any]]:

@@ -56,7 +56,7 @@ class BrokenOff(BaseException):
     """The time is up, or the version may no longer run."""
 
 
-class Difference(BaseException):
+class DifferentRun(BaseException):
     """A trajectory came out differently.
 
     Attributes:
@@ -97,10 +97,10 @@ class Trace:
         *about, kept = self.entries[self.position] if self.position < len(self.entries) else ("", "", None)
         self.position += 1
         if about != [trajectory, what]:
-            raise Difference("environment", f"{trajectory} had another length")
+            raise DifferentRun("environment", f"{trajectory} had another length")
         if not _same(kept, now):
             culprit = "agent" if what.startswith("action") else "environment"
-            raise Difference(culprit, f"{trajectory} came out differently: its {what} {_how(kept, now)}")
+            raise DifferentRun(culprit, f"{trajectory} came out differently: its {what} {_how(kept, now)}")
 
     def take_info(self, trajectory: str, whose: str, when: str, info: Any, path: str = "") -> None:
         """Keep what is in an info, except what `RecordEpisodeStatistics` reads off the clock."""
@@ -113,15 +113,17 @@ class Trace:
             elif not f".{name}".endswith(_CLOCK):
                 self.infos[(whose, name), trajectory, when] = _snapshot(value)
 
-    def info_differences(self, other: Trace) -> dict[InfoKey, Difference]:
+    def info_differences(self, other: Trace) -> dict[InfoKey, DifferentRun]:
         """Return in which keys of infos another run of the trajectories differs, each with its first difference."""
-        found: dict[InfoKey, Difference] = {}
+        found: dict[InfoKey, DifferentRun] = {}
         for place in self.infos | other.infos:
             key, trajectory, when = place
             kept, now = (each.infos.get(place, _MISSING) for each in (self, other))
             if key not in found and not _same(kept, now):
                 what = f"{trajectory} came out differently: its {key[0]} {key[1]!r} {when}"
-                found[key] = Difference("agent" if key[0] == AGENT_INFO else "environment", f"{what} {_how(kept, now)}")
+                found[key] = DifferentRun(
+                    "agent" if key[0] == AGENT_INFO else "environment", f"{what} {_how(kept, now)}"
+                )
         return found
 
 
@@ -321,7 +323,7 @@ def check_purity(
         run.check()
     except BrokenOff:
         pass
-    except Difference as difference:
+    except DifferentRun as difference:
         found.finding, found.spoiled = _finding(difference, envs[0]), True
     except BaseException as error:
         if is_interrupt(error):
@@ -426,7 +428,7 @@ def _warning(unstable: set[InfoKey], env: Any) -> str:
     )
 
 
-def _finding(difference: Difference, env: Any) -> str:
+def _finding(difference: DifferentRun, env: Any) -> str:
     return (
         f"{name_of_env(env)} was run twice from the same seed, before and after another trajectory, and "
         f"{difference.text}. So batches differ with the number of workers and with timing. "

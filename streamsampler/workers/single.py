@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from streamsampler.agents.masks import MaskFinder
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.times import Times
 from streamsampler.core.timing import used
 from streamsampler.data.recorder import RolloutRecorder
@@ -92,7 +92,7 @@ class SingleDriver:
     def _begin(self, seed: int) -> None:
         assert self._reset_agent is not None
         self._worker.row.words[self._worker.row.phase_word] = _AGENT_RESET_NUMBER
-        self._reset_agent(derived_seed(seed, Stream.AGENT))
+        self._reset_agent(derived_seed(seed, SeedUse.AGENT))
 
     def whole(self, indices: Iterable[int], seeds: Sequence[int]) -> Iterator[Part]:
         """Yield whole trajectories as parts."""

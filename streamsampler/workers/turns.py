@@ -28,7 +28,7 @@ _DEADLOCK = (
 )
 
 
-class _Turn:
+class _TurnOfThread:
     """The turn of this process.
 
     Attributes:
@@ -58,7 +58,7 @@ class _Turn:
         self.holder = threading.get_ident()
 
 
-_turn = _Turn()
+_turn = _TurnOfThread()
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def turn() -> Iterator[None]:
 def _forget_holder() -> None:
     """Forget in a forked process who had the turn: threads other than this one are not there."""
     global _turn
-    _turn = _Turn()
+    _turn = _TurnOfThread()
 
 
 if hasattr(os, "register_at_fork"):

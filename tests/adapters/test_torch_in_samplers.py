@@ -14,7 +14,7 @@ from torch import nn
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.adapters.torch import TorchAgent
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.errors import DataError, RolloutError
 from streamsampler.filters import RunningNorm
 from streamsampler.workers.generators import seed_generators
@@ -150,7 +150,7 @@ def test_seeding_torch_is_torchs_own_seeding():
     """The way past `torch.manual_seed`, where it is taken, draws the same numbers."""
     seed_generators(7)
     drawn = torch.rand(3)
-    torch.manual_seed(derived_seed(7, Stream.TORCH))
+    torch.manual_seed(derived_seed(7, SeedUse.TORCH))
     assert torch.equal(torch.rand(3), drawn)
 
 

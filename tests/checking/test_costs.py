@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.checking.benchmark_report import Tally
+from streamsampler.checking.benchmark_report import RoundTally
 from streamsampler.checking.costs import Costs, Spinning, processes_for
 from streamsampler.checking.ways import Round, Stopwatch, TooSlowError
 from streamsampler.core.progress import Snapshot
@@ -67,7 +67,7 @@ def test_what_takes_long_is_tried_with_fewer_environments_and_shorter_trajectori
 
 def tally_of(arrivals, n_envs=1, length=1_000.0):
     """Return the tally of a round in which so many timesteps in all had arrived after so many seconds."""
-    tally = Tally(n_envs, length)
+    tally = RoundTally(n_envs, length)
     for seconds, timesteps in arrivals:
         tally.note(timesteps, seconds)
     return tally
@@ -132,14 +132,14 @@ def test_a_round_ends_when_each_environment_had_its_turn():
     assert few.ends(0.6, window=0.1, most=0.5)
     few.note(20, 0.4)
     assert few.ends(0.4, window=0.1, most=0.5)
-    slow = Tally(1, length=60, resets=0.3)  # resets do not take the window of the timesteps
+    slow = RoundTally(1, length=60, resets=0.3)  # resets do not take the window of the timesteps
     slow.note(10, 0.31)
     assert not slow.ends(0.31, window=0.1)
     assert slow.ends(0.41, window=0.1)
 
 
 def test_a_way_without_timesteps_is_given_up():
-    stopwatch = Stopwatch(Round(Tally(1, 100), 0.1, 0.1, 5.0, lambda: None))
+    stopwatch = Stopwatch(Round(RoundTally(1, 100), 0.1, 0.1, 5.0, lambda: None))
     stopwatch(Snapshot(0, 0, 1, "timesteps", 4.9))
     with pytest.raises(TooSlowError, match="no timestep within 5 s"):
         stopwatch(Snapshot(0, 0, 1, "timesteps", 5.1))

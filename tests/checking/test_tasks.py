@@ -12,7 +12,7 @@ from gymnasium import wrappers
 from streamsampler import LocalSampler
 from streamsampler.checking import check as checking
 from streamsampler.checking import tasks
-from streamsampler.checking.check import CheckRun, Settings
+from streamsampler.checking.check import CheckRun, CheckSettings
 from streamsampler.checking.report import Finding
 from streamsampler.checking.tasks import (
     CheckSetup,
@@ -41,7 +41,7 @@ def in_this_process(monkeypatch):
 
 def run(env, agent=None, stages=1, **settings):
     """Return a check whose first stages were run."""
-    given = Settings(**{"ends_within": 500, "time_limit": UNHURRIED, "seed": 3, **settings})
+    given = CheckSettings(**{"ends_within": 500, "time_limit": UNHURRIED, "seed": 3, **settings})
     found = CheckRun(as_env_update(env), "env", None if agent is None else lambda _: agent, given)
     for stage in found._stages()[:stages]:
         stage()

@@ -15,7 +15,7 @@ import pytest
 
 from streamsampler import LocalSampler
 from streamsampler.cli.app import cli
-from streamsampler.cli.running import Follower, Run, Tally, notices_shown
+from streamsampler.cli.running import CliRun, Follower, Tally, notices_shown
 from streamsampler.cli.streams import Interrupts
 from streamsampler.core import progress
 from streamsampler.core.progress import Bar, Snapshot, clock, describe, output_on
@@ -214,7 +214,7 @@ def test_the_end_of_a_call_is_shown_with_the_numbers_of_the_summary() -> None:
     """The call itself sees its end before the batch is assembled, and counts what is left over."""
     shown: list[Snapshot] = []
     bar = type("Shown", (), {"interval": 0.1, "__call__": lambda _, snapshot: shown.append(snapshot)})()
-    run = Run(click.Context(cli, obj=Interrupts()), cast("Any", bar), quiet=False)
+    run = CliRun(click.Context(cli, obj=Interrupts()), cast("Any", bar), quiet=False)
     follower = Follower(run, ends_later=True)
     follower(Snapshot(5, 1, 10, "timesteps", 0.5))
     follower(Snapshot(14, 3, 10, "timesteps", 1.0, complete=True))

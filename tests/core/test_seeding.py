@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamsampler.core.seeding import (
     SEED_BITS,
-    Stream,
+    SeedUse,
     TrajectorySeeds,
     check_seed,
     derived_seed,
@@ -35,7 +35,7 @@ def test_values_are_fixed_for_ever():
     assert TrajectorySeeds(0, 1).of(range(4)) == [2069922172, 964721298, 2114999754, 799852035]
     of_big = TrajectorySeeds(2**127 + 1, 3).of([0, 1, 10**9, LIMIT - 1])
     assert of_big == [2094086596, 1093231476, 405622882, 455359190]
-    derived = [derived_seed(12345, stream) for stream in Stream]
+    derived = [derived_seed(12345, stream) for stream in SeedUse]
     assert derived == [285786412, 439840370, 256715742, 378210111, 1088516974]
 
 
@@ -95,7 +95,7 @@ def test_seeds_of_a_version_are_a_permutation():
 
 
 def test_of_each_flipped_bit_of_the_index_each_bit_of_a_seed_flips_in_half_of_the_cases():
-    of_streams = [(0, 0.44, partial(derived_seeds, stream=stream)) for stream in Stream]
+    of_streams = [(0, 0.44, partial(derived_seeds, stream=stream)) for stream in SeedUse]
     cases: list[Any] = [*((base, 0.45, TrajectorySeeds(8, 1).of) for base in (0, 10**9)), *of_streams]
     for base, least, of in cases:
         indices = range(base, base + 4096)
@@ -124,16 +124,16 @@ def test_seeds_are_uniform_and_versions_and_seeds_are_unrelated(other):
 def test_derived_seeds_of_many_are_those_of_each_and_differ_from_all_others():
     for n in (0, 1, 19, 20, 333):
         seeds = [LIMIT - 1 - 6_453_211 * number for number in range(n)]
-        for stream in Stream:
+        for stream in SeedUse:
             assert derived_seeds(seeds, stream) == [derived_seed(seed, stream) for seed in seeds]
     for seed in TrajectorySeeds(0, 0).of(range(1000)):
-        derived = {derived_seed(seed, stream) for stream in Stream}
-        assert len(derived | {seed}) == len(Stream) + 1
+        derived = {derived_seed(seed, stream) for stream in SeedUse}
+        assert len(derived | {seed}) == len(SeedUse) + 1
         assert all(type(each) is int and 0 <= each < 2**SEED_BITS for each in derived)
 
 
 def test_an_agent_does_not_draw_the_noise_of_its_environment():
     n = 2000
-    ours = [np.random.default_rng(derived_seed(seed, Stream.AGENT)).normal() for seed in range(n)]
+    ours = [np.random.default_rng(derived_seed(seed, SeedUse.AGENT)).normal() for seed in range(n)]
     theirs = [np.random.default_rng(seed).normal() for seed in range(n)]
     assert abs(np.corrcoef(ours, theirs)[0, 1]) < 5 / np.sqrt(n)

@@ -8,7 +8,7 @@ import pytest
 from streamsampler import LocalSampler, VecWorker, compare, evaluate, merge
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.evaluation.comparison import Comparison
-from streamsampler.evaluation.evaluate import EvaluationInterruptedError, Gathering
+from streamsampler.evaluation.evaluate import EvaluationCall, EvaluationInterruptedError
 from streamsampler.evaluation.evaluation import Evaluation
 from tests.evaluation.envs import Better, Known, zero
 
@@ -95,14 +95,14 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
         trajectories = sampler.obtain_trajectories(1).save(tmp_path / "x.npz")
     cut = tmp_path / "cut.json"
     cut.write_bytes(two.read_bytes()[:-20])
-    takes, take = iter([True] * 4), Gathering.take
+    takes, take = iter([True] * 4), EvaluationCall.take
 
     def taking(self):
         if next(takes, False):
             return take(self)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Gathering, "take", taking)
+    monkeypatch.setattr(EvaluationCall, "take", taking)
     with pytest.raises(EvaluationInterruptedError) as caught:
         evaluated((3, 3), tmp_path / "interrupted.json")
     interrupted = caught.value.found.save(tmp_path / "interrupted.json")

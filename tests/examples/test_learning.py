@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamsampler import LocalSampler
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.examples import evolution_strategy, reinforce
 from streamsampler.examples.evolution_strategy import PerturbedPolicy, improve, noise_of
 
@@ -59,7 +59,7 @@ def test_pairs_start_alike_and_differ_by_the_sign_of_their_noise():
     with LocalSampler(policy, "CartPole-v1", seed=3) as sampler:
         seeds = sampler.seeds(1, range(6))
         weights, returns = improve(sampler, np.zeros((5, 2)), 0.1, 6, learning_rate=1.0)
-        noises = [noise_of(derived_seed(seed, Stream.AGENT), (5, 2)) for seed in seeds]
+        noises = [noise_of(derived_seed(seed, SeedUse.AGENT), (5, 2)) for seed in seeds]
         replayed = [sampler.obtain_trajectories(seeds=seeds, agent_update=(0.1 * s * noises[2], 0.0)) for s in (1, -1)]
     assert [batch.returns[2] for batch in replayed] == returns[:, 2].tolist()
     columns = np.stack([noise.ravel() for noise in noises], axis=1)

@@ -44,10 +44,10 @@ def made(env_id: str = "CartPole-v1", learning_rate: float = 1e-3) -> tuple[Acto
     return policy, TorchAgent(policy, space), torch.optim.Adam(policy.parameters(), learning_rate)
 
 
-def remembering(state_every: int = ppo_recurrent.LENGTH) -> tuple[ppo_recurrent.ActorCritic, TorchAgent, Any]:
+def remembering(state_every: int = ppo_recurrent.LENGTH) -> tuple[ppo_recurrent.RecurrentActorCritic, TorchAgent, Any]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    policy, space = ppo_recurrent.ActorCritic(env := PARTLY()), env.action_space
+    policy, space = ppo_recurrent.RecurrentActorCritic(env := PARTLY()), env.action_space
     return policy, TorchAgent(policy, space, state_every=state_every), torch.optim.Adam(policy.parameters(), 2e-3)
 
 
@@ -85,7 +85,7 @@ def test_workers_that_are_killed_change_nothing(recurrent: bool) -> None:
     lanes: Any = {"worker_class": VecWorker, "worker_args": {"n_envs": 4}}
     lanes |= {"observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm()}
 
-    def remember(sampler: Any, policy: ppo_recurrent.ActorCritic, adam: Any) -> Iterator[None]:
+    def remember(sampler: Any, policy: ppo_recurrent.RecurrentActorCritic, adam: Any) -> Iterator[None]:
         for iteration in range(3):
             batch = sampler.obtain_fragments(40, 4, agent_update=policy)
             ppo_recurrent.improve(policy, adam, batch, iteration)

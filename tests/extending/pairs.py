@@ -9,7 +9,7 @@ from typing import Any
 from streamsampler import EnvUpdate, Worker
 from streamsampler.agents.base import Agent, reset_agent_function
 from streamsampler.agents.updates import updated_agent
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.updates import apply_env_update
 from streamsampler.protocol.messages import Phase, Ticket
@@ -73,7 +73,7 @@ class PairWorker(Worker):
         assert self._agent is not None
         seed_generators(pair[0].seed)
         if (reset_agent := reset_agent_function(self._agent)) is not None:
-            reset_agent(derived_seed(pair[0].seed, Stream.AGENT))
+            reset_agent(derived_seed(pair[0].seed, SeedUse.AGENT))
         for trajectory in pair:
             self._enter(trajectory, Phase.RESET)
             trajectory.observation, trajectory.info = deepcopy(trajectory.env.reset(seed=trajectory.seed))

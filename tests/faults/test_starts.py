@@ -52,7 +52,7 @@ class Servers:
         key = threads, main, hash_seed()
         server = start._servers.get(key)
         if server is None or not server.alive():
-            server = start._servers[key] = start._Server(main, threads)
+            server = start._servers[key] = start._OwnServer(main, threads)
         server._process.send_signal(signal.SIGSTOP)
         child = self._launch(main, number, fds, threads)
         self._n += 1

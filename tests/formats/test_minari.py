@@ -22,7 +22,7 @@ from streamsampler.data.codec import decode
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.formats import export
 from streamsampler.formats.columns import open_source
-from streamsampler.formats.minari import Episodes
+from streamsampler.formats.minari import EpisodeFile
 from tests.scripted.envs import Counting, Echo
 
 pytestmark = pytest.mark.extras
@@ -120,14 +120,14 @@ def test_spaces_come_back_with_values_and_the_space_that_is_reserved_is_enough(s
         for (_, rows), values in zip(trees.leaves(whole), found, strict=True):
             assert rows.tolist() == (values if isinstance(values, list) else values.tolist())
     size = (tmp_path / "out" / "main_data.hdf5").stat().st_size
-    assert size < Episodes(open_source(batch)).most_bytes(batch) < (4 if isinstance(space, spaces.Box) else 5) * size
+    assert size < EpisodeFile(open_source(batch)).most_bytes(batch) < (4 if isinstance(space, spaces.Box) else 5) * size
 
 
 def test_more_can_be_appended_by_minari_itself_and_the_space_that_is_reserved_is_enough(odd, dataset, tmp_path):
     """What Minari writes after ours is an episode of its own, so that the numbering is Minari's."""
     export(odd, tmp_path / "out", to="minari")
     size = (tmp_path / "out" / "main_data.hdf5").stat().st_size
-    assert size < Episodes(open_source(odd)).most_bytes(odd) < 4 * size
+    assert size < EpisodeFile(open_source(odd)).most_bytes(odd) < 4 * size
     episode = dataset[0]
     minari.MinariDataset(tmp_path / "out").storage.update_episodes([minari.data_collector.EpisodeBuffer(
         observations=episode.observations, actions=episode.actions, rewards=episode.rewards,
@@ -209,7 +209,7 @@ def test_seeds_of_any_size_come_back(odd, tmp_path):
 @pytest.mark.parametrize("n_shards", [0, 2])
 def test_a_full_disk_is_an_error_before_hdf5_meets_it(n_shards, odd_folder, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    episodes = Episodes(open_source(odd_folder))
+    episodes = EpisodeFile(open_source(odd_folder))
     most = 50_000 + sum(episodes.most_bytes(shard) for shard in list(odd_folder.shards)[:n_shards])
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:

@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.errors import RolloutError, SerializationError, WorkerDiedError
 from streamsampler.protocol.messages import Phase
 
@@ -118,7 +118,7 @@ def test_an_exception_names_its_episode(what, phase, agent, options):
         error = caught.value
         assert sampler.agent_version > BEGAN_IN
         seed = seed_of(sampler, error)
-        assert is_culprit(derived_seed(seed, Stream.AGENT) if phase == Phase.AGENT_RESET else seed)
+        assert is_culprit(derived_seed(seed, SeedUse.AGENT) if phase == Phase.AGENT_RESET else seed)
         assert error.phase == phase
         if phase == Phase.RECORDING:
             assert "DataError: Failing: " in str(error) or "ObservationError: Failing: " in str(error)

@@ -16,7 +16,7 @@ import pytest
 from gymnasium import spaces as S
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.trees import map_trees
 from streamsampler.errors import RolloutError
@@ -184,7 +184,7 @@ def check_by_hand(batch: TrajectoryBatch[Any, Any], program: int) -> int:
         env, agent = Told(program), Chooses(program)
         seed = trajectory.seeds[0]
         observation, info = env.reset(seed=seed)
-        agent.reset(derived_seed(seed, Stream.AGENT))
+        agent.reset(derived_seed(seed, SeedUse.AGENT))
         n_infos += check_info(trajectory.episode_infos, 0, info)
         for t in range(trajectory.n_timesteps):
             check_same(trajectory.observations, t, env.meant)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
-from streamsampler.core.seeding import Stream, derived_seed, seed_of_agent
+from streamsampler.core.seeding import SeedUse, derived_seed, seed_of_agent
 
 IDS = ("red_0", "red_1", "blue_0", "blue_1")
 
@@ -201,7 +201,7 @@ def seated(make: Callable[[str], Any], agent_ids: Any, seed: int) -> dict[str, A
     """Return an agent for each id, begun as samplers begin it."""
     agents = {agent: make(agent) for agent in agent_ids}
     for number, agent in enumerate(agents.values()):
-        agent.reset(seed_of_agent(derived_seed(seed, Stream.AGENT), number))
+        agent.reset(seed_of_agent(derived_seed(seed, SeedUse.AGENT), number))
     return agents
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.workers import generators
 from streamsampler.workers.generators import drawn_states, preserved_generators, seed_generators, set_states
 
-OF_TORCH = derived_seed(5, Stream.TORCH)
+OF_TORCH = derived_seed(5, SeedUse.TORCH)
 
 
 class FakeTorch(types.ModuleType):

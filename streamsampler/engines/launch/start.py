@@ -70,10 +70,10 @@ class WorkerChild:
         pid: Its process id; 0 before `await_start`, when nothing but `kill` and `discard` may be called.
     """
 
-    def __init__(self, status_fd: int, starter: _Server) -> None:
+    def __init__(self, status_fd: int, starter: _OwnServer) -> None:
         self.pid = 0
         self._fd = status_fd
-        self._starter: _Server | None = starter
+        self._starter: _OwnServer | None = starter
         self._pidfd: int | None = None
         self._exitcode: int | None = None
         self._waited = self._given_up = self._closed = False
@@ -224,7 +224,7 @@ def launch(main: Main, number: int, fds: Sequence[int], threads: int | None = No
         key = threads, main, hash_seed()
         server = _servers.get(key)
         if server is None or not server.alive():
-            server = _servers[key] = _Server(main, threads)
+            server = _servers[key] = _OwnServer(main, threads)
     return server.launch(number, fds)
 
 
@@ -238,7 +238,7 @@ def _python(code: str, main: Main) -> list[str]:
     return [sys.executable, *flags, "-P", "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
 
 
-class _Server:
+class _OwnServer:
     """A fork server of this process: started with the first worker, gone when this process is.
 
     Args:
@@ -313,5 +313,5 @@ def _close_server(fds: Sequence[int], process: subprocess.Popen[bytes], owner: i
         end_server(process, _CLOSE_SECONDS)  # killed, if it is stopped or hangs
 
 
-_servers: dict[tuple[int | None, Main, str], _Server] = {}  # with their threads and hash seed: hardly ever several
+_servers: dict[tuple[int | None, Main, str], _OwnServer] = {}  # with their threads and hash seed: hardly ever several
 _servers_lock = threading.Lock()

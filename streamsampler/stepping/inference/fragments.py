@@ -17,7 +17,7 @@ from streamsampler.stepping.inference.remote_rows import RemoteRows
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import row_at_fault
 from streamsampler.workers.finishing import UNKNOWN
-from streamsampler.workers.fragment_rows import Row
+from streamsampler.workers.fragment_rows import FragmentRow
 from streamsampler.workers.fragments import whose_memory
 from streamsampler.workers.generators import generator_states
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
@@ -116,7 +116,7 @@ class RemoteGroup(RemoteRows, Group):
         self._earlier[position] = 0
         super()._begin_next(position)
 
-    def _reset_function(self, row: Row) -> Callable[..., Any]:
+    def _reset_function(self, row: FragmentRow) -> Callable[..., Any]:
         return self._request_reset(row.number, row.index)
 
     def _forget_rows(self) -> None:
@@ -175,7 +175,7 @@ class RemoteGroup(RemoteRows, Group):
 
     # ------------------------------------------------------------------ losses and errors
 
-    def _restore(self, row: Row, standing: Standing, version: int, agent_is_known: bool) -> int:
+    def _restore(self, row: FragmentRow, standing: Standing, version: int, agent_is_known: bool) -> int:
         ran = super()._restore(row, standing, version, agent_is_known)
         if not row.length:
             self._environments.end(row.number)  # its episode was given up: the next loss is not to restore it

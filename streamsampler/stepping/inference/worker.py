@@ -37,7 +37,7 @@ from streamsampler.workers.threads import ThreadLimit
 from streamsampler.workers.turns import turn
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.lanes import LaneRunner
-from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.steps import RowTrajectory
 from streamsampler.workers.vec.tickets import RunningTicket
 from streamsampler.workers.vec.worker import VecWorker, refuse_different
 
@@ -100,7 +100,7 @@ class RemoteLanes(RemoteRows, LaneRunner):
         if not self._is_loss:
             super()._explain(error)
 
-    def _in_hand(self) -> list[Trajectory]:
+    def _in_hand(self) -> list[RowTrajectory]:
         running = super()._in_hand()
         if self._worker.phase is Phase.STEP:
             return running

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from streamsampler.core.errors import DataError, ObservationError, UsageError
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.times import Times
 from streamsampler.core.timing import used
 from streamsampler.protocol.messages import Phase
@@ -100,7 +100,7 @@ class ParallelLoop:
         seed_generators(seed)
         observations, infos = begin_of(self._reset(seed=seed))
         self._enter(Phase.AGENT_RESET)
-        self._reset_agent(derived_seed(seed, Stream.AGENT))
+        self._reset_agent(derived_seed(seed, SeedUse.AGENT))
         self._in_reset += perf_counter() - begin
         self._enter(Phase.RECORDING)
         self._recorder.begin(infos)

@@ -27,7 +27,7 @@ from streamsampler.agents.independence import Independence, probe
 from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, mask_size
 from streamsampler.agents.updates import apply_agent_update, updated_agent
 from streamsampler.core.errors import UsageError
-from streamsampler.core.seeding import Stream, derived_seed, derived_seeds
+from streamsampler.core.seeding import SeedUse, derived_seed, derived_seeds
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.data.trees import Tree, snapshot
 from streamsampler.protocol.messages import Phase
@@ -166,7 +166,7 @@ class _Together(BatchedAgent):
         self._same = {"draws": draws} if "draws" in self._keywords else _NONE  # what keywords stand for in each step
 
     def begin_block(self, seed: int) -> None:
-        seed = derived_seed(seed, Stream.AGENT)
+        seed = derived_seed(seed, SeedUse.AGENT)
         if self._reset is not None:
             self._reset(seed)
         self._draw_from(Draws(self._n_rows))
@@ -176,7 +176,7 @@ class _Together(BatchedAgent):
     def prepare(self, seeds: list[int]) -> Any:
         if not self._by_row:
             return None
-        mine = derived_seeds(seeds, Stream.AGENT)
+        mine = derived_seeds(seeds, SeedUse.AGENT)
         return mine, self._draws.prepare(mine) if "draws" in self._keywords else None
 
     def get_state(self) -> Any:
@@ -309,7 +309,7 @@ class _OneByOne(BatchedAgent):
             give_memory(self._agents[number], of_agent)
 
     def prepare(self, seeds: list[int]) -> Any:
-        return derived_seeds(seeds, Stream.AGENT) if any(self._reset) else None
+        return derived_seeds(seeds, SeedUse.AGENT) if any(self._reset) else None
 
     def begin(self, row: int, prepared: Any, position: int) -> None:
         number = row % len(self._reset)

@@ -21,7 +21,7 @@ from streamsampler.data.info_columns import (
 )
 from streamsampler.data.infos import InfoRecorder, info_value, places_of
 from streamsampler.data.trees import Array
-from streamsampler.workers.vec.growing import Column
+from streamsampler.workers.vec.growing import GrowingColumn
 
 
 def info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     return found
 
 
-class _Piece(NamedTuple):
+class _InfoPiece(NamedTuple):
     steps: NDArray[np.int64]
     values: Array | list[Any]
 
@@ -53,7 +53,7 @@ class _Form(NamedTuple):
     key: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    column: Column
+    column: GrowingColumn
 
 
 class BatchInfos:
@@ -68,7 +68,7 @@ class BatchInfos:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._pieces: dict[KeyPath, list[_Piece]] = {}
+        self._pieces: dict[KeyPath, list[_InfoPiece]] = {}
         self._forms: tuple[_Form, ...] = ()
         # The steps that the arrays have, and the one after their last.
         self._first = self._next = 0
@@ -122,7 +122,7 @@ class BatchInfos:
         if self._next > self._first:
             numbers = np.arange(self._first, self._next)
             for form in self._forms:
-                self._pieces[form.key,] = [_Piece(numbers, form.column.gather(numbers - self._first))]
+                self._pieces[form.key,] = [_InfoPiece(numbers, form.column.gather(numbers - self._first))]
         self._forms = ()
 
     def record(self, steps: NDArray[np.int64], infos: Mapping[str, Any], rows: Array | None = None) -> None:
@@ -185,7 +185,7 @@ class BatchInfos:
             steps = steps[present]
             values = values[present] if isinstance(values, np.ndarray) else [values[row] for row in present]
         if len(steps):
-            self._pieces.setdefault(path, []).append(_Piece(steps, _copied(values)))
+            self._pieces.setdefault(path, []).append(_InfoPiece(steps, _copied(values)))
 
     def clear(self) -> None:
         """Forget everything."""
@@ -201,7 +201,7 @@ class BatchInfos:
             self._first, self._next = begun - step, self._next - step
         for path, pieces in self._pieces.items():
             first = next((place for place, piece in enumerate(pieces) if piece.steps[-1] >= step), len(pieces))
-            self._pieces[path] = [_Piece(piece.steps - step, piece.values) for piece in pieces[first:]]
+            self._pieces[path] = [_InfoPiece(piece.steps - step, piece.values) for piece in pieces[first:]]
 
     def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
         """Return the infos of some steps; see `data.infos.InfoRecorder.select`."""
@@ -245,7 +245,7 @@ def _forms_of(infos: Mapping[str, Any], n_rows: int) -> tuple[_Form, ...]:
         ):
             return ()
         shape = values.shape[1:]
-        forms.append(_Form(key, values.dtype, shape, Column(1, values.dtype, shape)))
+        forms.append(_Form(key, values.dtype, shape, GrowingColumn(1, values.dtype, shape)))
     return tuple(forms)
 
 
@@ -263,7 +263,7 @@ def _copied(values: Any) -> Array | list[Any]:
     return [info_value(value) for value in values]
 
 
-def _column(pieces: list[_Piece], numbers: NDArray[np.int64]) -> InfoColumn:
+def _column(pieces: list[_InfoPiece], numbers: NDArray[np.int64]) -> InfoColumn:
     steps = np.concatenate([piece.steps for piece in pieces])
     order = np.arange(0) if bool((steps[1:] > steps[:-1]).all()) else np.argsort(steps, kind="stable")
     places, present = places_of(steps[order] if len(order) else steps, numbers)

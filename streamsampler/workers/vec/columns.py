@@ -24,7 +24,7 @@ from streamsampler.data.recorder import Rollouts, refuse_actions_outside
 from streamsampler.data.spaces import AnySpace, misfit, short
 from streamsampler.data.trees import Array, Tree, leaves, snapshot
 from streamsampler.workers.vec.batch_infos import BatchInfos
-from streamsampler.workers.vec.growing import Column
+from streamsampler.workers.vec.growing import GrowingColumn
 
 # ----------------------------------------------------------------------
 # Walk through the parts of nested spaces, and of their values.
@@ -191,7 +191,7 @@ class Columns:
         return [leaf.converted(part) for leaf, part in zip(self._leaves, self._parts(value), strict=True)]
 
     def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Tree:
-        """Return the values of some numbers, in their order: a tree of (k, ...); see `Column.gather`."""
+        """Return the values of some numbers, in their order: a tree of (k, ...); see `GrowingColumn.gather`."""
         return nested(self._space, (leaf.gather(numbers, allocate) for leaf in self._leaves))
 
     def forget_before(self, step: int) -> None:
@@ -232,7 +232,7 @@ class Columns:
             yield from arrays
 
 
-class _LeafColumn(Column):
+class _LeafColumn(GrowingColumn):
     """The values of one leaf of a space; objects, where its space is none of arrays."""
 
     def __init__(

@@ -21,7 +21,7 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.rollouts.script import Cut, End, Script, trajectory
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import locate, row_at_fault, step_error
-from streamsampler.workers.fragment_rows import Row, told
+from streamsampler.workers.fragment_rows import FragmentRow, told
 from streamsampler.workers.fragments import InForce, Running, packed_memory, whose_memory
 from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.masks import RowMasks
@@ -29,7 +29,7 @@ from streamsampler.workers.resets import FragmentOrder, Standing, reset_function
 from streamsampler.workers.restoring import AS_GIVEN, AbandonedError, NotRestoredError, no_failure, rounding_for
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
-from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.steps import RowTrajectory
 
 # ----------------------------------------------------------------------
 # Environments of fragments that take each timestep together, and what goes on in them from call to call.
@@ -47,7 +47,7 @@ class Group(RowsDriver):
     """
 
     def __init__(
-        self, number: int, rows: list[Row], worker: Worker, batch_rows: Callable[[], int], **more: Any
+        self, number: int, rows: list[FragmentRow], worker: Worker, batch_rows: Callable[[], int], **more: Any
     ) -> None:  # fmt: skip
         callers = [row.caller for row in rows if row.caller is not None]
         super().__init__(worker, [row.env for row in rows], worker.spaces, len(rows), callers, **more)
@@ -60,8 +60,8 @@ class Group(RowsDriver):
         self._seed = rows[0].seed  # of the global generators, and of agents that are not reset by rows
         self._generators: Any = None
         self._left: list[int] = []  # how many timesteps each row has still to take
-        self._running: list[Trajectory] = []  # by row
-        self._ended: list[list[Trajectory]] = []
+        self._running: list[RowTrajectory] = []  # by row
+        self._ended: list[list[RowTrajectory]] = []
 
     def set_rows(self, n_rows: int) -> None:
         """Let the agent's batches have so many rows; see `RowsDriver.set_rows`."""
@@ -154,7 +154,7 @@ class Group(RowsDriver):
         self._recorder.clear()
         self._bind()
         self._ended = [[] for _ in rows]
-        self._running = [Trajectory(None, 0, 0, position, 0) for position in range(len(rows))]
+        self._running = [RowTrajectory(None, 0, 0, position, 0) for position in range(len(rows))]
         self._left = [n_timesteps] * len(rows)
         self.n_ran = worker.ran_timesteps
         if not self._run_rows(version):
@@ -221,7 +221,7 @@ class Group(RowsDriver):
         self._start(position, row.script)
         worker.phase = Phase.STEP
 
-    def _reset_function(self, row: Row) -> Callable[..., Any]:
+    def _reset_function(self, row: FragmentRow) -> Callable[..., Any]:
         return reset_function(row.env, self._worker.resets, (0,))
 
     def _take_end(self, row: int, end: End) -> None:
@@ -241,7 +241,7 @@ class Group(RowsDriver):
         self._ended[position].append(part)
         row.end_part(end.observation, ended=end.ended)
 
-    def _end_record(self, part: Trajectory, end: End) -> None:
+    def _end_record(self, part: RowTrajectory, end: End) -> None:
         self._recorder.end(part, end, self.agent, self._worker)
 
     def metrics(self) -> tuple[tuple[str, str], ...]:
@@ -271,7 +271,7 @@ class Group(RowsDriver):
         if not is_replaced:
             self.agent.set_state(state)
 
-    def _gathered(self, parts: Sequence[Trajectory]) -> Rollouts:
+    def _gathered(self, parts: Sequence[RowTrajectory]) -> Rollouts:
         return self._recorder.gather(parts, self._worker.context.allocate)
 
     def take_over(self, standings: Mapping[int, Standing], version: int, *, agent_is_replaced: bool) -> int:
@@ -300,7 +300,7 @@ class Group(RowsDriver):
                     self._begin_agent(position)
         return ran
 
-    def _restore(self, row: Row, standing: Standing, version: int, agent_is_known: bool) -> int:
+    def _restore(self, row: FragmentRow, standing: Standing, version: int, agent_is_known: bool) -> int:
         """Restore a row's episode, if one went on; return how many timesteps its environment was run for it."""
         return row.restore(self._worker, standing, version, agent_is_known=agent_is_known)
 
@@ -388,5 +388,5 @@ class RunningGroups(Running):
         first = number * self._n_rows
         numbers = range(first, min(first + self._n_rows, n_envs))
         envs = zip(numbers, self._claimed(len(numbers)), strict=True)
-        rows = [Row(env_number, *claimed, n_envs, self._seeds) for env_number, claimed in envs]
+        rows = [FragmentRow(env_number, *claimed, n_envs, self._seeds) for env_number, claimed in envs]
         return self._group(number, rows, self._worker)

@@ -14,7 +14,7 @@ _FIRST_BYTES = 1 << 16
 _FEWEST_STEPS = 16
 
 
-class Column:
+class GrowingColumn:
     """An array of (steps, n_rows, ...) that grows; what is in it is unchecked, and its user counts the steps.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError
-from streamsampler.core.seeding import Stream, derived_seeds
+from streamsampler.core.seeding import SeedUse, derived_seeds
 from streamsampler.data.agent_rows import Played, in_order, put_together
 from streamsampler.data.copying import Allocate
 from streamsampler.data.info_columns import join_undecided
@@ -26,7 +26,7 @@ from streamsampler.workers.several.policies import PlayingPolicy
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.batch_infos import BatchInfos
-from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.steps import RowTrajectory
 
 _ACTION, _RECORDING = Phase.ACTION, Phase.RECORDING
 
@@ -58,7 +58,7 @@ class PlayersOfRows(BatchedAgent):
 
     def prepare(self, seeds: list[int]) -> Any:
         """Return the seeds of trajectories for their agents."""
-        return derived_seeds(seeds, Stream.AGENT)
+        return derived_seeds(seeds, SeedUse.AGENT)
 
     def begin(self, row: int, prepared: Any, position: int) -> None:
         """Begin a trajectory in a row: the one that the worker has in hand."""
@@ -170,7 +170,7 @@ class JointRows:
     def take_reward(self, row: int) -> None:
         """Do nothing: recorders have the rewards."""
 
-    def begin(self, ticket: Hashable, position: int, index: int, row: int) -> Trajectory:
+    def begin(self, ticket: Hashable, position: int, index: int, row: int) -> RowTrajectory:
         """Return a new trajectory, whose script is about to run in a row, and which is recorded for a ticket."""
         of_tickets = self._of_tickets[row]
         if ticket not in of_tickets:
@@ -179,7 +179,7 @@ class JointRows:
             of_tickets[ticket].clear()
             of_tickets[ticket].sent = [] if self.keeps_sent else None
         self.rows[row] = of_tickets[ticket]
-        return Trajectory(ticket, position, index, row, self.step)
+        return RowTrajectory(ticket, position, index, row, self.step)
 
     def batch(self, rows: Sequence[int], sources: NDArray[np.int64] | None) -> Tree:
         """Begin the next step; the tables have the observations."""
@@ -226,7 +226,7 @@ class JointRows:
         step, row = divmod(number, self.n_rows)
         self.rows[row].record_agent_info(step, infos)
 
-    def end(self, trajectory: Trajectory, end: End, agent: BatchedAgent, worker: Worker) -> None:
+    def end(self, trajectory: RowTrajectory, end: End, agent: BatchedAgent, worker: Worker) -> None:
         """End the trajectory in a row."""
         del agent, worker  # agents' values are recorded
         recorder = self.rows[trajectory.row]
@@ -250,7 +250,7 @@ class JointRows:
         self._infos.clear()
         self.step = 0
 
-    def keep(self, trajectories: Sequence[Trajectory]) -> None:
+    def keep(self, trajectories: Sequence[RowTrajectory]) -> None:
         """Forget what was recorded for other tickets than those of these trajectories."""
         step = min((each.begun for each in trajectories), default=self.step)
         if 2 * step >= self.step:  # what is kept has to be moved
@@ -265,7 +265,7 @@ class JointRows:
             for ticket in [it for it in of_tickets if it not in tickets]:
                 free.append(of_tickets.pop(ticket))
 
-    def gather(self, trajectories: Sequence[Trajectory], allocate: Allocate) -> Rollouts:
+    def gather(self, trajectories: Sequence[RowTrajectory], allocate: Allocate) -> Rollouts:
         """Return trajectories of one ticket that have ended, in order.
 
         Raises:
@@ -283,7 +283,7 @@ class JointRows:
         rollouts.remarks = tuple(remarks.items())
         return rollouts
 
-    def _parts(self, trajectories: Sequence[Trajectory]) -> tuple[dict[JointRecorder, Rollouts], list[Played]]:
+    def _parts(self, trajectories: Sequence[RowTrajectory]) -> tuple[dict[JointRecorder, Rollouts], list[Played]]:
         """Return what each recorder has of trajectories, and what agents did, by position in `trajectories`."""
         positions: dict[JointRecorder, list[int]] = {}
         for position, trajectory in enumerate(trajectories):
@@ -306,7 +306,7 @@ class JointRows:
         return found, played
 
     def _steps_of(
-        self, trajectories: Sequence[Trajectory], owners: NDArray[np.int64], env_timesteps: NDArray[np.int64]
+        self, trajectories: Sequence[RowTrajectory], owners: NDArray[np.int64], env_timesteps: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Return in which step each of some timesteps of trajectories was chosen; -1 if that was in an earlier part."""
         steps, n_before = [], np.array([it.recorded[2] for it in trajectories], np.int64)
@@ -324,7 +324,7 @@ class JointRows:
         assert self._players is not None
         return self._players.policies[name]
 
-    def _add_infos(self, played: PolicyRollouts, trajectories: Sequence[Trajectory]) -> None:
+    def _add_infos(self, played: PolicyRollouts, trajectories: Sequence[RowTrajectory]) -> None:
         """Add the infos of a policy that is asked across environments: each step of a row is one of its environment."""
         if played.policy not in self._infos:
             return

@@ -11,7 +11,7 @@ from streamsampler.workers.several.players import Players, updated_players
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import Group
 from streamsampler.workers.vec.joint import JointRows, PlayersOfRows
-from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.steps import RowTrajectory
 
 
 class GroupOfAgents(Group):
@@ -63,7 +63,7 @@ class GroupOfAgents(Group):
         self._recorder.rows[position].go_on(suspended)
         self._start(position, script, self._bound(position))
 
-    def _end_record(self, part: Trajectory, end: End) -> None:
+    def _end_record(self, part: RowTrajectory, end: End) -> None:
         self._worker.phase = Phase.RECORDING
         self._recorder.end(part, end, self.agent, self._worker)
         row, recorder = self.rows[part.row], self._recorder.rows[part.row]

@@ -25,7 +25,7 @@ from streamsampler.workers.resets import reset_function
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
 from streamsampler.workers.vec.joint import JointRows, PlayersOfRows
-from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.steps import RowTrajectory
 from streamsampler.workers.vec.tickets import RunningTicket, RunningTickets, positions_by_row
 
 # An enum's member costs 100 ns to look up on Python 3.11.
@@ -86,10 +86,10 @@ class LaneRunner(RowsDriver):
         super().__init__(worker, envs, spaces, n_rows or len(envs), callers, **more)
         self._limit = worker.context.max_episode_length
         self._tickets = RunningTickets(worker, len(envs))
-        self._running: list[Trajectory | None] = [None] * len(envs)
+        self._running: list[RowTrajectory | None] = [None] * len(envs)
         self._in_lanes = True
         self._fixed_rows = fixed_rows
-        self._at_fault: Trajectory | None = None
+        self._at_fault: RowTrajectory | None = None
         self._n_wanted = 0  # how many trajectories of the ticket in hand are to end
 
     @property
@@ -170,11 +170,11 @@ class LaneRunner(RowsDriver):
             self._masks = masks if agent.takes_masks else None
         return self._tickets.begin(ticket, seeds, agent)
 
-    def ended(self) -> list[Trajectory]:
+    def ended(self) -> list[RowTrajectory]:
         """Return the trajectories of the ticket in hand that have ended, in its order."""
         return self._tickets.in_hand.ended()
 
-    def left_out(self) -> list[Trajectory]:
+    def left_out(self) -> list[RowTrajectory]:
         """Return the trajectories of the ticket in hand that were left out, in its order."""
         return self._tickets.in_hand.left_out()
 
@@ -355,10 +355,10 @@ class LaneRunner(RowsDriver):
             # A step's observation is recorded as the next timestep's.
             locate(cast("DataError", error), self._envs[0], timestep - (not isinstance(error, ObservationError)))
 
-    def _timestep_of(self, trajectory: Trajectory) -> int:
+    def _timestep_of(self, trajectory: RowTrajectory) -> int:
         return self._recorder.n_asked(trajectory.row, trajectory.begun)
 
-    def _found_at_fault(self, error: BaseException) -> Trajectory | None:
+    def _found_at_fault(self, error: BaseException) -> RowTrajectory | None:
         """Return the trajectory that an exception is about; None if it may be one of several."""
         agent, worker = self._agent, self._worker
         assert agent is not None
@@ -376,5 +376,5 @@ class LaneRunner(RowsDriver):
             return next((each for each in running if self._raises_alone(each.row)), running[0])
         return running[0]
 
-    def _in_hand(self) -> list[Trajectory]:
+    def _in_hand(self) -> list[RowTrajectory]:
         return [each for each in self._running if each is not None]

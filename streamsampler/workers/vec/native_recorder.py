@@ -16,7 +16,7 @@ from streamsampler.data.spaces import AnySpace, check_rewards, short
 from streamsampler.data.trees import Tree, concatenate, leaves, take
 from streamsampler.workers.vec.batch_infos import BatchInfos
 from streamsampler.workers.vec.columns import Columns, ColumnsRecorder
-from streamsampler.workers.vec.growing import Column
+from streamsampler.workers.vec.growing import GrowingColumn
 from streamsampler.workers.vec.rows import row_of
 
 _FLOAT64 = np.dtype(np.float64)
@@ -42,7 +42,7 @@ class NativeRecorder(ColumnsRecorder):
         self.env_infos, self._reset_infos = BatchInfos("env_infos"), BatchInfos("episode_infos")
         super().__init__(observation_space, action_space, n_slots, self.env_infos, self._reset_infos)
         self._apart = Columns(observation_space, n_slots, "observation", ObservationError)
-        self._rewards = Column(n_slots, _FLOAT64)
+        self._rewards = GrowingColumn(n_slots, _FLOAT64)
         self._shape = (n_slots,)
         self.positions, self.begun = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
 

@@ -31,7 +31,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(slots=True, eq=False)
-class Trajectory:
+class RowTrajectory:
     """A trajectory in a row.
 
     Attributes:
@@ -144,7 +144,7 @@ class StepRecorder(ColumnsRecorder):
         owners = [everyone if rows is None else rows for _, rows in self._calls[place:]]
         return np.concatenate(owners) if owners else np.arange(0)
 
-    def _numbers(self, trajectories: Sequence[Trajectory], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _numbers(self, trajectories: Sequence[RowTrajectory], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of trajectories, one after the other."""
         if not trajectories:
             return np.arange(0)
@@ -167,7 +167,7 @@ class StepRecorder(ColumnsRecorder):
 
     # ------------------------------------------------------------------ trajectories
 
-    def gather(self, trajectories: Sequence[Trajectory], allocate: Allocate) -> Rollouts:
+    def gather(self, trajectories: Sequence[RowTrajectory], allocate: Allocate) -> Rollouts:
         """Return trajectories that have ended, in order.
 
         Args:
@@ -190,7 +190,7 @@ class StepRecorder(ColumnsRecorder):
             values={place: each.value for place, each in enumerate(trajectories) if each.value is not None},
         )  # fmt: skip
 
-    def _last_observations(self, trajectories: Sequence[Trajectory]) -> Tree:
+    def _last_observations(self, trajectories: Sequence[RowTrajectory]) -> Tree:
         """Return the last observations of trajectories, leaves of (n, ...)."""
         recorder = self._last
         recorder.clear()
@@ -203,7 +203,7 @@ class StepRecorder(ColumnsRecorder):
             error.timestep = trajectories[error.position].length
             raise
 
-    def keep(self, trajectories: Sequence[Trajectory]) -> int:
+    def keep(self, trajectories: Sequence[RowTrajectory]) -> int:
         """Forget what none of these trajectories needs, if that is worth it; all others are over.
 
         Returns:
@@ -268,11 +268,11 @@ class BatchRecorder(StepRecorder):
         for row in self.rows:
             row.clear()
 
-    def begin(self, ticket: Any, position: int, index: int, row: int) -> Trajectory:
+    def begin(self, ticket: Any, position: int, index: int, row: int) -> RowTrajectory:
         """Return a new trajectory, whose script is about to run in a row."""
         number = self.rows[row].number = self.n_begun
         self.n_begun += 1
-        return Trajectory(ticket, position, index, row, self.step, number)
+        return RowTrajectory(ticket, position, index, row, self.step, number)
 
     def record(self, row: int, observation: Any) -> None:
         """Record a row's next observation.
@@ -349,7 +349,7 @@ class BatchRecorder(StepRecorder):
         recorder = self.rows[row]
         self.rewards[recorder.asked] = recorder.float_rewards.pop()
 
-    def end(self, trajectory: Trajectory, end: End, agent: BatchedAgent, worker: Worker) -> None:
+    def end(self, trajectory: RowTrajectory, end: End, agent: BatchedAgent, worker: Worker) -> None:
         """End the trajectory in a row."""
         recorder = self.rows[trajectory.row]
         if recorder.metrics:
@@ -368,7 +368,7 @@ class BatchRecorder(StepRecorder):
         """Record the infos of the last call, arrays with a row for each row of the batch."""
         self.agent_infos.record_next(self.first, len(rows), infos, self._index, self._width)
 
-    def keep(self, trajectories: Sequence[Trajectory]) -> int:
+    def keep(self, trajectories: Sequence[RowTrajectory]) -> int:
         """Forget what none of these trajectories needs; see `StepRecorder.keep`."""
         by = super().keep(trajectories)
         for row in self.rows:
@@ -387,8 +387,8 @@ class RowRecorder:
         float_rewards: See below.
 
     Attributes:
-        begun: What `Trajectory.begun` is.
-        number: What `Trajectory.number` is.
+        begun: What `RowTrajectory.begun` is.
+        number: What `RowTrajectory.number` is.
         asked: The number of the timestep whose action was chosen last; -1 for the one in the last call.
         info: The info that came with the observation which is to be acted on; None if that was empty.
         encoded: The next observation, until the batch takes it; the list may be shared with other rows.

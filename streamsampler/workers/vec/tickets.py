@@ -11,13 +11,13 @@ from typing import Any
 from streamsampler.protocol.messages import Ticket
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.agents import BatchedAgent
-from streamsampler.workers.vec.steps import Trajectory
+from streamsampler.workers.vec.steps import RowTrajectory
 
 _LOOK_SECONDS = 1e-3
 """How often rows without a trajectory look for a ticket: looking costs some microseconds."""
 
 
-def _position_of(trajectory: Trajectory) -> int:
+def _position_of(trajectory: RowTrajectory) -> int:
     return trajectory.position
 
 
@@ -38,15 +38,15 @@ class RunningTicket:
     seeds: list[int]
     prepared: Any
     waiting: list[Iterator[int]]
-    begun: list[Trajectory] = field(default_factory=list)
+    begun: list[RowTrajectory] = field(default_factory=list)
     n_ended: int = 0
 
-    def ended(self) -> list[Trajectory]:
+    def ended(self) -> list[RowTrajectory]:
         """Return the trajectories that have ended, in the ticket's order."""
         ended = (each for each in self.begun if each.length and each.left_out is None)
         return sorted(ended, key=_position_of)
 
-    def left_out(self) -> list[Trajectory]:
+    def left_out(self) -> list[RowTrajectory]:
         """Return the trajectories that were left out, in the ticket's order."""
         return sorted((each for each in self.begun if each.left_out is not None), key=_position_of)
 
@@ -92,7 +92,7 @@ class RunningTickets:
         """Whether trajectories of later tickets have begun."""
         return any(later.begun for later in self._tickets if later is not self._tickets[0])
 
-    def begun(self) -> list[Trajectory]:
+    def begun(self) -> list[RowTrajectory]:
         """Return all trajectories that have begun."""
         return [trajectory for running in self._tickets for trajectory in running.begun]
 

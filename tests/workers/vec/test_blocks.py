@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler import VecWorker
-from streamsampler.core.seeding import Stream, derived_seed
+from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.environments.updates import NewEnvUpdate, as_env_update
 from streamsampler.errors import ActionError
 from streamsampler.protocol.messages import Phase, Ticket
@@ -116,7 +116,7 @@ def test_a_block_is_seeded_from_its_first_trajectory(kind):
         expected = []
         for seed in (4, 3):
             seed_generators(seed)
-            expected.append((derived_seed(seed, Stream.AGENT), random.random()))
+            expected.append((derived_seed(seed, SeedUse.AGENT), random.random()))
     assert agent.begun == expected
 
 
