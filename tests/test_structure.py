@@ -5,6 +5,7 @@ How big it is, is printed (`python -m tests.test_structure`, or this test with `
 
 import ast
 import functools
+import importlib
 import pathlib
 import re
 import subprocess
@@ -61,7 +62,7 @@ STEP_WRAPPERS = {
     "stepping.joint_env.JointEnv.step",
     "testing.faults.FaultyEnv.step",
     "workers.fail_points._MortalEnv.step",
-    "workers.hooks.Seams.step",
+    "workers.seams.Seams.step",
     "workers.masks.masked_loop.step_and_keep",
     "workers.purity._StandIn.step",
 }
@@ -79,6 +80,25 @@ RECORDERS = {
 }
 # Of these: the script's side of a `BatchRecorder`; and what all are made of: the values of one space, and infos.
 PARTS_OF_RECORDERS = {"RowRecorder", "Recorder", "InfoRecorder"}
+
+
+# Capabilities, the patterns of their words in code, and how many files may have them: a capability is one place with
+# seams for others, and not a flag through twenty files. Links to pages do not count, nor do torch's own hooks.
+SPREAD = {
+    "hooks": (r"\bhooks?\b|HookCaller|Hooked", 18),
+    "dropping": (r"drop_if|on_failure.{0,12}drop|\bDropped\b|drop_unless", 18),
+    "the run-twice check": (r"purity|rehears|Checked\b|check_order", 10),
+    "lags": (r"staleness|\blag\b|Lag\b|run_ahead", 12),
+}
+NOT_SPREAD = {"agents.mlp"}  # whose message names torch's hooks
+
+# The functions and files that run from `obtain_samples(10)` to the first `env.step`, and from there to the batch: each
+# of them is on the way of whoever reads how a call works. These numbers may only fall. `python -m tests.walk -v` names
+# them.
+WALK = {"down": (172, 55), "up": (173, 44)}
+
+MOST_FLOORS = 2
+"""Of base classes under the samplers that users make."""
 
 
 def room(module):
@@ -310,6 +330,66 @@ def test_there_are_four_recorders():
         families.setdefault(ancestor(name), set()).update({name} - {ancestor(name)})
     assert families == RECORDERS, "is it a subclass, or can one of these do it?"
     assert len(RECORDERS) <= 4
+
+
+def class_names():
+    """Return the modules in which classes of a name are defined, leading underscores apart."""
+    found = {}
+    for module, path in modules():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name.lstrip("_"), []).append(module)
+    return found
+
+
+def test_a_class_name_stands_once():
+    twice = {name: places for name, places in class_names().items() if len(places) > 1}
+    assert twice == {}, "name the class by what it holds or does in its own room"
+
+
+@pytest.mark.parametrize(
+    "sampler", ["processes.MultiprocessingSampler", "processes.LocalSampler", "ray.RaySampler"], ids=str
+)
+def test_a_sampler_has_few_floors(sampler):
+    module, _, name = sampler.partition(".")
+    found = getattr(importlib.import_module(f"streamsampler.samplers.{module}"), name)
+    bases = [base.__name__ for base in found.__mro__ if base.__module__.startswith("streamsampler.")]
+    assert len(bases) <= 2 + MOST_FLOORS, f"{bases}: a sampler has its life, and is none"
+
+
+def code_of(path):
+    """Return a file's code without docstrings, comments, and links to pages."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [it for it in node.body if not is_text(it)] or [ast.Pass()]
+    return re.sub(r"docs/[\w-]+\.md", "", ast.unparse(tree))
+
+
+def is_text(node):
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+@pytest.mark.parametrize("capability", SPREAD)
+def test_a_capability_has_its_place(capability):
+    pattern, most = SPREAD[capability]
+    files = [
+        module
+        for module, path in modules()
+        if room(module) != "examples" and module not in NOT_SPREAD and re.search(pattern, path.read_text())
+        if re.search(pattern, code_of(path))
+    ]
+    assert len(files) <= most, f"{files} know of {capability}: let some of them call a place that does"
+
+
+def test_the_way_of_a_call_is_no_longer_than_before():
+    """In a process of its own: here, other tests have imported what changes the way."""
+    found = subprocess.run([sys.executable, "-m", "tests.walk"], capture_output=True, text=True, check=True).stdout
+    for line in found.splitlines():
+        way, n_functions, _, _, n_files, _ = line.split()
+        most = WALK[way]
+        assert (int(n_functions), int(n_files)) <= most, f"{line}; {most} before: see `python -m tests.walk -v`"
+        assert int(n_files) <= most[1], line
 
 
 def test_no_private_name_is_imported():

@@ -244,15 +244,15 @@ def _make_class(make: Any, args: Any, library: Any, hooked: list[type]) -> Any:
 
 @contextlib.contextmanager
 def _silenced(base: Any) -> Iterator[None]:
-    hook = vars(base).get("__init_subclass__")
-    if hook is None:  # it is being made as well, and has none yet
+    initialiser = vars(base).get("__init_subclass__")
+    if initialiser is None:  # it is being made as well, and has none yet
         yield
         return
     base.__init_subclass__ = classmethod(lambda cls, **_: super(base, cls).__init_subclass__())
     try:
         yield
     finally:
-        base.__init_subclass__ = hook
+        base.__init_subclass__ = initialiser
 
 
 _REDUCERS: dict[type, Callable[[Any], Any]] = {

@@ -22,8 +22,8 @@ from streamsampler.protocol.messages import Checked, Report
 
 
 Aggregation = Literal["mean", "sum", "last", "histogram"]
-_HOW_METRICS = ("mean", "sum", "last")
-_HOW = (*_HOW_METRICS, "histogram")
+HOW_METRICS = ("mean", "sum", "last")
+_HOW = (*HOW_METRICS, "histogram")
 
 
 def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dict[str, float]:
@@ -56,19 +56,6 @@ def _numbers(infos: Mapping[str, Array], name: str) -> Array | None:
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
         return None
     return values if mask is None else values[mask]
-
-
-def check_aggregation(how: Any) -> None:
-    """Check what hooks say of how their metrics are aggregated.
-
-    Raises:
-        UsageError: It is no dict, or has another word.
-    """
-    if not isinstance(how, Mapping):
-        raise UsageError(f"the hooks' aggregation must be a dict of words by name, got {how!r}")
-    for name, word in how.items():
-        if word not in _HOW_METRICS:
-            raise UsageError(f"a metric can be aggregated by {', '.join(_HOW_METRICS)}; for {name!r} it is {word!r}")
 
 
 def metrics_of(infos: Mapping[str, Array], how: Mapping[str, Any]) -> dict[str, float]:

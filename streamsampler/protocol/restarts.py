@@ -69,6 +69,11 @@ class Policy(Limits):
         if not isinstance(types, tuple) or not all(isinstance(t, type) and issubclass(t, BaseException) for t in types):
             raise UsageError(f"restart_on must be a tuple of exception types, got {types!r}")
 
+    @property
+    def drops(self) -> bool:
+        """Whether trajectories may be left out."""
+        return self.on_failure != "raise"
+
     def restarts_on(self, kinds: tuple[str, ...]) -> bool:
         """Whether an exception counts as a loss.
 

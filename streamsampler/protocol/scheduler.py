@@ -170,7 +170,7 @@ class Scheduler:
             throughput=self.throughput if is_whole else None,
             own_queues=len(structures) > 1 or not is_whole,
             layout=plan.layout if isinstance(plan, Fragments) else self.layout,
-            dropping=self.policy.on_failure == "drop",
+            dropping=self.policy.drops,
             concurrent=self._concurrent,
             shortest_ticket=self._shortest_ticket,
             steps_of=self._shown_timesteps,

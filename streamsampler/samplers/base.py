@@ -35,8 +35,9 @@ from streamsampler.samplers.updates import Updates
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
-from streamsampler.workers.hooks import WorkerWithSeams, pickled_hooks, raises_all
+from streamsampler.workers.hooks import pickled_hooks, raises_all
 from streamsampler.workers.resets import Options, common_resets
+from streamsampler.workers.seams import WorkerWithSeams
 from streamsampler.workers.threads import check_threads
 
 _N_ENVS = 8
@@ -220,7 +221,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             worker_class=worker_class,
             worker_args=worker_args,
         )
-        drop_unless = policy.restarts_on if policy.on_failure == "drop" else None
+        drop_unless = policy.restarts_on if policy.drops else None
         if drop_if is not None:
             # The policy is to leave trajectories out, since the batch has gaps; what raises is raised all the same.
             policy = replace(policy, on_failure="drop")
@@ -389,7 +390,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
                 "fragments take no drop_if: what an earlier call returned of an episode cannot be left out any more. "
                 "Let a wrapper of the environment end such an episode, or use obtain_trajectories"
             )
-        if self._setup.policy.on_failure == "drop":
+        if self._setup.policy.drops:
             raise UsageError(
                 'fragments need on_failure="raise": where an episode raises, no other one takes its place in the batch'
             )

@@ -132,7 +132,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         """Return which trajectories may take the places of those left out: `fixed` and `n_of_task` of a plan."""
         if resets is None:
             return {}
-        n_of_task = resets.n_replaceable if self._setup.policy.on_failure == "drop" else None
+        n_of_task = resets.n_replaceable if self._setup.policy.drops else None
         return {"fixed": resets.is_fixed and n_of_task is None, "n_of_task": n_of_task}
 
     @property

@@ -44,13 +44,13 @@ def check_inference(inference: Any) -> Inference:
 
 
 def check_with_agent_here(
-    worker_class: type[Worker], options: Mapping[str, Any], factory: WorkerFactory | None
+    options: Mapping[str, Any], limits: Mapping[str, Any], factory: WorkerFactory | None
 ) -> type[VecWorker]:
     """Refuse arguments that do not go with an agent in the sampler's process; return the kind of worker it has.
 
     Args:
-        worker_class: The kind of worker that was asked for.
-        options: Other arguments, of which `registry.PARENT` says which are not taken; None where one is not asked for.
+        options: The sampler's options, as they were given.
+        limits: Its limits; `registry.PARENT` says which are not taken.
         factory: The factory of workers that the sampler is given, if any.
 
     Raises:
@@ -58,13 +58,17 @@ def check_with_agent_here(
     """
     from streamsampler.workers.vec.worker import VecWorker  # samplers with other workers do without its modules
 
+    worker_class = options.get("worker_class", DefaultWorker)
     if factory is not None:
         raise UsageError('inference="parent" makes its own worker: pass its arguments to MultiprocessingSampler')
     if worker_class not in (DefaultWorker, VecWorker):
         raise UsageError(
             f'inference="parent" runs trajectories as VecWorker does, and takes no worker_class={worker_class.__name__}'
         )
-    PARENT.refuse_lacking('inference="parent"', options)
+    order = options.get("order", "index")
+    given = {**limits, "staleness": options.get("staleness") or None, "order": None if order == "index" else order}
+    PARENT.refuse_lacking('inference="parent"', given)
+    _refuse_env_hooks(options.get("hooks"))
     return VecWorker
 
 
@@ -83,7 +87,7 @@ def refuse_items(agents: Any, envs: Any) -> None:
         raise UsageError(f'inference="parent" takes one {what}, and not one for each worker: {way_out}')
 
 
-def refuse_env_hooks(hooks: Any) -> None:
+def _refuse_env_hooks(hooks: Any) -> None:
     """Refuse the hook of environments that are made: in their processes there are no hooks.
 
     Raises:

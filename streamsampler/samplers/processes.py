@@ -28,11 +28,9 @@ from streamsampler.samplers.options import (
     check_with_agent_here,
     groups_for,
     processes_for,
-    refuse_env_hooks,
     refuse_items,
 )
 from streamsampler.samplers.per_worker import Agents, Envs
-from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 
 
@@ -93,15 +91,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         self._inference = check_inference(inference)
         self._holds_agent = inference == "parent"
         if inference == "parent":
-            given = {
-                **limits,
-                "staleness": options.get("staleness") or None,
-                "order": None if options.get("order", "index") == "index" else options["order"],
-            }
-            kind = options.get("worker_class", DefaultWorker)
-            options["worker_class"] = vec_worker = check_with_agent_here(kind, given, self._given_factory)
+            options["worker_class"] = vec_worker = check_with_agent_here(options, limits, self._given_factory)
             refuse_items(agents, envs)
-            refuse_env_hooks(options.get("hooks"))
             worker_args = keywords("worker_args", options.get("worker_args"))
             rows = vec_worker.layout(worker_args).rows
             self._n_groups = groups_for(worker_args, rows)

@@ -163,7 +163,7 @@ def _said(life: SamplerLife, last: TrajectoryBatch[Any, Any] | None) -> tuple[Ga
         if session.resets is None or last.continued[0]:  # an earlier call said it
             return Streamed(), None
         return Streamed(), replace(session.resets, fragments=None)
-    if life.setup.policy.on_failure == "drop" and not plan.fixed:
+    if life.setup.policy.drops and not plan.fixed:
         plan = Streamed(plan.first)  # others took the places of those that raised
     if life.setup.order == "arrival" and isinstance(plan, Exactly):
         plan = Streamed(plan.first)  # those that arrived first may have any index

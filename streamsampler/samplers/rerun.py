@@ -116,9 +116,7 @@ class Rerun:
 
     def _worker(self, take: Callable[[Any, float], None] | None, context: WorkerContext) -> Any:
         """Make a worker that runs the trajectory's block whatever its ticket, with the seeds that were recorded."""
-        hooks = None if self.setup.hooks is None else self.setup.hooks.sparing(self.index)
-        setup = replace(self.setup, check=None, drop_unless=None, hooks=hooks)
-        worker: Any = setup.make_worker(replace(context, worker_number=self.worker))
+        worker: Any = self.setup.for_replay(self.index).make_worker(replace(context, worker_number=self.worker))
         update_env, rollout = worker.update_env, worker.rollout
         film = None if take is None else Film(0, take)
 

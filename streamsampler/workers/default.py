@@ -24,10 +24,11 @@ from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.explain import explain_rollout
 from streamsampler.workers.finishing import timed
 from streamsampler.workers.fragments import FragmentEnv, RunningEnvs
-from streamsampler.workers.hooks import HookCaller, Hooks, Seams, WorkerWithSeams, left_out_by
+from streamsampler.workers.hooks import HookCaller, Hooks, left_out_by
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import reset_function
+from streamsampler.workers.seams import Seams, WorkerWithSeams
 from streamsampler.workers.several.fragments import FragmentEnvOfAgents
 from streamsampler.workers.several.loop import ParallelLoop
 from streamsampler.workers.several.players import Players, Table

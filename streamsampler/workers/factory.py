@@ -15,7 +15,8 @@ from streamsampler.core.keywords import refuse_unknown, suggesting
 from streamsampler.core.seeding import check_seed
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.hooks import Hooks, raises_all, refuse_ignored_seams
+from streamsampler.workers.hooks import Hooks, raises_all
+from streamsampler.workers.seams import refuse_ignored_seams
 
 __all__ = ["WorkerFactory", "WorkerSetup", "usable_cores"]
 
@@ -128,6 +129,11 @@ class WorkerSetup:
             )
         if self.drop_unless not in (None, raises_all) and not worker_class.can_drop:
             raise UsageError(f'{worker_class.__name__} cannot leave out trajectories: on_failure must be "raise"')
+
+    def for_replay(self, index: int) -> WorkerSetup:
+        """Return the same for a worker that runs a trajectory whatever becomes of it, and checks nothing."""
+        hooks = None if self.hooks is None else self.hooks.sparing(index)
+        return replace(self, check=None, drop_unless=None, hooks=hooks)
 
     @property
     def n_workers(self) -> int:

@@ -14,7 +14,7 @@ from streamsampler.rollouts.script import Script
 from streamsampler.workers.base import Worker
 from streamsampler.workers.finishing import UNKNOWN
 from streamsampler.workers.generators import set_states
-from streamsampler.workers.hooks import HookCaller, Kept
+from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.resets import Standing
 from streamsampler.workers.restoring import (
     Compared,
@@ -28,6 +28,7 @@ from streamsampler.workers.restoring import (
 from streamsampler.workers.several.parts import Suspended
 from streamsampler.workers.several.players import Table
 from streamsampler.workers.several.recorder import JointRecorder
+from streamsampler.workers.trajectory_context import Kept
 
 
 class FragmentRow:

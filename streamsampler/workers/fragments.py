@@ -38,7 +38,7 @@ from streamsampler.workers.generators import (
     seed_generators,
     set_states,
 )
-from streamsampler.workers.hooks import HookCaller, Seams, WorkerWithSeams
+from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing, reset_one
 from streamsampler.workers.restoring import (
@@ -51,6 +51,7 @@ from streamsampler.workers.restoring import (
     release,
     rounding_for,
 )
+from streamsampler.workers.seams import Seams, WorkerWithSeams
 from streamsampler.workers.single import Part, SingleDriver
 
 # ----------------------------------------------------------------------

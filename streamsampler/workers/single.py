@@ -19,9 +19,9 @@ from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import explain_rollout
 from streamsampler.workers.finishing import record_last_value, shares
 from streamsampler.workers.generators import seeding
-from streamsampler.workers.hooks import Seams
 from streamsampler.workers.masks import masked_loop
 from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
+from streamsampler.workers.seams import Seams
 
 _PROGRESS_SECONDS = 1e-2
 """How old a worker's progress on the board may be. Writing a word, or reading the clock twice, in each timestep costs 1

@@ -10,11 +10,11 @@ from streamsampler.data.statistics import (
     EndedEpisodes,
     Stats,
     aggregate,
-    check_aggregation,
     timers_text,
 )
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Report, Ticket
+from streamsampler.workers.hooks import check_aggregation
 
 
 def test_each_account_is_in_the_table():

@@ -16,7 +16,7 @@ from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import ActionError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
-from streamsampler.workers.hooks import refuse_ignored_seams
+from streamsampler.workers.seams import refuse_ignored_seams
 from streamsampler.workers.single import SingleDriver
 from tests.workers.contexts import context_of, new_board
 

@@ -56,10 +56,10 @@ def run_exit_handlers(worker: int) -> None:
         summary = "an exception" if error is None else summary_of(error)
         _LOG.warning("worker %d ended, and an exit handler%s raised %s", worker, name, summary, exc_info=error)
 
-    hooks = sys.unraisablehook, sys.excepthook
+    before = sys.unraisablehook, sys.excepthook
     sys.unraisablehook = lambda found: log(found.exc_value, found.object)
     sys.excepthook = lambda *of_finalizer: log(of_finalizer[1], None)
     try:
         atexit._run_exitfuncs()
     finally:
-        sys.unraisablehook, sys.excepthook = hooks
+        sys.unraisablehook, sys.excepthook = before

@@ -16,7 +16,7 @@ from streamsampler.rollouts.script import Binding, End, Script, own_error
 from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.workers.base import AbnormalTrajectoryError
 from streamsampler.workers.explain import locate
-from streamsampler.workers.hooks import TrajectoryContext
+from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.vec.driver import RowsDriver
 from streamsampler.workers.vec.joint import JointRows
 from streamsampler.workers.vec.rows import singles_of

@@ -8,7 +8,7 @@ from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.rollouts.script import End
 from streamsampler.workers.fragments import FragmentEnv
-from streamsampler.workers.hooks import WorkerWithSeams
+from streamsampler.workers.seams import WorkerWithSeams
 from streamsampler.workers.several.players import Players, Table, updated_players
 from streamsampler.workers.several.recorder import JointRecorder
 

@@ -16,9 +16,11 @@ from streamsampler.rollouts.outer_wrappers import OuterWrappers
 from streamsampler.rollouts.script import Binding, End, Script, own_error, phase_of
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.hooks import HookCaller, ShownTrajectory, TrajectoryContext, reset_of
+from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.restoring import own_copy
+from streamsampler.workers.seams import ShownTrajectory
+from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.batch_infos import info_of_row
 from streamsampler.workers.vec.joint import JointRows

@@ -12,12 +12,12 @@ import numpy as np
 
 from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data.recorder import Rollouts
-from streamsampler.protocol.messages import Dropped, Phase, Ticket
+from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.rollouts.script import End
 from streamsampler.rollouts.script import trajectory as trajectory_script
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import locate, note_missing_action, row_at_fault, step_error, summary_of
+from streamsampler.workers.explain import locate, note_missing_action, row_at_fault, step_error
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.masks import RowMasks
@@ -286,8 +286,7 @@ class LaneRunner(RowsDriver):
         trajectory, hooks = self._running[row], self._hooks[row]
         assert trajectory is not None
         assert hooks.context is not None
-        trajectory.length = hooks.context.timestep
-        trajectory.left_out = Dropped(trajectory.position, str(self._worker.phase), summary_of(error))
+        trajectory.leave_out(hooks.context.timestep, self._worker.phase, error)
         self._recorder.leave_out(row)
         trajectory.ticket.n_ended += 1
         self._running[row] = None

@@ -22,7 +22,8 @@ from streamsampler.data.spaces import AnySpace, flag_of, reward_recorder
 from streamsampler.data.trees import Array, Tree, map_tree, object_array, snapshot
 from streamsampler.protocol.messages import Dropped, Phase
 from streamsampler.rollouts.script import End
-from streamsampler.workers.base import Worker
+from streamsampler.workers.base import AbnormalTrajectoryError, Worker
+from streamsampler.workers.explain import summary_of
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.batch_infos import InfosInAnyOrder
 from streamsampler.workers.vec.columns import Columns, ColumnsRecorder
@@ -73,6 +74,11 @@ class RowTrajectory:
             phase, worker.phase = worker.phase, Phase.ACTION
             self.value = agent.value_of(self.row, last)
             worker.phase = phase
+
+    def leave_out(self, length: int, phase: Phase, error: AbnormalTrajectoryError) -> None:
+        """End it without a place in a batch."""
+        self.length = length
+        self.left_out = Dropped(self.position, str(phase), summary_of(error))
 
 
 class StepRecorder(ColumnsRecorder):

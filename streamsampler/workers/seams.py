@@ -1,0 +1,261 @@
+"""Let a subclass of the default worker override the steps of its loop, and show a script's trajectory to hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from streamsampler.agents.masks import MaskFinder
+from streamsampler.core.errors import UsageError
+from streamsampler.core.seeding import SeedUse, derived_seed
+from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.script import begin_of
+from streamsampler.workers.base import Worker
+from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.hooks import HookCaller
+from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
+from streamsampler.workers.trajectory_context import Kept, TrajectoryContext, reset_of
+
+SEAMS = ("begin_trajectory", "before_step", "after_step", "end_trajectory")
+
+
+class WorkerWithSeams(Worker):
+    """A worker of one environment, with four methods that a subclass may override; see the module's docstring."""
+
+    @classmethod
+    def overrides_seams(cls) -> bool:
+        """Return whether a subclass overrides one of the four methods."""
+        return any(getattr(cls, name) is not getattr(WorkerWithSeams, name) for name in SEAMS)
+
+    def begin_trajectory(self, context: TrajectoryContext) -> tuple[Any, dict[str, Any]]:
+        """Seed the global generators, reset the environment and then the agent.
+
+        Args:
+            context: The trajectory that begins.
+
+        Returns:
+            The first observation, and the reset's info.
+        """
+        self.enter(Phase.RESET)
+        seed_generators(context.seed)
+        observation, info = begin_of(context.reset(seed=context.seed))
+        if context.reset_agent is not None:
+            self.enter(Phase.AGENT_RESET)
+            context.reset_agent(derived_seed(context.seed, SeedUse.AGENT))
+        return observation, info
+
+    def before_step(self, context: TrajectoryContext) -> tuple[Any, dict[str, Any]]:
+        """Ask the agent for an action on `TrajectoryContext.observation`, which is recorded already.
+
+        Args:
+            context: The trajectory in hand.
+
+        Returns:
+            The action that is recorded and that the environment gets, and the agent's info.
+        """
+        if not context.takes_mask:
+            return context.agent.get_action(context.observation)
+        return context.agent.get_action(context.observation, action_mask=context.action_mask)  # type: ignore[call-arg]
+
+    def after_step(self, context: TrajectoryContext, result: Any) -> Any:  # noqa: ARG002 - for those who override it
+        """Return what is recorded of a step; by default what the environment returned.
+
+        Args:
+            context: The trajectory in hand, as it was before the step; `TrajectoryContext.action` is this step's.
+            result: What `env.step` returned: observation, reward, terminated, truncated, info.
+        """
+        return result
+
+    def end_trajectory(self, context: TrajectoryContext) -> None:
+        """Do nothing. Called when the last timestep is recorded, and not for trajectories that raise or are abandoned.
+
+        Args:
+            context: The trajectory that ends.
+        """
+
+
+def refuse_ignored_seams(worker_class: type[Worker]) -> None:
+    """Check that a subclass of a kind of worker of this package overrides no method that nothing would call.
+
+    Raises:
+        UsageError: It has one of the four methods, and its kind of worker does not call it.
+    """
+    package = __package__.partition(".")[0]
+    kinds = [kind for kind in worker_class.__mro__ if kind is not Worker and kind.__module__.startswith(f"{package}.")]
+    found = [name for name in SEAMS if hasattr(worker_class, name)]
+    if kinds and found and not issubclass(worker_class, WorkerWithSeams):
+        raise UsageError(
+            f"{worker_class.__name__} has {', '.join(found)}, which {kinds[0].__name__} does not call: only "
+            "DefaultWorker does. Subclass DefaultWorker, or pass hooks= for what need not change the trajectory"
+        )
+
+
+class ShownTrajectory:
+    """Shows a script's trajectory to hooks: an episode starts and ends once, in whichever calls.
+
+    Args:
+        worker: The worker, whose phase names the hook that is being called.
+        caller: Calls the hooks.
+
+    Attributes:
+        context: The trajectory in hand; None between trajectories: what is found wrong after the end is not shown.
+        agent_info: The agent's info of the action in hand.
+    """
+
+    def __init__(self, worker: Worker, caller: HookCaller) -> None:
+        self._worker, self._caller = worker, caller
+        self.context: TrajectoryContext | None = None
+        self.agent_info: Any = None
+
+    def resume(self, context: TrajectoryContext, timestep: int, kept: Kept | None, info: Any) -> None:
+        """Go on with an episode, which was shown in earlier calls.
+
+        Args:
+            context: Its context in this call.
+            timestep: The timesteps that it had in earlier calls.
+            kept: Its metrics and memory; None if these are lost.
+            info: The info that came with its last observation.
+        """
+        self.context = context
+        if kept is not None:
+            context.go_on(kept, timestep)
+        context.info = info
+
+    def kept(self) -> Kept:
+        """Return the metrics and the memory of an episode that goes on in the next call."""
+        assert self.context is not None
+        kept, self.context = self.context.kept(), None
+        return kept
+
+    def start(self, observation: Any, info: Any) -> None:
+        """Show a trajectory whose reset is recorded."""
+        assert self.context is not None
+        self._worker.enter(Phase.RECORDING)
+        self.context.observation, self.context.reset_info, self.context.info = observation, own_copy(info), info
+        self._caller.start(self.context)
+
+    def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        """Show a timestep that is recorded."""
+        context = self.context
+        assert context is not None
+        context.terminated, context.truncated = bool(terminated), bool(truncated)
+        context.observation, context.reward, context.info = observation, context.recorder.float_rewards[-1], info
+        context.agent_info = self.agent_info
+        context.timestep += 1
+        self._caller.timestep(context)
+
+    def end(self, *, limited: bool) -> None:
+        """Show the end of a trajectory, and record the metrics.
+
+        Args:
+            limited: Whether it has as many timesteps as it may have.
+        """
+        context, worker = self.context, self._worker
+        assert context is not None
+        context.truncated = context.truncated or limited
+        if isinstance(worker, WorkerWithSeams):
+            worker.end_trajectory(context)
+        self._caller.end(context)
+        worker.enter(Phase.RECORDING)
+        check_metrics(context)
+        if context.metrics:
+            context.recorder.record_metrics(context.metrics)
+            for name in context.metrics:
+                context.recorder.metrics[name] = self._caller.aggregation.get(name, "mean")
+        self.context = None
+
+    def lost(self, error: BaseException) -> None:
+        """Show an exception in a trajectory that has begun."""
+        if self.context is not None:
+            self._caller.lost(self.context, error)
+
+
+class Seams(ShownTrajectory):
+    """Stands where environment and agent stand: calls the seams of a worker, and its hooks.
+
+    Args:
+        worker: The worker whose seams are called.
+        caller: Calls the hooks.
+        version: The version of the ticket.
+        agent: The agent.
+        env: The environment.
+        recorder: Where the trajectories are recorded.
+        reset_agent: The agent's `reset`, if it has one.
+        rounding: Gives actions the floats of their space.
+        masks: Finds masks of actions, for an agent that takes them.
+        reset: Resets the environment; None where the call says how.
+    """
+
+    _worker: WorkerWithSeams
+
+    def __init__(
+        self, worker: WorkerWithSeams, caller: HookCaller, version: int, agent: Any, env: Any,
+        recorder: RolloutRecorder, reset_agent: Callable[[int], None] | None, rounding: Rounding = AS_GIVEN,
+        masks: MaskFinder | None = None, reset: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(worker, caller)
+        self._recorder, self._version, self._env, self._agent = recorder, worker.agent_version(version), env, agent
+        self._reset, self._reset_agent, self._rounding = reset, reset_agent, rounding
+        self._chosen: Any = None  # an action and an info
+        self._masks = masks
+        self._info: Any = None  # the last one, of which hooks have a copy
+
+    def context_of(self, index: int, seed: int) -> TrajectoryContext:
+        """Return the context of a trajectory that begins, or goes on."""
+        worker = self._worker
+        return TrajectoryContext(
+            self._env, self._agent, index, seed, self._version, worker.context.worker_number, self._recorder,
+            reset=self._reset or reset_of(self._env, worker, index), reset_agent=self._reset_agent,
+        )  # fmt: skip
+
+    def resume(self, context: TrajectoryContext, timestep: int, kept: Kept | None, info: Any) -> None:
+        """Go on with an episode, which was shown in earlier calls."""
+        super().resume(context, timestep, kept, info)
+        self._info = info
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        """Begin the trajectory that the worker has in hand; return the first observation, and the reset's info."""
+        worker, index = self._worker, self._worker.trajectory
+        assert index is not None
+        context = self.context = self.context_of(index, seed)
+        worker.enter(Phase.RESET)
+        context.observation, self._info = begin_of(worker.begin_trajectory(context))
+        return context.observation, self._info
+
+    def get_action(self, observation: Any) -> Any:
+        """Return what the worker's `before_step` does: an action, and the agent's info."""
+        context = self.context
+        assert context is not None
+        context.observation = observation  # hooks had a copy, and may have changed it
+        if self._masks is not None:
+            context.takes_mask, context.action_mask = True, self._masks(observation, self._info)
+        self._chosen = self._worker.before_step(context)
+        return self._chosen
+
+    def step(self, action: Any) -> Any:
+        """Step the environment; return what the worker's `after_step` makes of it."""
+        context = self.context
+        assert context is not None
+        context.action, self.agent_info = self._rounding.round(self._chosen[0]), self._chosen[1]
+        return self._worker.after_step(context, context.env.step(action))
+
+    def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        """Show a timestep that is recorded."""
+        self._info = info
+        super().timestep(observation, terminated, truncated, info)
+
+
+def check_metrics(context: TrajectoryContext) -> None:
+    """Check that metrics are values by name, none of which is the name of an info of the environment's reset.
+
+    Raises:
+        UsageError: They are not.
+    """
+    if not isinstance(context.metrics, dict):
+        raise UsageError(f"context.metrics must be a dict, values by name; a hook made it {context.metrics!r}")
+    if twice := sorted(context.metrics.keys() & context.reset_info.keys()):
+        raise UsageError(
+            f"the metrics {', '.join(twice)} have names that infos of the environment's reset have: both come back "
+            "in batch.episode_infos. Give them other names"
+        )
