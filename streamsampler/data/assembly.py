@@ -78,6 +78,11 @@ class GrowingRows:
         Returns:
             False if they are of another form than those before; then nothing was written.
         """
+        if self._like is None and not expected and not start and len(parts) == 1 and parts[0].__class__ is np.ndarray:
+            # All rows that there will be, in one array: most small batches come so.
+            self._form, self._buffers = trees.form(parts[0]), [copied(parts[0])]
+            self._like = self._buffers[0]
+            return True
         arrays = [trees.arrays(part) for part in parts]
         if self.is_new:
             if start:
@@ -124,6 +129,8 @@ class GrowingRows:
                 buffer.resize((n_rows, *buffer.shape[1:]), refcheck=False)
             elif len(buffer) > n_rows:
                 self._buffers[number] = buffer[:n_rows]
+        if self._like.__class__ is np.ndarray:
+            return self._buffers[0]
         buffers = iter(self._buffers)
         assert self._like is not None
         return trees.map_tree(lambda _: next(buffers), self._like)
