@@ -363,7 +363,7 @@ def _steps(*bounds: int) -> Words:
 
 
 _KINDS: dict[_Compute, np.uint64] = dict(zip((_uniforms, _normals), _steps(5, 7), strict=True))
-"""The numbers go on from those of `seeding.Stream`."""
+"""The numbers go on from those of `seeding.SeedUse`."""
 
 
 def _mixed(words: Words) -> Words:
