@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.data.trees import map_tree, map_trees
-from streamsampler.stepping.ledger import EnvEvent, EnvState
+from streamsampler.stepping.env_states import EnvEvent, EnvState
 from streamsampler.stepping.options import ManagerOptions
 from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.past_requests import PastRequest, PastRequests

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 from streamsampler.core.errors import WorkerDiedError, WorkerError, WorkerHungError
 from streamsampler.protocol.messages import Phase
+from streamsampler.stepping.env_states import EnvEvent, EnvState
 from streamsampler.stepping.episodes import Episodes, RoundResults
-from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
+from streamsampler.stepping.manager_stats import ManagerStats
 from streamsampler.stepping.options import ManagerOptions
 from streamsampler.stepping.past_requests import BEFORE, TOO_MANY, PastRequest, digest_of_result
+from streamsampler.stepping.requests import OpenRequests
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Broken, Done, Event, Restored, Transport, UnansweredError, is_of_action
@@ -43,8 +45,13 @@ class Recovery:
     """
 
     def __init__(
-        self, transport: Transport, ledger: Ledger, episodes: Episodes, options: ManagerOptions, accounts: ManagerStats
-    ) -> None:
+        self,
+        transport: Transport,
+        ledger: OpenRequests,
+        episodes: Episodes,
+        options: ManagerOptions,
+        accounts: ManagerStats,
+    ) -> None:  # fmt: skip
         self._transport = transport
         self._ledger = ledger
         self._episodes = episodes
@@ -322,8 +329,13 @@ class Inbox:
     """
 
     def __init__(
-        self, transport: Transport, ledger: Ledger, episodes: Episodes, options: ManagerOptions, accounts: ManagerStats
-    ) -> None:
+        self,
+        transport: Transport,
+        ledger: OpenRequests,
+        episodes: Episodes,
+        options: ManagerOptions,
+        accounts: ManagerStats,
+    ) -> None:  # fmt: skip
         self._transport = transport
         self._ledger = ledger
         self._episodes = episodes

@@ -22,10 +22,11 @@ from streamsampler.stepping.call_errors import (
     NoCallPendingError,
     ResultsTimeoutError,
 )
+from streamsampler.stepping.env_states import EnvEvent, EnvState
 from streamsampler.stepping.episode_server import Autoreset
 from streamsampler.stepping.episodes import Episodes, RoundResults
 from streamsampler.stepping.inbox import Inbox
-from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
+from streamsampler.stepping.manager_stats import ManagerStats
 from streamsampler.stepping.options import (
     ManagerOptions,
     Updates,
@@ -36,6 +37,7 @@ from streamsampler.stepping.options import (
     values_for,
 )
 from streamsampler.stepping.parameter_sets import ParameterSets
+from streamsampler.stepping.requests import OpenRequests
 from streamsampler.stepping.rows import Kind, Rows
 from streamsampler.stepping.several import SeveralAgents, by_agent, several_agents
 from streamsampler.stepping.steps import Steps
@@ -65,7 +67,7 @@ class BaseEnvManager(abc.ABC):
         self._accounts = ManagerStats.for_workers(n_workers)
         self._updates = updates
         self._options = options
-        self._ledger = Ledger(self.n_envs)
+        self._ledger = OpenRequests(self.n_envs)
         self._parameters = ParameterSets()
         self._transport: Transport | None = None
         self._several: SeveralAgents | None = None

@@ -22,9 +22,10 @@ from streamsampler.environments.ids import JOINT_VIEW
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
 from streamsampler.protocol.restarts import Policy
+from streamsampler.stepping.env_times import WorkerReport
 from streamsampler.stepping.episode_server import Autoreset, EpisodeServer
+from streamsampler.stepping.failures import Setbacks
 from streamsampler.stepping.joint_recorder import JointStepsRecorder
-from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import (
     RESTORE_LIMIT,
@@ -44,16 +45,7 @@ from streamsampler.stepping.recorder import RowsRecorder, StepsRecorder
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers
-from streamsampler.stepping.transport import (
-    Broken,
-    Done,
-    Event,
-    Restored,
-    Setbacks,
-    Transport,
-    warn_of_draws,
-    warn_of_unclosed,
-)
+from streamsampler.stepping.transport import Broken, Done, Event, Restored, Transport, warn_of_draws, warn_of_unclosed
 from streamsampler.stepping.vector_env import ManagedVectorEnv, ObservationMode
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.factory import usable_cores

@@ -13,8 +13,8 @@ from typing import Any
 
 from streamsampler.core.errors import SerializationError
 from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.stepping.frames import IDS, TOGETHER, ids_frame, pickle_frame, pickled
 from streamsampler.stepping.rows import Rows
-from streamsampler.stepping.transport import IDS, TOGETHER, ids_frame, pickle_frame, pickled
 from streamsampler.workers.explain import summary_of
 
 _ACTIONS = "the action of an environment"

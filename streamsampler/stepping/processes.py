@@ -42,7 +42,9 @@ from streamsampler.protocol.hangs import Watch
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Policy, cause_of_death
 from streamsampler.samplers.failures import unpickled
-from streamsampler.stepping.ledger import WorkerReport
+from streamsampler.stepping.env_times import WorkerReport
+from streamsampler.stepping.failures import Setbacks
+from streamsampler.stepping.frames import IDS, LOG, PICKLE, ids_in, pickle_frame, request_frame
 from streamsampler.stepping.links import EnvLink, EnvPool, NewPool
 from streamsampler.stepping.objects import step_frame, unpacked_result
 from streamsampler.stepping.parameter_sets import NumberedParameters
@@ -50,19 +52,12 @@ from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces
 from streamsampler.stepping.server import EnvServer
 from streamsampler.stepping.transport import (
-    IDS,
-    LOG,
-    PICKLE,
     Broken,
     Done,
     Event,
     Restored,
-    Setbacks,
     Transport,
     UnansweredError,
-    ids_in,
-    pickle_frame,
-    request_frame,
     warn_of_draws,
     warn_of_unclosed,
 )

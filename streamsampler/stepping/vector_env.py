@@ -18,7 +18,7 @@ from streamsampler.data.infos import Infos
 from streamsampler.data.spaces import row_spec
 from streamsampler.data.trees import map_tree, map_trees, object_array
 from streamsampler.stepping.call_errors import DifferentSpacesError, NoCallPendingError
-from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping.env_states import EnvState
 from streamsampler.stepping.row_infos import joined_infos
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.vec.columns import leaves_of

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from streamsampler import Limits, LocalSampler
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.stepping import inbox as recovery
-from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping.env_states import EnvState
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from streamsampler.testing import Fault, Faults
 from tests.patience import PATIENCE

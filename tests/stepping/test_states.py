@@ -5,7 +5,8 @@ import pickle
 import pytest
 
 from streamsampler.errors import ProtocolError, UsageError
-from streamsampler.stepping.ledger import _TRANSITIONS, EnvEvent, EnvState, Ledger, next_state
+from streamsampler.stepping.env_states import _TRANSITIONS, EnvEvent, EnvState, next_state
+from streamsampler.stepping.requests import OpenRequests
 
 
 @pytest.mark.parametrize("state", EnvState)
@@ -20,7 +21,7 @@ def test_what_the_table_lacks_raises(state):
 
 
 def test_errors_name_the_environment_say_what_to_do_and_change_nothing():
-    ledger = Ledger(3)
+    ledger = OpenRequests(3)
     with pytest.raises(UsageError, match=r"environment 1 awaits no action, it is VOID: call reset\(\)"):
         ledger.refuse_busy([1])
     ledger.request([1], EnvEvent.RESET)

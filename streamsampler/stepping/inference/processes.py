@@ -18,12 +18,14 @@ from streamsampler.core.serialization import Payload
 from streamsampler.data.spaces import same_spaces
 from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.protocol.messages import Phase
+from streamsampler.stepping.failures import Setbacks
+from streamsampler.stepping.frames import request_frame
 from streamsampler.stepping.games import GameFacts
 from streamsampler.stepping.links import EnvLink
 from streamsampler.stepping.objects import given_frame
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import KINDS
-from streamsampler.stepping.transport import Broken, Setbacks, UnansweredError, request_frame
+from streamsampler.stepping.transport import Broken, UnansweredError
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvFacts
 

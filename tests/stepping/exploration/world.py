@@ -12,8 +12,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from streamsampler.errors import UsageError, WorkerError
+from streamsampler.stepping.env_states import EnvState
 from streamsampler.stepping.episodes import EpisodeSeeds
-from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from tests.stepping.exploration.model import (
     HOWS,
