@@ -11,7 +11,7 @@
 
 An environment has at most one open request: a reset (RESETTING) or a step (STEPPING). A request is open until its
 result is handed to the caller, or discarded because the caller asked for a reset meanwhile. CLOSED is reached from
-every state, and left again by a launch.
+every state; a launch begins with other environments.
 
 A step that ends an episode is STEPPED where the environment resets itself, and ENDED where the caller has to do
 that.
@@ -20,8 +20,12 @@ that.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
 
 from streamsampler.core.errors import ProtocolError
+
+Autoreset = Literal["next_step", "same_step", "disabled"]
+OnEnvFailure = Literal["raise", "reset", "restore"]
 
 
 class EnvState(Enum):
@@ -53,7 +57,6 @@ class EnvEvent(Enum):
     DISCARDED = "the result of an open request was thrown away"
     BROKE = "the environment failed"
     CLOSED = "the environment was closed"
-    LAUNCHED = "the environment was made"
 
 
 _S, _E = EnvState, EnvEvent
@@ -74,7 +77,7 @@ _TRANSITIONS: dict[EnvState, dict[EnvEvent, EnvState]] = {
     _S.NEEDS_RESET: {_E.RESET: _S.RESETTING, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},
     _S.FINISHED: {_E.RESET: _S.RESETTING, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},
     _S.FAILED: {_E.RESET: _S.RESETTING, _E.CLOSED: _S.CLOSED},
-    _S.CLOSED: {_E.LAUNCHED: _S.VOID},
+    _S.CLOSED: {},
 }
 
 

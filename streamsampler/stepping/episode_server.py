@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import gymnasium
 
@@ -18,6 +18,7 @@ from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, for_worker
 from streamsampler.rollouts.script import begin_of
+from streamsampler.stepping.env_states import Autoreset
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.joint_env import JointEnv
 from streamsampler.stepping.parameter_sets import NumberedParameters
@@ -29,8 +30,6 @@ from streamsampler.workers.explain import name_of_env, note_missing_action, step
 from streamsampler.workers.restoring import NotRestoredError, refuse_copies_of
 
 _STRING: Final = frozenset({str})
-
-Autoreset = Literal["next_step", "same_step", "disabled"]
 
 
 class EpisodeServer(EnvServer):

@@ -1,11 +1,10 @@
-"""The errors of environments that failed, counted against the quotas. No process is touched."""
+"""The errors of environments that failed. No process is touched."""
 
 from __future__ import annotations
 
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 
 from streamsampler.core.errors import ActionError, RemoteTraceback, RolloutError, SpentQuota, WorkerError
 from streamsampler.protocol.faults import Hang
@@ -20,20 +19,35 @@ from streamsampler.protocol.restarts import (
     was_killed,
 )
 from streamsampler.samplers.failures import loss_error
+from streamsampler.stepping.env_scheduler import subject_of
 
 
-class Setbacks:
-    """Makes the errors of environments that raised and of workers that were lost, and counts them as a sampler does.
+def reword(error: BaseException, quota: SpentQuota | None, history: tuple[Incident, ...]) -> None:
+    """Let the error of a loss say which quota is spent by it, if one is."""
+    if quota is not None and isinstance(error, WorkerError):
+        error.quota, error.incidents = quota, history
+        error.args = (error.worded(quota, error.outlook),)
+
+
+def count_loss(error: WorkerError, losses: Losses) -> bool:
+    """Count what an error says was lost; return whether a quota is spent by it, which the error says from now on."""
+    quota = losses.count(error.incidents[-1]) if error.incidents else None
+    if quota is not None:
+        reword(error, quota, losses.history())
+    return quota is not None
+
+
+class EnvErrors:
+    """Makes the errors of environments that raised and of workers that were lost. What counts is in `incidents`.
 
     Args:
-        policy: The quotas, and which exceptions count.
+        policy: Which exceptions count.
         envs_of: The environments of each worker.
     """
 
     def __init__(self, policy: Policy, envs_of: Sequence[Sequence[int]]) -> None:
         self._policy = policy
         self._envs_of = envs_of
-        self._losses = Losses(policy, len(envs_of))
         self._began = time.monotonic()
 
     def raised(
@@ -50,17 +64,15 @@ class Setbacks:
             original: The exception, where it is known.
         """
         what = f"environment {env_id} raised in {phase}, in worker {worker}: {summary}"
-        quota: SpentQuota | None = None
         incidents: tuple[Incident, ...] = ()
         if self._policy.restart_on and not isinstance(original, ActionError):
             text = cause.text if isinstance(cause, RemoteTraceback) else "".join(traceback.format_exception(cause))
-            likeness = Likeness(_name(env_id), (phase, *cause_of_exception(summary.partition(":")[0], text)))
-            incident = Incident(worker, f"raised in environment {env_id}", _phase(phase), *self._when)
-            quota, incidents = self._count(replace(incident, likeness=likeness))
+            likeness = Likeness(subject_of(env_id), (phase, *cause_of_exception(summary.partition(":")[0], text)))
+            raised = f"raised in environment {env_id}"
+            incidents = (Incident(worker, raised, _phase(phase), *self._when, likeness=likeness),)
         error = RolloutError(
-            what, worker_number=worker, phase=phase, trajectory=None, original=original, quota=quota,
-            incidents=incidents,
-        )  # fmt: skip
+            what, worker_number=worker, phase=phase, trajectory=None, original=original, incidents=incidents
+        )
         error.__cause__ = cause
         return error
 
@@ -77,40 +89,22 @@ class Setbacks:
             Incident(worker, what, phase, *self._when, stack=hang.stack, hung=True, likeness=likeness), env_id
         )
 
-    def record_success(self, env_ids: Sequence[int]) -> None:
-        """Forget the equal failures of environments that did what they were asked."""
-        if self._losses.has_equal:
-            for env_id in env_ids:
-                self._losses.forget(_name(env_id))
-
-    def became_ready(self, worker: int) -> None:
-        """Forget the equal losses of a worker that has made its environments now."""
-        self._losses.forget(unready(worker))
-
     @staticmethod
     def _likeness(
         worker: int, phase: Phase, cause: str, env_id: int | None, *, by_chance: bool = False
     ) -> Likeness | None:
         if phase is Phase.ENV_CONSTRUCTION:
             return Likeness(unready(worker), cause, by_chance)
-        return None if env_id is None else Likeness(_name(env_id), (phase, cause), by_chance)
+        return None if env_id is None else Likeness(subject_of(env_id), (phase, cause), by_chance)
 
     @property
     def _when(self) -> tuple[None, None, float]:
         return None, None, time.monotonic() - self._began
 
-    def _count(self, incident: Incident) -> tuple[SpentQuota | None, tuple[Incident, ...]]:
-        quota = self._losses.count(incident)
-        return quota, self._losses.history() if quota is not None else ()
-
     def _lost(self, incident: Incident, env_id: int | None) -> WorkerError:
         which = "" if env_id is None else f" {env_id}"
         envs = ", ".join(map(str, self._envs_of[incident.worker]))
-        return loss_error(incident, *self._count(incident), f"{incident}{which}; in it are environments {envs}")
-
-
-def _name(env_id: int) -> str:
-    return f"environment {env_id}"
+        return loss_error(incident, None, (incident,), f"{incident}{which}; in it are environments {envs}")
 
 
 def _phase(word: str) -> Phase:

@@ -18,12 +18,11 @@ from streamsampler.protocol.hangs import Watch
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy
 from streamsampler.samplers.per_worker import items_by_worker
-from streamsampler.stepping.episode_server import Autoreset
+from streamsampler.stepping.env_states import Autoreset, OnEnvFailure
 from streamsampler.stepping.histories import Histories
 from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.rows import Rows
 
-OnEnvFailure = Literal["raise", "reset", "restore"]
 Verify = Literal["last", "steps"]
 Updates = Mapping[int, EnvUpdate]
 

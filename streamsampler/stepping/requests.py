@@ -35,6 +35,7 @@ class OpenRequests:
 
     def __init__(self, n_envs: int) -> None:
         self.states = [EnvState.VOID] * n_envs
+        self._all_ready = [_READY] * n_envs
         self.arrived: dict[int, None] = {}  # an ordered set
         self.waiting: set[int] = set()
 
@@ -53,6 +54,8 @@ class OpenRequests:
         Raises:
             UsageError: The first such environment, its state, and what to do. Also an error of Gymnasium.
         """
+        if self.states == self._all_ready:
+            return
         for env_id in env_ids:
             state = self.states[env_id]
             if state is not _READY:
@@ -74,6 +77,9 @@ class OpenRequests:
         """Change the states of environments, or raise and change none."""
         states = self.states
         after = {state: next_state(state, event) for state in {states[env_id] for env_id in env_ids}}
+        if len(after) == 1 and len(env_ids) == len(states):  # quicker, and the most frequent by far
+            states[:] = [*after.values()] * len(states)
+            return
         for env_id in env_ids:
             states[env_id] = after[states[env_id]]
 
@@ -89,8 +95,8 @@ class OpenRequests:
         self.waiting.difference_update(env_ids)
         self.arrived.update(dict.fromkeys(env_ids))
 
-    def hand_out(self, env_ids: Sequence[int], event: EnvEvent) -> None:
-        """Close the requests of environments whose results are handed to the caller, or discarded.
+    def close_requests(self, env_ids: Sequence[int], event: EnvEvent) -> None:
+        """Close the requests of environments whose results the caller receives, or that are discarded.
 
         Args:
             env_ids: The environments.
@@ -103,6 +109,9 @@ class OpenRequests:
         if missing := [env_id for env_id in env_ids if env_id not in arrived]:
             raise ProtocolError(f"environments {missing} have no result to hand out")
         self._change(env_ids, event)
+        if len(env_ids) == len(arrived):
+            arrived.clear()
+            return
         for env_id in env_ids:
             del arrived[env_id]
 
@@ -127,7 +136,3 @@ class OpenRequests:
         ]
         self.waiting.clear()
         self.arrived.clear()
-
-    def launch(self) -> None:
-        """Let closed environments be without an episode again."""
-        self.states = [next_state(state, EnvEvent.LAUNCHED) for state in self.states]

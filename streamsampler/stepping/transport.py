@@ -5,76 +5,17 @@ from __future__ import annotations
 import abc
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
-from streamsampler.core.errors import ActionError, RolloutError, WorkerError
+from streamsampler.core.errors import WorkerError
+from streamsampler.protocol.restarts import Losses
+from streamsampler.stepping.env_messages import Broken, EnvReport
 from streamsampler.stepping.env_times import WorkerReport
-from streamsampler.stepping.failures import Setbacks
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 
 _LOG = logging.getLogger("streamsampler")
-
-
-class Done(NamedTuple):
-    """The requests of some environments were carried out; the results lie in their rows.
-
-    Attributes:
-        env_ids: The environments.
-        infos: The infos that are not empty, by environment.
-    """
-
-    env_ids: Sequence[int]
-    infos: Mapping[int, dict[str, Any]] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Broken:
-    """Environments failed. They are there again, and are to be reset.
-
-    Attributes:
-        env_ids: The environments.
-        error: What happened.
-        worker_number: The worker that the environments are in.
-        culprit: The environment that ran when it happened; None if none did, or it is not known.
-        is_new: Whether the environments are to be made again, because their process died or hung.
-        is_final: Whether the error is raised in any case.
-    """
-
-    env_ids: Sequence[int]
-    error: BaseException
-    worker_number: int
-    culprit: int | None = None
-    is_new: bool = False
-    is_final: bool = False
-
-    @classmethod
-    def alone(cls, env_id: int, error: RolloutError) -> Broken:
-        """Return that an environment raised; where the caller's action was wrong, trying it again cannot help."""
-        is_final = error.quota is not None or is_of_action(error)
-        return cls([env_id], error, error.worker_number, env_id, is_final=is_final)
-
-
-@dataclass(frozen=True)
-class Restored:
-    """An environment is what it was, or could not be made that: then it ignores steps until `Transport.give_up`.
-
-    Attributes:
-        env_id: The environment.
-        n_timesteps: How many timesteps were run for it; None if it had no episode.
-        why_not: Why it is not what it was; empty if it is. One that had no episode ignores no steps.
-    """
-
-    env_id: int
-    n_timesteps: int | None
-    why_not: str
-
-
-def is_of_action(error: BaseException) -> bool:
-    """Whether an environment raised because its caller's action was outside its space."""
-    return isinstance(error, RolloutError) and isinstance(error.original, ActionError)
 
 
 class UnansweredError(Exception):
@@ -91,17 +32,13 @@ class UnansweredError(Exception):
         self.values = values
 
 
-Event: TypeAlias = Done | Broken | Restored
-"""What a transport reports."""
-
-
 class Transport(abc.ABC):
     """Carries requests to environments, and their results back.
 
     Attributes:
         rows: The rows of all environments, after `start`.
         spaces: The spaces of each environment, after `start`.
-        setbacks: Counts failures and losses against the quotas.
+        losses: The quotas, against which losses before the end of `start` are counted here.
         in_hand: Whether a call is at something that must not be left half done: what was read is not recorded yet, or
             what is recorded is not sent. It stays True where an unexpected exception, such as Ctrl-C, ends the
             call there: then `interrupted` is to be called before anything else.
@@ -110,7 +47,7 @@ class Transport(abc.ABC):
 
     rows: Rows
     spaces: EnvSpaces
-    setbacks: Setbacks
+    losses: Losses
     in_hand: bool = False
     tried: Mapping[int, bool] = MappingProxyType({})
 
@@ -161,7 +98,7 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[Event]:
+    def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:
         """Return what has happened since the last call; wait for it if it is nothing yet.
 
         `in_hand` is False while it waits, and True when it returns: the caller sets it to False when all is recorded.

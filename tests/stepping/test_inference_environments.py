@@ -12,10 +12,10 @@ from gymnasium import spaces
 
 from streamsampler.errors import NotReproducibleError, WorkerDiedError
 from streamsampler.protocol.messages import Phase
+from streamsampler.stepping.env_messages import Broken, Done, EnvReport, Restored
 from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.transport import Broken, Done, Event, Restored
 
 SPACE = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 DEATH = WorkerDiedError("worker 0 died", exitcode=-9, worker_number=0, phase=Phase.STEP, trajectory=None)
@@ -28,11 +28,11 @@ class Script:
 
     def __init__(self) -> None:
         self.rows = Rows(EnvSpaces([(SPACE, SPACE)] * 2), np.zeros)
-        self.events: deque[list[Event]] = deque()
+        self.events: deque[list[EnvReport]] = deque()
         self.asked: list[tuple[str, list[int]]] = []
         self.orders: dict[int, RestoreOrder] = {}
 
-    def collect(self, timeout: float | None) -> Sequence[Event]:
+    def collect(self, timeout: float | None) -> Sequence[EnvReport]:
         assert self.events or timeout == 0.0, "this would wait for ever"
         return self.events.popleft() if self.events else []
 

@@ -21,21 +21,21 @@ def test_what_the_table_lacks_raises(state):
 
 
 def test_errors_name_the_environment_say_what_to_do_and_change_nothing():
-    ledger = OpenRequests(3)
+    requests = OpenRequests(3)
     with pytest.raises(UsageError, match=r"environment 1 awaits no action, it is VOID: call reset\(\)"):
-        ledger.refuse_busy([1])
-    ledger.request([1], EnvEvent.RESET)
+        requests.refuse_busy([1])
+    requests.request([1], EnvEvent.RESET)
     with pytest.raises(UsageError, match=r"environment 1 .* RESETTING: call recv\(\)"):
-        ledger.refuse_busy([1])
-    before = pickle.dumps(vars(ledger))
+        requests.refuse_busy([1])
+    before = pickle.dumps(vars(requests))
     with pytest.raises(ProtocolError):
-        ledger.request([0, 1], EnvEvent.RESET)
+        requests.request([0, 1], EnvEvent.RESET)
     with pytest.raises(ProtocolError, match=r"environments \[2\] answered"):
-        ledger.answer([1, 2])
+        requests.answer([1, 2])
     with pytest.raises(ProtocolError, match=r"environments \[1\] have no result"):
-        ledger.hand_out([1], EnvEvent.BEGAN)
-    assert pickle.dumps(vars(ledger)) == before
-    ledger.answer([1])
+        requests.close_requests([1], EnvEvent.BEGAN)
+    assert pickle.dumps(vars(requests)) == before
+    requests.answer([1])
     with pytest.raises(ProtocolError, match="STEPPED is not allowed in state RESETTING"):
-        ledger.hand_out([1], EnvEvent.STEPPED)
-    assert list(ledger.arrived) == [1]
+        requests.close_requests([1], EnvEvent.STEPPED)
+    assert list(requests.arrived) == [1]

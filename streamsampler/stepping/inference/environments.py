@@ -20,6 +20,7 @@ from streamsampler.core.errors import NotReproducibleError, WorkerError
 from streamsampler.core.serialization import Payload
 from streamsampler.data.trees import Array, Tree, leaves, snapshot
 from streamsampler.engines.linked import STUCK_SECONDS
+from streamsampler.stepping.env_messages import Broken, Restored
 from streamsampler.stepping.games import GameElsewhere, GameFacts, game_of
 from streamsampler.stepping.inference.processes import (
     HIDDEN,
@@ -32,7 +33,6 @@ from streamsampler.stepping.inference.processes import (
     own,
 )
 from streamsampler.stepping.restores import IT_RAISED, RestoreOrder
-from streamsampler.stepping.transport import Broken, Restored
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvElsewhere, EnvFacts
 from streamsampler.workers.resets import ResetOrder, Resets, order_of
@@ -461,7 +461,7 @@ class Environments:
     def _break(self, event: Broken) -> None:
         if event.is_new:
             self._name_trajectory(event)
-        if event.is_final:
+        if self._processes.count_loss(event.error) or event.is_final:
             raise event.error
         if not event.is_new:
             (env_id,) = event.env_ids

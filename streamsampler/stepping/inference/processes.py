@@ -18,14 +18,17 @@ from streamsampler.core.serialization import Payload
 from streamsampler.data.spaces import same_spaces
 from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.protocol.messages import Phase
-from streamsampler.stepping.failures import Setbacks
+from streamsampler.protocol.restarts import Losses
+from streamsampler.stepping.env_messages import Broken
+from streamsampler.stepping.env_scheduler import subject_of
+from streamsampler.stepping.failures import count_loss
 from streamsampler.stepping.frames import request_frame
 from streamsampler.stepping.games import GameFacts
 from streamsampler.stepping.links import EnvLink
 from streamsampler.stepping.objects import given_frame
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import KINDS
-from streamsampler.stepping.transport import Broken, UnansweredError
+from streamsampler.stepping.transport import UnansweredError
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvFacts
 
@@ -81,8 +84,18 @@ class RolloutTransport(ProcessTransport):
 
     def _start_lost(self, broken: Sequence[Broken]) -> None:
         """Leave it to `EnvProcesses`, whose caller accounts for losses."""
-        for event in sorted(broken, key=lambda it: not it.is_final):
-            raise event.error
+        are_final = [self._count(event) or event.is_final for event in broken]
+        raise broken[are_final.index(True) if any(are_final) else 0].error
+
+    def count_losses(self) -> None:
+        """Count the losses that `collect` has not returned: all processes are started again."""
+        for event in self._pending:
+            if isinstance(event, Broken):
+                self._count(event)
+
+    def _count(self, event: Broken) -> bool:
+        assert isinstance(event.error, WorkerError)
+        return count_loss(event.error, self.losses)
 
     def sleep(self, seconds: float) -> None:
         """Sleep until something can be collected, for at most so many seconds: also for less than a poll can."""
@@ -163,7 +176,7 @@ class EnvProcesses:
     ) -> None:
         self._n_envs, self._launch, self._close_timeout, self._note_loss = n_envs, launch, close_timeout, note_loss
         self._transport: RolloutTransport | None = None
-        self._setbacks: Setbacks | None = None
+        self._losses: Losses | None = None
 
     @property
     def transport(self) -> RolloutTransport:
@@ -202,6 +215,7 @@ class EnvProcesses:
             try:
                 return self._updated(updates)
             except (WorkerDiedError, WorkerHungError, UnansweredError) as error:
+                self.transport.count_losses()
                 self.shut_down()
                 loss = error.error if isinstance(error, UnansweredError) else error
                 if loss.quota is not None:
@@ -217,9 +231,9 @@ class EnvProcesses:
         if self._transport is None or not self._changed(self._transport, updates):
             self.shut_down()
             transport = self._transport = self._launch(updates)
-            if self._setbacks is not None:
-                transport.setbacks = self._setbacks  # what has counted the losses so far goes on to
-            self._setbacks = transport.setbacks
+            if self._losses is not None:
+                transport.losses = self._losses  # what has counted the losses so far goes on to
+            self._losses = transport.losses
             transport.start()
             for kind in KINDS:
                 transport.spaces.common(kind)
@@ -232,10 +246,14 @@ class EnvProcesses:
         rows = transport.rows
         return all(same_spaces(pair, (rows.observation_space, rows.action_space)) for pair in spaces)
 
+    def count_loss(self, error: BaseException) -> bool:
+        """Count a loss, if an error is one; return whether a quota is spent by it."""
+        return self._losses is not None and isinstance(error, WorkerError) and count_loss(error, self._losses)
+
     def record_success(self, env_id: int) -> None:
         """Forget the equal failures of an environment that did what it was not asked before."""
-        if self._setbacks is not None:
-            self._setbacks.record_success([env_id])
+        if self._losses is not None and self._losses.has_equal:
+            self._losses.forget(subject_of(env_id))
 
     def close_environments(self) -> None:
         """Close the environments, and let the processes wait for others.

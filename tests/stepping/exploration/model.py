@@ -324,7 +324,7 @@ class Modelled(ProcessTransport):
         no_pool: Any = None
         super().__init__(updates, len(world.envs_of), no_server, policy, None, 1, world.wait, new_pool=no_pool)
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
-        self.setbacks._envs_of = world.envs_of
+        self._errors._envs_of = world.envs_of
         self._settings = ProcessSettings({}, (), "/", {}), Levels()
         self.world = world
 
