@@ -108,6 +108,7 @@ class EnvScheduler(OpenRequests):
         self.in_round = False
         self.losses = losses or Losses(Policy())
         self._everyone = list(range(n_envs))
+        self._all_ready = [EnvState.READY] * n_envs
         self._on_failure, self._autoreset, self._max_episodes = on_failure, autoreset, max_episodes
         self._renew, self._restart_wait = renew, restart_wait
         self._n_ended = [0] * n_envs  # episodes since the caller's last reset

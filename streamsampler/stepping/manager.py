@@ -21,6 +21,7 @@ from streamsampler.stepping.call_errors import (
     EnvsClosedError,
     NoCallPendingError,
     ResultsTimeoutError,
+    refuse_busy,
 )
 from streamsampler.stepping.env_scheduler import EnvScheduler
 from streamsampler.stepping.env_states import Autoreset, EnvState
@@ -322,7 +323,7 @@ class BaseEnvManager(abc.ABC):
                 return []
             env_ids, actions = list(actions), list(actions.values())
         chosen = self._everyone if env_ids is None else self._chosen(env_ids)
-        self._scheduler.refuse_busy(chosen)
+        refuse_busy(self._scheduler.states, chosen)
         if several is not None:
             actions = several.joint_actions(chosen, actions)
         transport.rows.put_actions(chosen, actions)
@@ -473,7 +474,7 @@ class BaseEnvManager(abc.ABC):
         """
         transport, chosen = self._launched(), self._chosen(env_ids)
         if self._several is not None:
-            self._scheduler.refuse_busy(chosen)
+            refuse_busy(self._scheduler.states, chosen)
             return self._several.random_actions(chosen)
         return transport.rows.stacked_actions(chosen, [self._own_spaces[env_id].sample() for env_id in chosen])
 

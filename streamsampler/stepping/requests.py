@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from streamsampler.core.errors import ProtocolError
-from streamsampler.stepping.call_errors import CallPendingError, ResetFirstError
 from streamsampler.stepping.env_states import EnvEvent, EnvState, next_state
 
-_READY = EnvState.READY  # an enum's member costs 100 ns to look up on Python 3.11
 _OPEN = (EnvState.RESETTING, EnvState.STEPPING)
-_WHAT_TO_DO = {
-    EnvState.VOID: "call reset() first, which begins its episode",
-    EnvState.RESETTING: "call recv() for the result of its reset first",
-    EnvState.STEPPING: "its last action has no result yet: call recv() first",
-    EnvState.NEEDS_RESET: "its episode has ended: call reset(env_ids=[{}])",
-    EnvState.FINISHED: "it has run max_episodes episodes: reset(env_ids=[{}]) lets it run as many again",
-    EnvState.FAILED: "it failed: call reset(env_ids=[{}])",
-    EnvState.CLOSED: "call launch() first",
-}
 
 
 class OpenRequests:
@@ -35,7 +24,6 @@ class OpenRequests:
 
     def __init__(self, n_envs: int) -> None:
         self.states = [EnvState.VOID] * n_envs
-        self._all_ready = [_READY] * n_envs
         self.arrived: dict[int, None] = {}  # an ordered set
         self.waiting: set[int] = set()
 
@@ -47,22 +35,6 @@ class OpenRequests:
     def n_open(self) -> int:
         """How many requests are open: those without an answer, and those whose results were not handed out."""
         return len(self.waiting) + len(self.arrived)
-
-    def refuse_busy(self, env_ids: Iterable[int]) -> None:
-        """Raise if one of the environments does not await an action.
-
-        Raises:
-            UsageError: The first such environment, its state, and what to do. Also an error of Gymnasium.
-        """
-        if self.states == self._all_ready:
-            return
-        for env_id in env_ids:
-            state = self.states[env_id]
-            if state is not _READY:
-                message = (
-                    f"environment {env_id} awaits no action, it is {state.name}: {_WHAT_TO_DO[state].format(env_id)}"
-                )
-                raise CallPendingError(message, "send") if state in _OPEN else ResetFirstError(message)
 
     def request(self, env_ids: Sequence[int], event: EnvEvent) -> None:
         """Open a request for each of the environments: `EnvEvent.SENT` or `EnvEvent.RESET`.

@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from streamsampler.errors import ProtocolError, UsageError
+from streamsampler.stepping.call_errors import refuse_busy
 from streamsampler.stepping.env_states import _TRANSITIONS, EnvEvent, EnvState, next_state
 from streamsampler.stepping.requests import OpenRequests
 
@@ -23,10 +24,10 @@ def test_what_the_table_lacks_raises(state):
 def test_errors_name_the_environment_say_what_to_do_and_change_nothing():
     requests = OpenRequests(3)
     with pytest.raises(UsageError, match=r"environment 1 awaits no action, it is VOID: call reset\(\)"):
-        requests.refuse_busy([1])
+        refuse_busy(requests.states, [1])
     requests.request([1], EnvEvent.RESET)
     with pytest.raises(UsageError, match=r"environment 1 .* RESETTING: call recv\(\)"):
-        requests.refuse_busy([1])
+        refuse_busy(requests.states, [1])
     before = pickle.dumps(vars(requests))
     with pytest.raises(ProtocolError):
         requests.request([0, 1], EnvEvent.RESET)
