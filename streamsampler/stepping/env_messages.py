@@ -6,7 +6,7 @@ is passed on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 from streamsampler.core.errors import ActionError, Phase, RolloutError, SpentQuota, WorkerDiedError
 from streamsampler.protocol.restarts import Incident
+
+IT_RAISED = "it raised "
+"""How the reason begins why an environment is not what it was, where it raised."""
 
 _PHASES_OF_RESETS = ("reset", Phase.RESET, Phase.ENV_CONSTRUCTION)
 
@@ -99,10 +102,12 @@ class OrdersMade:
     Attributes:
         number: Its number.
         unkept: By environment, why its episode cannot be restored: the order only makes the environment anew.
+        restored: Environments whose episodes the orders restore; a `Restored` follows for each.
     """
 
     number: int
     unkept: Mapping[int, str]
+    restored: Collection[int] = ()
 
 
 EnvReport = Done | Broken | Restored
@@ -203,6 +208,21 @@ class CountUnrestored:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepError:
+    """Keep what an environment raised, which is its result."""
+
+    env_id: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class CountLoss:
+    """Account for a process that was lost, and in whose place a new one is started."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
 class RaiseFailure:
     """Raise an error when all instructions are carried out; the first one counts.
 
@@ -227,5 +247,7 @@ EnvInstruction = (
     | Rewind
     | CountRestored
     | CountUnrestored
+    | KeepError
+    | CountLoss
     | RaiseFailure
 )

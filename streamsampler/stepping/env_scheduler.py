@@ -3,42 +3,29 @@
 Events in, instructions out, as in `protocol.scheduler`: `handle` takes what a transport reports, with the time, and
 returns what is to be done; `send`, `reset` and `receive` are the caller's. The scheduler knows which environment has an
 open request; actions, seeds and results lie elsewhere.
-
-*All events of a wait are handled before anything is requested.* What a lost process reported before its loss is
-outdated: to act on it would ask the new process for it, and for the same once more after the loss.
-
-*Nothing is looked up.* Whether an episode's actions are kept comes as an event, after the instruction `MakeOrders`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 
-from streamsampler.core.errors import SpentQuota
-from streamsampler.protocol.restarts import Incident, Losses, Policy
+from streamsampler.protocol.restarts import Losses
 from streamsampler.stepping.env_messages import (
     BeginEpisodes,
     Broken,
     CountRestored,
     CountUnrestored,
-    Done,
     EnvInstruction,
-    EnvReport,
-    MakeOrders,
-    OrdersMade,
     Place,
     RaiseFailure,
     ReleaseEnvs,
     RequestResets,
     RequestSteps,
     Restored,
-    RestoreEnvs,
     Rewind,
 )  # fmt: skip
 from streamsampler.stepping.env_states import Autoreset, EnvEvent, EnvState, OnEnvFailure
-from streamsampler.stepping.requests import OpenRequests
+from streamsampler.stepping.loss_scheduler import LossScheduler
 
 _RESETTING, _STEPPED = EnvState.RESETTING, EnvEvent.STEPPED  # an enum's member costs 100 ns to look up on Python 3.11
 
@@ -46,38 +33,7 @@ _ATTEMPTS, _ATTEMPTS_AFTER_DEATHS = 1, 9
 """How often an environment is tried again that fails in the same step; whoever kills workers may do it again."""
 
 
-def subject_of(env_id: int) -> str:
-    """Return what equal losses of an environment have in common."""
-    return f"environment {env_id}"
-
-
-@dataclass(slots=True)
-class _Retry:
-    """What environments that failed do again, and when.
-
-    Attributes:
-        number: That of their orders.
-        env_ids: The environments.
-        resets: Those of which a reset is requested.
-        steps: Those of which a step is.
-        at: When that is.
-        is_restored: Whether they have orders.
-        is_ready: Whether the orders are made.
-    """
-
-    number: int
-    env_ids: Sequence[int]
-    resets: list[int]
-    steps: list[int]
-    at: float
-    is_restored: bool
-    is_ready: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.is_ready = not self.is_restored
-
-
-class EnvScheduler(OpenRequests):
+class EnvScheduler(LossScheduler):
     """Decides what becomes of environments; see the module.
 
     Args:
@@ -90,39 +46,25 @@ class EnvScheduler(OpenRequests):
         losses: Counts failures against the quotas.
 
     Attributes:
-        over: Environments whose next result begins an episode.
         failed: Environments whose open step ends its episode, because they failed.
         lost: Environments whose episode is lost, and whose caller does not know yet.
         received: Environments whose results the caller is about to receive: if that is interrupted, it has not.
         in_round: Whether all environments are at a step that `states` does not show.
-        losses: The same.
     """
 
     def __init__(
         self, n_envs: int, on_failure: OnEnvFailure = "restore", autoreset: Autoreset = "next_step",
         max_episodes: int | None = None, *, renew: bool = True, restart_wait: float = 0.0, losses: Losses | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(n_envs)
-        self.over, self.failed, self.lost = set(range(n_envs)), set[int](), set[int]()
+        super().__init__(n_envs, losses, renew=renew, restart_wait=restart_wait)
+        self.failed, self.lost = set[int](), set[int]()
         self.received: Sequence[int] = ()
         self.in_round = False
-        self.losses = losses or Losses(Policy())
         self._everyone = list(range(n_envs))
         self._all_ready = [EnvState.READY] * n_envs
         self._on_failure, self._autoreset, self._max_episodes = on_failure, autoreset, max_episodes
-        self._renew, self._restart_wait = renew, restart_wait
         self._n_ended = [0] * n_envs  # episodes since the caller's last reset
-        # By environment, and whether its process died: how often its open request has failed.
-        self._attempts: dict[tuple[int, bool], int] = {}
-        self._retries: list[_Retry] = []
-        self._n_orders = 0
         self._to_reset: dict[int, None] = {}  # when what they are at has ended; an ordered set
-        self._now = 0.0
-        self._instructions: list[EnvInstruction] = []
-
-    def _pop_instructions(self) -> list[EnvInstruction]:
-        instructions, self._instructions = self._instructions, []
-        return instructions
 
     def goes_on(self, env_id: int) -> bool:
         """Whether an episode has begun and not ended, as far as was received."""
@@ -214,10 +156,10 @@ class EnvScheduler(OpenRequests):
     def reset(self, env_ids: Iterable[int]) -> list[EnvInstruction]:
         """Reset environments, each as soon as it is at nothing else; results until then are discarded."""
         self._to_reset.update(dict.fromkeys(env_ids))
-        self._reset_due()
+        self._decide()
         return self._pop_instructions()
 
-    def _reset_due(self) -> None:
+    def _decide(self) -> None:
         env_ids = [env_id for env_id in self._to_reset if env_id not in self.waiting]
         if not env_ids:
             return
@@ -237,53 +179,6 @@ class EnvScheduler(OpenRequests):
         self.request(env_ids, EnvEvent.RESET)
         self._instructions.append(BeginEpisodes(env_ids, n_discarded, n_failed, len(cut_short) - n_failed))
 
-    def seconds_to_wait(self, limit: float | None, now: float) -> float | None:
-        """Return for how many seconds to wait for events at most, if the caller's limit is `limit`; None for any."""
-        if not self._retries:
-            return limit
-        left = max(0.0, min(retry.at for retry in self._retries) - now)
-        return left if limit is None else min(left, limit)
-
-    def handle(self, events: Sequence[EnvReport | OrdersMade], now: float) -> list[EnvInstruction]:
-        """Handle the events of a wait, and decide.
-
-        Args:
-            events: The events, in the order in which they came; none where only time has passed.
-            now: The time.
-
-        Returns:
-            The instructions, in order.
-        """
-        self._now = now
-        lost_at = _places_of_losses(events) if len(events) > 1 else {}
-        for place, event in enumerate(events):
-            if isinstance(event, Done):
-                self.answer(event.env_ids)
-                if self._attempts or self.losses.has_equal:
-                    self.record_success(event.env_ids)
-            elif isinstance(event, Broken):
-                self._take_broken(event, is_outdated=place < lost_at.get(event.env_ids[0], -1))
-            elif isinstance(event, OrdersMade):
-                self._take_orders(event)
-            elif place >= lost_at.get(event.env_id, -1):
-                self._take_restored(event)
-        self._retry_due()
-        self._reset_due()
-        return self._pop_instructions()
-
-    def record_success(self, env_ids: Sequence[int]) -> None:
-        """Forget all failures of environments whose requests were carried out."""
-        self._forget_attempts(env_ids)
-        if self.losses.has_equal:
-            for env_id in env_ids:
-                self.losses.forget(subject_of(env_id))
-
-    def _forget_attempts(self, env_ids: Sequence[int]) -> None:
-        if self._attempts:
-            for env_id in env_ids:
-                self._attempts.pop((env_id, True), None)
-                self._attempts.pop((env_id, False), None)
-
     def _take_broken(self, event: Broken, *, is_outdated: bool) -> None:
         quota, history = self._count(event.loss)
         is_final = event.is_final or quota is not None
@@ -297,10 +192,6 @@ class EnvScheduler(OpenRequests):
             is_raised = self._bring_back(event, is_final=is_final, is_hopeless=is_hopeless)
         if is_raised and not is_discarded:
             self._instructions.append(RaiseFailure(event.error, quota, history))
-
-    def _count(self, loss: Incident | None) -> tuple[SpentQuota | None, tuple[Incident, ...]]:
-        quota = None if loss is None else self.losses.count(loss)
-        return quota, () if quota is None else self.losses.history()
 
     def _is_hopeless(self, event: Broken) -> bool:
         """Count the failure of the environment that ran; return whether it fails whenever it is asked for the same.
@@ -345,9 +236,6 @@ class EnvScheduler(OpenRequests):
         """Whether an environment has an episode that is not about to begin again."""
         return self.states[env_id] not in (EnvState.VOID, EnvState.FAILED) and not self._is_resetting(env_id)
 
-    def _place_of(self, event: Broken) -> Place:
-        return Place.NEW if event.is_new else Place.REMADE if self._renew else Place.SAME
-
     def _reset_failed(self, event: Broken, lost: Sequence[int]) -> None:
         """End the episodes of environments that failed; resets and what begins an episode are tried again."""
         ended, resets, steps = list[int](), list[int](), list[int]()
@@ -370,55 +258,9 @@ class EnvScheduler(OpenRequests):
         steps = [env_id for env_id in lost if env_id not in resets]
         self._retry(event, going_on, anew, resets, steps)
 
-    def _retry(
-        self, event: Broken, going_on: Sequence[int] = (), anew: Sequence[int] = (), resets: Sequence[int] = (),
-        steps: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        """Let environments that failed do something: now, or when the environment that raised has had time to recover.
-
-        Only where its request is open, so that its caller sends it nothing meanwhile; what has failed for good is tried
-        again when its caller wants it. A process that is lost is not waited for here: whatever carries the requests
-        starts the next one in time.
-        """
-        if not (going_on or anew or resets or steps):
+    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:
+        if is_outdated:
             return
-        waits = not event.is_new and not self.waiting.isdisjoint(event.env_ids)
-        self._n_orders = number = self._n_orders + 1
-        at = self._now + self._restart_wait if waits and self._restart_wait else -math.inf
-        is_restored = bool(going_on or anew)
-        retry = _Retry(number, event.env_ids, list(resets), list(steps), at, is_restored)
-        self._retries.append(retry)
-        if is_restored:
-            self._instructions.append(MakeOrders(number, going_on, anew, self._place_of(event)))
-        else:
-            self._retry_due()
-
-    def _take_orders(self, event: OrdersMade) -> None:
-        """Carry on with environments whose orders are made; the episodes of those that have none end."""
-        for retry in self._retries:
-            if retry.number == event.number:
-                retry.is_ready = True
-                retry.steps = [env_id for env_id in retry.steps if env_id not in event.unkept]
-                if event.unkept:
-                    retry.at = -math.inf  # its request is open no more
-        self._retry_due()
-        for env_id, why in event.unkept.items():
-            self._end_unrestored(env_id, why)
-
-    def _retry_due(self) -> None:
-        if not self._retries:
-            return
-        due = [it for it in self._retries if it.is_ready and it.at <= self._now]
-        self._retries = [it for it in self._retries if it not in due]
-        for retry in due:
-            if retry.is_restored:
-                self._instructions.append(RestoreEnvs(retry.env_ids))
-            if retry.resets:
-                self._instructions.append(RequestResets(retry.resets))
-            if retry.steps:
-                self._instructions.append(RequestSteps(retry.steps))
-
-    def _take_restored(self, event: Restored) -> None:
         self._instructions.append(CountRestored(event))
         if event.why_not and event.n_timesteps is not None:
             if not self._is_resetting(event.env_id):
@@ -476,11 +318,5 @@ class EnvScheduler(OpenRequests):
         self._retries.clear()  # what waited is lost as well, and is brought back by what follows
         for event in events:
             self._bring_back(event, to_reset=to_reset)
-        self._reset_due()
+        self._decide()
         return self._pop_instructions()
-
-
-def _places_of_losses(events: Sequence[EnvReport | OrdersMade]) -> dict[int, int]:
-    """Return where in the events environments are lost with their process: what is said of them before is outdated."""
-    lost = [(place, it) for place, it in enumerate(events) if isinstance(it, Broken) and it.is_new]
-    return {env_id: place for place, event in lost for env_id in event.env_ids}

@@ -19,7 +19,7 @@ from streamsampler.protocol.restarts import (
     was_killed,
 )
 from streamsampler.samplers.failures import loss_error
-from streamsampler.stepping.env_scheduler import subject_of
+from streamsampler.stepping.loss_scheduler import subject_of
 
 
 def reword(error: BaseException, quota: SpentQuota | None, history: tuple[Incident, ...]) -> None:

@@ -48,12 +48,18 @@ class OpenRequests:
     def _change(self, env_ids: Sequence[int], event: EnvEvent) -> None:
         """Change the states of environments, or raise and change none."""
         states = self.states
-        after = {state: next_state(state, event) for state in {states[env_id] for env_id in env_ids}}
-        if len(after) == 1 and len(env_ids) == len(states):  # quicker, and the most frequent by far
-            states[:] = [*after.values()] * len(states)
+        before = {states[env_id] for env_id in env_ids}
+        if len(before) == 1:  # quicker, and the most frequent by far
+            after = next_state(before.pop(), event)
+            if len(env_ids) == len(states):
+                states[:] = [after] * len(states)
+                return
+            for env_id in env_ids:
+                states[env_id] = after
             return
+        after_of = {state: next_state(state, event) for state in before}
         for env_id in env_ids:
-            states[env_id] = after[states[env_id]]
+            states[env_id] = after_of[states[env_id]]
 
     def answer(self, env_ids: Sequence[int]) -> None:
         """Record that the results of open requests have arrived.
@@ -80,12 +86,15 @@ class OpenRequests:
         arrived = self.arrived
         if missing := [env_id for env_id in env_ids if env_id not in arrived]:
             raise ProtocolError(f"environments {missing} have no result to hand out")
+        self._close_requests(env_ids, event)
+
+    def _close_requests(self, env_ids: Sequence[int], event: EnvEvent) -> None:
         self._change(env_ids, event)
-        if len(env_ids) == len(arrived):
-            arrived.clear()
+        if len(env_ids) == len(self.arrived):
+            self.arrived.clear()
             return
         for env_id in env_ids:
-            del arrived[env_id]
+            del self.arrived[env_id]
 
     def fail(self, env_ids: Iterable[int]) -> None:
         """Record that environments failed: whatever they were asked for has no result any more."""

@@ -22,10 +22,11 @@ from streamsampler.core.timing import not_measuring
 from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Phase
+from streamsampler.stepping.env_messages import IT_RAISED
 from streamsampler.stepping.env_times import IN_STEP, EnvTimes
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.past_requests import PastRequest
-from streamsampler.stepping.restores import IT_RAISED, RestoreOrder, replay
+from streamsampler.stepping.restores import RestoreOrder, replay
 from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.values import place_of
 from streamsampler.workers.board import WorkerRow, phase_number

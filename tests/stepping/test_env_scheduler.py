@@ -28,8 +28,9 @@ from streamsampler.stepping.env_messages import (
     RestoreEnvs,
     Rewind,
 )  # fmt: skip
-from streamsampler.stepping.env_scheduler import EnvScheduler, subject_of
+from streamsampler.stepping.env_scheduler import EnvScheduler
 from streamsampler.stepping.env_states import EnvState
+from streamsampler.stepping.loss_scheduler import subject_of
 
 READY, RESETTING, STEPPING = EnvState.READY, EnvState.RESETTING, EnvState.STEPPING
 NEEDS_RESET, FAILED = EnvState.NEEDS_RESET, EnvState.FAILED
@@ -46,8 +47,8 @@ def raised(env_id: int = 0, *, phase: str = "step", is_final: bool = False) -> B
     return Broken([env_id], error, 0, env_id, is_final=is_final)
 
 
-def died(*env_ids: int, culprit: int | None = None) -> Broken:
-    error = WorkerDiedError("it died", exitcode=-9, worker_number=0, phase=Phase.STEP, trajectory=None)
+def died(*env_ids: int, culprit: int | None = None, **fields) -> Broken:
+    error = WorkerDiedError("it died", exitcode=-9, worker_number=0, phase=Phase.STEP, trajectory=None, **fields)
     return Broken(env_ids, error, 0, culprit, is_new=True)
 
 
@@ -97,7 +98,7 @@ def test_it_imports_nothing_that_does_anything():
     rooms = {name.split(".")[1] for name in outside if name.startswith("streamsampler.")}
     assert rooms == {"core", "protocol", "stepping"}
     assert {name for name in outside if not name.startswith("streamsampler.")} <= {
-        "__future__", "collections.abc", "dataclasses", "enum", "math", "types", "typing",
+        "__future__", "abc", "collections.abc", "dataclasses", "enum", "math", "types", "typing",
     }  # fmt: skip
 
 

@@ -179,6 +179,14 @@ def test_what_is_not_kept_any_more_is_no_error_before_all_is_taken_in(script, en
     assert script.asked[-2:] == [("restore", [1]), ("step", [1])], "the other one is restored all the same"
 
 
+def test_what_is_not_kept_any_more_is_no_error_before_other_processes_are_replaced(script, environments):
+    environments.history_of = lambda env_id, _: None if env_id == 0 else History([])
+    script.events.append([Broken([0], DEATH, 0, is_new=True), Broken([1], DEATH, 1, is_new=True)])
+    with pytest.raises(NotReproducibleError, match="longer than can be restored"):
+        environments.take_arrived(0.0)
+    assert script.asked[-2:] == [("restore", [1]), ("step", [1])]
+
+
 @pytest.mark.parametrize("events", [RAISED, [Restored(0, 1, ""), Restored(1, 0, "")]], ids=["raises", "is restored"])
 def test_what_is_not_wanted_any_more_may_raise(script, environments, events):
     """An error would come in the middle of that: it must not take the place of what the caller is told."""

@@ -19,8 +19,7 @@ from streamsampler.data.spaces import same_spaces
 from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Losses
-from streamsampler.stepping.env_messages import Broken
-from streamsampler.stepping.env_scheduler import subject_of
+from streamsampler.stepping.env_messages import IT_RAISED, Broken
 from streamsampler.stepping.failures import count_loss
 from streamsampler.stepping.frames import request_frame
 from streamsampler.stepping.games import GameFacts
@@ -36,12 +35,12 @@ from streamsampler.workers.known_wrappers import EnvFacts
 # The errors of environments in other processes.
 
 
-HIDDEN = (
+_HIDDEN = (
     "environment {} was lost with its process, and did something else when it was reset with its seed and its actions "
     "were applied again: it draws from something that its reset does not seed. Let it draw from self.np_random after "
     "super().reset(seed=seed)"
 )
-RAISED = "environment {} was lost with its process, and raised when its actions were applied again"
+_RAISED = "environment {} was lost with its process, and raised when its actions were applied again"
 TOO_LONG = "environment {} was lost with its process, in an episode that is longer than can be restored"
 
 
@@ -64,8 +63,10 @@ def not_restored(env_id: int, index: int | None, why: str) -> NotReproducibleErr
     Args:
         env_id: The environment.
         index: Its trajectory.
-        why: `HIDDEN`, `RAISED` or `TOO_LONG`.
+        why: `TOO_LONG`, or why it is not what it was.
     """
+    if why is not TOO_LONG:
+        why = _RAISED if why.startswith(IT_RAISED) else _HIDDEN
     return NotReproducibleError(why.format(env_id), worker_number=0, phase=Phase.STEP, trajectory=index)
 
 
@@ -169,6 +170,9 @@ class EnvProcesses:
         launch: Returns the processes.
         close_timeout: Seconds that all environments together may take to close.
         note_loss: Takes the error of a process that was lost, and is started again.
+
+    Attributes:
+        losses: Counts the losses of all processes that there were; None before.
     """
 
     def __init__(
@@ -176,7 +180,7 @@ class EnvProcesses:
     ) -> None:
         self._n_envs, self._launch, self._close_timeout, self._note_loss = n_envs, launch, close_timeout, note_loss
         self._transport: RolloutTransport | None = None
-        self._losses: Losses | None = None
+        self.losses: Losses | None = None
 
     @property
     def transport(self) -> RolloutTransport:
@@ -231,9 +235,9 @@ class EnvProcesses:
         if self._transport is None or not self._changed(self._transport, updates):
             self.shut_down()
             transport = self._transport = self._launch(updates)
-            if self._losses is not None:
-                transport.losses = self._losses  # what has counted the losses so far goes on to
-            self._losses = transport.losses
+            if self.losses is not None:
+                transport.losses = self.losses  # what has counted the losses so far goes on to
+            self.losses = transport.losses
             transport.start()
             for kind in KINDS:
                 transport.spaces.common(kind)
@@ -245,15 +249,6 @@ class EnvProcesses:
         spaces = transport.request(range(self._n_envs), "update", "update", list(updates.values()))
         rows = transport.rows
         return all(same_spaces(pair, (rows.observation_space, rows.action_space)) for pair in spaces)
-
-    def count_loss(self, error: BaseException) -> bool:
-        """Count a loss, if an error is one; return whether a quota is spent by it."""
-        return self._losses is not None and isinstance(error, WorkerError) and count_loss(error, self._losses)
-
-    def record_success(self, env_id: int) -> None:
-        """Forget the equal failures of an environment that did what it was not asked before."""
-        if self._losses is not None and self._losses.has_equal:
-            self._losses.forget(subject_of(env_id))
 
     def close_environments(self) -> None:
         """Close the environments, and let the processes wait for others.
