@@ -12,16 +12,6 @@ from gymnasium import error
 from streamsampler.core.errors import ClosedError, UsageError
 from streamsampler.stepping.env_states import EnvState
 
-__all__ = [
-    "CallPendingError",
-    "DifferentSpacesError",
-    "EnvsClosedError",
-    "NoCallPendingError",
-    "ResetFirstError",
-    "ResultsTimeoutError",
-    "refuse_busy",
-]
-
 _READY = EnvState.READY  # an enum's member costs 100 ns to look up on Python 3.11
 _WHAT_TO_DO = {
     EnvState.VOID: "call reset() first, which begins its episode",

@@ -249,7 +249,6 @@ class EnvScheduler(LossScheduler):
         self.lost.update(env_id for env_id in event.env_ids if env_id not in lost)
 
     def _restore(self, event: Broken, to_reset: Collection[int]) -> None:
-        """Restore environments, and request their open steps again."""
         going_on = [env_id for env_id in event.env_ids if env_id not in to_reset and self._is_kept(env_id)]
         is_same = self._place_of(event) is Place.SAME
         anew = [] if is_same else [env_id for env_id in event.env_ids if env_id not in going_on]

@@ -30,8 +30,6 @@ class WorkerReport(NamedTuple):
 
 
 class _Resetting:
-    """Takes a block for a reset; see `EnvTimes`."""
-
     def __init__(self, times: EnvTimes) -> None:
         self._times = times
         self._began = 0.0

@@ -61,8 +61,6 @@ class EpisodeServer(EnvServer):
     def _found_draws(self, env_id: int, seconds: float) -> None:
         self.on_draws(env_id, name_of_env(self.envs[env_id]), seconds)
 
-    # ------------------------------------------------------------------ making
-
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments; return the observation space and the action space of each."""
         for env_id, update in self._updates.items():
@@ -137,8 +135,6 @@ class EpisodeServer(EnvServer):
     def _actions_to_replay(self, order: RestoreOrder) -> Iterable[Any]:
         return (self.rows.kept_action(order.env_id, order.actions, t) for t in range(order.n_timesteps))
 
-    # ------------------------------------------------------------------ how episodes begin
-
     def set_options(self, env_id: int, options: dict[str, Any] | None) -> None:
         """Remember the options of an environment's resets from now on."""
         self._options[env_id] = options
@@ -163,7 +159,6 @@ class EpisodeServer(EnvServer):
         self._parameters[env_id] = parameters
 
     def _apply(self, env_id: int, parameters: NumberedParameters) -> None:
-        """Let the next reset of an environment set parameters."""
         if self._set.get(env_id) != parameters.number:
             env, update = self.envs[env_id], loads(parameters.payload)
             if isinstance(env, JointEnv):  # besides those that the environment in it has
@@ -172,8 +167,6 @@ class EpisodeServer(EnvServer):
                 self.envs[env_id] = with_parameters(env, update)
             self._set[env_id] = parameters.number
         self.rows.parameters[env_id] = parameters.number
-
-    # ------------------------------------------------------------------ resets and steps
 
     def _begin(self, env_id: int, slot: int) -> dict[str, Any]:
         """Begin an episode with the seed in the environment's row, and the options and parameters remembered."""

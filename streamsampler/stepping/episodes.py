@@ -29,10 +29,6 @@ def taken(array: NDArray[Any], place: Any) -> NDArray[Any]:
     return found.copy() if place.__class__ is slice else found
 
 
-# ----------------------------------------------------------------------
-# Give each episode of each environment its seed, whatever the order in which environments are stepped.
-
-
 class EpisodeSeeds:
     """The seeds of episodes: episode k of environment e has the seed of index e + k * n_envs, as in the samplers.
 
@@ -101,9 +97,6 @@ class EpisodeSeeds:
         for env_id, seed in checked.items():
             self._streams[env_id] = TrajectorySeeds(seed, 1), 0, 1
         return checked
-
-
-# ----------------------------------------------------------------------
 
 
 class RoundResults(NamedTuple):
@@ -306,8 +299,6 @@ class Episodes:
         for env_id in env_ids:
             self._rows.slots[env_id] = self._slots[env_id]
 
-    # ------------------------------------------------------------------ results
-
     def hand_out(self, env_ids: list[int], abnormal: NDArray[np.bool_] | None) -> Steps:
         """Return the results of environments, which their caller receives.
 
@@ -412,7 +403,6 @@ class Episodes:
         return found
 
     def _begin(self, env_id: int) -> None:
-        """Begin to count an episode; its seed was that in the row."""
         if self._histories is not None:
             self._histories.begin(env_id)
         self._numbers[env_id] += 1

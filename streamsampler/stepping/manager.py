@@ -226,8 +226,6 @@ class BaseEnvManager(abc.ABC):
             self._accounts.take_worker(report)
         transport.in_hand = False
 
-    # ------------------------------------------------------------------ resets
-
     def reset(
         self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None,
         every_episode: bool = False,
@@ -294,8 +292,6 @@ class BaseEnvManager(abc.ABC):
 
     def _chosen(self, env_ids: Any) -> list[int]:
         return chosen_envs(env_ids, self.n_envs)
-
-    # ------------------------------------------------------------------ steps
 
     def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
         """Send actions to environments; `recv` returns the results.
@@ -477,8 +473,6 @@ class BaseEnvManager(abc.ABC):
             refuse_busy(self._scheduler.states, chosen)
             return self._several.random_actions(chosen)
         return transport.rows.stacked_actions(chosen, [self._own_spaces[env_id].sample() for env_id in chosen])
-
-    # ------------------------------------------------------------------ attributes and methods
 
     def call(self, name: str, /, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of environments, and return the results; or their attributes, if that is no method.

@@ -129,10 +129,6 @@ class AnyEnvManager(BaseEnvManager):
             raise UsageError("a vector environment has no end: make the manager without max_episodes")
 
 
-# ----------------------------------------------------------------------
-# In this process
-
-
 class _Fresh:
     """What makes each environment, as it was before any was made: an environment that was there is used up by then."""
 
@@ -399,10 +395,6 @@ class SerialEnvManager(AnyEnvManager):
         return _InThisProcess(
             updates, self._fresh, self._options.autoreset, self._policy, own_generators=self._options.own_generators
         )
-
-
-# ----------------------------------------------------------------------
-# In worker processes
 
 
 @suggesting()

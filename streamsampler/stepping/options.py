@@ -177,10 +177,6 @@ def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> 
     return updates
 
 
-# ----------------------------------------------------------------------
-# Check what callers pass to managers of environments.
-
-
 def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
     """Return numbers of environments; None are all of them.
 

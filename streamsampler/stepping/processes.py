@@ -112,8 +112,6 @@ class ProcessTransport(Transport):
         self._hangs: dict[int, Hang] = {}
         self._has_warned = False  # of draws from global generators
 
-    # ------------------------------------------------------------------ starting
-
     def start(self) -> None:
         """Start the workers, all at once, and let each make its environments."""
         given = self._given(self._updates)
@@ -154,12 +152,10 @@ class ProcessTransport(Transport):
             self._pool.restart(event.worker_number)
 
     def _given(self, updates: Mapping[int, Any]) -> Payload:
-        """Return what workers are given at their start."""
         by_worker = {w: {e: updates[e] for e in ids} for w, ids in enumerate(self._envs_of)}
         return dumps((by_worker, self._new_server), "the environment").owned()
 
     def _begin(self, link: EnvLink) -> None:
-        """Let a worker open its rows when it has made its environments."""
         ids = self._envs_of[link.number]
         options = {e: self._options[e] for e in ids if e in self._options}
         parameters = {e: self._parameters[e] for e in ids if e in self._parameters}
@@ -191,12 +187,9 @@ class ProcessTransport(Transport):
         )
 
     def _start_due(self) -> None:
-        """Start the workers that were needed when they could not be started yet."""
         now = time.monotonic()
         for ended in [link for link in self._pool if link.held is not None and link.start_at <= now]:
             self._link(ended.number)
-
-    # ------------------------------------------------------------------ requests
 
     def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:
         """Request steps, with one message to each worker."""
@@ -287,7 +280,6 @@ class ProcessTransport(Transport):
     def _answered(
         self, asked: Sequence[EnvLink], ids: Sequence[list[int]], name: str
     ) -> tuple[dict[int, Any], WorkerError | None]:
-        """Return what workers answered to a request, and the error of the first one that was lost."""
         values: dict[int, Any] = {}
         self.tried = tried = dict[int, bool]()
         raised: Exception | None = None
@@ -307,7 +299,6 @@ class ProcessTransport(Transport):
     def _values(
         self, number: int, answer: tuple[Any, ...], env_ids: list[int], name: str, tried: dict[int, bool]
     ) -> list[Any]:
-        """Return what a worker answered to a request, and note which of its environments were reached."""
         kind, *about = answer
         tried.update(about[0] if kind == "raised" else dict.fromkeys(env_ids, False))
         if kind == "raised":
@@ -322,8 +313,6 @@ class ProcessTransport(Transport):
             what = f"what {name} of environments {of} returned cannot be unpickled here: {summary_of(error)}"
             raise SerializationError(what) from error
         return values
-
-    # ------------------------------------------------------------------ results
 
     def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:
         """Return what has happened; sleep until something does, or time is up."""
@@ -352,7 +341,6 @@ class ProcessTransport(Transport):
             self._pending += self._turn(None, collects=True, awaited=self._first_at_work(self._all_by_worker))
 
     def _first_at_work(self, by_worker: Sequence[tuple[int, list[int]]]) -> EnvLink | None:
-        """Return the first worker that has not given the results of environments."""
         for number, ids in by_worker:
             link: EnvLink = self._pool[number]
             if not link.waiting.isdisjoint(ids):
@@ -360,7 +348,6 @@ class ProcessTransport(Transport):
         return None
 
     def _tell(self, events: Sequence[EnvReport]) -> None:
-        """Note which losses are handed out."""
         for event in events:
             if isinstance(event, Broken) and event.is_new:
                 self._pool[event.worker_number].is_told = True
@@ -509,8 +496,6 @@ class ProcessTransport(Transport):
         links = getattr(self, "_pool", ())  # other threads may ask before there are any
         return [None if link.ended else link.pid for link in links]
 
-    # ------------------------------------------------------------------ failures
-
     def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:  # noqa: ARG002 - all of them are lost
         """End all workers: a message may have been read or written in part."""
         self._pending = []
@@ -551,8 +536,6 @@ class ProcessTransport(Transport):
     def _original(self, summary: str, pickled: bytes | None) -> BaseException | None:  # noqa: ARG002 - for a subclass
         """Return what an environment raised, in one line and pickled; None where it is not known here."""
         return unpickled(pickled)
-
-    # ------------------------------------------------------------------ the end
 
     @property
     def is_ours(self) -> bool:

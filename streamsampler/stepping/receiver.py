@@ -133,7 +133,6 @@ class Receiver:
             del self._due[env_id]
 
     def _make_orders(self, wanted: MakeOrders) -> dict[int, str]:
-        """Make orders; return why episodes cannot be restored."""
         unkept = {}
         for env_id in (*wanted.going_on, *wanted.anew):
             self._orders.pop(env_id, None)

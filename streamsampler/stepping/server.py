@@ -112,8 +112,6 @@ class EnvServer(ABC):
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments; return the observation space and the action space of each."""
 
-    # ------------------------------------------------------------------ resets and steps
-
     def reset(self, env_ids: Sequence[int], answers: Answers) -> None:
         """Reset environments, one after the other; each answer is given as soon as it is there."""
         began = perf_counter()
@@ -136,7 +134,6 @@ class EnvServer(ABC):
         """Reset an environment, `_show_begin` of its episode, and return the info."""
 
     def _show_begin(self, env_id: int, slot: int, observation: Any) -> None:
-        """Write the first observation of an episode to a slot."""
         rows = self.rows
         rows.put_observation(slot, env_id, observation)
         rows.terminated[env_id] = rows.truncated[env_id] = False
@@ -234,7 +231,6 @@ class EnvServer(ABC):
             self.times.env_seconds += perf_counter() - began
 
     def _actions_of(self, env_ids: Sequence[int], place: Any) -> Sequence[Any]:
-        """Return the actions that environments are to take, whose place is known."""
         return self.rows.actions_of(env_ids, place)
 
     def _told(
@@ -277,8 +273,6 @@ class EnvServer(ABC):
         else:
             self._ended.discard(env_id)
 
-    # ------------------------------------------------------------------ failures
-
     def _fail(self, env_id: int, error: BaseException, answers: Answers) -> None:
         phase = self.phase_at_failure
         self.end_episodes([env_id])
@@ -301,8 +295,6 @@ class EnvServer(ABC):
         """Let the next step of environments be a reset, as that of an environment that raised."""
         self._is_over.update(dict.fromkeys(env_ids, True))
 
-    # ------------------------------------------------------------------ progress
-
     def show(self, env_id: int, phase: int) -> None:
         """Show which environment runs, and what it does: that its reset or step begins is progress."""
         row = self._row
@@ -316,8 +308,6 @@ class EnvServer(ABC):
         words = self._row.words
         words[self._row.trajectory_word] = 0
         words[self._row.phase_word] = _WAITING
-
-    # ------------------------------------------------------------------ restoring
 
     def restore(self, order: RestoreOrder) -> str:
         """Bring an environment back to the timestep of an order.
@@ -386,8 +376,6 @@ class EnvServer(ABC):
     def _told_step(self, env_id: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         return self._told(env_id, action, *self.envs[env_id].step(action))
 
-    # ------------------------------------------------------------------ other requests
-
     def take_actions(self, actions: Mapping[int, Any]) -> None:
         """Keep actions that are of another dtype than the rows'."""
         raise self._refused(actions)
@@ -449,7 +437,6 @@ class EnvServer(ABC):
         return raised
 
     def _discard(self, env: Any) -> None:
-        """Close an environment that has failed already, whatever it raises."""
         with contextlib.suppress(Exception, SystemExit):
             env.close()
 

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager
     from streamsampler.stepping.steps import Steps
 
-# ----------------------------------------------------------------------
-# Step all environments of a manager for a caller who resets none: those that have failed are reset.
-
-
 _LOG = logging.getLogger("streamsampler")
 
 
@@ -117,9 +113,6 @@ def _rows(space: Any, actions: Any, rows: list[int], n: int) -> Any:
 def _as_gymnasium_has_it(leaf: Any) -> Any:
     """Return a leaf of stacked observations: values that are no arrays of one size are a tuple there."""
     return tuple(leaf) if leaf.dtype.hasobject else leaf
-
-
-# ----------------------------------------------------------------------
 
 
 _EMPTY: Final[dict[str, Any]] = {"final_info": {}}

@@ -204,8 +204,6 @@ class EnvWorker(Answers):
     def _report(self) -> None:
         self._write(pickle_frame(("report", tuple(self._server.times.take()))))
 
-    # ------------------------------------------------------------------ answers
-
     def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:
         """Keep the info of a result that is given later, pickled: the environment may use its arrays again."""
         self._infos[env_id] = phase, packed_result(self._server.rows, env_id, info)

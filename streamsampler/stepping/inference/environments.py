@@ -53,9 +53,6 @@ from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvElsewhere, EnvFacts
 from streamsampler.workers.resets import ResetOrder, Resets, order_of
 
-# ----------------------------------------------------------------------
-# What stands for an environment of another process.
-
 
 class EnvProxy(EnvElsewhere):
     """Stands for an environment in another process.
@@ -114,10 +111,6 @@ class EnvProxy(EnvElsewhere):
         return self._environments.result(self._env_id)
 
 
-# ----------------------------------------------------------------------
-# What an environment in another process was asked since its trajectory began.
-
-
 class History(NamedTuple):
     """What is kept elsewhere of what an environment did.
 
@@ -167,9 +160,6 @@ class Episode:
         return True
 
 
-# ----------------------------------------------------------------------
-
-
 _LOG = logging.getLogger("streamsampler")
 
 
@@ -207,8 +197,6 @@ class Environments:
         self.proxies: list[EnvProxy] = []
         self.games: list[GameElsewhere] = []
         self.history_of: Callable[[int, int], History | None] | None = None
-
-    # ------------------------------------------------------------------ life
 
     def update(self, payload: Payload) -> None:
         """Make the environments, or change those that are there; see `EnvProcesses.update`."""
@@ -263,8 +251,6 @@ class Environments:
         self.losses.append(error)
         _LOG.warning("%s; a new one takes its place", error.worded(error.quota))
 
-    # ------------------------------------------------------------------ requests
-
     def reset(self, env_id: int, index: int, seed: int, resets: Resets | None) -> None:
         """Request that an environment begins a trajectory."""
         if not self._scheduler.is_idle(env_id):
@@ -303,7 +289,6 @@ class Environments:
         self.transport.step(env_ids)
 
     def _ask(self, env_id: int) -> None:
-        """Ask the environment for the result that is not known yet."""
         episode = self._episodes[env_id]
         if not episode.n_asked:
             self.transport.reset([env_id], {env_id: episode.order})  # type: ignore[dict-item]
@@ -312,8 +297,6 @@ class Environments:
         if not self.transport.rows.put_action_exactly(env_id, action):
             self.transport.give({env_id: action})
         self.transport.step([env_id])
-
-    # ------------------------------------------------------------------ results
 
     def result(self, env_id: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Wait for the result of an environment's open request, and return it.
@@ -474,10 +457,7 @@ class Environments:
                 reword(it.error, it.quota, it.history)
                 self._errors.append(it.error)
 
-    # ------------------------------------------------------------------ failures
-
     def _name_trajectory(self, event: Broken) -> None:
-        """Let the error of a lost process name the trajectory that ran there."""
         culprit = event.culprit
         order = None if culprit is None or culprit in self._scheduler.over else self._episodes[culprit].order
         error = event.error
@@ -488,7 +468,6 @@ class Environments:
         error.args = (error.worded(error.quota, error.outlook),)
 
     def _make_orders(self, wanted: MakeOrders) -> OrdersMade:
-        """Make the orders that let new environments become what the lost ones were."""
         unkept = {}
         for env_id in wanted.going_on:
             episode, is_waiting = self._episodes[env_id], env_id in self._scheduler.waiting
@@ -501,7 +480,6 @@ class Environments:
         return OrdersMade(wanted.number, unkept, restored=self._orders.keys() & set(wanted.going_on))
 
     def _has_ended(self, env_id: int) -> bool:
-        """Whether the last result that is known ended the episode."""
         return any(self._results(env_id)[1:])
 
     def _order(self, env_id: int, n: int, *, is_waiting: bool) -> RestoreOrder:

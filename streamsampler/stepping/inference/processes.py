@@ -31,10 +31,6 @@ from streamsampler.stepping.transport import UnansweredError
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvFacts
 
-# ----------------------------------------------------------------------
-# The errors of environments in other processes.
-
-
 _HIDDEN = (
     "environment {} was lost with its process, and did something else when it was reset with its seed and its actions "
     "were applied again: it draws from something that its reset does not seed. Let it draw from self.np_random after "
@@ -68,10 +64,6 @@ def not_restored(env_id: int, index: int | None, why: str) -> NotReproducibleErr
     if why is not TOO_LONG:
         why = _RAISED if why.startswith(IT_RAISED) else _HIDDEN
     return NotReproducibleError(why.format(env_id), worker_number=0, phase=Phase.STEP, trajectory=index)
-
-
-# ----------------------------------------------------------------------
-# Carry what a sampler asks of environments in other processes, besides steps and resets.
 
 
 class RolloutTransport(ProcessTransport):
@@ -152,10 +144,6 @@ class RolloutTransport(ProcessTransport):
 
     def _await_closed(self, links: Sequence[EnvLink], seconds: float) -> None:
         self._await(lambda: not any(link.asked for link in links), seconds)
-
-
-# ----------------------------------------------------------------------
-# The processes: started, changed, started again where one is lost, and ended.
 
 
 Launch = Callable[[Mapping[int, Payload]], RolloutTransport]
