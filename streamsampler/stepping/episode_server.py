@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import gymnasium
 
@@ -18,6 +18,7 @@ from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, for_worker
 from streamsampler.rollouts.script import begin_of
+from streamsampler.stepping.env_states import Autoreset
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.joint_env import JointEnv
 from streamsampler.stepping.parameter_sets import NumberedParameters
@@ -29,8 +30,6 @@ from streamsampler.workers.explain import name_of_env, note_missing_action, step
 from streamsampler.workers.restoring import NotRestoredError, refuse_copies_of
 
 _STRING: Final = frozenset({str})
-
-Autoreset = Literal["next_step", "same_step", "disabled"]
 
 
 class EpisodeServer(EnvServer):
@@ -61,8 +60,6 @@ class EpisodeServer(EnvServer):
 
     def _found_draws(self, env_id: int, seconds: float) -> None:
         self.on_draws(env_id, name_of_env(self.envs[env_id]), seconds)
-
-    # ------------------------------------------------------------------ making
 
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments; return the observation space and the action space of each."""
@@ -138,8 +135,6 @@ class EpisodeServer(EnvServer):
     def _actions_to_replay(self, order: RestoreOrder) -> Iterable[Any]:
         return (self.rows.kept_action(order.env_id, order.actions, t) for t in range(order.n_timesteps))
 
-    # ------------------------------------------------------------------ how episodes begin
-
     def set_options(self, env_id: int, options: dict[str, Any] | None) -> None:
         """Remember the options of an environment's resets from now on."""
         self._options[env_id] = options
@@ -164,7 +159,6 @@ class EpisodeServer(EnvServer):
         self._parameters[env_id] = parameters
 
     def _apply(self, env_id: int, parameters: NumberedParameters) -> None:
-        """Let the next reset of an environment set parameters."""
         if self._set.get(env_id) != parameters.number:
             env, update = self.envs[env_id], loads(parameters.payload)
             if isinstance(env, JointEnv):  # besides those that the environment in it has
@@ -173,8 +167,6 @@ class EpisodeServer(EnvServer):
                 self.envs[env_id] = with_parameters(env, update)
             self._set[env_id] = parameters.number
         self.rows.parameters[env_id] = parameters.number
-
-    # ------------------------------------------------------------------ resets and steps
 
     def _begin(self, env_id: int, slot: int) -> dict[str, Any]:
         """Begin an episode with the seed in the environment's row, and the options and parameters remembered."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.data.trees import map_tree, map_trees
-from streamsampler.stepping.ledger import EnvEvent, EnvState
+from streamsampler.stepping.env_scheduler import EnvScheduler
+from streamsampler.stepping.env_states import EnvState
 from streamsampler.stepping.options import ManagerOptions
 from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.past_requests import PastRequest, PastRequests
@@ -21,17 +22,11 @@ from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.values import place_of
 
-_RESETTING, _STEPPED = EnvState.RESETTING, EnvEvent.STEPPED  # an enum's member costs 100 ns to look up on Python 3.11
-
 
 def taken(array: NDArray[Any], place: Any) -> NDArray[Any]:
     """Return a copy of the rows at a `place_of` environments."""
     found: NDArray[Any] = array[place]
     return found.copy() if place.__class__ is slice else found
-
-
-# ----------------------------------------------------------------------
-# Give each episode of each environment its seed, whatever the order in which environments are stepped.
 
 
 class EpisodeSeeds:
@@ -104,9 +99,6 @@ class EpisodeSeeds:
         return checked
 
 
-# ----------------------------------------------------------------------
-
-
 class RoundResults(NamedTuple):
     """The results of a step of all environments, by number. None of the environments failed.
 
@@ -143,15 +135,19 @@ class Episodes:
         options: The manager's arguments.
         seed: The manager's seed.
         parameters: What resets set.
+        scheduler: What knows which episodes go on.
 
     Attributes:
         seeds: The seeds of later episodes.
     """
 
-    def __init__(self, rows: Rows, options: ManagerOptions, seed: int, parameters: ParameterSets) -> None:
+    def __init__(
+        self, rows: Rows, options: ManagerOptions, seed: int, parameters: ParameterSets, scheduler: EnvScheduler
+    ) -> None:
         n_envs = options.n_envs
         self._rows = rows
         self._options = options
+        self._scheduler = scheduler
         self._copies = options.copy or not rows.has_views
         self.seeds = EpisodeSeeds(seed, n_envs)
         self._numbers = np.full(n_envs, -1, np.int64)
@@ -161,10 +157,6 @@ class Episodes:
         self._none_or_all = (0, n_envs)
         self._n_rounds = 0  # that timesteps, numbers of results and histories do not tell of yet
         self._slots = np.zeros(n_envs, np.uint8)  # where the observations lie that were handed out last
-        self._n_ended = np.zeros(n_envs, np.int64)  # since the caller's last reset
-        self._over = set(range(n_envs))  # their next result begins an episode
-        self._failed: set[int] = set()  # their open step ended because of a failure
-        self._lost: set[int] = set()  # their episode is lost, and its caller does not know yet
         self._infos: dict[int, dict[str, Any]] = {}
         self._histories = options.histories(rows, parameters)
         self._requests = PastRequests(n_envs)
@@ -193,34 +185,17 @@ class Episodes:
         for env_id, seed in seeds.items():
             self._rows.seeds[env_id] = seed
 
-    def goes_on(self, env_id: int) -> bool:
-        """Whether an episode has begun and not ended, as far as was handed out."""
-        return env_id not in self._over
-
     def number_of(self, env_id: int) -> int:
         """Return the number of the episode that an environment is in."""
         return int(self._numbers[env_id])
-
-    @property
-    def n_over(self) -> int:
-        """How many environments begin an episode with their next result."""
-        return len(self._over)
 
     @property
     def first_to_come(self) -> int:
         """The least number of an episode that has begun in no environment."""
         return int(self._numbers.max()) + 1
 
-    def begin_anew(self, env_ids: list[int], counted: Collection[int]) -> None:
-        """Forget what was open of environments that their caller resets: they run `max_episodes` episodes again.
-
-        Args:
-            env_ids: The environments.
-            counted: Those that are reset after an episode's end, and run only what is left.
-        """
-        self._n_ended[[env_id for env_id in env_ids if env_id not in counted]] = 0
-        self._lost.difference_update(env_ids)
-        self._failed.difference_update(env_ids)
+    def forget(self, env_ids: Sequence[int]) -> None:
+        """Forget what was open of environments that their caller resets."""
         for env_id in env_ids:
             self._infos.pop(env_id, None)
             self._begun_with.pop(env_id, None)
@@ -234,26 +209,6 @@ class Episodes:
         """Keep the infos of results until they are handed out."""
         self._infos.update(infos)
 
-    # ------------------------------------------------------------------ failures
-
-    def lose(self, env_ids: Sequence[int]) -> None:
-        """Record that episodes are lost: the next step of each is to end it."""
-        self._lost.update(env_ids)
-
-    def take_lost(self, env_ids: Sequence[int]) -> list[int]:
-        """Return those of some environments whose episodes are lost, and forget that."""
-        if not self._lost:
-            return []
-        lost = [env_id for env_id in env_ids if env_id in self._lost and env_id not in self._over]
-        self._lost.difference_update(env_ids)
-        return lost
-
-    def fail(self, env_ids: Sequence[int]) -> None:
-        """Record that the open steps of environments end their episodes, because they failed."""
-        self._failed.update(env_ids)
-
-    # ------------------------------------------------------------------ restoring
-
     def keep_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
         """Keep options that are forgotten for the episodes that began with them, to restore these."""
         if self._histories is not None:
@@ -261,23 +216,21 @@ class Episodes:
                 if of_one is not None:
                     self._begun_with[env_id] = self._histories.seeds[env_id], of_one
 
-    def restore_order(self, env_id: int, state: EnvState, *, arrived: bool, remake: bool) -> RestoreOrder | None:
+    def restore_order(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
         """Return how an environment that is lost becomes what it was; None if it had no episode.
 
         Args:
             env_id: The environment.
-            state: Its state.
-            arrived: Whether a result has arrived that is not handed out.
             remake: Whether the environment is there, and to be made anew.
 
         Raises:
             NotRestoredError: The episode is longer than what is kept.
         """
         self._settle()
-        order = self._restore_order(env_id, state, arrived, remake)
+        order = self._restore_order(env_id, remake)
         if order is None:
             return self.order_anew(env_id, remake=remake)
-        order = replace(order, requests=self._requests.to_repeat(env_id, self._place(env_id, state, arrived)[0]))
+        order = replace(order, requests=self._requests.to_repeat(env_id, self._place(env_id)[0]))
         seed, options = self._begun_with.get(env_id, (None, None))
         return order if options is None or order.seed != seed else replace(order, options=options)
 
@@ -294,48 +247,50 @@ class Episodes:
         requests = self._requests.to_repeat(env_id, None)
         return RestoreOrder(env_id, remake, requests=requests) if remake or requests else None
 
-    def keep_request(self, env_id: int, state: EnvState, *, arrived: bool, request: PastRequest) -> bool:
+    def keep_request(self, env_id: int, request: PastRequest) -> bool:
         """Keep what `call` or `set_attr` did to an environment, to repeat it with the one that replaces it.
 
         Args:
             env_id: The environment.
-            state: Its state.
-            arrived: Whether a result has arrived that is not handed out.
             request: The request, whose timestep is not known.
 
         Returns:
             Whether it is the first one too many: from now on the environment cannot be restored.
         """
         self._settle()
-        episode, timestep = self._place(env_id, state, arrived)
+        episode, timestep = self._place(env_id)
         return self._requests.record(env_id, episode, request._replace(timestep=timestep))
 
-    def _place(self, env_id: int, state: EnvState, arrived: bool) -> tuple[int, int]:
+    def _place(self, env_id: int) -> tuple[int, int]:
         """Return the number of the episode that an environment is in, and its timesteps, also if not handed out yet."""
         number, n = int(self._numbers[env_id]), int(self._timesteps[env_id])
-        if not arrived:
+        if env_id not in self._scheduler.arrived:
             return number, n
-        return (number + 1, 0) if self._has_begun(env_id, state) else (number, n + 1)
+        return (number + 1, 0) if self._has_begun(env_id) else (number, n + 1)
 
-    def _has_begun(self, env_id: int, state: EnvState) -> bool:
+    def _has_ended(self, env_id: int) -> bool:
+        """Whether a result that has arrived, and is not handed out, ends an episode."""
+        rows = self._rows
+        return env_id in self._scheduler.failed or bool(rows.terminated[env_id] or rows.truncated[env_id])
+
+    def _has_begun(self, env_id: int) -> bool:
         """Whether a result that has arrived, and is not handed out, is the first of an episode."""
-        has_ended = env_id in self._failed or self._rows.terminated[env_id] or self._rows.truncated[env_id]
-        if has_ended and self._options.autoreset == "same_step":
+        scheduler = self._scheduler
+        if self._has_ended(env_id) and self._options.autoreset == "same_step":
             return True
-        return env_id not in self._failed and (state is EnvState.RESETTING or env_id in self._over)
+        begins = scheduler.states[env_id] is EnvState.RESETTING or env_id in scheduler.over
+        return begins and env_id not in scheduler.failed
 
-    def _restore_order(self, env_id: int, state: EnvState, arrived: bool, remake: bool) -> RestoreOrder | None:
-        histories, rows = self._histories, self._rows
+    def _restore_order(self, env_id: int, remake: bool) -> RestoreOrder | None:
+        histories, scheduler = self._histories, self._scheduler
         assert histories is not None
-        episode_is_lost = env_id in self._over or env_id in self._lost
-        n = int(self._timesteps[env_id])
-        if arrived:
-            if self._has_begun(env_id, state):
-                return histories.order_of_reset(env_id, remake)
-            episode_is_lost |= env_id in self._failed or rows.terminated[env_id] or rows.truncated[env_id]
-        if episode_is_lost:
+        has_arrived = env_id in scheduler.arrived
+        if has_arrived and self._has_begun(env_id):
+            return histories.order_of_reset(env_id, remake)
+        if env_id in scheduler.over or env_id in scheduler.lost or (has_arrived and self._has_ended(env_id)):
             return None
-        if arrived:
+        n = int(self._timesteps[env_id])
+        if has_arrived:
             return histories.order_of_result(env_id, n + 1, remake)
         return histories.order(env_id, n, int(self._slots[env_id]), remake)
 
@@ -344,31 +299,23 @@ class Episodes:
         for env_id in env_ids:
             self._rows.slots[env_id] = self._slots[env_id]
 
-    def has_failed(self, env_id: int) -> bool:
-        """Whether the open step of an environment ends its episode, because it failed."""
-        return env_id in self._failed
-
-    # ------------------------------------------------------------------ results
-
-    def hand_out(
-        self, env_ids: list[int], states: Sequence[EnvState], abnormal: NDArray[np.bool_] | None
-    ) -> tuple[Steps, dict[EnvEvent, list[int]]]:
-        """Return the results of environments, and what becomes of which environments by it.
+    def hand_out(self, env_ids: list[int], abnormal: NDArray[np.bool_] | None) -> Steps:
+        """Return the results of environments, which their caller receives.
 
         What is done for each call of all environments takes about as long as two of their steps: so it is done with
         slices where they lie one after the other, and only where something has ended is it looked at one by one.
 
         Args:
             env_ids: The environments.
-            states: Those of all environments.
             abnormal: What `abnormal` returned for these.
         """
         self._settle()
         rows, place = self._rows, place_of(env_ids)
         ids = np.array(env_ids, np.int64)
         failed = self._take_failed(env_ids)
-        resetting = [env_id for env_id in env_ids if states[env_id] is _RESETTING] if _RESETTING in states else []
-        self._count(place, self._over.intersection(env_ids).union(resetting))
+        self._timesteps[place] += 1
+        for env_id in self._scheduler.begin(env_ids):
+            self._begin(env_id)
         terminated, truncated = taken(rows.terminated, place), taken(rows.truncated, place)
         rewards, slots = taken(rows.rewards, place), taken(rows.slots, place)
         same_step = self._options.autoreset == "same_step"
@@ -392,27 +339,25 @@ class Episodes:
             result_numbers=taken(self._n_results, place),
         )  # fmt: skip
         self._n_results[place] += 1
-        events = self._events(env_ids, resetting, ended, abnormal)
+        self._end_episodes(env_ids, ended, abnormal)
         self._slots[place] = slots
         if self._histories is not None:
             timesteps = taken(self._timesteps, place)
             self._histories.handed_out(ids.copy(), timesteps, steps.actions, rewards, observations)
-        return steps, events
+        return steps
 
     @property
     def takes_rounds(self) -> bool:
-        """Whether `hand_out_round` will do: an environment goes on after each result, and its caller knows all."""
-        options, histories = self._options, self._histories
-        goes_on = options.autoreset != "disabled" and options.max_episodes is None
-        return goes_on and not self._lost and (histories is None or histories.takes_rounds)
+        """Whether `hand_out_round` keeps what restores environments."""
+        return self._histories is None or self._histories.takes_rounds
 
     def hand_out_round(self, infos: Mapping[int, dict[str, Any]]) -> RoundResults:
         """Return the results of a step of all environments, none of which has failed; does what `hand_out` does."""
         rows = self._rows
         self._n_rounds += 1
-        for env_id in tuple(self._over):
+        for env_id in tuple(self._scheduler.over):  # usually none
+            self._scheduler.over.discard(env_id)
             self._begin(env_id)
-            self._timesteps[env_id] = -self._n_rounds
         terminated, truncated, rewards = rows.terminated.copy(), rows.truncated.copy(), rows.rewards.copy()
         self._slots[...] = rows.slots
         last, ended = None, list[int]()
@@ -426,8 +371,8 @@ class Episodes:
             ended = np.flatnonzero(terminated | truncated).tolist()
             if self._options.autoreset == "same_step":
                 last = rows.taken_last_observations(ended)
-            for env_id in ended:
-                self._end(env_id, is_abnormal=False)
+            for env_id in self._scheduler.end_round(ended):
+                self._begin(env_id)
         if self._n_rounds == _ROUNDS_TOGETHER:
             self._settle()
         return RoundResults(observations, rewards, terminated, truncated, infos, ended, last)
@@ -450,25 +395,19 @@ class Episodes:
 
     def _take_failed(self, env_ids: list[int]) -> NDArray[np.bool_] | None:
         """Return which of the results end their episodes because of a failure, and forget that; None for none."""
-        if self._failed.isdisjoint(env_ids):
+        failed = self._scheduler.failed
+        if failed.isdisjoint(env_ids):
             return None
-        failed = np.array([env_id in self._failed for env_id in env_ids], np.bool_)
-        self._failed.difference_update(env_ids)
-        return failed
-
-    def _count(self, place: Any, begun: Iterable[int]) -> None:
-        self._timesteps[place] += 1
-        for env_id in begun:
-            self._begin(env_id)
-            self._timesteps[env_id] = 0
+        found = np.array([env_id in failed for env_id in env_ids], np.bool_)
+        failed.difference_update(env_ids)
+        return found
 
     def _begin(self, env_id: int) -> None:
-        """Begin to count an episode; its seed was that in the row."""
         if self._histories is not None:
             self._histories.begin(env_id)
         self._numbers[env_id] += 1
         self._seeds_now[env_id] = self._rows.seeds[env_id]
-        self._over.discard(env_id)
+        self._timesteps[env_id] = -self._n_rounds
         self._rows.seeds[env_id] = self.seeds.next(env_id)
 
     def _last(
@@ -492,18 +431,13 @@ class Episodes:
 
         return map_trees(join, self._rows.taken_last_observations(ids[ended]), observations, previous)
 
-    def _events(
-        self, env_ids: list[int], resetting: list[int], ended: NDArray[np.bool_], abnormal: NDArray[np.bool_] | None
-    ) -> dict[EnvEvent, list[int]]:
-        if not resetting and not np.count_nonzero(ended):
-            return {_STEPPED: env_ids}
-        events: dict[EnvEvent, list[int]] = {_STEPPED: [], EnvEvent.BEGAN: []}
-        for row, (env_id, over) in enumerate(zip(env_ids, ended.tolist(), strict=True)):
-            event = EnvEvent.BEGAN if env_id in resetting else _STEPPED
-            if over:
-                event = self._end(env_id, is_abnormal=abnormal is not None and bool(abnormal[row]))
-            events.setdefault(event, []).append(env_id)
-        return events
+    def _end_episodes(self, env_ids: list[int], ended: NDArray[np.bool_], abnormal: NDArray[np.bool_] | None) -> None:
+        """Let the scheduler know what is received, and begin the episodes that have begun in the same step."""
+        ids = np.array(env_ids) if np.count_nonzero(ended) else None
+        over = () if ids is None else ids[ended].tolist()
+        failed = () if ids is None or abnormal is None else ids[abnormal].tolist()
+        for env_id in self._scheduler.receive(env_ids, over, failed):
+            self._begin(env_id)
 
     def abnormal(self, env_ids: list[int]) -> NDArray[np.bool_] | None:
         """Return which results are those of environments that say in their infos that they failed; None for none."""
@@ -519,20 +453,6 @@ class Episodes:
             return True
         # Where the environment was reset in the step that ended its episode, the episode's own info is in that one.
         return self._options.autoreset == "same_step" and "final_info" in info and bool(is_abnormal(info["final_info"]))
-
-    def _end(self, env_id: int, *, is_abnormal: bool) -> EnvEvent:
-        """Count an episode that ended; return what becomes of its environment."""
-        self._n_ended[env_id] += 1
-        limit = self._options.max_episodes
-        self._over.add(env_id)
-        if is_abnormal:
-            return EnvEvent.BROKE  # an episode that has begun in the same step begins again at the next reset
-        if limit is not None and self._n_ended[env_id] >= limit:
-            return EnvEvent.REACHED_LIMIT  # an episode that has begun in the same step begins again at the next reset
-        if self._options.autoreset == "same_step":
-            self._begin(env_id)
-            self._timesteps[env_id] = -self._n_rounds
-        return EnvEvent.ENDED if self._options.autoreset == "disabled" else EnvEvent.STEPPED
 
     def _taken_infos(self, env_ids: list[int]) -> dict[int, dict[str, Any]]:
         if not self._infos:

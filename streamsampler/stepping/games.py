@@ -20,9 +20,6 @@ from streamsampler.data.spaces import FLAGS, same_spaces
 from streamsampler.environments.multi_agent import AecEnv, Dicts, MultiAgentEnv, ParallelEnv
 from streamsampler.workers.restoring import own_copy
 
-# ----------------------------------------------------------------------
-# What travels.
-
 
 class JointSpace(Space[Any]):
     """The space of what several agents see, or do, at once: any object, which is checked where it arrives.
@@ -121,9 +118,6 @@ INFOS, SPACES, OUTSTANDING = "infos", "spaces", "outstanding"
 """What comes with a result besides, under these keys: the infos, the spaces of agents that have appeared, and, where a
 trajectory may be cut off, what is outstanding (see `MultiAgentEnv.outstanding`), by agent."""
 
-# ----------------------------------------------------------------------
-# In the environment's process.
-
 
 def spaces_of(env: Any) -> tuple[Any, Any]:
     """Return the spaces of what is said of an environment, and of what it is asked to do."""
@@ -198,10 +192,6 @@ class GameTeller:
 def _is_true(flag: Any) -> bool:
     """Whether a flag is one, and true: what is none is refused where it arrives."""
     return flag.__class__ in FLAGS and bool(flag)
-
-
-# ----------------------------------------------------------------------
-# In the caller's process.
 
 
 class _Shown:

@@ -148,7 +148,6 @@ class EnvGenerators:
             self._looked = generator_marks()
 
     def _keep(self, env_id: int, seed: int, fresh: tuple[Any, ...]) -> None:
-        """Keep an environment's states, which it has put in force."""
         self._looked = generator_marks()
         self._seeds[env_id], self._states[env_id] = seed, drawn_states(fresh)
         self._settle()
@@ -175,7 +174,6 @@ class EnvGenerators:
 
 
 def _seconds_of_a_call() -> float:
-    """Return what putting states in force and keeping them takes."""
     with preserved_generators():
         began = perf_counter()
         drawn_states(set_states(0, None))

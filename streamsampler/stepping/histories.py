@@ -113,7 +113,6 @@ class Histories:
             map_trees(lambda kept, *each: kept.__setitem__(index, np.stack(each)), self._actions, *all_actions)
 
     def _settle(self) -> None:
-        """Put what was handed out into its place."""
         if not self._recent:
             return
         recent, self._recent = self._recent, []

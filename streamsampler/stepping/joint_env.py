@@ -141,10 +141,7 @@ class _Referee(GameTeller):
             raise ObservationError(f"there is no last observation of agent {missing[0]!r}, which has ended")
         return turn, total, *(self._last_ends if over else _NO)
 
-    # ------------------------------------------------------------------ what a step returned
-
     def _copied(self, observations: Any) -> dict[str, Any]:
-        """Return a copy of observations, of the dtypes of their spaces."""
         known = self._env.numbers
         return {
             agent: self._value(agent, it) if agent in known else own_copy(it)
@@ -164,8 +161,6 @@ class _Referee(GameTeller):
     def _numbers(self, rewards: Mapping[str, Any]) -> dict[str, Any]:
         known = self._env.numbers
         return {agent: reward_of(it, agent) if agent in known else it for agent, it in rewards.items()}
-
-    # ------------------------------------------------------------------ who has ended
 
     def _answers(
         self, rewards: Mapping[str, float], terminated: Mapping[str, Any], truncated: Mapping[str, Any]
@@ -195,7 +190,6 @@ class _Referee(GameTeller):
         return brought, ended, total
 
     def _take_end(self, agent: str, flags: tuple[Any, Any], ended: dict[str, Ends]) -> None:
-        """Note whether an agent has ended."""
         ends = flag_of(f"terminated of {agent!r}", flags[0]), flag_of(f"truncated of {agent!r}", flags[1])
         if not any(ends):
             return
@@ -227,8 +221,6 @@ class _Referee(GameTeller):
                 brought[agent] = reward_of(reward, agent)
                 total += brought[agent]
         return total
-
-    # ------------------------------------------------------------------ who acts
 
     def _next(self, shown: Mapping[str, Any]) -> tuple[str, ...]:
         """Return who acts next: all whose turn it is, but those that are about to join.

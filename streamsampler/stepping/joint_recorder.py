@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 class _Start(NamedTuple):
-    """What a reset showed, and its infos."""
-
     turn: Turn
     infos: Mapping[str, Any]
 
@@ -95,7 +93,6 @@ class JointStepsRecorder(StepsRecorder[_Start, RowTrajectory]):
         return trajectory
 
     def _taken(self, env_id: int, turn: Turn, infos: Mapping[str, Any]) -> Any:
-        """Let the stand-in show what the environment showed; return that."""
         besides = {INFOS: infos, SPACES: turn.spaces, OUTSTANDING: turn.outstanding}
         return self._games[env_id].take(turn.result, besides)
 

@@ -12,8 +12,8 @@ from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.engines.linked import Link, LinkedWorkers
 from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.protocol.hangs import Stillness
+from streamsampler.stepping.frames import pickle_frame
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.transport import pickle_frame
 from streamsampler.workers.logs import Levels, levels_here
 
 

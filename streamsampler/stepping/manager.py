@@ -21,11 +21,12 @@ from streamsampler.stepping.call_errors import (
     EnvsClosedError,
     NoCallPendingError,
     ResultsTimeoutError,
+    refuse_busy,
 )
-from streamsampler.stepping.episode_server import Autoreset
+from streamsampler.stepping.env_scheduler import EnvScheduler
+from streamsampler.stepping.env_states import Autoreset, EnvState
 from streamsampler.stepping.episodes import Episodes, RoundResults
-from streamsampler.stepping.inbox import Inbox
-from streamsampler.stepping.ledger import EnvEvent, EnvState, Ledger, ManagerStats
+from streamsampler.stepping.manager_stats import ManagerStats
 from streamsampler.stepping.options import (
     ManagerOptions,
     Updates,
@@ -36,6 +37,7 @@ from streamsampler.stepping.options import (
     values_for,
 )
 from streamsampler.stepping.parameter_sets import ParameterSets
+from streamsampler.stepping.receiver import Receiver
 from streamsampler.stepping.rows import Kind, Rows
 from streamsampler.stepping.several import SeveralAgents, by_agent, several_agents
 from streamsampler.stepping.steps import Steps
@@ -65,13 +67,12 @@ class BaseEnvManager(abc.ABC):
         self._accounts = ManagerStats.for_workers(n_workers)
         self._updates = updates
         self._options = options
-        self._ledger = Ledger(self.n_envs)
+        self._scheduler = EnvScheduler(self.n_envs)
         self._parameters = ParameterSets()
         self._transport: Transport | None = None
         self._several: SeveralAgents | None = None
         self._closed = False
         self._everyone = list(range(self.n_envs))
-        self._all_ready = [EnvState.READY] * self.n_envs
 
     @abc.abstractmethod
     def _new_transport(self) -> Transport:
@@ -91,21 +92,27 @@ class BaseEnvManager(abc.ABC):
         transport = self._new_transport()
         try:
             transport.start()
-            episodes = Episodes(transport.rows, self._options, self.seed, self._parameters)
-            now = partial(_now, episodes, transport.rows)
+            scheduler = self._new_scheduler(transport)
+            episodes = Episodes(transport.rows, self._options, self.seed, self._parameters, scheduler)
+            now = partial(_now, episodes, scheduler, transport.rows)
             several = several_agents(transport.spaces, self._options.policy_of, self.seed, now)
             self._send_parameters(transport, list(self._parameters.latest))
         except BaseException:
             transport.close()
             raise
-        if self._closed:
-            self._ledger.launch()
-        self._closed = False
+        self._scheduler, self._closed = scheduler, False
         self._transport = transport
         self._accounts.tick(running=True)
         self._own_spaces = _seeded(transport.spaces.action, self.seed)
         self._episodes, self._several = episodes, several
-        self._inbox = Inbox(transport, self._ledger, self._episodes, self._options, self._accounts)
+        self._receiver = Receiver(transport, scheduler, episodes, self._options, self._accounts)
+
+    def _new_scheduler(self, transport: Transport) -> EnvScheduler:
+        options = self._options
+        return EnvScheduler(
+            self.n_envs, options.on_failure, options.autoreset, options.max_episodes, renew=options.renew,
+            restart_wait=options.restart_wait, losses=transport.losses,
+        )  # fmt: skip
 
     def _send_parameters(self, transport: Transport, env_ids: list[int]) -> None:
         latest = [self._parameters.latest[env_id] for env_id in env_ids]
@@ -115,7 +122,7 @@ class BaseEnvManager(abc.ABC):
         """Close the environments; may be repeated. `launch` makes new ones."""
         transport, self._transport = self._transport, None
         if not self._closed:
-            self._ledger.close()
+            self._scheduler.close()
         self._closed = True
         if transport is not None:
             if transport.is_ours and not transport.in_hand:  # after an interruption anything may be on its way
@@ -132,8 +139,8 @@ class BaseEnvManager(abc.ABC):
     def _launched(self) -> Transport:
         transport = self._there()
         if transport.in_hand:  # an earlier call was interrupted
-            self._inbox.mend()
-        self._inbox.open_round()
+            self._receiver.mend()
+        self._scheduler.open_round()
         return transport
 
     def _there(self) -> Transport:
@@ -192,9 +199,8 @@ class BaseEnvManager(abc.ABC):
     @property
     def states(self) -> tuple[EnvState, ...]:
         """The state of each environment."""
-        if self._transport is not None:
-            self._inbox.open_round()
-        return tuple(self._ledger.states)
+        self._scheduler.open_round()
+        return tuple(self._scheduler.states)
 
     @property
     def autoreset(self) -> Autoreset:
@@ -219,8 +225,6 @@ class BaseEnvManager(abc.ABC):
         for report in transport.reports():
             self._accounts.take_worker(report)
         transport.in_hand = False
-
-    # ------------------------------------------------------------------ resets
 
     def reset(
         self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None,
@@ -263,7 +267,7 @@ class BaseEnvManager(abc.ABC):
         """
         transport = self._launched()
         chosen = self._chosen(env_ids)
-        busy = [env_id for env_id in chosen if env_id in self._ledger.waiting or env_id in self._ledger.arrived]
+        busy = [env_id for env_id in chosen if env_id in self._scheduler.waiting or env_id in self._scheduler.arrived]
         if busy:
             raise UsageError(f"environment {busy[0]} has a step or a reset that is open: call recv() first")
         transport.in_hand = True
@@ -277,19 +281,17 @@ class BaseEnvManager(abc.ABC):
         if every_episode and seed is None:
             raise UsageError("every_episode=True begins each episode with the same seed: give one, reset(seed=…)")
         seeds = {} if seed is None else self._episodes.seeds.restart(chosen, seed, every_episode=every_episode)
-        self._inbox.open_round()
+        self._scheduler.open_round()
         if transport.in_hand:  # an earlier call was interrupted
-            self._inbox.mend(chosen)
+            self._receiver.mend(chosen)
         transport.send_settings()
         transport.in_hand = True
-        self._inbox.reset({env_id: (seeds.get(env_id), copied) for env_id in chosen})
+        self._receiver.reset({env_id: (seeds.get(env_id), copied) for env_id in chosen})
         transport.in_hand = False
         return chosen
 
     def _chosen(self, env_ids: Any) -> list[int]:
         return chosen_envs(env_ids, self.n_envs)
-
-    # ------------------------------------------------------------------ steps
 
     def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
         """Send actions to environments; `recv` returns the results.
@@ -317,17 +319,12 @@ class BaseEnvManager(abc.ABC):
                 return []
             env_ids, actions = list(actions), list(actions.values())
         chosen = self._everyone if env_ids is None else self._chosen(env_ids)
-        self._ledger.refuse_busy(chosen)
+        refuse_busy(self._scheduler.states, chosen)
         if several is not None:
             actions = several.joint_actions(chosen, actions)
         transport.rows.put_actions(chosen, actions)
         transport.in_hand = True
-        self._ledger.request(chosen, EnvEvent.SENT)
-        if lost := self._episodes.take_lost(chosen):
-            self._inbox.end_lost(lost)
-            transport.step([env_id for env_id in chosen if env_id not in lost], together=together)
-        else:
-            transport.step(chosen, together=together)
+        self._receiver.carry_out(self._scheduler.send(chosen, together=together))
         transport.in_hand = False
         return chosen
 
@@ -344,13 +341,14 @@ class BaseEnvManager(abc.ABC):
             WorkerError: An environment failed: see `on_failure`. Results that arrived are kept.
         """
         self._launched()
-        if not self._ledger.n_open:
+        scheduler = self._scheduler
+        if not scheduler.n_open:
             raise NoCallPendingError("there is nothing to receive: call send() or async_reset() first", "recv")
-        least = min(self._options.min_envs if min_envs is None else positive("min_envs", min_envs), self._ledger.n_open)
+        least = min(self._options.min_envs if min_envs is None else positive("min_envs", min_envs), scheduler.n_open)
         seconds = self._options.recv_timeout if timeout is None else timeout_seconds(timeout)
-        self._inbox.take_in(0)
-        self._take_in_until(lambda: len(self._ledger.arrived) >= min(least, self._ledger.n_open), seconds)
-        return self._handed_out(list(self._ledger.arrived))
+        self._receiver.receive(0)
+        self._receive_until(lambda: len(scheduler.arrived) >= min(least, scheduler.n_open), seconds)
+        return self._handed_out(list(scheduler.arrived))
 
     def step(self, actions: Any, env_ids: EnvIds | None = None) -> Steps:
         """Send actions, and return the results of these environments, in their order; see `send` and `recv`."""
@@ -363,14 +361,14 @@ class BaseEnvManager(abc.ABC):
         not, because not all goes well, `recv_from` does. Any other call may come in between.
         """
         transport, everyone = self._transport, self._everyone
-        if transport is None or transport.in_hand or not transport.is_ours or self._ledger.states != self._all_ready:
+        if transport is None or transport.in_hand or not transport.is_ours:
             return False
-        if not (self._episodes.takes_rounds and self._inbox.can_begin_round):
+        if not (self._scheduler.can_begin_round and self._episodes.takes_rounds):
             return False
         if isinstance(actions, Mapping) and _are_by_env(actions, transport.rows.actions):
             return False
         transport.rows.put_all_actions(actions)
-        self._inbox.begin_round(everyone)
+        self._receiver.begin_round(everyone)
         return True
 
     def _end_round(self) -> RoundResults | None:
@@ -380,7 +378,7 @@ class BaseEnvManager(abc.ABC):
         """
         if self._transport is None or self._transport.in_hand:
             return None
-        return self._inbox.end_round()
+        return self._receiver.end_round(self._everyone)
 
     def recv_from(self, env_ids: EnvIds | None = None, timeout: float | None = None) -> Steps:
         """Return the results of these environments, in their order; wait for all of them.
@@ -397,31 +395,31 @@ class BaseEnvManager(abc.ABC):
         self._launched()
         chosen = self._chosen(env_ids)
         for env_id in chosen:
-            if env_id not in self._ledger.waiting and env_id not in self._ledger.arrived:
+            if env_id not in self._scheduler.waiting and env_id not in self._scheduler.arrived:
                 raise NoCallPendingError(
                     f"there is nothing to receive from environment {env_id}: call send() or async_reset() first", "recv"
                 )
         return self._awaited(chosen, timeout_seconds(timeout))
 
     def _awaited(self, env_ids: list[int], timeout: float | None = None) -> Steps:
-        ledger, wanted = self._ledger, frozenset(env_ids)
-        if not self._take_in_until(lambda: ledger.arrived.keys() >= wanted, timeout, env_ids):
-            missing = sorted(wanted - ledger.arrived.keys())
+        scheduler, wanted = self._scheduler, frozenset(env_ids)
+        if not self._receive_until(lambda: scheduler.arrived.keys() >= wanted, timeout, env_ids):
+            missing = sorted(wanted - scheduler.arrived.keys())
             raise ResultsTimeoutError(f"environments {missing} have no results after {timeout:g} s")
         return self._handed_out(env_ids)
 
     def _handed_out(self, env_ids: list[int]) -> Steps:
-        steps = self._inbox.hand_out(env_ids)
+        steps = self._receiver.hand_out(env_ids)
         return steps if self._several is None else self._several.shown(steps, self.autoreset)
 
-    def _take_in_until(self, is_enough: Callable[[], bool], seconds: float | None, awaited: Sequence[int] = ()) -> bool:
-        """Take in what arrives until it is enough; return False if time is up before. See `Transport.collect`."""
+    def _receive_until(self, is_enough: Callable[[], bool], seconds: float | None, awaited: Sequence[int] = ()) -> bool:
+        """Receive what arrives until it is enough; return False if time is up before. See `Transport.collect`."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not is_enough():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            self._inbox.take_in(left, awaited)
+            self._receiver.receive(left, awaited)
         return True
 
     def observations(self) -> Any:
@@ -431,7 +429,7 @@ class BaseEnvManager(abc.ABC):
             UsageError: A step or a reset of an environment is open, or it was never reset.
         """
         rows = self._launched().rows
-        busy = [*self._ledger.in_states(EnvState.VOID), *self._ledger.waiting]
+        busy = [*self._scheduler.in_states(EnvState.VOID), *self._scheduler.waiting]
         if busy:
             raise UsageError(f"environment {min(busy)} has no observation yet: call reset() or recv() first")
         observations = rows.taken_observations(rows.slots, np.arange(self.n_envs))
@@ -441,7 +439,7 @@ class BaseEnvManager(abc.ABC):
     def ready(self) -> dict[int, Any]:
         """The environments that await an action, with their observations."""
         rows = self._launched().rows
-        ready = {env_id: rows.observation(env_id) for env_id in self._ledger.in_states(EnvState.READY)}
+        ready = {env_id: rows.observation(env_id) for env_id in self._scheduler.in_states(EnvState.READY)}
         return ready if self._several is None else {env_id: by_agent(turn) for env_id, turn in ready.items()}
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -456,9 +454,9 @@ class BaseEnvManager(abc.ABC):
         self._launched()
 
         def has_something() -> bool:
-            return bool(self._ledger.arrived or self._ledger.in_states(EnvState.READY))
+            return bool(self._scheduler.arrived or self._scheduler.in_states(EnvState.READY))
 
-        self._take_in_until(lambda: has_something() or not self._ledger.waiting, timeout_seconds(timeout))
+        self._receive_until(lambda: has_something() or not self._scheduler.waiting, timeout_seconds(timeout))
         return has_something()
 
     def random_actions(self, env_ids: EnvIds | None = None) -> Any:
@@ -472,11 +470,9 @@ class BaseEnvManager(abc.ABC):
         """
         transport, chosen = self._launched(), self._chosen(env_ids)
         if self._several is not None:
-            self._ledger.refuse_busy(chosen)
+            refuse_busy(self._scheduler.states, chosen)
             return self._several.random_actions(chosen)
         return transport.rows.stacked_actions(chosen, [self._own_spaces[env_id].sample() for env_id in chosen])
-
-    # ------------------------------------------------------------------ attributes and methods
 
     def call(self, name: str, /, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of environments, and return the results; or their attributes, if that is no method.
@@ -544,13 +540,13 @@ class BaseEnvManager(abc.ABC):
         self._launched()
         chosen = self._chosen(env_ids)
         named(name)
-        self._inbox.take_in(0)
-        busy = sorted(self._ledger.waiting.intersection(chosen))
+        self._receiver.receive(0)
+        busy = sorted(self._scheduler.waiting.intersection(chosen))
         if busy:
             raise CallPendingError(
                 f"environment {busy[0]} has no result yet of what it was sent: call recv() first", name
             )
-        return self._inbox.ask(chosen, kind, name, arguments_for(len(chosen)))
+        return self._receiver.ask(chosen, kind, name, arguments_for(len(chosen)))
 
 
 def _are_by_env(actions: Mapping[Any, Any], rows: Any) -> bool:
@@ -559,9 +555,9 @@ def _are_by_env(actions: Mapping[Any, Any], rows: Any) -> bool:
     return not is_action and all(isinstance(key, int | np.integer) for key in actions)
 
 
-def _now(episodes: Episodes, rows: Rows, env_id: int) -> tuple[int, Any]:
+def _now(episodes: Episodes, scheduler: EnvScheduler, rows: Rows, env_id: int) -> tuple[int, Any]:
     """Return the number of the episode that an environment is in, and its observation; None where none goes on."""
-    return episodes.number_of(env_id), rows.observation(env_id) if episodes.goes_on(env_id) else None
+    return episodes.number_of(env_id), rows.observation(env_id) if scheduler.goes_on(env_id) else None
 
 
 def _seeded(spaces: Sequence[Any], seed: int) -> list[Any]:

@@ -21,15 +21,17 @@ from streamsampler.engines.registry import EngineName, check_engine
 from streamsampler.environments.ids import JOINT_VIEW
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
-from streamsampler.protocol.restarts import Policy
-from streamsampler.stepping.episode_server import Autoreset, EpisodeServer
+from streamsampler.protocol.restarts import Losses, Policy
+from streamsampler.stepping.env_messages import Broken, Done, EnvReport, Restored
+from streamsampler.stepping.env_states import Autoreset, OnEnvFailure
+from streamsampler.stepping.env_times import WorkerReport
+from streamsampler.stepping.episode_server import EpisodeServer
+from streamsampler.stepping.failures import EnvErrors
 from streamsampler.stepping.joint_recorder import JointStepsRecorder
-from streamsampler.stepping.ledger import WorkerReport
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import (
     RESTORE_LIMIT,
     ManagerOptions,
-    OnEnvFailure,
     Updates,
     Verify,
     is_abnormal,
@@ -44,16 +46,7 @@ from streamsampler.stepping.recorder import RowsRecorder, StepsRecorder
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers
-from streamsampler.stepping.transport import (
-    Broken,
-    Done,
-    Event,
-    Restored,
-    Setbacks,
-    Transport,
-    warn_of_draws,
-    warn_of_unclosed,
-)
+from streamsampler.stepping.transport import Transport, warn_of_draws, warn_of_unclosed
 from streamsampler.stepping.vector_env import ManagedVectorEnv, ObservationMode
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.factory import usable_cores
@@ -136,10 +129,6 @@ class AnyEnvManager(BaseEnvManager):
             raise UsageError("a vector environment has no end: make the manager without max_episodes")
 
 
-# ----------------------------------------------------------------------
-# In this process
-
-
 class _Fresh:
     """What makes each environment, as it was before any was made: an environment that was there is used up by then."""
 
@@ -179,14 +168,15 @@ class _InThisProcess(Transport, Answers):
     def __init__(
         self, updates: Updates, fresh: _Fresh, autoreset: Autoreset, policy: Policy, *, own_generators: bool
     ) -> None:
-        self.setbacks = Setbacks(policy, [list(updates)])
+        self.losses = Losses(policy)
+        self._errors = EnvErrors(policy, [list(updates)])
         row: Any = _Row()
         self._server = EpisodeServer(updates, 0, row, autoreset, own_generators=own_generators, is_shared=True)
         self._server.on_draws = self._note_draws
         self._has_warned = False
         self._server.fresh = fresh
         self._n_envs = len(updates)
-        self._events: list[Event] = []
+        self._events: list[EnvReport] = []
         self._infos: dict[int, dict[str, Any]] = {}
         self._at_work: Sequence[int] = ()
 
@@ -212,7 +202,7 @@ class _InThisProcess(Transport, Answers):
         self._events.append(Done(env_ids, infos))
 
     def fail(self, env_id: int, phase: str, error: BaseException) -> None:
-        raised = self.setbacks.raised(env_id, 0, phase, summary_of(error), error, error)
+        raised = self._errors.raised(env_id, 0, phase, summary_of(error), error, error)
         self._events.append(Broken.alone(env_id, raised))
 
     def _work(self, env_ids: Sequence[int], carry_out: Callable[[], Any]) -> Any:
@@ -253,7 +243,7 @@ class _InThisProcess(Transport, Answers):
             try:
                 why_not = self._server.restore(order)
             except (Exception, SystemExit) as error:
-                raised = self.setbacks.raised(order.env_id, 0, "reset", summary_of(error), error, error)
+                raised = self._errors.raised(order.env_id, 0, "reset", summary_of(error), error, error)
                 self._events.append(Broken.alone(order.env_id, raised))
                 continue
             n_timesteps = None if order.seed is None else order.n_timesteps
@@ -262,7 +252,7 @@ class _InThisProcess(Transport, Answers):
     def give_up(self, env_ids: Sequence[int]) -> None:
         self._server.not_restored.difference_update(env_ids)
 
-    def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[Event]:  # noqa: ARG002
+    def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:  # noqa: ARG002
         if not self._events and timeout:
             threading.Event().wait(timeout)  # all has happened but what is to be tried again then
         self.in_hand = True
@@ -289,7 +279,7 @@ class _InThisProcess(Transport, Answers):
                 try:
                     values.append(self._server.request(env_id, kind, name, argument))
                 except SystemExit as error:  # which would end the caller's program
-                    raise self.setbacks.raised(env_id, 0, name, summary_of(error), error, error) from error
+                    raise self._errors.raised(env_id, 0, name, summary_of(error), error, error) from error
                 tried[env_id] = False
             return values
 
@@ -405,10 +395,6 @@ class SerialEnvManager(AnyEnvManager):
         return _InThisProcess(
             updates, self._fresh, self._options.autoreset, self._policy, own_generators=self._options.own_generators
         )
-
-
-# ----------------------------------------------------------------------
-# In worker processes
 
 
 @suggesting()

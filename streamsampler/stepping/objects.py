@@ -13,16 +13,14 @@ from typing import Any
 
 from streamsampler.core.errors import SerializationError
 from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.stepping.frames import IDS, TOGETHER, ids_frame, pickle_frame, pickled
 from streamsampler.stepping.rows import Rows
-from streamsampler.stepping.transport import IDS, TOGETHER, ids_frame, pickle_frame, pickled
 from streamsampler.workers.explain import summary_of
 
 _ACTIONS = "the action of an environment"
 
-# ----------------------------------------------------------------------
+
 # To a worker: what the agent may have defined in the caller's script goes by value.
-
-
 def step_frame(rows: Rows, env_ids: Sequence[int], *, together: bool) -> bytes:
     """Return a message that requests steps with the actions in rows; see `Transport.step`."""
     if not rows.actions_are_carried:
@@ -49,10 +47,7 @@ def given_actions(actions: Any) -> Mapping[int, Any]:
     return found
 
 
-# ----------------------------------------------------------------------
 # From a worker.
-
-
 def packed_result(rows: Rows, env_id: int, info: dict[str, Any]) -> bytes:
     """Return what a result has besides what lies in rows."""
     if not rows.observations_are_carried:

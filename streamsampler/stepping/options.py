@@ -18,12 +18,11 @@ from streamsampler.protocol.hangs import Watch
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy
 from streamsampler.samplers.per_worker import items_by_worker
-from streamsampler.stepping.episode_server import Autoreset
+from streamsampler.stepping.env_states import Autoreset, OnEnvFailure
 from streamsampler.stepping.histories import Histories
 from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.rows import Rows
 
-OnEnvFailure = Literal["raise", "reset", "restore"]
 Verify = Literal["last", "steps"]
 Updates = Mapping[int, EnvUpdate]
 
@@ -176,10 +175,6 @@ def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> 
         if first_of[id(item)] != env_id and not isinstance(updates[env_id], SpecEnvUpdate | NewEnvUpdate):
             updates[env_id] = loads(dumps(updates[env_id], "the environment"))  # one for each, not one for all
     return updates
-
-
-# ----------------------------------------------------------------------
-# Check what callers pass to managers of environments.
 
 
 def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:

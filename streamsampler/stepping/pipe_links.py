@@ -22,10 +22,10 @@ from streamsampler.engines.processes.engine import (
 )
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.processes.wire import GarbageError
+from streamsampler.stepping.frames import COPY, FrameReader
 from streamsampler.stepping.links import EnvLink, EnvPool, Said, setup_of
 from streamsampler.stepping.pipe_worker import main
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows, bytes_needed
-from streamsampler.stepping.transport import COPY, FrameReader
 
 _SELECTABLE = 1024
 """Descriptors below this can be selected."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from streamsampler.engines.launch.exit_handlers import run_finalizers
 from streamsampler.engines.processes.worker_main import PipeBegun, begin
+from streamsampler.stepping.frames import COPY_FRAME, FrameReader
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows
-from streamsampler.stepping.transport import COPY_FRAME, FrameReader
 from streamsampler.stepping.worker_main import EnvChannel, new_worker
 
 

@@ -153,9 +153,6 @@ class JointSteps:
 _GROUPS: tuple[Callable[[EnvStep], Sequence[AgentStep]], ...] = (lambda env: env.acting, lambda env: env.ended)
 
 
-# ----------------------------------------------------------------------
-
-
 class PolicySpaces:
     """A policy of the caller: the spaces of the agents that it plays.
 

@@ -40,32 +40,19 @@ from streamsampler.engines.base import Died
 from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.hangs import Watch
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Policy, cause_of_death
+from streamsampler.protocol.restarts import Losses, Policy, cause_of_death, unready
 from streamsampler.samplers.failures import unpickled
-from streamsampler.stepping.ledger import WorkerReport
+from streamsampler.stepping.env_messages import Broken, Done, EnvReport, Restored
+from streamsampler.stepping.env_times import WorkerReport
+from streamsampler.stepping.failures import EnvErrors, count_loss
+from streamsampler.stepping.frames import IDS, LOG, PICKLE, ids_in, pickle_frame, request_frame
 from streamsampler.stepping.links import EnvLink, EnvPool, NewPool
 from streamsampler.stepping.objects import step_frame, unpacked_result
 from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces
 from streamsampler.stepping.server import EnvServer
-from streamsampler.stepping.transport import (
-    IDS,
-    LOG,
-    PICKLE,
-    Broken,
-    Done,
-    Event,
-    Restored,
-    Setbacks,
-    Transport,
-    UnansweredError,
-    ids_in,
-    pickle_frame,
-    request_frame,
-    warn_of_draws,
-    warn_of_unclosed,
-)
+from streamsampler.stepping.transport import Transport, UnansweredError, warn_of_draws, warn_of_unclosed
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.logs import handle_records, levels_here
@@ -116,15 +103,14 @@ class ProcessTransport(Transport):
         self._envs_of = [[e for e in range(n_envs) if self._worker_of[e] == w] for w in range(n_workers)]
         self._everyone = list(range(n_envs))
         self._all_by_worker = list(enumerate(self._envs_of))
-        self.setbacks = Setbacks(policy, self._envs_of)
+        self.losses = Losses(policy, n_workers)
+        self._errors = EnvErrors(policy, self._envs_of)
         self._options: dict[int, dict[str, Any] | None] = {}
         self._parameters: dict[int, NumberedParameters] = {}
         self._reports: list[WorkerReport] = []
-        self._pending: list[Event] = []
+        self._pending: list[EnvReport] = []
         self._hangs: dict[int, Hang] = {}
         self._has_warned = False  # of draws from global generators
-
-    # ------------------------------------------------------------------ starting
 
     def start(self) -> None:
         """Start the workers, all at once, and let each make its environments."""
@@ -154,7 +140,9 @@ class ProcessTransport(Transport):
             WorkerError: An environment cannot be made, or takes too long; or a quota is spent.
         """
         for event in broken:
-            if event.is_final or isinstance(event.error, WorkerHungError):
+            assert isinstance(event.error, WorkerError)
+            is_spent = count_loss(event.error, self.losses)
+            if is_spent or event.is_final or isinstance(event.error, WorkerHungError):
                 raise event.error
         for event in broken:
             assert isinstance(event.error, WorkerError)
@@ -164,12 +152,10 @@ class ProcessTransport(Transport):
             self._pool.restart(event.worker_number)
 
     def _given(self, updates: Mapping[int, Any]) -> Payload:
-        """Return what workers are given at their start."""
         by_worker = {w: {e: updates[e] for e in ids} for w, ids in enumerate(self._envs_of)}
         return dumps((by_worker, self._new_server), "the environment").owned()
 
     def _begin(self, link: EnvLink) -> None:
-        """Let a worker open its rows when it has made its environments."""
         ids = self._envs_of[link.number]
         options = {e: self._options[e] for e in ids if e in self._options}
         parameters = {e: self._parameters[e] for e in ids if e in self._parameters}
@@ -201,12 +187,9 @@ class ProcessTransport(Transport):
         )
 
     def _start_due(self) -> None:
-        """Start the workers that were needed when they could not be started yet."""
         now = time.monotonic()
         for ended in [link for link in self._pool if link.held is not None and link.start_at <= now]:
             self._link(ended.number)
-
-    # ------------------------------------------------------------------ requests
 
     def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:
         """Request steps, with one message to each worker."""
@@ -297,7 +280,6 @@ class ProcessTransport(Transport):
     def _answered(
         self, asked: Sequence[EnvLink], ids: Sequence[list[int]], name: str
     ) -> tuple[dict[int, Any], WorkerError | None]:
-        """Return what workers answered to a request, and the error of the first one that was lost."""
         values: dict[int, Any] = {}
         self.tried = tried = dict[int, bool]()
         raised: Exception | None = None
@@ -317,7 +299,6 @@ class ProcessTransport(Transport):
     def _values(
         self, number: int, answer: tuple[Any, ...], env_ids: list[int], name: str, tried: dict[int, bool]
     ) -> list[Any]:
-        """Return what a worker answered to a request, and note which of its environments were reached."""
         kind, *about = answer
         tried.update(about[0] if kind == "raised" else dict.fromkeys(env_ids, False))
         if kind == "raised":
@@ -333,9 +314,7 @@ class ProcessTransport(Transport):
             raise SerializationError(what) from error
         return values
 
-    # ------------------------------------------------------------------ results
-
-    def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[Event]:
+    def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:
         """Return what has happened; sleep until something does, or time is up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         by_worker = self._by_worker(awaited) if awaited else ()
@@ -362,15 +341,13 @@ class ProcessTransport(Transport):
             self._pending += self._turn(None, collects=True, awaited=self._first_at_work(self._all_by_worker))
 
     def _first_at_work(self, by_worker: Sequence[tuple[int, list[int]]]) -> EnvLink | None:
-        """Return the first worker that has not given the results of environments."""
         for number, ids in by_worker:
             link: EnvLink = self._pool[number]
             if not link.waiting.isdisjoint(ids):
                 return link
         return None
 
-    def _tell(self, events: Sequence[Event]) -> None:
-        """Note which losses are handed out."""
+    def _tell(self, events: Sequence[EnvReport]) -> None:
         for event in events:
             if isinstance(event, Broken) and event.is_new:
                 self._pool[event.worker_number].is_told = True
@@ -386,7 +363,7 @@ class ProcessTransport(Transport):
 
     def _turn(
         self, timeout: float | None, *, collects: bool = False, awaited: EnvLink | None = None
-    ) -> list[Event]:  # fmt: skip
+    ) -> list[EnvReport]:  # fmt: skip
         """Sleep until a worker says something or dies, for at most `timeout` seconds; kill those that hang.
 
         Args:
@@ -405,7 +382,7 @@ class ProcessTransport(Transport):
         ready = self._pool.sleep(limit, awaited)
         if collects:
             self.in_hand = True
-        events: list[Event] = []
+        events: list[EnvReport] = []
         for said in self._pool.read(ready):
             events += self._lost(said) if isinstance(said, Died) else self._event(*said)
         if self._restart_wait:
@@ -426,7 +403,7 @@ class ProcessTransport(Transport):
             self._hangs[number] = Hang(seen[number], seconds, self._pool.stacks(number))
             self._pool.kill_worker(number)
 
-    def _event(self, number: int, kind: int, data: bytes) -> list[Event]:
+    def _event(self, number: int, kind: int, data: bytes) -> list[EnvReport]:
         link = self._pool[number]
         link.stillness.reset()
         if kind == IDS:
@@ -442,7 +419,7 @@ class ProcessTransport(Transport):
         match message:
             case ("spaces", spaces):
                 link.is_making, link.spaces = False, spaces
-                self.setbacks.became_ready(link.number)
+                self.losses.forget(unready(link.number))
             case ("values" | "raised", *_):
                 link.asked, link.answer = [], message
             case ("report", report):
@@ -457,7 +434,7 @@ class ProcessTransport(Transport):
                 return False
         return True
 
-    def _outcome(self, link: EnvLink, message: Any) -> list[Event]:
+    def _outcome(self, link: EnvLink, message: Any) -> list[EnvReport]:
         match message:
             case ("done", env_ids, infos):
                 return self._done(link, env_ids, infos)
@@ -473,7 +450,7 @@ class ProcessTransport(Transport):
                 return [Restored(env_id, n_timesteps, why_not)]
         raise ProtocolError("a worker sent what is no message")
 
-    def _done(self, link: EnvLink, env_ids: list[int], infos: Mapping[int, tuple[str, bytes]]) -> list[Event]:
+    def _done(self, link: EnvLink, env_ids: list[int], infos: Mapping[int, tuple[str, bytes]]) -> list[EnvReport]:
         """Return the results of environments; those have failed that cannot be unpickled.
 
         Args:
@@ -484,7 +461,7 @@ class ProcessTransport(Transport):
         link.waiting.difference_update(env_ids)
         readable: dict[int, Any] = {}
         unreadable: list[int] = []
-        failed: list[Event] = []
+        failed: list[EnvReport] = []
         for env_id, (phase, info) in infos.items():
             try:
                 result = unpacked_result(self.rows, env_id, info)
@@ -492,7 +469,7 @@ class ProcessTransport(Transport):
                 what = "its observation or info" if self.rows.observations_have_objects else "its info"
                 error = DataError(f"{what} cannot be unpickled here: {summary_of(reason)}")
                 error.__cause__ = reason
-                raised = self.setbacks.raised(env_id, link.number, phase, summary_of(error), error, error)
+                raised = self._errors.raised(env_id, link.number, phase, summary_of(error), error, error)
                 failed.append(Broken.alone(env_id, raised))
                 unreadable.append(env_id)
             else:
@@ -519,8 +496,6 @@ class ProcessTransport(Transport):
         links = getattr(self, "_pool", ())  # other threads may ask before there are any
         return [None if link.ended else link.pid for link in links]
 
-    # ------------------------------------------------------------------ failures
-
     def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:  # noqa: ARG002 - all of them are lost
         """End all workers: a message may have been read or written in part."""
         self._pending = []
@@ -531,20 +506,20 @@ class ProcessTransport(Transport):
         self._tell(events)
         return events
 
-    def _lost(self, death: Died) -> list[Event]:
+    def _lost(self, death: Died) -> list[EnvReport]:
         """Return what the death of a worker means; a new one is started when its environments are needed."""
         link, hang = self._pool[death.worker], self._hangs.pop(death.worker, None)
         seen = self._pool.board.progress(link.number) if hang is None else hang.progress
         phase = Phase.ENV_CONSTRUCTION if link.is_making else seen.phase
         culprit = None if link.is_making else seen.trajectory
         if hang is not None:
-            error = self.setbacks.hung(link.number, hang, phase, culprit)
+            error = self._errors.hung(link.number, hang, phase, culprit)
         else:
             what = death.why or cause_of_death(death.exitcode)
-            error = self.setbacks.died(link.number, death.exitcode, what, phase, culprit)
-        return self._end(link, error, culprit, is_final=death.hopeless or error.quota is not None)
+            error = self._errors.died(link.number, death.exitcode, what, phase, culprit)
+        return self._end(link, error, culprit, is_final=death.hopeless)
 
-    def _end(self, link: EnvLink, error: WorkerError, culprit: int | None = None, *, is_final: bool) -> list[Event]:
+    def _end(self, link: EnvLink, error: WorkerError, culprit: int | None = None, *, is_final: bool) -> list[EnvReport]:
         """Return that the environments of a worker that has ended are lost."""
         link.error = error
         link.start_at = time.monotonic() + self._restart_wait if self._restart_wait else 0.0
@@ -556,13 +531,11 @@ class ProcessTransport(Transport):
         self, number: int, env_id: int, phase: str, summary: str, text: str, pickled: bytes | None
     ) -> RolloutError:
         cause = RemoteTraceback(text or summary)
-        return self.setbacks.raised(env_id, number, phase, summary, cause, self._original(summary, pickled))
+        return self._errors.raised(env_id, number, phase, summary, cause, self._original(summary, pickled))
 
     def _original(self, summary: str, pickled: bytes | None) -> BaseException | None:  # noqa: ARG002 - for a subclass
         """Return what an environment raised, in one line and pickled; None where it is not known here."""
         return unpickled(pickled)
-
-    # ------------------------------------------------------------------ the end
 
     @property
     def is_ours(self) -> bool:

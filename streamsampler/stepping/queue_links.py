@@ -15,10 +15,10 @@ import numpy as np
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.queue_process import QueuedWorkers, QueueProcess, QueueStart
+from streamsampler.stepping.frames import split
 from streamsampler.stepping.links import EnvLink, EnvPool, Said, setup_of
 from streamsampler.stepping.queue_worker import main
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.transport import split
 
 
 class QueueEnvLink(QueueProcess, EnvLink):

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from streamsampler.engines.queue_worker import QueueBegun, WorkerEnds, run_process
+from streamsampler.stepping.frames import split
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.transport import split
 from streamsampler.stepping.worker_main import EnvChannel, EnvWorker, new_worker
 
 

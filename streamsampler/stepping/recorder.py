@@ -58,8 +58,6 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         self._is_broken_off = False  # whether some columns have timesteps that others lack
         self.n_left_out = 0
 
-    # ------------------------------------------------------------------ how episodes are recorded
-
     @abstractmethod
     def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
         """Raise if what the agent said is no infos of these steps.
@@ -110,8 +108,6 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
     @abstractmethod
     def _batch_of(self, indices: list[int], episodes: list[EpisodeT]) -> TrajectoryBatch[Any, Any]:
         """Return a batch of episodes."""
-
-    # ------------------------------------------------------------------ recording
 
     def add(self, steps: Steps, agent_infos: Mapping[str, Any] | None = None) -> None:
         """Record steps; add all that the manager returns, once, in its order; with `copy=False` before the next `send`.
@@ -234,8 +230,6 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
                 f"an environment is {ahead} episodes ahead of environments {self.missing}, whose episodes stand before "
                 "its own in a batch: let these go on (send(actions, env_ids)), or give a larger max_held"
             )
-
-    # ------------------------------------------------------------------ batches
 
     @property
     def missing(self) -> list[int]:

@@ -18,9 +18,6 @@ from streamsampler.stepping.past_requests import PastRequest
 from streamsampler.stepping.rows import Rows
 from streamsampler.workers.restoring import NotRestoredError, own_copy
 
-IT_RAISED = "it raised "
-"""How the reason begins why an environment is not what it was, where it raised."""
-
 
 @dataclass(frozen=True)
 class RestoreOrder:

@@ -106,7 +106,6 @@ class RolloutServer(EnvServer):
         return info  # type: ignore[no-any-return]
 
     def _told_reset(self, env_id: int) -> tuple[Any, Any]:
-        """Reset an environment as its order says; return the observation and the info."""
         self._lengths[env_id] = 0
         observation, info = begin_of(carry_out(self.envs[env_id], self._orders[env_id]))
         self._refuse_draws()

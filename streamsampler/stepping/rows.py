@@ -23,10 +23,6 @@ from streamsampler.stepping.call_errors import DifferentSpacesError
 from streamsampler.stepping.values import Allocate, EnvValues, unstacked
 from streamsampler.workers.vec.columns import leaves_of, nested, values_of
 
-# ----------------------------------------------------------------------
-# The spaces of a manager's environments, which may differ.
-
-
 Kind: TypeAlias = Literal["observation", "action"]
 
 KINDS: tuple[Kind, ...] = ("observation", "action")
@@ -71,9 +67,6 @@ class EnvSpaces:
 
 def _differs(kind: Kind, env_id: int, space: Any, first: Any) -> str:
     return f"the {kind} space of environment {env_id} is {space}, and that of environment 0 is {first}"
-
-
-# ----------------------------------------------------------------------
 
 
 _ALIGNMENT = 64
@@ -250,8 +243,6 @@ class Rows:
     def parts_of_observation(self, slot: int, env_id: int) -> list[tuple[str, Any]]:
         """Return what each leaf has of an observation of an environment; see `EnvValues.parts`."""
         return self._observations.parts(slot, env_id)
-
-    # ------------------------------------------------------------------ what the other process does not see
 
     def carried_observation(self, slot: int, env_id: int) -> list[Any]:
         """Return what the other process does not see of an observation of an environment; see `EnvValues.carried`."""

@@ -22,10 +22,11 @@ from streamsampler.core.timing import not_measuring
 from streamsampler.data.spaces import FLAGS, flag_of, number_of
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Phase
+from streamsampler.stepping.env_messages import IT_RAISED
+from streamsampler.stepping.env_times import IN_STEP, EnvTimes
 from streamsampler.stepping.generators import EnvGenerators
-from streamsampler.stepping.ledger import IN_STEP, EnvTimes
 from streamsampler.stepping.past_requests import PastRequest
-from streamsampler.stepping.restores import IT_RAISED, RestoreOrder, replay
+from streamsampler.stepping.restores import RestoreOrder, replay
 from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.values import place_of
 from streamsampler.workers.board import WorkerRow, phase_number
@@ -111,8 +112,6 @@ class EnvServer(ABC):
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments; return the observation space and the action space of each."""
 
-    # ------------------------------------------------------------------ resets and steps
-
     def reset(self, env_ids: Sequence[int], answers: Answers) -> None:
         """Reset environments, one after the other; each answer is given as soon as it is there."""
         began = perf_counter()
@@ -135,7 +134,6 @@ class EnvServer(ABC):
         """Reset an environment, `_show_begin` of its episode, and return the info."""
 
     def _show_begin(self, env_id: int, slot: int, observation: Any) -> None:
-        """Write the first observation of an episode to a slot."""
         rows = self.rows
         rows.put_observation(slot, env_id, observation)
         rows.terminated[env_id] = rows.truncated[env_id] = False
@@ -233,7 +231,6 @@ class EnvServer(ABC):
             self.times.env_seconds += perf_counter() - began
 
     def _actions_of(self, env_ids: Sequence[int], place: Any) -> Sequence[Any]:
-        """Return the actions that environments are to take, whose place is known."""
         return self.rows.actions_of(env_ids, place)
 
     def _told(
@@ -276,8 +273,6 @@ class EnvServer(ABC):
         else:
             self._ended.discard(env_id)
 
-    # ------------------------------------------------------------------ failures
-
     def _fail(self, env_id: int, error: BaseException, answers: Answers) -> None:
         phase = self.phase_at_failure
         self.end_episodes([env_id])
@@ -300,8 +295,6 @@ class EnvServer(ABC):
         """Let the next step of environments be a reset, as that of an environment that raised."""
         self._is_over.update(dict.fromkeys(env_ids, True))
 
-    # ------------------------------------------------------------------ progress
-
     def show(self, env_id: int, phase: int) -> None:
         """Show which environment runs, and what it does: that its reset or step begins is progress."""
         row = self._row
@@ -315,8 +308,6 @@ class EnvServer(ABC):
         words = self._row.words
         words[self._row.trajectory_word] = 0
         words[self._row.phase_word] = _WAITING
-
-    # ------------------------------------------------------------------ restoring
 
     def restore(self, order: RestoreOrder) -> str:
         """Bring an environment back to the timestep of an order.
@@ -385,8 +376,6 @@ class EnvServer(ABC):
     def _told_step(self, env_id: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         return self._told(env_id, action, *self.envs[env_id].step(action))
 
-    # ------------------------------------------------------------------ other requests
-
     def take_actions(self, actions: Mapping[int, Any]) -> None:
         """Keep actions that are of another dtype than the rows'."""
         raise self._refused(actions)
@@ -448,7 +437,6 @@ class EnvServer(ABC):
         return raised
 
     def _discard(self, env: Any) -> None:
-        """Close an environment that has failed already, whatever it raises."""
         with contextlib.suppress(Exception, SystemExit):
             env.close()
 

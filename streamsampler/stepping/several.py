@@ -59,10 +59,7 @@ class SeveralAgents:
             for agent in () if callable(policy_of) else it.spaces:
                 self._policy_of(env_id, 0, agent)
 
-    # ------------------------------------------------------------------ who plays whom
-
     def _policy_of(self, env_id: int, number: int, agent: str) -> PolicySpaces:
-        """Return the policy that plays an agent in an episode."""
         if self._playing[env_id].number != number:
             self._playing[env_id] = _Playing(number)
         policies = self._playing[env_id].policies
@@ -79,7 +76,6 @@ class SeveralAgents:
         return policies[agent]
 
     def _meet(self, env_id: int, turn: Turn) -> None:
-        """Know the spaces of agents that have appeared, where any may."""
         if self.facts[env_id].possible_agents is None:
             earlier = {} if turn.result.rewards is None else self._spaces[env_id]
             self._spaces[env_id] = {**earlier, **turn.spaces}
@@ -88,8 +84,6 @@ class SeveralAgents:
         """Return the observation spaces or the action spaces of an environment's agents, by agent id."""
         game = game_of(self.facts[env_id])
         return game.observation_space if kind == "observation" else game.action_space
-
-    # ------------------------------------------------------------------ what they are shown
 
     def shown(self, steps: Steps, autoreset: str) -> Steps:
         """Return results with what each agent is shown; observations and actions become dicts by agent, copied."""
@@ -148,8 +142,6 @@ class SeveralAgents:
         """Return who is to act in an environment, with the number of the episode, and what the last result showed."""
         number, turn = self._now(env_id)
         return [] if turn is None else [(number, turn, agent) for agent in turn.acting]
-
-    # ------------------------------------------------------------------ what they send
 
     def joint_actions(self, env_ids: Sequence[int], actions: Any) -> list[dict[str, Any]]:
         """Return the actions of each environment, by agent.
@@ -224,9 +216,6 @@ class _Playing:
     number: int
     policies: dict[str, PolicySpaces] = field(default_factory=dict)
     spaces: dict[str, Space[Any]] = field(default_factory=dict)
-
-
-# ----------------------------------------------------------------------
 
 
 def several_agents(

@@ -18,7 +18,7 @@ from streamsampler.data.infos import Infos
 from streamsampler.data.spaces import row_spec
 from streamsampler.data.trees import map_tree, map_trees, object_array
 from streamsampler.stepping.call_errors import DifferentSpacesError, NoCallPendingError
-from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping.env_states import EnvState
 from streamsampler.stepping.row_infos import joined_infos
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.vec.columns import leaves_of
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from streamsampler.stepping.episodes import RoundResults
     from streamsampler.stepping.manager import BaseEnvManager
     from streamsampler.stepping.steps import Steps
-
-# ----------------------------------------------------------------------
-# Step all environments of a manager for a caller who resets none: those that have failed are reset.
-
 
 _LOG = logging.getLogger("streamsampler")
 
@@ -117,9 +113,6 @@ def _rows(space: Any, actions: Any, rows: list[int], n: int) -> Any:
 def _as_gymnasium_has_it(leaf: Any) -> Any:
     """Return a leaf of stacked observations: values that are no arrays of one size are a tuple there."""
     return tuple(leaf) if leaf.dtype.hasobject else leaf
-
-
-# ----------------------------------------------------------------------
 
 
 _EMPTY: Final[dict[str, Any]] = {"final_info": {}}

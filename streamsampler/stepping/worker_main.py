@@ -16,12 +16,12 @@ from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.engines.worker_side import Begun
 from streamsampler.stepping import episode_server, rollout_server  # noqa: F401 - before workers are forked
+from streamsampler.stepping.frames import IDS, TOGETHER, ids_frame, ids_in, log_frame, pickle_frame
 from streamsampler.stepping.objects import given_actions, packed_result, put_actions
 from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers, EnvServer
-from streamsampler.stepping.transport import IDS, TOGETHER, ids_frame, ids_in, log_frame, pickle_frame
 from streamsampler.workers.explain import summary_of, traceback_of
 from streamsampler.workers.generators import set_states
 
@@ -203,8 +203,6 @@ class EnvWorker(Answers):
 
     def _report(self) -> None:
         self._write(pickle_frame(("report", tuple(self._server.times.take()))))
-
-    # ------------------------------------------------------------------ answers
 
     def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:
         """Keep the info of a result that is given later, pickled: the environment may use its arrays again."""

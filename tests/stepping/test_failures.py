@@ -18,8 +18,8 @@ from streamsampler.engines.launch import start
 from streamsampler.engines.processes import engine
 from streamsampler.engines.processes import engine as links
 from streamsampler.errors import DataError, RolloutError, SerializationError, UsageError, WorkerDiedError
+from streamsampler.stepping.env_states import EnvState
 from streamsampler.stepping.episodes import EpisodeSeeds
-from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.stepping.conftest import MANAGERS, MODES, kill
 from tests.stepping.environments import Counting, Graded

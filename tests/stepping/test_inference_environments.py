@@ -12,10 +12,10 @@ from gymnasium import spaces
 
 from streamsampler.errors import NotReproducibleError, WorkerDiedError
 from streamsampler.protocol.messages import Phase
+from streamsampler.stepping.env_messages import Broken, Done, EnvReport, Restored
 from streamsampler.stepping.inference.environments import Environments, History
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.transport import Broken, Done, Event, Restored
 
 SPACE = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 DEATH = WorkerDiedError("worker 0 died", exitcode=-9, worker_number=0, phase=Phase.STEP, trajectory=None)
@@ -28,11 +28,11 @@ class Script:
 
     def __init__(self) -> None:
         self.rows = Rows(EnvSpaces([(SPACE, SPACE)] * 2), np.zeros)
-        self.events: deque[list[Event]] = deque()
+        self.events: deque[list[EnvReport]] = deque()
         self.asked: list[tuple[str, list[int]]] = []
         self.orders: dict[int, RestoreOrder] = {}
 
-    def collect(self, timeout: float | None) -> Sequence[Event]:
+    def collect(self, timeout: float | None) -> Sequence[EnvReport]:
         assert self.events or timeout == 0.0, "this would wait for ever"
         return self.events.popleft() if self.events else []
 
@@ -177,6 +177,14 @@ def test_what_is_not_kept_any_more_is_no_error_before_all_is_taken_in(script, en
     with pytest.raises(NotReproducibleError, match="longer than can be restored"):
         environments.take_arrived(0.0)
     assert script.asked[-2:] == [("restore", [1]), ("step", [1])], "the other one is restored all the same"
+
+
+def test_what_is_not_kept_any_more_is_no_error_before_other_processes_are_replaced(script, environments):
+    environments.history_of = lambda env_id, _: None if env_id == 0 else History([])
+    script.events.append([Broken([0], DEATH, 0, is_new=True), Broken([1], DEATH, 1, is_new=True)])
+    with pytest.raises(NotReproducibleError, match="longer than can be restored"):
+        environments.take_arrived(0.0)
+    assert script.asked[-2:] == [("restore", [1]), ("step", [1])]
 
 
 @pytest.mark.parametrize("events", [RAISED, [Restored(0, 1, ""), Restored(1, 0, "")]], ids=["raises", "is restored"])

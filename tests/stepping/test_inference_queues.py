@@ -15,9 +15,9 @@ from gymnasium import spaces
 
 from streamsampler import Limits, LocalSampler, MultiprocessingSampler, NewEnvUpdate, VecWorker
 from streamsampler.errors import WorkerHungError
+from streamsampler.stepping.frames import split
 from streamsampler.stepping.objects import packed_result, put_actions, step_frame, unpacked_result
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.transport import split
 from streamsampler.testing import Fault, Faults, ScriptedEnv
 from tests.contracts.conftest import NOTHING, Traces
 from tests.patience import PATIENCE

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from streamsampler import PerWorker, timed
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.errors import ClosedError, RolloutError, SerializationError, UsageError
-from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping.env_states import EnvState
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.stepping.conftest import MODES
 from tests.stepping.environments import Counting, Gated, Varied, gate

@@ -14,9 +14,9 @@ import pytest
 from streamsampler import Limits
 from streamsampler.engines.processes import stacks
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerHungError
-from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping.env_states import EnvState
+from streamsampler.stepping.frames import IDS
 from streamsampler.stepping.managers import EnvManager
-from streamsampler.stepping.transport import IDS
 from streamsampler.testing import Fault, Faults
 from tests.patience import PATIENCE
 from tests.stepping.conftest import MODES, await_end, kill

@@ -15,8 +15,8 @@ from gymnasium import spaces
 
 from streamsampler import Limits, LocalSampler
 from streamsampler.errors import RolloutError, WorkerDiedError
-from streamsampler.stepping import inbox as recovery
-from streamsampler.stepping.ledger import EnvState
+from streamsampler.stepping import receiver
+from streamsampler.stepping.env_states import EnvState
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from streamsampler.testing import Fault, Faults
 from tests.patience import PATIENCE
@@ -246,7 +246,7 @@ def test_an_interrupt_while_a_worker_waits_for_its_start():
 def test_what_has_failed_for_good_is_made_anew_before_its_reset(monkeypatch):
     """Its caller may reset it at once: to make it anew after the time that passes between two tries would undo that."""
     looks = itertools.count(step=1e-4)  # at the clock, of which a step takes one or two
-    monkeypatch.setattr(recovery, "time", types.SimpleNamespace(monotonic=looks.__next__))
+    monkeypatch.setattr(receiver, "time", types.SimpleNamespace(monotonic=looks.__next__))
     with SerialEnvManager(functools.partial(Counting, 50), n_envs=1, seed=0, restart_wait=1e-3) as manager:
         manager.reset()
         with pytest.raises(RolloutError, match="the gearbox is stuck"):

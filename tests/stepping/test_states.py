@@ -5,7 +5,9 @@ import pickle
 import pytest
 
 from streamsampler.errors import ProtocolError, UsageError
-from streamsampler.stepping.ledger import _TRANSITIONS, EnvEvent, EnvState, Ledger, next_state
+from streamsampler.stepping.call_errors import refuse_busy
+from streamsampler.stepping.env_states import _TRANSITIONS, EnvEvent, EnvState, next_state
+from streamsampler.stepping.requests import OpenRequests
 
 
 @pytest.mark.parametrize("state", EnvState)
@@ -20,21 +22,21 @@ def test_what_the_table_lacks_raises(state):
 
 
 def test_errors_name_the_environment_say_what_to_do_and_change_nothing():
-    ledger = Ledger(3)
+    requests = OpenRequests(3)
     with pytest.raises(UsageError, match=r"environment 1 awaits no action, it is VOID: call reset\(\)"):
-        ledger.refuse_busy([1])
-    ledger.request([1], EnvEvent.RESET)
+        refuse_busy(requests.states, [1])
+    requests.request([1], EnvEvent.RESET)
     with pytest.raises(UsageError, match=r"environment 1 .* RESETTING: call recv\(\)"):
-        ledger.refuse_busy([1])
-    before = pickle.dumps(vars(ledger))
+        refuse_busy(requests.states, [1])
+    before = pickle.dumps(vars(requests))
     with pytest.raises(ProtocolError):
-        ledger.request([0, 1], EnvEvent.RESET)
+        requests.request([0, 1], EnvEvent.RESET)
     with pytest.raises(ProtocolError, match=r"environments \[2\] answered"):
-        ledger.answer([1, 2])
+        requests.answer([1, 2])
     with pytest.raises(ProtocolError, match=r"environments \[1\] have no result"):
-        ledger.hand_out([1], EnvEvent.BEGAN)
-    assert pickle.dumps(vars(ledger)) == before
-    ledger.answer([1])
+        requests.close_requests([1], EnvEvent.BEGAN)
+    assert pickle.dumps(vars(requests)) == before
+    requests.answer([1])
     with pytest.raises(ProtocolError, match="STEPPED is not allowed in state RESETTING"):
-        ledger.hand_out([1], EnvEvent.STEPPED)
-    assert list(ledger.arrived) == [1]
+        requests.close_requests([1], EnvEvent.STEPPED)
+    assert list(requests.arrived) == [1]

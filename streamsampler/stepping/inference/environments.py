@@ -20,10 +20,26 @@ from streamsampler.core.errors import NotReproducibleError, WorkerError
 from streamsampler.core.serialization import Payload
 from streamsampler.data.trees import Array, Tree, leaves, snapshot
 from streamsampler.engines.linked import STUCK_SECONDS
+from streamsampler.stepping.env_messages import (
+    Broken,
+    CountLoss,
+    CountRestored,
+    CountUnrestored,
+    Done,
+    EnvInstruction,
+    KeepError,
+    MakeOrders,
+    OrdersMade,
+    RaiseFailure,
+    ReleaseEnvs,
+    RequestResets,
+    RequestSteps,
+    RestoreEnvs,
+)  # fmt: skip
+from streamsampler.stepping.env_states import EnvEvent
+from streamsampler.stepping.failures import reword
 from streamsampler.stepping.games import GameElsewhere, GameFacts, game_of
 from streamsampler.stepping.inference.processes import (
-    HIDDEN,
-    RAISED,
     TOO_LONG,
     EnvProcesses,
     Launch,
@@ -31,14 +47,11 @@ from streamsampler.stepping.inference.processes import (
     not_restored,
     own,
 )
-from streamsampler.stepping.restores import IT_RAISED, RestoreOrder
-from streamsampler.stepping.transport import Broken, Restored
+from streamsampler.stepping.inference.scheduler import RolloutScheduler
+from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvElsewhere, EnvFacts
 from streamsampler.workers.resets import ResetOrder, Resets, order_of
-
-# ----------------------------------------------------------------------
-# What stands for an environment of another process.
 
 
 class EnvProxy(EnvElsewhere):
@@ -98,10 +111,6 @@ class EnvProxy(EnvElsewhere):
         return self._environments.result(self._env_id)
 
 
-# ----------------------------------------------------------------------
-# What an environment in another process was asked since its trajectory began.
-
-
 class History(NamedTuple):
     """What is kept elsewhere of what an environment did.
 
@@ -122,49 +131,33 @@ class Episode:
 
     Attributes:
         order: How it began; None if nothing was asked yet.
-        is_wanted: Whether the results of open requests are wanted.
         n_asked: How many steps it was asked for.
         actions: Its actions, by timestep; not all, where others are kept elsewhere.
-        n_known: How many of these requests, the reset included, have results that arrived.
-        slot: Where the last of them lies.
-        reward: The reward of the last one that was handed out.
+        slot: Where the last result that arrived lies.
+        reward: The reward of the last one that was received.
     """
 
     order: ResetOrder | None = None
-    is_wanted: bool = True
     n_asked: int = 0
     actions: dict[int, Any] = field(default_factory=dict)
-    n_known: int = 0
     slot: int = 0
     reward: float = 0.0
 
-    @property
-    def index(self) -> int | None:
-        """The index of its trajectory."""
-        return None if self.order is None else self.order.index
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether there is a request without a result."""
-        return self.n_known <= self.n_asked
-
-    def complete(self, history: History | None) -> bool:
+    def complete(self, history: History | None, n_known: int) -> bool:
         """Add what is kept elsewhere; return whether it is known.
 
         Args:
             history: It; None where it is not kept any more.
+            n_known: How many timesteps have results.
         """
         if history is None:
             return False
         for timestep, action in enumerate(history.actions):
             self.actions.setdefault(timestep, action)  # those that are kept here are what the agent chose
-        last = self.n_known - 2 - history.first  # the first result is the reset's
+        last = n_known - 1 - history.first
         if 0 <= last < len(history.rewards):
             self.reward = float(history.rewards[last])
         return True
-
-
-# ----------------------------------------------------------------------
 
 
 _LOG = logging.getLogger("streamsampler")
@@ -185,7 +178,6 @@ class Environments:
         infos: The infos of last results that were not taken yet, by environment.
         losses: The errors of processes that were lost, and are made again.
         n_repeated: How many timesteps were run again for that, or in vain.
-        restoring: Environments that are being restored: what was known of them may turn out wrong yet.
         games: What stands for environments of several agents, one for each; empty where they have one.
         copies: Whether observations of results are copies. Else they are views of rows, which are written again.
     """
@@ -194,20 +186,17 @@ class Environments:
         self.n_envs = n_envs
         self.losses: list[BaseException] = []
         self.n_repeated = 0
-        self.restoring: set[int] = set()
         self.copies = False
-        self._processes = EnvProcesses(n_envs, launch, close_timeout, self._note_loss)
+        self._processes = EnvProcesses(n_envs, launch, close_timeout, self._count_loss)
+        self._scheduler = RolloutScheduler(n_envs)
         self._episodes = [Episode() for _ in range(n_envs)]
         self.infos: dict[int, dict[str, Any]] = {}
         self._raised: dict[int, BaseException] = {}
-        self._arrived: set[int] = set()  # environments with results that were not told of yet
-        self._lost: dict[int, None] = {}  # environments that are to be restored, or reset again
+        self._orders: dict[int, RestoreOrder] = {}  # that are not carried out yet
+        self._errors: list[BaseException] = []  # that are raised when all events are handled
         self.proxies: list[EnvProxy] = []
         self.games: list[GameElsewhere] = []
         self.history_of: Callable[[int, int], History | None] | None = None
-        self._not_restored: NotReproducibleError | None = None
-
-    # ------------------------------------------------------------------ life
 
     def update(self, payload: Payload) -> None:
         """Make the environments, or change those that are there; see `EnvProcesses.update`."""
@@ -224,8 +213,9 @@ class Environments:
     def _begin_anew(self) -> None:
         """Forget what environments were asked: there are others, or none."""
         self._episodes = [Episode() for _ in range(self.n_envs)]
-        for forgotten in (self.infos, self._raised, self._lost, self._arrived, self.restoring):
-            forgotten.clear()
+        self._scheduler = RolloutScheduler(self.n_envs, self._processes.losses)
+        self.infos.clear()
+        self._raised.clear()
 
     def close_all(self) -> None:
         """Close the environments, and let their processes wait for others; see `EnvProcesses.close_environments`."""
@@ -248,36 +238,41 @@ class Environments:
         if self._processes.running:
             self.transport.send_settings()
 
+    @property
+    def restoring(self) -> set[int]:
+        """Environments that are being restored: what was known of them may turn out wrong yet."""
+        return self._scheduler.restoring
+
     def pids(self) -> list[int]:
         """Return the ids of the processes that there are."""
         return self._processes.pids()
 
-    def _note_loss(self, error: WorkerError) -> None:
+    def _count_loss(self, error: WorkerError) -> None:
         self.losses.append(error)
         _LOG.warning("%s; a new one takes its place", error.worded(error.quota))
 
-    # ------------------------------------------------------------------ requests
-
     def reset(self, env_id: int, index: int, seed: int, resets: Resets | None) -> None:
         """Request that an environment begins a trajectory."""
-        self.settle([env_id])
+        if not self._scheduler.is_idle(env_id):
+            self.settle([env_id])
         self._episodes[env_id] = Episode(order_of(index, seed, resets))
+        self._scheduler.begin(env_id)
         self._ask(env_id)
 
     def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> None:
         """Request a step of each of some environments that have no open request."""
-        given, now = {}, []
+        given = {}
         rows = self.transport.rows
         for env_id, action in zip(env_ids, actions, strict=True):
             episode = self._episodes[env_id]
             episode.actions[episode.n_asked] = action
             episode.n_asked += 1
-            now.append(env_id)
             if not rows.put_action_exactly(env_id, action):
                 given[env_id] = action
         if given:
             self.transport.give(given)
-        self.transport.step(now)
+        self._scheduler.request(env_ids, EnvEvent.SENT)
+        self.transport.step(env_ids)
 
     def step_with(self, env_ids: Sequence[int], actions: Tree) -> None:
         """Request a step of each of some environments, with actions that `history_of` knows from now on.
@@ -290,21 +285,18 @@ class Environments:
             self._episodes[env_id].n_asked += 1
         for (_, rows), (_, given) in zip(leaves(self.transport.rows.actions), leaves(actions), strict=True):
             rows[env_ids] = given
+        self._scheduler.request(env_ids, EnvEvent.SENT)
         self.transport.step(env_ids)
 
     def _ask(self, env_id: int) -> None:
-        """Ask the environment for the result that is not known yet."""
         episode = self._episodes[env_id]
-        assert episode.order is not None
-        if not episode.n_known:
+        if not episode.n_asked:
             self.transport.reset([env_id], {env_id: episode.order})  # type: ignore[dict-item]
             return
-        action = episode.actions[episode.n_known - 1]
+        action = episode.actions[episode.n_asked - 1]
         if not self.transport.rows.put_action_exactly(env_id, action):
             self.transport.give({env_id: action})
         self.transport.step([env_id])
-
-    # ------------------------------------------------------------------ results
 
     def result(self, env_id: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Wait for the result of an environment's open request, and return it.
@@ -319,24 +311,19 @@ class Environments:
             Exception: What the environment raised.
         """
         episode = self._episodes[env_id]
-        while self._is_open(env_id):
+        while self._scheduler.is_open(env_id):
             self.take_in(None)
-        self._arrived.discard(env_id)
+        self._scheduler.receive([env_id])
         self.check(env_id)
         observation = snapshot(self.observation(env_id)) if self.copies else self.observation(env_id)
         info = self.take_info(env_id)
         reward, terminated, truncated = self._results(env_id)
         episode.reward = reward
         if terminated or truncated:
-            episode.order = None
+            self._scheduler.end(env_id)
         if self.games:
             return self.games[env_id].take(observation, info)  # type: ignore[return-value]
         return observation, reward, terminated, truncated, info
-
-    def _is_open(self, env_id: int) -> bool:
-        """Whether there is a request without a result, or the environment is being restored."""
-        episode = self._episodes[env_id]
-        return episode.order is not None and (episode.is_asked or env_id in self.restoring)
 
     def check(self, env_id: int) -> None:
         """Raise what an environment raised instead of giving its last result."""
@@ -353,7 +340,7 @@ class Environments:
 
     def end(self, env_id: int) -> None:
         """End an environment's trajectory: nothing goes on in it."""
-        self._episodes[env_id].order = None
+        self._scheduler.end(env_id)
 
     def last_action(self, env_id: int) -> Any:
         """Return the last action that an environment was asked to take."""
@@ -372,26 +359,26 @@ class Environments:
 
     def give_up(self) -> None:
         """Forget what environments were asked; steps under way are waited for, so that they are counted."""
-        self.forget()
+        self._scheduler.forget()
         if not (isinstance(error := sys.exception(), WorkerError) or is_interrupt(error)):
             self.settle(range(self.n_envs), STUCK_SECONDS)
 
     def settle(self, env_ids: Iterable[int], seconds: float | None = None) -> bool:
         """Wait for the results of open requests, at most so long, and throw them away; return whether all came."""
         until = None if seconds is None else perf_counter() + seconds
+        scheduler = self._scheduler
         env_ids = list(env_ids)
-        for env_id in env_ids:
-            self._episodes[env_id].is_wanted = False
+        scheduler.discard(env_ids)
         for env_id in env_ids:
             is_under_way = self._is_under_way(env_id)
-            while self._is_open(env_id):
+            while scheduler.is_open(env_id):
                 if until is not None and perf_counter() >= until:
                     return False
                 self.take_in(None if until is None else max(0.0, until - perf_counter()))
             self.n_repeated += is_under_way
             self._raised.pop(env_id, None)
             self.infos.pop(env_id, None)
-            self._arrived.discard(env_id)
+            scheduler.receive([env_id])
         return True
 
     @property
@@ -400,16 +387,12 @@ class Environments:
         return sum(map(self._is_under_way, range(self.n_envs)))
 
     def _is_under_way(self, env_id: int) -> bool:
-        episode = self._episodes[env_id]
-        is_new = env_id in self._arrived and env_id not in self._raised
-        return episode.n_asked > 0 and (is_new or (episode.order is not None and episode.is_asked))
+        has_news = self._scheduler.has_news(env_id) and env_id not in self._raised
+        return has_news and self._episodes[env_id].n_asked > 0
 
     def forget(self) -> None:
         """Forget what environments were asked: nothing goes on in them but open requests."""
-        for env_id, episode in enumerate(self._episodes):
-            episode.is_wanted = False
-            if not self._is_open(env_id):
-                episode.order = None
+        self._scheduler.forget()
 
     def take_arrived(self, timeout: float | None) -> list[int]:
         """Return the environments whose open requests have got results since the last time.
@@ -417,12 +400,9 @@ class Environments:
         Args:
             timeout: Seconds to wait at most until something happens, if there are none; None for any time.
         """
-        if timeout == 0.0 or self._arrived <= self.restoring:
+        if timeout == 0.0 or self._scheduler.arrived.keys() <= self._scheduler.restoring:
             self.take_in(timeout)
-        # What an environment did before it was lost is told when it is what it was.
-        arrived = self._arrived - self.restoring
-        self._arrived -= arrived
-        return sorted(arrived)
+        return self._scheduler.receive()
 
     def take_in(self, timeout: float | None) -> None:
         """Take in what happened; wait for something at most so many seconds, None for any time.
@@ -431,94 +411,82 @@ class Environments:
             WorkerError: Too many processes were lost.
             NotReproducibleError: An environment cannot be restored.
         """
-        self._not_restored = None
-        for event in self.transport.collect(timeout):
-            if isinstance(event, Broken):
-                self._break(event)
-            elif isinstance(event, Restored):
-                self._take_restored(event)
-            else:
+        events = self.transport.collect(timeout)
+        slots, episodes = self.transport.rows.slots, self._episodes
+        for event in events:
+            if isinstance(event, Done):
+                self.infos.update(event.infos)
                 for env_id in event.env_ids:
-                    self._done(env_id, event.infos.get(env_id))
-        # When all is known: what a lost process answered before is not asked for again.
-        lost, self._lost = self._lost, {}
-        if lost:
-            self._restore(list(lost))
-        if self._not_restored is not None:
-            raise self._not_restored
+                    episodes[env_id].slot = int(slots[env_id])
+            elif isinstance(event, Broken) and event.is_new:
+                self._name_trajectory(event)
+        self._errors = []
+        self._carry_out(self._scheduler.handle(events))
+        if errors := self._errors:
+            raise next((error for error in errors if not isinstance(error, NotReproducibleError)), errors[-1])
 
-    def _done(self, env_id: int, info: dict[str, Any] | None) -> None:
-        episode = self._episodes[env_id]
-        episode.n_known += 1
-        self._processes.record_success(env_id)
-        episode.slot = int(self.transport.rows.slots[env_id])
-        if info:
-            self.infos[env_id] = info
-        self._arrived.add(env_id)
+    def _carry_out(self, instructions: Sequence[EnvInstruction]) -> None:
+        for it in instructions:
+            match it:
+                case RequestResets() | RequestSteps():
+                    for env_id in it.env_ids:
+                        self._ask(env_id)
+                case MakeOrders():
+                    self._carry_out(self._scheduler.handle([self._make_orders(it)]))
+                case RestoreEnvs():
+                    orders = [self._orders.pop(env_id) for env_id in it.env_ids if env_id in self._orders]
+                    self.transport.restore(orders)
+                case ReleaseEnvs():
+                    self.transport.give_up(it.env_ids)
+                case _:
+                    self._count(it)
 
-    # ------------------------------------------------------------------ failures
-
-    def _break(self, event: Broken) -> None:
-        if event.is_new:
-            self._name_trajectory(event)
-        if event.is_final:
-            raise event.error
-        if not event.is_new:
-            (env_id,) = event.env_ids
-            if env_id in self.restoring:
-                self._end_restore(env_id, RAISED)
-                return
-            episode = self._episodes[env_id]
-            self._raised[env_id] = own(event.error)
-            episode.n_known = episode.n_asked + 1
-            self._arrived.add(env_id)
-            return
-        assert isinstance(event.error, WorkerError)
-        self._note_loss(event.error)
-        self._lost.update(dict.fromkeys(event.env_ids))
+    def _count(self, it: EnvInstruction) -> None:
+        match it:
+            case KeepError():
+                self._raised[it.env_id] = own(it.error)
+            case CountLoss():
+                assert isinstance(it.error, WorkerError)
+                self._count_loss(it.error)
+            case CountRestored():
+                self.n_repeated += it.restored.n_timesteps or 0
+            case CountUnrestored():
+                order = self._episodes[it.env_id].order
+                self._errors.append(not_restored(it.env_id, None if order is None else order.index, it.why))
+            case RaiseFailure():
+                reword(it.error, it.quota, it.history)
+                self._errors.append(it.error)
 
     def _name_trajectory(self, event: Broken) -> None:
-        """Let the error of a lost process name the trajectory that ran there."""
-        order = None if event.culprit is None else self._episodes[event.culprit].order
+        culprit = event.culprit
+        order = None if culprit is None or culprit in self._scheduler.over else self._episodes[culprit].order
         error = event.error
         if order is None or not isinstance(error, WorkerError) or error.trajectory is not None:
             return
         error.trajectory = order.index
-        error.what = f"{error.what}; environment {event.culprit} ran trajectory {order.index}"
+        error.what = f"{error.what}; environment {culprit} ran trajectory {order.index}"
         error.args = (error.worded(error.quota, error.outlook),)
 
-    def _restore(self, env_ids: Sequence[int]) -> None:
-        """Let new environments become what the lost ones were, and ask them for what has no result."""
-        orders, asked = [], []
-        for env_id in env_ids:
-            episode = self._episodes[env_id]
-            self.restoring.discard(env_id)
-            if episode.order is None or env_id in self._raised:
-                continue
-            if not episode.is_wanted:
-                episode.order = None
-                continue
-            if self.history_of is not None and not episode.complete(self.history_of(env_id, episode.n_asked)):
-                self._end_restore(env_id, TOO_LONG)
-                continue
-            if episode.n_known and (episode.is_asked or not self._has_ended(env_id)):
-                orders.append(self._order(env_id))
-            if episode.is_asked:
-                asked.append(env_id)
-        self.restoring.update(order.env_id for order in orders)
-        self.transport.restore(orders)
-        for env_id in asked:
-            self._ask(env_id)
+    def _make_orders(self, wanted: MakeOrders) -> OrdersMade:
+        unkept = {}
+        for env_id in wanted.going_on:
+            episode, is_waiting = self._episodes[env_id], env_id in self._scheduler.waiting
+            self._orders.pop(env_id, None)
+            n_known = episode.n_asked - is_waiting  # -1 for none, and no reset
+            if self.history_of and not episode.complete(self.history_of(env_id, episode.n_asked), n_known):
+                unkept[env_id] = TOO_LONG
+            elif n_known >= 0 and (is_waiting or not self._has_ended(env_id)):
+                self._orders[env_id] = self._order(env_id, n_known, is_waiting=is_waiting)
+        return OrdersMade(wanted.number, unkept, restored=self._orders.keys() & set(wanted.going_on))
 
     def _has_ended(self, env_id: int) -> bool:
-        """Whether the last result that is known ended the episode."""
         return any(self._results(env_id)[1:])
 
-    def _order(self, env_id: int) -> RestoreOrder:
+    def _order(self, env_id: int, n: int, *, is_waiting: bool) -> RestoreOrder:
         """Return what makes a new environment what the lost one was when it gave its last result that is known."""
-        episode, rows, n = self._episodes[env_id], self.transport.rows, self._episodes[env_id].n_known - 1
+        episode, rows = self._episodes[env_id], self.transport.rows
         assert episode.order is not None
-        if not episode.is_asked:
+        if not is_waiting:
             episode.reward = self._results(env_id)[0]
         rows.slots[env_id] = episode.slot  # of an open request, something may have been written already
         return RestoreOrder(
@@ -526,22 +494,6 @@ class Environments:
             actions=[episode.actions[t] for t in range(n)], rewards=[episode.reward] if n else (),
             carried=rows.carried_observation(episode.slot, env_id),
         )  # fmt: skip
-
-    def _take_restored(self, event: Restored) -> None:
-        self.n_repeated += event.n_timesteps or 0
-        self.restoring.discard(event.env_id)
-        if event.why_not:
-            self._end_restore(event.env_id, RAISED if event.why_not.startswith(IT_RAISED) else HIDDEN)
-
-    def _end_restore(self, env_id: int, why: str) -> None:
-        """Give up an environment that cannot be restored."""
-        episode = self._episodes[env_id]
-        self.restoring.discard(env_id)
-        if episode.is_wanted:
-            self._not_restored = not_restored(env_id, episode.index, why)
-        if episode.is_asked and why is not TOO_LONG:
-            self.transport.give_up([env_id])  # it ignores what it is asked
-        episode.order = None
 
     def _results(self, env_id: int) -> tuple[float, bool, bool]:
         rows = self.transport.rows

@@ -95,8 +95,6 @@ class RemoteGroup(RemoteRows, Group):
         """Return what this alone keeps of a row's episode; see `RemoteRows.history_of`."""
         return super().history_of(row, n, earlier or self._earlier[row])
 
-    # ------------------------------------------------------------------ running
-
     def _run_rows(self, version: int) -> bool:
         self.together = not (self.agent.can_wait and self._worker.runs_lanes)
         self._forget_rows()
@@ -122,8 +120,6 @@ class RemoteGroup(RemoteRows, Group):
     def _forget_rows(self) -> None:
         super()._forget_rows()
         self._held.clear()
-
-    # ------------------------------------------------------------------ exceptions of environments
 
     def _take(self, arrived: Sequence[int]) -> None:
         super()._take(arrived)
@@ -173,8 +169,6 @@ class RemoteGroup(RemoteRows, Group):
             self._left[row] -= 1
         super()._take_end(row, end)
 
-    # ------------------------------------------------------------------ losses and errors
-
     def _restore(self, row: FragmentRow, standing: Standing, version: int, agent_is_known: bool) -> int:
         ran = super()._restore(row, standing, version, agent_is_known)
         if not row.length:
@@ -221,9 +215,6 @@ class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
         for position, row in enumerate(self.rows):
             if row.length:
                 self._begin_agent(position)
-
-
-# ----------------------------------------------------------------------
 
 
 class RemoteGroups(RunningGroups):

@@ -18,25 +18,25 @@ from streamsampler.core.serialization import Payload
 from streamsampler.data.spaces import same_spaces
 from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.protocol.messages import Phase
+from streamsampler.protocol.restarts import Losses
+from streamsampler.stepping.env_messages import IT_RAISED, Broken
+from streamsampler.stepping.failures import count_loss
+from streamsampler.stepping.frames import request_frame
 from streamsampler.stepping.games import GameFacts
 from streamsampler.stepping.links import EnvLink
 from streamsampler.stepping.objects import given_frame
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import KINDS
-from streamsampler.stepping.transport import Broken, Setbacks, UnansweredError, request_frame
+from streamsampler.stepping.transport import UnansweredError
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvFacts
 
-# ----------------------------------------------------------------------
-# The errors of environments in other processes.
-
-
-HIDDEN = (
+_HIDDEN = (
     "environment {} was lost with its process, and did something else when it was reset with its seed and its actions "
     "were applied again: it draws from something that its reset does not seed. Let it draw from self.np_random after "
     "super().reset(seed=seed)"
 )
-RAISED = "environment {} was lost with its process, and raised when its actions were applied again"
+_RAISED = "environment {} was lost with its process, and raised when its actions were applied again"
 TOO_LONG = "environment {} was lost with its process, in an episode that is longer than can be restored"
 
 
@@ -59,13 +59,11 @@ def not_restored(env_id: int, index: int | None, why: str) -> NotReproducibleErr
     Args:
         env_id: The environment.
         index: Its trajectory.
-        why: `HIDDEN`, `RAISED` or `TOO_LONG`.
+        why: `TOO_LONG`, or why it is not what it was.
     """
+    if why is not TOO_LONG:
+        why = _RAISED if why.startswith(IT_RAISED) else _HIDDEN
     return NotReproducibleError(why.format(env_id), worker_number=0, phase=Phase.STEP, trajectory=index)
-
-
-# ----------------------------------------------------------------------
-# Carry what a sampler asks of environments in other processes, besides steps and resets.
 
 
 class RolloutTransport(ProcessTransport):
@@ -79,8 +77,18 @@ class RolloutTransport(ProcessTransport):
 
     def _start_lost(self, broken: Sequence[Broken]) -> None:
         """Leave it to `EnvProcesses`, whose caller accounts for losses."""
-        for event in sorted(broken, key=lambda it: not it.is_final):
-            raise event.error
+        are_final = [self._count(event) or event.is_final for event in broken]
+        raise broken[are_final.index(True) if any(are_final) else 0].error
+
+    def count_losses(self) -> None:
+        """Count the losses that `collect` has not returned: all processes are started again."""
+        for event in self._pending:
+            if isinstance(event, Broken):
+                self._count(event)
+
+    def _count(self, event: Broken) -> bool:
+        assert isinstance(event.error, WorkerError)
+        return count_loss(event.error, self.losses)
 
     def sleep(self, seconds: float) -> None:
         """Sleep until something can be collected, for at most so many seconds: also for less than a poll can."""
@@ -138,10 +146,6 @@ class RolloutTransport(ProcessTransport):
         self._await(lambda: not any(link.asked for link in links), seconds)
 
 
-# ----------------------------------------------------------------------
-# The processes: started, changed, started again where one is lost, and ended.
-
-
 Launch = Callable[[Mapping[int, Payload]], RolloutTransport]
 """Returns processes, not started, from what makes each environment."""
 
@@ -154,6 +158,9 @@ class EnvProcesses:
         launch: Returns the processes.
         close_timeout: Seconds that all environments together may take to close.
         note_loss: Takes the error of a process that was lost, and is started again.
+
+    Attributes:
+        losses: Counts the losses of all processes that there were; None before.
     """
 
     def __init__(
@@ -161,7 +168,7 @@ class EnvProcesses:
     ) -> None:
         self._n_envs, self._launch, self._close_timeout, self._note_loss = n_envs, launch, close_timeout, note_loss
         self._transport: RolloutTransport | None = None
-        self._setbacks: Setbacks | None = None
+        self.losses: Losses | None = None
 
     @property
     def transport(self) -> RolloutTransport:
@@ -200,6 +207,7 @@ class EnvProcesses:
             try:
                 return self._updated(updates)
             except (WorkerDiedError, WorkerHungError, UnansweredError) as error:
+                self.transport.count_losses()
                 self.shut_down()
                 loss = error.error if isinstance(error, UnansweredError) else error
                 if loss.quota is not None:
@@ -215,9 +223,9 @@ class EnvProcesses:
         if self._transport is None or not self._changed(self._transport, updates):
             self.shut_down()
             transport = self._transport = self._launch(updates)
-            if self._setbacks is not None:
-                transport.setbacks = self._setbacks  # what has counted the losses so far goes on to
-            self._setbacks = transport.setbacks
+            if self.losses is not None:
+                transport.losses = self.losses  # what has counted the losses so far goes on to
+            self.losses = transport.losses
             transport.start()
             for kind in KINDS:
                 transport.spaces.common(kind)
@@ -229,11 +237,6 @@ class EnvProcesses:
         spaces = transport.request(range(self._n_envs), "update", "update", list(updates.values()))
         rows = transport.rows
         return all(same_spaces(pair, (rows.observation_space, rows.action_space)) for pair in spaces)
-
-    def record_success(self, env_id: int) -> None:
-        """Forget the equal failures of an environment that did what it was not asked before."""
-        if self._setbacks is not None:
-            self._setbacks.record_success([env_id])
 
     def close_environments(self) -> None:
         """Close the environments, and let the processes wait for others.

@@ -21,9 +21,6 @@ from streamsampler.workers.vec.driver import RowsDriver
 from streamsampler.workers.vec.joint import JointRows
 from streamsampler.workers.vec.rows import singles_of
 
-# ----------------------------------------------------------------------
-# Which rows the agent is asked for together: all of them, or one half while environments of the other half step.
-
 
 class RowGroups:
     """Parts rows into groups, and says of which groups the agent is to be asked.
@@ -71,10 +68,6 @@ class RowGroups:
         return None
 
 
-# ----------------------------------------------------------------------
-# Hooks, which are here and their environments elsewhere.
-
-
 class _EnvNotHere:
     """Stands for the context's `env` and `reset` in hooks: the environment is in another process."""
 
@@ -85,9 +78,6 @@ class _EnvNotHere:
         )
 
     __getattr__ = __setattr__ = __call__ = _refuse
-
-
-# ----------------------------------------------------------------------
 
 
 def _pending(_action: Any) -> None:
@@ -129,11 +119,8 @@ class RemoteRows(RowsDriver):
         self._forget_rows()
 
     def _forget_rows(self) -> None:
-        """Forget all scripts, whose environments may still be at a request."""
         self._runs[:] = self._ready[:] = self._is_in_reset[:] = False
         self._scripts = [None] * len(self._envs)
-
-    # ------------------------------------------------------------------ scripts
 
     def _binding(self, row: int) -> Binding:
         return super()._binding(row)._replace(step=_pending, waits=True, outer=None)
@@ -144,7 +131,6 @@ class RemoteRows(RowsDriver):
         return context
 
     def _request_reset(self, row: int, index: int) -> Callable[..., Any]:
-        """Return what requests the reset of a row's environment for a trajectory."""
         return lambda *, seed: self._environments.reset(row, index, seed, self._worker.resets)
 
     def _start(self, row: int, script: Script, binding: Binding | None = None) -> None:
@@ -153,14 +139,11 @@ class RemoteRows(RowsDriver):
         self._ready[row], self._is_in_reset[row] = binding is not None, binding is None
         super()._start(row, script, binding)
 
-    # ------------------------------------------------------------------ a round
-
     def _is_done(self) -> bool:
         """Whether there is something else to do than to wait."""
         return False
 
     def _round(self) -> None:
-        """Take results until the agent is to be asked; ask it, and request the steps."""
         worker, seconds = self._worker, self.seconds
         self._row = -1
         worker.enter(Phase.STEP)
@@ -202,7 +185,6 @@ class RemoteRows(RowsDriver):
         self._request_steps(rows, actions)
 
     def _request_steps(self, rows: list[int], actions: Any) -> None:
-        """Request steps with actions: as they were recorded, or as the agent chose them."""
         recorder = self._recorder
         if isinstance(recorder, JointRows):
             self._environments.step(rows, [actions[row] for row in rows])  # copies already
@@ -213,8 +195,6 @@ class RemoteRows(RowsDriver):
         else:
             singles = singles_of(self.spaces[1], actions)
             self._environments.step(rows, [singles[row] for row in rows])
-
-    # ------------------------------------------------------------------ waiting
 
     def _wait(self) -> NDArray[np.bool_] | None:
         """Wait until the agent is to be asked, and return for which rows; None if there is something else to do."""
@@ -256,10 +236,7 @@ class RemoteRows(RowsDriver):
         usable[list(self._environments.restoring & set(range(len(usable))))] = False
         return usable
 
-    # ------------------------------------------------------------------ results
-
     def _take(self, arrived: Sequence[int]) -> None:
-        """Send scripts the results of their environments."""
         environments = self._environments
         arrived = [row for row in arrived if self._runs[row]]  # others were given up
         shared = environments.transport.rows
@@ -294,7 +271,6 @@ class RemoteRows(RowsDriver):
             self._send(row, script, (observation, *result, info))
 
     def _raise(self, row: int, script: Script) -> None:
-        """Raise what a row's environment raised."""
         is_in_reset = self._is_in_reset[row]
         self._worker.phase = Phase.RESET if is_in_reset else Phase.STEP
         script.close()
@@ -313,7 +289,6 @@ class RemoteRows(RowsDriver):
         return False
 
     def _send(self, row: int, script: Script, result: Any) -> None:
-        """Send a script the result that it waits for."""
         is_step = len(result) == 5
         end = self._sent(row, script, result)
         if is_step:
@@ -353,12 +328,9 @@ class RemoteRows(RowsDriver):
         """Note that a row, whose episode goes on, has taken a timestep."""
 
     def _count(self, n: int) -> None:
-        """Count timesteps that were run."""
         self.n_ran += n
         row = self._worker.row
         row.words[row.timesteps_word] = self.n_ran
-
-    # ------------------------------------------------------------------ losses and errors
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
         """Return the first actions of the trajectory in a row that are kept here, and the rewards that are known.

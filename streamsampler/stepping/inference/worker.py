@@ -41,8 +41,6 @@ from streamsampler.workers.vec.steps import RowTrajectory
 from streamsampler.workers.vec.tickets import RunningTicket
 from streamsampler.workers.vec.worker import VecWorker, refuse_different
 
-# ----------------------------------------------------------------------
-
 
 class RemoteLanes(RemoteRows, LaneRunner):
     """Runs trajectories in environments of other processes, in lanes each at its own pace where the agent can wait.
@@ -93,8 +91,6 @@ class RemoteLanes(RemoteRows, LaneRunner):
             forgotten = super().forget()
         return forgotten
 
-    # ------------------------------------------------------------------ errors
-
     def _explain(self, error: BaseException) -> None:
         self._is_loss = not self._prepare_explaining(error)
         if not self._is_loss:
@@ -106,9 +102,6 @@ class RemoteLanes(RemoteRows, LaneRunner):
             return running
         # Environments of other rows step meanwhile: their observations may be ones that no agent is ever shown.
         return [each for each in running if self._asked[each.row]]
-
-
-# ----------------------------------------------------------------------
 
 
 _LOG = logging.getLogger("streamsampler")
@@ -259,14 +252,6 @@ class ParentWorker(VecWorker):
             environments.shut_down()
 
 
-# ----------------------------------------------------------------------
-# The engine of a sampler whose agent stays in its own process: one worker here, its environments in processes.
-
-
-# ----------------------------------------------------------------------
-# The modes of a user's own torch modules while a sampler asks them: evaluation, as in the copies that workers have.
-
-
 class EvaluationMode:
     """Puts the module of a `TorchAgent` into evaluation mode while a call runs, and back into its own mode afterwards.
 
@@ -314,9 +299,6 @@ def _modules_of(agent: Any) -> Iterator[Any]:
         if isinstance(agent, kind):
             yield agent.module
         agent = vars(agent).get("agent") if hasattr(agent, "__dict__") else None
-
-
-# ----------------------------------------------------------------------
 
 
 class _Channel(LocalChannel):

@@ -21,12 +21,12 @@ from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.progress import Progress
 from streamsampler.stepping.episode_server import EpisodeServer
+from streamsampler.stepping.frames import IDS, TOGETHER, ids_in, split
 from streamsampler.stepping.links import EnvLink, Said
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import ManagerOptions, is_abnormal
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.transport import IDS, TOGETHER, ids_in, split
 from streamsampler.stepping.worker_main import EnvChannel, EnvWorker
 from streamsampler.workers.logs import Levels
 
@@ -324,7 +324,7 @@ class Modelled(ProcessTransport):
         no_pool: Any = None
         super().__init__(updates, len(world.envs_of), no_server, policy, None, 1, world.wait, new_pool=no_pool)
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
-        self.setbacks._envs_of = world.envs_of
+        self._errors._envs_of = world.envs_of
         self._settings = ProcessSettings({}, (), "/", {}), Levels()
         self.world = world
 

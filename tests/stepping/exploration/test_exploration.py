@@ -7,8 +7,7 @@ import logging
 
 import pytest
 
-from streamsampler.stepping import generators, processes, server
-from streamsampler.stepping import inbox as recovery
+from streamsampler.stepping import generators, processes, receiver, server
 from tests.stepping.exploration.model import Clock
 from tests.stepping.exploration.world import explore
 from tests.tiers import mostly_slow
@@ -20,7 +19,7 @@ AT_ONCE = ("raise", "die", "die after")  # a hang is a death that is noticed lat
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """Time is the world's, results are sent one by one, and nothing is logged."""
-    for module in (processes, recovery):
+    for module in (processes, receiver):
         monkeypatch.setattr(module, "time", Clock)
     monkeypatch.setattr(server, "_TOGETHER_SECONDS", -1.0)
     monkeypatch.setattr(processes, "_REPORT_SECONDS", 1)

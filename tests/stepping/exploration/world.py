@@ -12,8 +12,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from streamsampler.errors import UsageError, WorkerError
+from streamsampler.stepping.env_states import EnvState
 from streamsampler.stepping.episodes import EpisodeSeeds
-from streamsampler.stepping.ledger import EnvState
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from tests.stepping.exploration.model import (
     HOWS,
@@ -32,11 +32,11 @@ from tests.stepping.exploration.model import (
 READY, STEPPING, FAILED = EnvState.READY, EnvState.STEPPING, EnvState.FAILED
 
 
-def check_ledger(ledger: Any) -> None:
+def check_requests(requests: Any) -> None:
     """Each open request waits for its answer, or has arrived."""
-    opened = set(ledger.in_states(EnvState.RESETTING, EnvState.STEPPING))
-    assert opened == ledger.waiting | ledger.arrived.keys()
-    assert not ledger.waiting & ledger.arrived.keys()
+    opened = set(requests.in_states(EnvState.RESETTING, EnvState.STEPPING))
+    assert opened == requests.waiting | requests.arrived.keys()
+    assert not requests.waiting & requests.arrived.keys()
 
 
 class World:
@@ -91,13 +91,13 @@ class World:
 
     def moves_of_caller(self):
         """What the caller may do otherwise."""
-        ledger = self.manager._ledger
+        scheduler = self.manager._scheduler
         for env_id, state in enumerate(self.manager.states):
-            yield from self.moves_of(env_id, state, env_id in ledger.waiting)
-        if self.rounds and all(self.steps) and set(ledger.states) == {READY}:
+            yield from self.moves_of(env_id, state, env_id in scheduler.waiting)
+        if self.rounds and all(self.steps) and set(scheduler.states) == {READY}:
             yield "begin_round", None
         due = self.times_to_wait()
-        if ledger.n_open and (ledger.arrived or self.has_news() or 0 in due):
+        if scheduler.n_open and (scheduler.arrived or self.has_news() or 0 in due):
             yield "receive", None
         if any(due):
             yield "pass_time", None
@@ -141,7 +141,7 @@ class World:
 
     def times_to_wait(self):
         """Return the time that is left until each thing that waits."""
-        later = [at for at, _ in self.manager._inbox._recovery._later]
+        later = [retry.at for retry in self.manager._scheduler._retries]
         starts = [link.start_at for link in self.manager._transport._pool if link.held is not None]
         return [max(0, at - self.now) for at in (*later, *starts)]
 
@@ -155,7 +155,7 @@ class World:
 
     @property
     def in_round(self):
-        return bool(self.manager._inbox._round)
+        return self.manager._scheduler.in_round
 
     def begin_round(self, _):
         self.steps = [left - 1 for left in self.steps]
@@ -282,14 +282,14 @@ class World:
 
     def check_refusals(self):
         """What is not allowed in this state is an error, and changes nothing."""
-        check_ledger(self.manager._ledger)
+        check_requests(self.manager._scheduler)
         if self.in_round:
             return  # to ask would open it
         for env_id, state in enumerate(self.manager.states):
             if state is not READY:
                 with pytest.raises(UsageError, match=f"environment {env_id} awaits no action, it is {state.name}"):
                     self.manager.send([1], [env_id])
-        if not self.manager._ledger.n_open:
+        if not self.manager._scheduler.n_open:
             with pytest.raises(UsageError, match="there is nothing to receive"):
                 self.manager.recv()
 
@@ -304,7 +304,7 @@ class World:
 
     def _settle(self):
         while set(self.manager.states) != {READY}:
-            if self.manager._ledger.n_open:
+            if self.manager._scheduler.n_open:
                 self.take(self.manager.recv)
             to_reset = [e for e, state in enumerate(self.manager.states) if state in (FAILED, EnvState.NEEDS_RESET)]
             self.take(functools.partial(self.manager.reset, to_reset))
@@ -322,7 +322,7 @@ class World:
     def key(self):
         """Return bytes that are equal for worlds with the same future."""
         manager, transport = self.manager, self.manager._transport
-        episodes, ledger, inbox = manager._episodes, manager._ledger, manager._inbox
+        episodes, scheduler, receiver = manager._episodes, manager._scheduler, manager._receiver
         histories = episodes._histories
         if histories is not None:
             histories._settle()
@@ -344,14 +344,14 @@ class World:
             for process in self.processes
         ]  # fmt: skip
         return repr((
-            [state.value for state in ledger.states], list(ledger.arrived), sorted(ledger.waiting),
-            episodes._numbers.tolist(), episodes._timesteps.tolist(), sorted(episodes._over),
-            sorted(episodes._failed), sorted(episodes._lost), episodes._slots.tolist(), episodes._infos, kept,
-            repr(episodes._requests._of), inbox._due, inbox._recovery._attempts, repr(transport._pending),
+            [state.value for state in scheduler.states], list(scheduler.arrived), sorted(scheduler.waiting),
+            episodes._numbers.tolist(), episodes._timesteps.tolist(), sorted(scheduler.over),
+            sorted(scheduler.failed), sorted(scheduler.lost), episodes._slots.tolist(), episodes._infos, kept,
+            repr(episodes._requests._of), receiver._due, scheduler._attempts, repr(transport._pending),
             transport._hangs, links, processes, [array.tolist() for array in arrays_of(self.rows)],
             self.faults.gone, self.steps, self.n_faults, self.used, self.calls, self.before, self.actions,
-            [(at - self.now, repr(again)) for at, again in inbox._recovery._later],
-            self.may_fail, self.died_idle, inbox._round, [row.words[1:] for row in self.board.rows],
+            [(it.at - self.now, it.resets, it.steps, repr(receiver._orders)) for it in scheduler._retries],
+            self.may_fail, self.died_idle, scheduler.in_round, [row.words[1:] for row in self.board.rows],
         ))  # fmt: skip
 
 

@@ -1,0 +1,321 @@
+"""Decide which environments of a manager are asked, restored, retried and ended. Pure: no I/O, no clock.
+
+Events in, instructions out, as in `protocol.scheduler`: `handle` takes what a transport reports, with the time, and
+returns what is to be done; `send`, `reset` and `receive` are the caller's. The scheduler knows which environment has an
+open request; actions, seeds and results lie elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from streamsampler.protocol.restarts import Losses
+from streamsampler.stepping.env_messages import (
+    BeginEpisodes,
+    Broken,
+    CountRestored,
+    CountUnrestored,
+    EnvInstruction,
+    Place,
+    RaiseFailure,
+    ReleaseEnvs,
+    RequestResets,
+    RequestSteps,
+    Restored,
+    Rewind,
+)  # fmt: skip
+from streamsampler.stepping.env_states import Autoreset, EnvEvent, EnvState, OnEnvFailure
+from streamsampler.stepping.loss_scheduler import LossScheduler
+
+_RESETTING, _STEPPED = EnvState.RESETTING, EnvEvent.STEPPED  # an enum's member costs 100 ns to look up on Python 3.11
+
+_ATTEMPTS, _ATTEMPTS_AFTER_DEATHS = 1, 9
+"""How often an environment is tried again that fails in the same step; whoever kills workers may do it again."""
+
+
+class EnvScheduler(LossScheduler):
+    """Decides what becomes of environments; see the module.
+
+    Args:
+        n_envs: How many environments there are.
+        on_failure: What becomes of an environment that fails.
+        autoreset: What becomes of an environment whose episode has ended.
+        max_episodes: How many episodes each runs after a reset by the caller; None for any number.
+        renew: Whether an environment that raised is made anew.
+        restart_wait: Seconds until an environment that raised is tried again.
+        losses: Counts failures against the quotas.
+
+    Attributes:
+        failed: Environments whose open step ends its episode, because they failed.
+        lost: Environments whose episode is lost, and whose caller does not know yet.
+        received: Environments whose results the caller is about to receive: if that is interrupted, it has not.
+        in_round: Whether all environments are at a step that `states` does not show.
+    """
+
+    def __init__(
+        self, n_envs: int, on_failure: OnEnvFailure = "restore", autoreset: Autoreset = "next_step",
+        max_episodes: int | None = None, *, renew: bool = True, restart_wait: float = 0.0, losses: Losses | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(n_envs, losses, renew=renew, restart_wait=restart_wait)
+        self.failed, self.lost = set[int](), set[int]()
+        self.received: Sequence[int] = ()
+        self.in_round = False
+        self._everyone = list(range(n_envs))
+        self._all_ready = [EnvState.READY] * n_envs
+        self._on_failure, self._autoreset, self._max_episodes = on_failure, autoreset, max_episodes
+        self._n_ended = [0] * n_envs  # episodes since the caller's last reset
+        self._to_reset: dict[int, None] = {}  # when what they are at has ended; an ordered set
+
+    def goes_on(self, env_id: int) -> bool:
+        """Whether an episode has begun and not ended, as far as was received."""
+        return env_id not in self.over
+
+    def send(self, env_ids: Sequence[int], *, together: bool = False) -> Sequence[EnvInstruction]:
+        """Step environments, which await actions, and end the episodes of those that are lost."""
+        self.request(env_ids, EnvEvent.SENT)
+        if not self.lost:
+            return (RequestSteps(env_ids, together),)
+        lost = [env_id for env_id in env_ids if env_id in self.lost and env_id not in self.over]
+        self.lost.difference_update(env_ids)
+        self._end_episodes(lost)
+        self._instructions.append(RequestSteps([env_id for env_id in env_ids if env_id not in lost], together))
+        return self._pop_instructions()
+
+    @property
+    def can_begin_round(self) -> bool:
+        """Whether all environments await actions, and nothing else is to be done: then `in_round` may be set.
+
+        That all go well together is by far the most frequent, and takes no account of each: while they are under way,
+        and after it, all are ready. Where one does not go well, or another call comes in between, `open_round` gives an
+        account of them.
+        """
+        is_free = not (self.in_round or self._to_reset or self._retries or self.lost)
+        goes_on = self._autoreset != "disabled" and self._max_episodes is None
+        return is_free and goes_on and self.states == self._all_ready
+
+    def open_round(self) -> None:
+        """Give an account of the round that is under way, if there is one: as if each had been sent its action."""
+        if self.in_round:
+            self.in_round = False
+            self.request(self._everyone, EnvEvent.SENT)
+
+    def begin(self, env_ids: Iterable[int]) -> set[int]:
+        """Return those of some environments whose results, which are about to be received, begin an episode."""
+        begun = self.over.intersection(env_ids)
+        if _RESETTING in self.states:
+            begun.update(env_id for env_id in env_ids if self.states[env_id] is _RESETTING)
+        self.over -= begun
+        return begun
+
+    def receive(self, env_ids: Sequence[int], ended: Collection[int], abnormal: Collection[int]) -> list[int]:
+        """Close the requests of environments whose results the caller receives.
+
+        Args:
+            env_ids: The environments.
+            ended: Those whose episodes ended.
+            abnormal: Those of them whose infos say that they failed.
+
+        Returns:
+            Those that were reset in the same step, so that another episode has begun.
+
+        Raises:
+            ProtocolError: A result has not arrived.
+        """
+        if not ended and _RESETTING not in self.states:
+            self.close_requests(env_ids, _STEPPED)
+            return []
+        events: dict[EnvEvent, list[int]] = {}
+        over = set(ended)
+        for env_id in env_ids:
+            event = EnvEvent.BEGAN if self.states[env_id] is _RESETTING else _STEPPED
+            if env_id in over:
+                event = self._end(env_id, is_abnormal=env_id in abnormal)
+            events.setdefault(event, []).append(env_id)
+        for event, of_these in events.items():
+            self.close_requests(of_these, event)
+        return [env_id for env_id in ended if env_id not in self.over]
+
+    def end_round(self, ended: Sequence[int]) -> list[int]:
+        """End the episodes of environments in a round, which has ended; return what `receive` does."""
+        for env_id in ended:
+            self._end(env_id, is_abnormal=False)
+        return [env_id for env_id in ended if env_id not in self.over]
+
+    def _end(self, env_id: int, *, is_abnormal: bool) -> EnvEvent:
+        self._n_ended[env_id] += 1
+        self.over.add(env_id)
+        # An episode that has begun in the same step begins again at the next reset, if one of these comes first.
+        if is_abnormal:
+            return EnvEvent.BROKE
+        if self._max_episodes is not None and self._n_ended[env_id] >= self._max_episodes:
+            return EnvEvent.REACHED_LIMIT
+        if self._autoreset == "same_step":
+            self.over.discard(env_id)
+        return EnvEvent.ENDED if self._autoreset == "disabled" else _STEPPED
+
+    def reset(self, env_ids: Iterable[int]) -> list[EnvInstruction]:
+        """Reset environments, each as soon as it is at nothing else; results until then are discarded."""
+        self._to_reset.update(dict.fromkeys(env_ids))
+        self._decide()
+        return self._pop_instructions()
+
+    def _decide(self) -> None:
+        env_ids = [env_id for env_id in self._to_reset if env_id not in self.waiting]
+        if not env_ids:
+            return
+        # The reset after an episode's end is one of those that `max_episodes` counts.
+        counted = {env_id for env_id in env_ids if self.states[env_id] is EnvState.NEEDS_RESET}
+        discarded = [env_id for env_id in env_ids if env_id in self.arrived]
+        n_discarded = sum(self.states[env_id] is EnvState.STEPPING for env_id in discarded)
+        self.close_requests(discarded, EnvEvent.DISCARDED)
+        cut_short = [env_id for env_id in env_ids if env_id not in self.over]
+        n_failed = sum(self.states[env_id] is EnvState.FAILED for env_id in cut_short)
+        for env_id in env_ids:
+            if env_id not in counted:
+                self._n_ended[env_id] = 0
+        self.lost.difference_update(env_ids)
+        self.failed.difference_update(env_ids)
+        self._to_reset = {env_id: None for env_id in self._to_reset if env_id in self.waiting}
+        self.request(env_ids, EnvEvent.RESET)
+        self._instructions.append(BeginEpisodes(env_ids, n_discarded, n_failed, len(cut_short) - n_failed))
+
+    def _take_broken(self, event: Broken, *, is_outdated: bool) -> None:
+        quota, history = self._count(event.loss)
+        is_final = event.is_final or quota is not None
+        open_steps = self.waiting.intersection(event.env_ids)
+        # The caller's reset discards what failed.
+        is_discarded = bool(open_steps) and self._to_reset.keys() >= open_steps and not is_final
+        is_hopeless = self._is_hopeless(event)
+        if is_outdated:
+            is_raised = is_final or self._on_failure == "raise"
+        else:
+            is_raised = self._bring_back(event, is_final=is_final, is_hopeless=is_hopeless)
+        if is_raised and not is_discarded:
+            self._instructions.append(RaiseFailure(event.error, quota, history))
+
+    def _is_hopeless(self, event: Broken) -> bool:
+        """Count the failure of the environment that ran; return whether it fails whenever it is asked for the same.
+
+        A reset is tried again as often as the quotas allow: nothing of an episode is lost by it.
+        """
+        if event.culprit is None or event.is_of_reset:
+            return False
+        key = event.culprit, event.has_died
+        failed = self._attempts[key] = self._attempts.get(key, 0) + 1
+        return failed > (_ATTEMPTS_AFTER_DEATHS if event.has_died else _ATTEMPTS)
+
+    def _bring_back(
+        self, event: Broken, *, is_final: bool = False, is_hopeless: bool = False, to_reset: Collection[int] = ()
+    ) -> bool:
+        """Do with environments that failed what is to be done; return whether the error is to be raised."""
+        lost = [env_id for env_id in event.env_ids if env_id in self.waiting]
+        # What waited is brought back by this; carried out as well, it would be done twice.
+        self._retries = [it for it in self._retries if set(it.env_ids).isdisjoint(event.env_ids)]
+        self._instructions.append(Rewind(lost))
+        if self._on_failure == "raise" or is_final:
+            unknown = [env_id for env_id in event.env_ids if env_id not in self.arrived]
+            if event.is_new:
+                self._retry(event, anew=event.env_ids)
+                self.lost.update(self.arrived.keys() & event.env_ids)
+            self.fail(unknown)
+            return True
+        if self._on_failure == "reset":
+            self._reset_failed(event, lost)
+            return False
+        if is_hopeless and event.culprit is not None and self._is_kept(event.culprit):
+            self._forget_attempts([event.culprit])
+            self.fail([event.culprit])
+        self._restore(event, to_reset)
+        return is_hopeless
+
+    def _is_resetting(self, env_id: int) -> bool:
+        """Whether the open request of an environment is a reset that its caller, or an end, asked for."""
+        return env_id in self.waiting and (self.states[env_id] is _RESETTING or env_id in self.failed)
+
+    def _is_kept(self, env_id: int) -> bool:
+        """Whether an environment has an episode that is not about to begin again."""
+        return self.states[env_id] not in (EnvState.VOID, EnvState.FAILED) and not self._is_resetting(env_id)
+
+    def _reset_failed(self, event: Broken, lost: Sequence[int]) -> None:
+        """End the episodes of environments that failed; resets and what begins an episode are tried again."""
+        ended, resets, steps = list[int](), list[int](), list[int]()
+        for env_id in lost:
+            is_step = self.states[env_id] is EnvState.STEPPING and env_id not in self.failed
+            is_over = env_id in self.over  # then a step is a reset
+            (ended if is_step and not is_over else steps if is_step else resets).append(env_id)
+        anew = event.env_ids if event.is_new else [*resets, *steps] if self._renew else ()
+        self._retry(event, anew=anew, resets=resets, steps=steps)
+        self._end_episodes(ended)
+        self.lost.update(env_id for env_id in event.env_ids if env_id not in lost)
+
+    def _restore(self, event: Broken, to_reset: Collection[int]) -> None:
+        going_on = [env_id for env_id in event.env_ids if env_id not in to_reset and self._is_kept(env_id)]
+        is_same = self._place_of(event) is Place.SAME
+        anew = [] if is_same else [env_id for env_id in event.env_ids if env_id not in going_on]
+        lost = [env_id for env_id in event.env_ids if env_id in self.waiting]
+        resets = [env_id for env_id in lost if self._is_resetting(env_id)]
+        steps = [env_id for env_id in lost if env_id not in resets]
+        self._retry(event, going_on, anew, resets, steps)
+
+    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:
+        if is_outdated:
+            return
+        self._instructions.append(CountRestored(event))
+        if event.why_not and event.n_timesteps is not None:
+            if not self._is_resetting(event.env_id):
+                self._instructions.append(ReleaseEnvs([event.env_id]))
+            self._end_unrestored(event.env_id, event.why_not)
+        elif event.env_id not in self.waiting:
+            self._forget_attempts([event.env_id])
+
+    def _end_unrestored(self, env_id: int, why: str) -> None:
+        """End an episode that goes on and was not restored, now or with its next step."""
+        if env_id not in self.waiting:
+            self.lost.add(env_id)
+        elif not self._is_resetting(env_id):
+            self._end_episodes([env_id])
+        self._instructions.append(CountUnrestored(env_id, why))
+
+    def _end_episodes(self, env_ids: list[int]) -> None:
+        """End the episodes of environments that failed, with an open step."""
+        self._forget_attempts(env_ids)
+        self.failed.update(env_ids)
+        if self._autoreset != "same_step":
+            self.answer(env_ids)
+        elif env_ids:
+            self._instructions.append(RequestResets(env_ids))
+
+    def mend(self) -> None:
+        """Let the accounts agree again, where a call was interrupted in the middle; `recover` is to follow.
+
+        Results that were about to be received have failed, as the caller did not get them.
+        """
+        self._instructions.clear()
+        self.open_round()
+        super().mend()
+        self.fail(self.received)
+        self.received = ()
+
+    def recover(
+        self, events: Sequence[Broken], due: Collection[int], to_reset: Collection[int]
+    ) -> list[EnvInstruction]:
+        """Bring environments back that are lost because a call was interrupted; no failure is counted for that.
+
+        Args:
+            events: Which are lost.
+            due: Environments whose reset was wanted before, and is not known to be requested.
+            to_reset: Environments that their caller resets now: a step that was interrupted is not taken again.
+        """
+        self._to_reset = dict.fromkeys(due)
+        to_reset = {*to_reset, *due}.difference(self.arrived)
+        # As far as the reset is concerned, which discards them, results of lost environments are there. Those of the
+        # other ones arrive by themselves, and the reset waits for them.
+        unanswered = self.waiting.intersection(env_id for event in events for env_id in event.env_ids)
+        self.answer(sorted(unanswered & to_reset))
+        if self._autoreset != "same_step":
+            self.answer(sorted(self.waiting & self.failed))
+        self._retries.clear()  # what waited is lost as well, and is brought back by what follows
+        for event in events:
+            self._bring_back(event, to_reset=to_reset)
+        self._decide()
+        return self._pop_instructions()

@@ -1,0 +1,93 @@
+"""The states of an environment that is stepped from the parent, and their transitions. Pure: no I/O.
+
+```text
+            RESET              BEGAN           SENT                 STEPPED
+  VOID ─────────────▶ RESETTING ─────▶ READY ────────▶ STEPPING ───────────────▶ READY
+                       ▲   ▲                              │  │
+                 RESET │   │ RESET                  ENDED │  │ REACHED_LIMIT
+                       │   └───────── NEEDS_RESET ◀───────┘  └────────▶ FINISHED
+                    FAILED ◀── BROKE, from any state with an environment
+```
+
+An environment has at most one open request: a reset (RESETTING) or a step (STEPPING). A request is open until its
+result is handed to the caller, or discarded because the caller asked for a reset meanwhile. CLOSED is reached from
+every state; a launch begins with other environments.
+
+A step that ends an episode is STEPPED where the environment resets itself, and ENDED where the caller has to do
+that.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal
+
+from streamsampler.core.errors import ProtocolError
+
+Autoreset = Literal["next_step", "same_step", "disabled"]
+OnEnvFailure = Literal["raise", "reset", "restore"]
+
+
+class EnvState(Enum):
+    """What the parent knows of an environment."""
+
+    __hash__ = object.__hash__  # quicker in a dict: that of enums is a function in Python
+
+    VOID = "void"  # there is no episode yet
+    RESETTING = "resetting"  # a reset is open
+    READY = "ready"  # awaits an action
+    STEPPING = "stepping"  # a step is open
+    NEEDS_RESET = "needs reset"  # the episode has ended, and the caller is to reset the environment
+    FINISHED = "finished"  # has run as many episodes as it was to run
+    FAILED = "failed"  # raised, died, hung or was abnormal; a reset recovers it
+    CLOSED = "closed"
+
+
+class EnvEvent(Enum):
+    """What changes the state of an environment."""
+
+    __hash__ = object.__hash__
+
+    RESET = "a reset was requested"
+    BEGAN = "the result of a reset was handed out"
+    SENT = "an action was sent"
+    STEPPED = "the result of a step was handed out"
+    ENDED = "the result of a step that ended the episode was handed out, and the caller resets"
+    REACHED_LIMIT = "the result of the last step of the last episode was handed out"
+    DISCARDED = "the result of an open request was thrown away"
+    BROKE = "the environment failed"
+    CLOSED = "the environment was closed"
+
+
+_S, _E = EnvState, EnvEvent
+
+# All legal transitions. What is not here raises.
+_TRANSITIONS: dict[EnvState, dict[EnvEvent, EnvState]] = {
+    _S.VOID: {_E.RESET: _S.RESETTING, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},
+    _S.RESETTING: {_E.BEGAN: _S.READY, _E.DISCARDED: _S.NEEDS_RESET, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},
+    _S.READY: {_E.RESET: _S.RESETTING, _E.SENT: _S.STEPPING, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},
+    _S.STEPPING: {
+        _E.STEPPED: _S.READY,
+        _E.ENDED: _S.NEEDS_RESET,
+        _E.REACHED_LIMIT: _S.FINISHED,
+        _E.DISCARDED: _S.NEEDS_RESET,
+        _E.BROKE: _S.FAILED,
+        _E.CLOSED: _S.CLOSED,
+    },
+    _S.NEEDS_RESET: {_E.RESET: _S.RESETTING, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},
+    _S.FINISHED: {_E.RESET: _S.RESETTING, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},
+    _S.FAILED: {_E.RESET: _S.RESETTING, _E.CLOSED: _S.CLOSED},
+    _S.CLOSED: {},
+}
+
+
+def next_state(state: EnvState, event: EnvEvent) -> EnvState:
+    """Return the state after `event`.
+
+    Raises:
+        ProtocolError: The event is not allowed in this state.
+    """
+    try:
+        return _TRANSITIONS[state][event]
+    except KeyError:
+        raise ProtocolError(f"{event.name} is not allowed in state {state.name}") from None

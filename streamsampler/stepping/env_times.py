@@ -1,0 +1,90 @@
+"""Where the time of a process with environments goes, measured there."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Final, NamedTuple
+
+from streamsampler.core.times import Times
+from streamsampler.core.timing import Collector, Measured, collecting
+
+IN_STEP: Final = 0
+_IN_RESET: Final = 1
+_TIMED_AS = ("step", "reset")
+
+
+class WorkerReport(NamedTuple):
+    """What a process did since its last report.
+
+    Attributes:
+        worker: The worker number.
+        times: Where its time went.
+        timesteps: How many timesteps its environments ran.
+        timed: What they measured, by phase; None for nothing.
+    """
+
+    worker: int
+    times: Times
+    timesteps: int
+    timed: Measured | None
+
+
+class _Resetting:
+    def __init__(self, times: EnvTimes) -> None:
+        self._times = times
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began, self._times.phase[0] = perf_counter(), _IN_RESET
+
+    def __exit__(self, *_: object) -> None:
+        self._times.reset_seconds += perf_counter() - self._began
+        self._times.phase[0] = IN_STEP
+
+
+class EnvTimes:
+    """Adds up the time of environments, between two reports.
+
+    Args:
+        worker: The worker number.
+
+    Attributes:
+        phase: One word: `IN_STEP`, or that it is a reset, for what environments time themselves.
+        resetting: Takes a block for a reset: `with times.resetting: …`.
+        timesteps: How many timesteps were run.
+        reset_seconds: What resets took, and making environments anew.
+        env_seconds: What resets and steps took.
+        busy_seconds: The same, and what was done to receive actions and send results.
+    """
+
+    def __init__(self, worker: int) -> None:
+        self.phase = [IN_STEP]
+        self.resetting = _Resetting(self)
+        self._worker = worker
+        self._collector = Collector(self.phase, 0, _TIMED_AS)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.timesteps = 0
+        self.reset_seconds = self.env_seconds = self.busy_seconds = 0.0
+        self._began = perf_counter()
+
+    def collecting(self) -> collecting:
+        """Collect what environments time."""
+        return collecting(self._collector)
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the last report was."""
+        return perf_counter() - self._began
+
+    def take(self) -> WorkerReport:
+        """Return what was added up, and begin again."""
+        busy = max(self.busy_seconds, self.env_seconds)
+        times = Times(
+            reset=self.reset_seconds, step=max(0.0, self.env_seconds - self.reset_seconds),
+            sending=busy - self.env_seconds, idle=max(0.0, self.seconds - busy),
+        )  # fmt: skip
+        report = WorkerReport(self._worker, times, self.timesteps, self._collector.take())
+        self._clear()
+        return report

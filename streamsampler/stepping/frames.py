@@ -1,0 +1,123 @@
+"""Messages between the parent and a worker: a length, a kind, and bytes; whole, or not at all."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamsampler.core.by_value import dumps_by_value
+from streamsampler.core.serialization import dumps
+
+_HEADER = struct.Struct("<QB")
+_READ_BYTES = 1 << 16
+
+IDS, PICKLE, LOG, COPY, TOGETHER = range(5)
+"""Kinds of messages: numbers of environments; anything else; log records; that the writer is a forked copy; numbers of
+environments whose results are wanted together."""
+
+COPY_FRAME = _HEADER.pack(0, COPY)
+"""The message of a forked copy."""
+
+
+def ids_frame(env_ids: Sequence[int], kind: int = IDS) -> bytes:
+    """Return a message with numbers of environments: to step them, or that their requests were carried out."""
+    return _ids_frame(tuple(env_ids), kind)
+
+
+@functools.lru_cache(256)
+def _ids_frame(env_ids: tuple[int, ...], kind: int) -> bytes:
+    return _HEADER.pack(4 * len(env_ids), kind) + np.array(env_ids, np.uint32).tobytes()
+
+
+def ids_in(data: bytes) -> list[int]:
+    """Return the numbers in a message of the kind `IDS`."""
+    return list(_ids_in(data))
+
+
+@functools.lru_cache(256)
+def _ids_in(data: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(data, np.uint32).tolist())
+
+
+def pickle_frame(message: Any) -> bytes:
+    """Return a message with anything that can be pickled."""
+    data = pickle.dumps(message, protocol=5)
+    return _HEADER.pack(len(data), PICKLE) + data
+
+
+def log_frame(records: bytes) -> bytes:
+    """Return a message with what `RecordKeeper.take` returned."""
+    return _HEADER.pack(len(records), LOG) + records
+
+
+def request_frame(env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> bytes:
+    """Return a message that asks a worker for what is no step; what a user passes may be of the user's own classes.
+
+    Raises:
+        SerializationError: An argument cannot be pickled.
+    """
+    return pickle_frame(("request", list(env_ids), kind, name, dumps(list(arguments), f"what {name} gets").owned()))
+
+
+def pickled(value: Any) -> bytes:
+    """Return a pickle of what an environment returned, by value where it is of the caller's script."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:
+        return dumps_by_value(value)
+
+
+def split(frame: bytes) -> tuple[int, bytes]:
+    """Return the kind and the bytes of a message.
+
+    Raises:
+        ValueError: It is none.
+    """
+    size, kind = _HEADER.unpack_from(frame)
+    if len(frame) != _HEADER.size + size:
+        raise ValueError(f"a message of {size} bytes has {len(frame)}")
+    return kind, frame[_HEADER.size :]
+
+
+class FrameReader:
+    """Reads messages from a descriptor.
+
+    Args:
+        fd: The descriptor.
+
+    Attributes:
+        n_read: How many bytes were read.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._data = bytearray()
+        self.n_read = 0
+
+    def read(self) -> list[tuple[int, bytes]] | None:
+        """Read what is there, and return the messages that are whole; None at the end."""
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            return None
+        self._data += data
+        self.n_read += len(data)
+        messages = []
+        start = 0
+        while len(self._data) >= start + _HEADER.size:
+            size, kind = _HEADER.unpack_from(self._data, start)
+            end = start + _HEADER.size + size
+            if len(self._data) < end:
+                break
+            messages.append((kind, bytes(self._data[start + _HEADER.size : end])))
+            start = end
+        del self._data[:start]
+        return messages

@@ -1,0 +1,141 @@
+"""Decide which of a sampler's environments in other processes are asked, restored and given up. Pure: no I/O.
+
+What an environment raises is a result here: it is the sampler's business. A lost process is replaced, and what its
+environments did is restored, until a quota is spent. Where that cannot be, an error says so when all events are
+handled, and the sampler runs the trajectory again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from streamsampler.protocol.restarts import Losses
+from streamsampler.stepping.env_messages import (
+    IT_RAISED,
+    Broken,
+    CountLoss,
+    CountRestored,
+    CountUnrestored,
+    KeepError,
+    OrdersMade,
+    RaiseFailure,
+    ReleaseEnvs,
+    Restored,
+)  # fmt: skip
+from streamsampler.stepping.env_states import EnvEvent, EnvState
+from streamsampler.stepping.loss_scheduler import LossScheduler
+
+_RESETTING, _STEPPED = EnvState.RESETTING, EnvEvent.STEPPED
+
+
+class RolloutScheduler(LossScheduler):
+    """Decides what becomes of environments; see the module. `over` has those in which no trajectory goes on.
+
+    Args:
+        n_envs: How many environments there are.
+        losses: Counts losses against the quotas.
+
+    Attributes:
+        restoring: Environments that are being restored: what was known of them may turn out wrong yet.
+    """
+
+    def __init__(self, n_envs: int, losses: Losses | None = None) -> None:
+        super().__init__(n_envs, losses)
+        self.restoring: set[int] = set()
+        self._unwanted: set[int] = set()  # the results of their open requests are not wanted
+        self._lost: list[Broken] = []
+
+    def begin(self, env_id: int) -> None:
+        """Begin a trajectory, with a reset, in an environment that has no open request."""
+        self.request([env_id], EnvEvent.RESET)
+        self.over.discard(env_id)
+        self._unwanted.discard(env_id)
+
+    def receive(self, env_ids: Collection[int] | None = None) -> list[int]:
+        """Close the requests of environments whose results have arrived, of some or all; return them in their order."""
+        # What an environment did before it was lost is received when it is what it was.
+        if env_ids is None:
+            arrived = sorted(self.arrived.keys() - self.restoring if self.restoring else self.arrived)
+        else:
+            arrived = [env_id for env_id in env_ids if env_id in self.arrived]
+        begun = [env_id for env_id in arrived if self.states[env_id] is _RESETTING] if _RESETTING in self.states else []
+        stepped = arrived
+        if begun:
+            self._close_requests(begun, EnvEvent.BEGAN)
+            stepped = [env_id for env_id in arrived if env_id not in begun]
+        if stepped:
+            self._close_requests(stepped, _STEPPED)
+        return arrived
+
+    def is_open(self, env_id: int) -> bool:
+        """Whether there is a request without a result, or the environment is being restored."""
+        return env_id not in self.over and (env_id in self.waiting or env_id in self.restoring)
+
+    def is_idle(self, env_id: int) -> bool:
+        """Whether there is no request whose result has not been received."""
+        return env_id not in self.waiting and env_id not in self.arrived and env_id not in self.restoring
+
+    def has_news(self, env_id: int) -> bool:
+        """Whether there is a request whose result has not been received."""
+        return env_id in self.arrived or (env_id in self.waiting and env_id not in self.over)
+
+    def end(self, env_id: int) -> None:
+        """End an environment's trajectory: nothing goes on in it."""
+        self.over.add(env_id)
+
+    def discard(self, env_ids: Iterable[int]) -> None:
+        """Do not restore environments any more: the results of their open requests are not wanted."""
+        self._unwanted.update(env_ids)
+
+    def forget(self) -> None:
+        """Let nothing go on in environments but open requests."""
+        self.discard(range(len(self.states)))
+        self.over.update(env_id for env_id in range(len(self.states)) if not self.is_open(env_id))
+
+    def _take_broken(self, event: Broken, *, is_outdated: bool) -> None:  # noqa: ARG002 - a result is one all the same
+        quota, history = self._count(event.loss)
+        if event.is_final or quota is not None:
+            self._give_up(event.env_ids)
+            self._instructions.append(RaiseFailure(event.error, quota, history))
+        elif event.is_new:
+            self._instructions.append(CountLoss(event.error))
+            self._lost.append(event)
+        elif (env_id := event.env_ids[0]) in self.restoring:
+            self._end_unrestored(env_id, IT_RAISED)
+        else:
+            self.answer([env_id])
+            self.over.add(env_id)
+            self._instructions.append(KeepError(env_id, event.error))
+
+    def _give_up(self, env_ids: Iterable[int]) -> None:
+        self.over.update(env_ids)
+        self.fail(self.waiting.intersection(env_ids))
+        self.restoring.difference_update(env_ids)
+
+    def _decide(self) -> None:
+        lost, self._lost = self._lost, []
+        for event in lost:
+            self.restoring.difference_update(event.env_ids)
+            self._give_up(self._unwanted.intersection(event.env_ids))
+            going_on = [env_id for env_id in event.env_ids if env_id not in self.over]
+            resets = [env_id for env_id in going_on if env_id in self.waiting and self.states[env_id] is _RESETTING]
+            steps = [env_id for env_id in going_on if env_id in self.waiting and env_id not in resets]
+            self._retry(event, going_on, (), resets, steps)
+
+    def _take_orders(self, event: OrdersMade) -> None:
+        self.restoring.update(event.restored)
+        self._give_up(event.unkept)
+        super()._take_orders(event)
+
+    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:  # noqa: ARG002 - it has run all the same
+        self._instructions.append(CountRestored(event))
+        self.restoring.discard(event.env_id)
+        if event.why_not:
+            self._end_unrestored(event.env_id, event.why_not)
+
+    def _end_unrestored(self, env_id: int, why: str) -> None:
+        if env_id in self.waiting:
+            self._instructions.append(ReleaseEnvs([env_id]))  # it ignores what it is asked
+        self._give_up([env_id])
+        if env_id not in self._unwanted:
+            self._instructions.append(CountUnrestored(env_id, why))

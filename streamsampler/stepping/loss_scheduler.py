@@ -1,0 +1,220 @@
+"""Count failures of environments, and bring those back that were lost: what all their schedulers have. Pure: no I/O.
+
+*All events of a wait are handled before anything is requested.* What a lost process reported before its loss is
+outdated: to act on it would ask the new process for it, and for the same once more after the loss.
+
+*Nothing is looked up.* Whether an episode's actions are kept comes as an event, after the instruction `MakeOrders`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from streamsampler.core.errors import SpentQuota
+from streamsampler.protocol.restarts import Incident, Losses, Policy
+from streamsampler.stepping.env_messages import (
+    Broken,
+    Done,
+    EnvInstruction,
+    EnvReport,
+    MakeOrders,
+    OrdersMade,
+    Place,
+    RequestResets,
+    RequestSteps,
+    Restored,
+    RestoreEnvs,
+)  # fmt: skip
+from streamsampler.stepping.requests import OpenRequests
+
+
+def subject_of(env_id: int) -> str:
+    """Return what equal losses of an environment have in common."""
+    return f"environment {env_id}"
+
+
+@dataclass(slots=True)
+class _Retry:
+    """What environments that failed do again, and when.
+
+    Attributes:
+        number: That of their orders.
+        env_ids: The environments.
+        resets: Those of which a reset is requested.
+        steps: Those of which a step is.
+        at: When that is.
+        is_restored: Whether they have orders.
+        is_ready: Whether the orders are made.
+    """
+
+    number: int
+    env_ids: Sequence[int]
+    resets: list[int]
+    steps: list[int]
+    at: float
+    is_restored: bool
+    is_ready: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_ready = not self.is_restored
+
+
+class LossScheduler(OpenRequests):
+    """Decides what becomes of environments that failed; see the module.
+
+    Args:
+        n_envs: How many environments there are.
+        losses: Counts failures against the quotas.
+        renew: Whether an environment that raised is made anew.
+        restart_wait: Seconds until an environment that raised is tried again.
+
+    Attributes:
+        over: Environments whose next result begins an episode.
+        losses: The same.
+    """
+
+    def __init__(
+        self, n_envs: int, losses: Losses | None = None, *, renew: bool = True, restart_wait: float = 0.0
+    ) -> None:
+        super().__init__(n_envs)
+        self.over = set(range(n_envs))
+        self.losses = losses or Losses(Policy())
+        self._renew, self._restart_wait = renew, restart_wait
+        # By environment, and whether its process died: how often its open request has failed.
+        self._attempts: dict[tuple[int, bool], int] = {}
+        self._retries: list[_Retry] = []
+        self._n_orders = 0
+        self._now = 0.0
+        self._instructions: list[EnvInstruction] = []
+
+    def _pop_instructions(self) -> list[EnvInstruction]:
+        instructions, self._instructions = self._instructions, []
+        return instructions
+
+    def seconds_to_wait(self, limit: float | None, now: float) -> float | None:
+        """Return for how many seconds to wait for events at most, if the caller's limit is `limit`; None for any."""
+        if not self._retries:
+            return limit
+        left = max(0.0, min(retry.at for retry in self._retries) - now)
+        return left if limit is None else min(left, limit)
+
+    def handle(self, events: Sequence[EnvReport | OrdersMade], now: float = 0.0) -> list[EnvInstruction]:
+        """Handle the events of a wait, and decide.
+
+        Args:
+            events: The events, in the order in which they came; none where only time has passed.
+            now: The time.
+
+        Returns:
+            The instructions, in order.
+        """
+        self._now = now
+        lost_at = _places_of_losses(events) if len(events) > 1 else {}
+        for place, event in enumerate(events):
+            if isinstance(event, Done):
+                self.answer(event.env_ids)
+                if self._attempts or self.losses.has_equal:
+                    self.record_success(event.env_ids)
+            elif isinstance(event, Broken):
+                self._take_broken(event, is_outdated=place < lost_at.get(event.env_ids[0], -1))
+            elif isinstance(event, OrdersMade):
+                self._take_orders(event)
+            else:
+                self._take_restored(event, is_outdated=place < lost_at.get(event.env_id, -1))
+        self._retry_due()
+        self._decide()
+        return self._pop_instructions()
+
+    @abstractmethod
+    def _take_broken(self, event: Broken, *, is_outdated: bool) -> None:
+        """Decide about environments that failed, which are lost with their process since if that is outdated."""
+
+    @abstractmethod
+    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:
+        """Decide what becomes of an environment that was restored, or was not."""
+
+    @abstractmethod
+    def _end_unrestored(self, env_id: int, why: str) -> None:
+        """End an episode that goes on and was not restored."""
+
+    @abstractmethod
+    def _decide(self) -> None:
+        """Decide what else is to be done, when all events are handled."""
+
+    def record_success(self, env_ids: Sequence[int]) -> None:
+        """Forget all failures of environments whose requests were carried out."""
+        self._forget_attempts(env_ids)
+        if self.losses.has_equal:
+            for env_id in env_ids:
+                self.losses.forget(subject_of(env_id))
+
+    def _forget_attempts(self, env_ids: Sequence[int]) -> None:
+        if self._attempts:
+            for env_id in env_ids:
+                self._attempts.pop((env_id, True), None)
+                self._attempts.pop((env_id, False), None)
+
+    def _count(self, loss: Incident | None) -> tuple[SpentQuota | None, tuple[Incident, ...]]:
+        quota = None if loss is None else self.losses.count(loss)
+        return quota, () if quota is None else self.losses.history()
+
+    def _place_of(self, event: Broken) -> Place:
+        return Place.NEW if event.is_new else Place.REMADE if self._renew else Place.SAME
+
+    def _retry(
+        self, event: Broken, going_on: Sequence[int] = (), anew: Sequence[int] = (), resets: Sequence[int] = (),
+        steps: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Let environments that failed do something: now, or when the environment that raised has had time to recover.
+
+        Only where its request is open, so that its caller sends it nothing meanwhile; what has failed for good is tried
+        again when its caller wants it. A process that is lost is not waited for here: whatever carries the requests
+        starts the next one in time.
+        """
+        if not (going_on or anew or resets or steps):
+            return
+        waits = not event.is_new and not self.waiting.isdisjoint(event.env_ids)
+        self._n_orders = number = self._n_orders + 1
+        at = self._now + self._restart_wait if waits and self._restart_wait else -math.inf
+        is_restored = bool(going_on or anew)
+        retry = _Retry(number, event.env_ids, list(resets), list(steps), at, is_restored)
+        self._retries.append(retry)
+        if is_restored:
+            self._instructions.append(MakeOrders(number, going_on, anew, self._place_of(event)))
+        else:
+            self._retry_due()
+
+    def _take_orders(self, event: OrdersMade) -> None:
+        """Carry on with environments whose orders are made; the episodes of those that have none end."""
+        for retry in self._retries:
+            if retry.number == event.number:
+                retry.is_ready = True
+                retry.resets = [env_id for env_id in retry.resets if env_id not in event.unkept]
+                retry.steps = [env_id for env_id in retry.steps if env_id not in event.unkept]
+                if event.unkept:
+                    retry.at = -math.inf  # its request is open no more
+        self._retry_due()
+        for env_id, why in event.unkept.items():
+            self._end_unrestored(env_id, why)
+
+    def _retry_due(self) -> None:
+        if not self._retries:
+            return
+        due = [it for it in self._retries if it.is_ready and it.at <= self._now]
+        self._retries = [it for it in self._retries if it not in due]
+        for retry in due:
+            if retry.is_restored:
+                self._instructions.append(RestoreEnvs(retry.env_ids))
+            if retry.resets:
+                self._instructions.append(RequestResets(retry.resets))
+            if retry.steps:
+                self._instructions.append(RequestSteps(retry.steps))
+
+
+def _places_of_losses(events: Sequence[EnvReport | OrdersMade]) -> dict[int, int]:
+    """Return where in the events environments are lost with their process: what is said of them before is outdated."""
+    lost = [(place, it) for place, it in enumerate(events) if isinstance(it, Broken) and it.is_new]
+    return {env_id: place for place, event in lost for env_id in event.env_ids}

@@ -1,0 +1,85 @@
+"""What a manager of environments did, in numbers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.core.times import Times
+from streamsampler.core.timing import ScriptTimes
+from streamsampler.data.statistics import Aggregation, Stats
+from streamsampler.stepping.env_times import WorkerReport
+
+
+@dataclass
+class ManagerStats(Stats):
+    """What a manager did in its whole life: `Stats` of a sampler, in which a trajectory is an episode.
+
+    `kept_trajectories` are episodes whose end was handed out, `failed_trajectories` those that ended because their
+    environment failed, and `abandoned_trajectories` those that a reset by the caller cut short. `kept_timesteps` are
+    all that were handed out, `abandoned_timesteps` those whose results a reset discarded, and `lost_timesteps` those
+    that were run to restore environments. `episodes` stays empty, since a manager adds up no rewards. `seconds` is the
+    time since the launch, of all launches together; `workers` has what workers last said, which is at most about a
+    second old for those that are at work.
+
+    Attributes:
+        failures: How often an environment raised, or a worker died or hung.
+        restored: Environments that were made what they were.
+        not_restored: Environments that could not be, so that their episodes ended.
+    """
+
+    failures: int = 0
+    restored: int = 0
+    not_restored: int = 0
+    _launched_at: float | None = None
+
+    @classmethod
+    def for_workers(cls, n_workers: int) -> ManagerStats:
+        """Return empty accounts."""
+        return cls(workers=[Times()] * n_workers, worker_timesteps=[0] * n_workers, script=ScriptTimes())
+
+    def tick(self, *, running: bool) -> None:
+        """Add the time since the last call, and begin to count, or stop."""
+        now = time.monotonic()
+        if self._launched_at is not None:
+            self.seconds += now - self._launched_at
+        self._launched_at = now if running else None
+
+    def take_worker(self, report: WorkerReport) -> None:
+        """Add what a worker says of its time."""
+        self.reports += 1
+        self.workers[report.worker] = self.workers[report.worker].plus(report.times)
+        self.worker_timesteps[report.worker] += report.timesteps
+        if report.timed is not None:
+            self.take_measured(report.worker, report.timed)
+
+    def take_results(self, timesteps: NDArray[np.int64], ended: NDArray[np.bool_], failed: NDArray[np.bool_]) -> None:
+        """Add results that are handed out.
+
+        Args:
+            timesteps: (K,) the number of each in its episode; 0 for a reset.
+            ended: (K,) whether the episode ended.
+            failed: (K,) whether it ended because its environment failed.
+        """
+        n_failed = int(np.count_nonzero(failed))
+        self.kept_timesteps += int(np.count_nonzero(timesteps)) - n_failed
+        self.kept_trajectories += int(np.count_nonzero(ended)) - n_failed
+        self.failed_trajectories += n_failed
+
+    def take_infos(self, batch: Any, how: dict[str, Aggregation]) -> dict[str, float]:  # type: ignore[override]
+        """Add values that environments report in infos: `manager.stats.take_infos(steps, {"crashes": "sum"})`.
+
+        Args:
+            batch: `Steps`.
+            how: See `Stats.take_infos`, as the rest.
+        """
+        return super().take_infos(_InfosOf(batch.infos), how)
+
+
+@dataclass(frozen=True)
+class _InfosOf:
+    env_infos: Any
