@@ -103,7 +103,7 @@ class BatchMaker:
         Raises:
             UnwritableInfoError: It goes into a file, and no file can hold its infos.
         """
-        segments = self._session.arrivals.segments(self._gathering.result.pop_spans())
+        segments = self._session.arrivals.segments(self._session.scheduler.pop_spans())
         self._session.infos_of_files.check(segments)
         return segments
 

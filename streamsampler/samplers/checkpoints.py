@@ -333,7 +333,7 @@ class CheckpointedSampler(SamplerLife):
             _put(session, layer)
         session.unpublish_old()
         if any("env" in layer for layer in layers):
-            self._checks.renew()
+            session.scheduler.renew_checks()
         session.continue_from(loaded.version, loaded.sampled_version, loaded.fragments)
         self._lag, self._n_envs, self.stats = loaded.lag, loaded.n_envs, loaded.stats
         self._ran_before = self.stats.ran_timesteps

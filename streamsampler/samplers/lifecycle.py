@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from streamsampler.agents.filters import Filters
-from streamsampler.core.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError, positive
+from streamsampler.core.errors import (
+    ClosedError,
+    ConcurrentCallError,
+    ProtocolError,
+    SamplerError,
+    UsageError,
+    positive,
+)
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.serialization import Payload
 from streamsampler.core.timing import ScriptTimes
@@ -205,6 +212,9 @@ class SamplerLife(ABC):
         """
         try:
             yield
+        except ProtocolError as error:
+            error.trace = error.trace or self._session.scheduler.trace.ended_with(error)
+            raise
         except SamplerError:
             raise
         except BaseException:
@@ -331,7 +341,7 @@ class SamplerLife(ABC):
         if "env" in updates:
             check_side_by_side(updates["env"], "env_update", self._setup.factory)
         if makes_environment(env_update):
-            self._checks.renew()
+            self._session.scheduler.renew_checks()
         return updates
 
     # ------------------------------------------------------------------ the end

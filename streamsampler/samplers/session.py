@@ -31,6 +31,7 @@ from streamsampler.samplers.failures import logger
 from streamsampler.samplers.fragments import FragmentLedger, order_of
 from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.per_worker import Kind, Snapshot, Updates
+from streamsampler.samplers.traces import trace_of_environment
 from streamsampler.workers.logs import levels_here
 from streamsampler.workers.resets import Resets
 
@@ -106,7 +107,8 @@ class Session:
         self.scheduler = Scheduler(
             engine.n_workers, policy=policy, order=order, version=version, capacity=capacity, layout=layout,
             concurrent=engine.concurrent, can_retire=engine.can_retire,
-            shortest_ticket=engine.shortest_ticket_seconds, checks=checks, fingerprints=fingerprints, now=clock(),
+            shortest_ticket=engine.shortest_ticket_seconds, checks=checks, fingerprints=fingerprints,
+            trace=trace_of_environment(), now=clock(),
         )  # fmt: skip
         self.sent = [SentToWorker() for _ in range(engine.n_workers)]
         self.arrivals = Arrivals(engine, self.sent, self.need)
@@ -148,7 +150,7 @@ class Session:
             sampled_version: That of its trajectories.
             fragments: What goes on from its call to the next; None for nothing.
         """
-        self.scheduler.version, self.scheduler.sampled_version = version, sampled_version
+        self.scheduler.continue_from(version, sampled_version)
         self.fragments = fragments
         (self._agent_of_fragments, *_) = self.updates.of_workers("agent")
 
@@ -297,7 +299,7 @@ class Session:
 
     def skip_version(self) -> None:
         """Use up an agent version whose trajectories are there already."""
-        self.scheduler.skip_version()
+        self.scheduler.continue_from(self.version + 1, self.version + 1)
         self.sampled = self.used
 
     def check_open(self) -> None:

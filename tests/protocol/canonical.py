@@ -18,6 +18,7 @@ IRRELEVANT = {
     # Accounts: they are added to, and nothing is decided by them.
     "Stats": "counts only",
     "CallAccounts": "counts only",
+    "SchedulerTrace": "keeps what happened",
     "SentToWorker.reported_timesteps": "is counted as lost when the worker dies",
     "Session._ran_by_dead": "is counted at the end",
     # Data on their way into the batch: what they say is checked after each step.
