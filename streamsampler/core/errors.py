@@ -5,6 +5,8 @@ import numbers
 import operator
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 __all__ = [
@@ -116,7 +118,30 @@ class ConcurrentCallError(SamplerError):
 
 
 class ProtocolError(SamplerError):
-    """A message that the worker's state machine does not allow."""
+    """A message that the worker's state machine does not allow: a bug in this package.
+
+    Attributes:
+        trace: Of an error of a sampler's call, the events that led to it, as `save_trace` writes them; None otherwise.
+    """
+
+    trace: bytes | None = None
+
+    def save_trace(self, path: str | PathLike[str]) -> None:
+        """Save the events that led to the error, for a report of the bug.
+
+        `python -m streamsampler.testing.trace PATH` repeats the error from them. The file has no observations, actions
+        and rewards, but the lengths of trajectories and the texts of exceptions. It is a pickle: load only those that
+        you trust.
+
+        Args:
+            path: The file.
+
+        Raises:
+            UsageError: The error is not of a sampler's call, and has no events.
+        """
+        if self.trace is None:
+            raise UsageError("this error has no trace: only those that a call of a sampler raises have one")
+        Path(path).write_bytes(self.trace)
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - it is a traceback, carried as a cause

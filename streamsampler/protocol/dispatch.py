@@ -76,7 +76,8 @@ class Dispatch:
         for worker in tuple(line):
             known = self._workers[worker]
             is_absent = known.side.state is SamplerState.ABSENT
-            if self._checks.may_work(worker) and (known.can_launch or not is_absent):
+            # One that is being killed since has no room, and leaves the line when it is dead.
+            if known.side.room and self._checks.may_work(worker) and (known.can_launch or not is_absent):
                 yield known
 
     def send(self, known: KnownWorker, assignment: Assignment) -> None:

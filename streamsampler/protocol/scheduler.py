@@ -13,7 +13,7 @@ whether a call fails, and with which error, is a function of the seed.
 rows.
 
 *Nothing is looked up.* Progress of workers comes as an event, after the instruction `Look`. So the plans and the events
-of a scheduler, with their times, repeat every decision.
+of a scheduler, with their times, repeat every decision: `trace` has the last ones.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.protocol.checks import PurityChecks
@@ -74,11 +75,12 @@ from streamsampler.protocol.plans import Fragments, GatherPlan, Layout, Streamed
 from streamsampler.protocol.prefetch import Prefetch
 from streamsampler.protocol.progress import Progress
 from streamsampler.protocol.restarts import Losses, Policy, unready
-from streamsampler.protocol.result import Order
+from streamsampler.protocol.result import Order, Span
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide
 from streamsampler.protocol.supervision import LEAVING, Question, Supervision
 from streamsampler.protocol.throughput import Throughput
 from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
+from streamsampler.protocol.trace import LENGTHS_SHIFT, SchedulerTrace
 from streamsampler.protocol.ways import Structure, Ways
 
 
@@ -97,6 +99,7 @@ class Scheduler:
         shortest_ticket: Seconds below which the last tickets cost more than they are worth.
         checks: When the environment is checked.
         fingerprints: How workers compute, as far as it is known.
+        trace: Where the scheduler's calls are kept.
         now: The time, in seconds from any beginning.
 
     Attributes:
@@ -114,8 +117,11 @@ class Scheduler:
         self, n_workers: int, *, policy: Policy | None = None, order: Order = "index", version: int = 0,
         capacity: int = CAPACITY, layout: Layout = Layout(), concurrent: bool = True, can_retire: bool = True,
         shortest_ticket: float = SHORTEST_TICKET_SECONDS, checks: PurityChecks | None = None,
-        fingerprints: Fingerprints | None = None, now: float = 0.0,
+        fingerprints: Fingerprints | None = None, trace: SchedulerTrace | None = None, now: float = 0.0,
     ) -> None:  # fmt: skip
+        made_with = {name: value for name, value in locals().items() if name not in ("self", "trace")}
+        self.trace = trace or SchedulerTrace()
+        self.trace.begin_part(made_with)
         self.policy = policy or Policy()
         self.version = self.sampled_version = self.ticket_version = version
         self._capacity, self._made = capacity, now
@@ -147,10 +153,11 @@ class Scheduler:
         self._overdue: list[int] = []  # workers whose tickets may be copied
         self._next_ask = math.inf  # when idle workers are asked again
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "trace": SchedulerTrace()}  # it begins with a pickled scheduler
+
     def _new_worker(self, worker: int) -> KnownWorker:
         return KnownWorker(SamplerSide(worker, self.ticket_version, self._capacity))
-
-    # ------------------------------------------------------------------ calls
 
     def gathering_for(self, plan: GatherPlan, structures: Sequence[Structure] = ((),)) -> Gathering:
         """Return a gathering of the agents and environments that workers use now.
@@ -164,18 +171,12 @@ class Scheduler:
         """
         is_whole = not isinstance(plan, Fragments)
         gathering = Gathering(
-            plan,
-            n_workers=len(self.workers),
-            order=self._order,
-            throughput=self.throughput if is_whole else None,
+            plan, n_workers=len(self.workers), order=self._order, throughput=self.throughput if is_whole else None,
             own_queues=len(structures) > 1 or not is_whole,
-            layout=plan.layout if isinstance(plan, Fragments) else self.layout,
-            dropping=self.policy.drops,
-            concurrent=self._concurrent,
-            shortest_ticket=self._shortest_ticket,
-            steps_of=self._shown_timesteps,
+            layout=plan.layout if isinstance(plan, Fragments) else self.layout, dropping=self.policy.drops,
+            concurrent=self._concurrent, shortest_ticket=self._shortest_ticket, steps_of=self._shown_timesteps,
             is_awaited=self._is_checking,
-        )
+        )  # fmt: skip
         if is_whole and self._ways.known:
             self._ways.tell(gathering, structures)
         return gathering
@@ -198,6 +199,11 @@ class Scheduler:
         Raises:
             UsageError: As in `gathering_for`.
         """
+        options = {
+            "sampled_version": sampled_version, "base_version": base_version, "structures": structures,
+            "keeps_prefetched": keeps_prefetched,
+        }  # fmt: skip
+        self.trace.calls.append(("begin", plan, now, options))
         self._now = now
         gathering, prefetch = self.gathering_for(plan, structures), self._prefetch
         goes_on = keeps_prefetched and prefetch is not None and gathering.take_over(prefetch.given)
@@ -227,13 +233,24 @@ class Scheduler:
         for known in self.workers:
             known.side.begin_version(self.ticket_version)
 
-    def skip_version(self) -> None:
-        """Use up an agent version whose trajectories are there already."""
-        self.version += 1
-        self.sampled_version = self.version
+    def continue_from(self, version: int, sampled_version: int) -> None:
+        """Let the next call be the one after an agent version, whose trajectories may be of another one."""
+        self.trace.calls.append(("continue_from", version, sampled_version))
+        self.version, self.sampled_version = version, sampled_version
+
+    def renew_checks(self) -> None:
+        """Check the environment again: it may be another one."""
+        self.trace.calls.append(("renew_checks",))
+        self.checks.renew()
+
+    def pop_spans(self) -> list[Span]:
+        """Return what the consumer of a stream takes; see `Result.pop_spans`."""
+        self.trace.calls.append(("pop_spans",))
+        return self._gathering.result.pop_spans()
 
     def end(self, now: float) -> list[Instruction]:
         """End a call, complete or not: busy workers stop."""
+        self.trace.calls.append(("end", now))
         self._now = now
         if self._is_open:
             self._is_open = False
@@ -246,6 +263,7 @@ class Scheduler:
 
     def stop(self, now: float) -> list[Instruction]:
         """Stop busy workers: the call is complete."""
+        self.trace.calls.append(("stop", now))
         self._now = now
         self._stop_workers()
         return self.pop_instructions()
@@ -266,6 +284,7 @@ class Scheduler:
             now: The time.
             structures: As in `gathering_for`.
         """
+        self.trace.calls.append(("prefetch", plan, now, structures))
         self._begin_tickets()
         gathering = self.gathering_for(plan, structures)
         self._prefetch = Prefetch(gathering, self.ticket_version, self.workers, self._dispatch, self._capacity, now)
@@ -280,9 +299,10 @@ class Scheduler:
         """Return the instructions, once; after an interrupt, those that `handle` did not return any more."""
         instructions = [*self._instructions]
         self._instructions.clear()
+        self.trace.returned.append(instructions)
+        if self.trace.room <= 0:
+            self.trace.begin_part(self)
         return instructions
-
-    # ------------------------------------------------------------------ events
 
     def handle(self, events: Sequence[Event], now: float) -> list[Instruction]:
         """Handle the events of a wait, decide, and assign tickets.
@@ -294,6 +314,8 @@ class Scheduler:
         Returns:
             The instructions, in order. After a `Raise` the call is to be ended.
         """
+        self.trace.room -= len(events)
+        self.trace.calls.append(("handle", events, now))
         self._now = now
         answered, waits = set[Question](), list[Waited]()
         for event in events:
@@ -363,8 +385,6 @@ class Scheduler:
         self._next_ask = look if look > now else math.inf  # idle workers have been asked just now
         return set()
 
-    # ------------------------------------------------------------------ reports
-
     def _receive_report(self, event: ReportReceived) -> None:
         known, report, gathering = self.workers[event.worker], event.report, self._gathering
         is_current = known.side.record_answer(report)
@@ -376,6 +396,7 @@ class Scheduler:
         # By the plan of this call: it may be another one than when the report came.
         counts_agents = gathering.plan.counts_agents and event.agent_steps is not None
         lengths = (event.agent_steps if counts_agents else event.lengths) or ()
+        self.trace.room -= len(lengths) >> LENGTHS_SHIFT
         if lengths and not isinstance(gathering.plan, Fragments):
             fills_rows = len(lengths) >= self._layout.rows
             self.throughput.measure(lengths, report.seconds.rollout, event.worker, event.n_bytes, fills_rows=fills_rows)
@@ -417,8 +438,6 @@ class Scheduler:
     def _warn_of_kernels(self, n_expected: int = 0) -> None:
         if text := self.fingerprints.warning(n_expected):
             self._instructions.append(Warn(OtherKernels(text)))
-
-    # ------------------------------------------------------------------ faults
 
     def _receive_failure(self, event: FailureReceived) -> None:
         known, failure, gathering = self.workers[event.worker], event.failure, self._gathering
@@ -510,8 +529,6 @@ class Scheduler:
         new.can_launch = event.can_launch
         self._dispatch.line_up(new)
 
-    # ------------------------------------------------------------------ decisions
-
     def _refuse(self, error: Raise) -> None:
         """End the call with an error, because its environment or agent cannot be used; the first one counts."""
         self._refusal = self._refusal or error
@@ -568,8 +585,6 @@ class Scheduler:
             return True
         self._instructions.append(Raise(FaultEndsCall(fault, quota, self.losses.history()), refused))
         return False
-
-    # ------------------------------------------------------------------ for gatherings
 
     def _shown_timesteps(self, worker: int) -> int:
         """Return the timesteps that a worker had shown of its unanswered tickets when it was looked at last."""

@@ -112,7 +112,7 @@ class BatchMaker:
         Raises:
             UnwritableInfoError: It goes into a file, and no file can hold its infos.
         """
-        segments = self._session.arrivals.segments(self._gathering.result.pop_spans())
+        segments = self._session.arrivals.segments(self._session.scheduler.pop_spans())
         if self._session.infos_of_files.are_kept:
             self._session.infos_of_files.check(segments)
         return segments

@@ -284,7 +284,7 @@ def _install(life: SamplerLife, loaded: _ReadState) -> None:
         _put(session.store, layer)
     session.store.unpublish_old()
     if any("env" in layer for layer in layers):
-        life.checks.renew()
+        session.scheduler.renew_checks()
     session.continue_from(loaded.version, loaded.sampled_version, loaded.fragments)
     life.lag, life.n_envs, life.stats = loaded.lag, loaded.n_envs, loaded.stats
     life.ran_before = life.stats.ran_timesteps

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamsampler.agents.filters import Filters
-from streamsampler.core.errors import ClosedError, ConcurrentCallError, SamplerError
+from streamsampler.core.errors import ClosedError, ConcurrentCallError, ProtocolError, SamplerError
 from streamsampler.core.serialization import Payload
 from streamsampler.core.timing import ScriptTimes
 from streamsampler.data.batch import TrajectoryBatch
@@ -255,6 +255,9 @@ class SamplerLife:
         """
         try:
             yield
+        except ProtocolError as error:
+            error.trace = error.trace or self.session.scheduler.trace.ended_with(error)
+            raise
         except SamplerError:
             raise
         except BaseException:
@@ -320,7 +323,8 @@ class SamplerLife:
         """Use up an agent version whose trajectories are there already."""
         with self.exclusive():
             self.end_stream()
-            self.session.scheduler.skip_version()
+            last = self.session.scheduler.version
+            self.session.scheduler.continue_from(last + 1, last + 1)
             self.session.store.sampled = self.session.store.used
 
     # ------------------------------------------------------------------ the end

@@ -352,7 +352,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         if "env" in updates:
             check_side_by_side(updates["env"], "env_update", setup.workers.factory)
         if makes_environment(env_update):
-            life.checks.renew()
+            life.session.scheduler.renew_checks()
         return updates
 
     def stream(

@@ -27,6 +27,7 @@ from streamsampler.samplers.failures import logger
 from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.open_episodes import OpenEpisodes
+from streamsampler.samplers.traces import trace_of_environment
 from streamsampler.samplers.update_store import UpdateStore
 from streamsampler.samplers.updates import Snapshot, Updates
 from streamsampler.workers.resets import Resets
@@ -89,7 +90,8 @@ class Session:
         self.scheduler = Scheduler(
             engine.n_workers, policy=policy, order=order, version=version, capacity=capacity, layout=layout,
             concurrent=engine.concurrent, can_retire=engine.can_retire,
-            shortest_ticket=engine.shortest_ticket_seconds, checks=checks, fingerprints=fingerprints, now=clock(),
+            shortest_ticket=engine.shortest_ticket_seconds, checks=checks, fingerprints=fingerprints,
+            trace=trace_of_environment(), now=clock(),
         )  # fmt: skip
         self.store = UpdateStore(engine, updates)
         self.arrivals = Arrivals(engine, self.store.need)
@@ -119,7 +121,7 @@ class Session:
             sampled_version: That of its trajectories.
             fragments: What goes on from its call to the next; None for nothing.
         """
-        self.scheduler.version, self.scheduler.sampled_version = version, sampled_version
+        self.scheduler.continue_from(version, sampled_version)
         self.episodes.continue_from(fragments)
 
     # ------------------------------------------------------------------ calls

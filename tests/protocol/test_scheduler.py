@@ -297,6 +297,20 @@ def test_a_worker_is_killed_for_a_hang_once_and_its_successor_is_watched():
     assert driven.until_killed() == [Kill(0, hangs=True)]
 
 
+def test_a_worker_that_is_being_killed_gets_no_ticket_ahead():
+    """Nothing was there for it when it had room, and then trajectories turn out to be short."""
+    driven = Driven(3, AtLeast(1_000), step_timeout=1.0)
+    assert driven.known(2).side.room
+    while driven.known(2).side.state is not SamplerState.CONDEMNED:
+        driven.now += 0.5
+        driven.scheduler.handle([Waited(0.5, 0.5)], driven.now)
+        moving = Progress(1, int(driven.now * 2), 0, Phase.STEP)
+        driven.scheduler.handle([ProgressSeen({0: moving, 1: moving, 2: STILL})], driven.now)
+    said = driven.handle(driven.report(0, seconds=Times(step=0.05)))
+    assert {send.worker for send in of(Send, said)} == {0, 1}
+    assert {send.worker for send in of(Send, driven.handle(driven.death(2)))} >= {2}
+
+
 def test_a_worker_that_shows_progress_does_not_hang():
     driven = Driven(step_timeout=1.0)
     for n in range(100):

@@ -1,0 +1,73 @@
+"""Write what schedulers are asked, and what they answer, to the file that `STREAMSAMPLER_TRACE` names."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from typing import Any
+
+from streamsampler.core.errors import UsageError
+from streamsampler.core.version import __version__
+from streamsampler.protocol.trace import HEADER, Entries, SchedulerTrace, pickled
+
+_VARIABLE = "STREAMSAMPLER_TRACE"
+
+
+def trace_of_environment() -> SchedulerTrace:
+    """Return a trace that is written to a file, if the environment asks for it.
+
+    Raises:
+        UsageError: No file can be made.
+    """
+    name = os.environ.get(_VARIABLE)
+    return WrittenTrace(_made_file(name)) if name else SchedulerTrace()
+
+
+def _made_file(name: str) -> str:
+    """Make a file of this name, or of the name with the first number from 2 on that no file has."""
+    path, numbers = name, count(2)
+    while os.path.exists(path):
+        path = f"{name}.{next(numbers)}"
+    try:
+        with open(path, "xb") as file:
+            file.write(HEADER + __version__.encode() + b"\n")
+    except OSError as error:
+        raise UsageError(f"{_VARIABLE}: {error}") from error
+    return path
+
+
+class WrittenTrace(SchedulerTrace):
+    """A trace that is in a file as well, from the first call on.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._has_begun = False
+
+    def begin_part(self, state: object) -> None:
+        """Begin a part; the file has only one."""
+        super().begin_part(state)
+        self.calls = self.returned = entries = _WrittenEntries(self._path, self.calls)
+        if not self._has_begun:
+            self._has_begun = True
+            entries.write(state)
+
+
+class _WrittenEntries:
+    """Keeps entries, and writes each at once, so that a process that is killed loses none."""
+
+    def __init__(self, path: str, kept: Entries) -> None:
+        self._path, self._kept, self._owner = path, kept, os.getpid()
+
+    def append(self, entry: Any, /) -> None:
+        self._kept.append(entry)
+        self.write(entry)
+
+    def write(self, value: object) -> None:
+        if os.getpid() == self._owner:  # a forked process has a sampler that it cannot use, and may end its stream
+            with open(self._path, "ab", buffering=0) as file:
+                file.write(pickled(value))

@@ -1,0 +1,166 @@
+"""Run the events of a trace through the scheduler again: a report of a bug becomes a test.
+
+    python -m streamsampler.testing.trace FILE
+
+A trace comes from `ProtocolError.save_trace`, or from a program that ran with `STREAMSAMPLER_TRACE=FILE`. It is a
+pickle: load only those that you trust.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from os import PathLike
+from typing import Any
+
+from streamsampler.core.errors import ProtocolError, StorageError
+from streamsampler.core.version import __version__
+from streamsampler.protocol.scheduler import Scheduler
+from streamsampler.protocol.trace import HEADER, text_of, unpickled
+
+_ANSWERED = {"begin", "handle", "stop", "end", "prefetch"}  # with instructions
+
+
+@dataclass
+class Replay:
+    """The course of a replay.
+
+    Attributes:
+        calls: How often each method of the scheduler was called.
+        n_events: How many events it handled.
+        n_instructions: How many instructions it gave.
+        n_compared: How many answers were compared with those in the trace.
+        difference: The first difference, in words; None if there is none.
+        error: The last error that the scheduler raised; None if it raised none.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    n_events: int = 0
+    n_instructions: int = 0
+    n_compared: int = 0
+    difference: str | None = None
+    error: Exception | None = None
+
+    def __str__(self) -> str:
+        counted = ", ".join(f"{n} {name}" for name, n in self.calls.items())
+        text = f"{self.calls.total()} calls ({counted}), {self.n_events} events, {self.n_instructions} instructions"
+        if self.error is not None:
+            text += f"\n{''.join(traceback.format_exception(self.error)).rstrip()}"
+        if self.difference is not None:
+            return f"{text}\nDIFFERENT: {self.difference}"
+        return f"{text}\nthe same as in the trace, in {self.n_compared} answers"
+
+
+def replay(path: str | PathLike[str]) -> Replay:
+    """Run a trace through the scheduler again, up to the first difference.
+
+    Instructions are compared where the trace has them: all those of `STREAMSAMPLER_TRACE`.
+
+    Args:
+        path: The trace, which is unpickled.
+
+    Raises:
+        StorageError: It is no trace, or one of another version.
+        OSError: It cannot be read.
+    """
+    state, *entries = _read(path)
+    replayer = _Replayer(Scheduler(**state) if isinstance(state, dict) else state)
+    n_until_last_call = max((n for n, entry in enumerate(entries) if isinstance(entry, tuple)), default=0)
+    for number, entry in enumerate(entries):
+        replayer.take(entry, is_last=number >= n_until_last_call)
+        if replayer.course.difference is not None:
+            break
+    return replayer.course
+
+
+def _read(path: str | PathLike[str]) -> list[Any]:
+    with open(path, "rb") as file:
+        header = file.readline(len(HEADER) + 100)
+        if not header.startswith(HEADER):
+            raise StorageError(f"{path} is no trace of a scheduler")
+        version = header.removeprefix(HEADER).strip().decode(errors="replace")
+        if version != __version__:
+            raise StorageError(f"{path} is of streamsampler {version}, and this is {__version__}")
+        try:
+            found = list(unpickled(file))
+        except Exception as error:  # unpickling runs anything
+            raise StorageError(f"{path} cannot be read: {text_of(error)}") from error
+    if not found:
+        raise StorageError(f"{path} ends before the first call")
+    return found
+
+
+class _Replayer:
+    """Takes the entries of a trace, in order; see `protocol.trace`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.course = Replay()
+        self._scheduler = scheduler
+        self._call = ""
+        self._said: list[Any] | str | None = None  # by the last call: instructions, or an error
+
+    def take(self, entry: Any, *, is_last: bool) -> None:
+        said, self._said = self._said, None
+        if isinstance(entry, str):
+            # Where the trace has the answer of the last call, the error came from elsewhere.
+            self._compare(entry, entry if said is None else said if isinstance(said, str) else "no error")
+        elif isinstance(entry, list):
+            found = said if isinstance(said, list) else self._scheduler.pop_instructions()
+            # An interrupt may have come before the last instructions.
+            self._compare(entry, found[: len(entry)] if is_last else found)
+        elif isinstance(said, str) and isinstance(self.course.error, ProtocolError):
+            self._compare("no error", said)
+        else:
+            self._run(*entry)
+
+    def _run(self, name: str, *arguments: Any) -> None:
+        course, options = self.course, {}
+        if arguments and isinstance(arguments[-1], dict):
+            *arguments, options = arguments  # type: ignore[assignment]
+        course.calls[name] += 1
+        course.n_events += len(arguments[0]) if name == "handle" else 0
+        self._call = f"call {course.calls.total()}, {name}{tuple(arguments)}"
+        try:
+            said = getattr(self._scheduler, name)(*arguments, **options)
+        except Exception as error:
+            course.error, self._said = error, text_of(error)
+            return
+        if name in _ANSWERED:
+            self._said = said
+            course.n_instructions += len(said)
+
+    def _compare(self, before: list[Any] | str, now: list[Any] | str) -> None:
+        self.course.n_compared += 1
+        if before == now:
+            return
+        if isinstance(before, list) and isinstance(now, list):
+            n_equal = next(n for n, (one, other) in enumerate(zip_longest(before, now)) if one != other)
+            before, now = before[n_equal:], now[n_equal:]
+        self.course.difference = f"{self._call}\n  trace: {before}\n  now:   {now}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Replay the trace that the command line names; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m streamsampler.testing.trace",
+        description="Run the events of a trace through the scheduler again. A trace is a pickle: load only those that "
+        "you trust.",
+        epilog="Exit status: 0 if the scheduler does the same as in the trace, 1 if not, 2 if it is no trace.",
+    )
+    parser.add_argument("file", help="from ProtocolError.save_trace, or STREAMSAMPLER_TRACE")
+    path = parser.parse_args(arguments).file
+    try:
+        course = replay(path)
+    except (OSError, StorageError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(course)
+    return 0 if course.difference is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
