@@ -90,7 +90,7 @@ SPREAD = {
     "the run-twice check": (r"purity|rehears|Checked\b|check_order", 10),
     "lags": (r"staleness|\blag\b|Lag\b|run_ahead", 12),
 }
-NOT_SPREAD = {"agents.mlp"}  # whose message names torch's hooks
+NOT_SPREAD = {"agents.mlp", "data.info_columns"}  # of torch, and a word in a message
 
 # The functions and files that run from `obtain_samples(10)` to the first `env.step`, and from there to the batch: each
 # of them is on the way of whoever reads how a call works. These numbers may only fall. `python -m tests.walk -v` names

@@ -355,7 +355,7 @@ def with_last_values(infos: InfoColumns, rows: list[int], values: list[float]) -
     if (LAST_VALUE,) in infos.columns:
         raise DataError(
             f"episode_infos[{LAST_VALUE!r}] is where the agent's values of last observations are, for "
-            "batch.last_values; but an info of the environment's reset, or a metric, has that name as well: "
+            "batch.last_values; but an info of the environment's reset, or a metric of a hook, has that name as well: "
             "rename it",
             position=rows[0],
         )

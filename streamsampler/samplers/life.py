@@ -227,10 +227,9 @@ class SamplerLife:
     @contextmanager
     def _ended(self, call: Call) -> Iterator[None]:
         try:
-            yield
+            with self._guarded():
+                yield
         except BaseException as error:
-            if not isinstance(error, SamplerError):
-                self.session.mark_suspect()
             call.count_the_rest()
             if is_interrupt(error) and call.gathering.result.n_trajectories:
                 self.salvaged = call.finished()

@@ -218,7 +218,7 @@ def test_a_forked_process_writes_nothing(file):
         before = file.read_bytes()
         pid = os.fork()
         if pid == 0:
-            sampler._session.scheduler.end(0.0)
+            sampler._life.session.scheduler.end(0.0)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert file.read_bytes() == before
