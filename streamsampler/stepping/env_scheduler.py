@@ -186,7 +186,11 @@ class EnvScheduler(LossScheduler):
         # The caller's reset discards what failed.
         is_discarded = bool(open_steps) and self._to_reset.keys() >= open_steps and not is_final
         is_hopeless = self._is_hopeless(event)
-        if is_outdated:
+        env_id = event.env_ids[0]
+        # Its caller has requested a reset since it was to be restored, which its worker has yet to carry out.
+        is_replaced = not event.is_new and env_id in self.restoring and self._is_resetting(env_id)
+        self.restoring.difference_update(event.env_ids)
+        if is_outdated or is_replaced:
             is_raised = is_final or self._on_failure == "raise"
         else:
             is_raised = self._bring_back(event, is_final=is_final, is_hopeless=is_hopeless)
@@ -260,6 +264,7 @@ class EnvScheduler(LossScheduler):
     def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:
         if is_outdated:
             return
+        self.restoring.discard(event.env_id)
         self._instructions.append(CountRestored(event))
         if event.why_not and event.n_timesteps is not None:
             if not self._is_resetting(event.env_id):
@@ -314,6 +319,7 @@ class EnvScheduler(LossScheduler):
         self.answer(sorted(unanswered & to_reset))
         if self._autoreset != "same_step":
             self.answer(sorted(self.waiting & self.failed))
+        self.restoring.difference_update(*(event.env_ids for event in events))
         self._retries.clear()  # what waited is lost as well, and is brought back by what follows
         for event in events:
             self._bring_back(event, to_reset=to_reset)

@@ -73,6 +73,7 @@ class LossScheduler(OpenRequests):
 
     Attributes:
         over: Environments whose next result begins an episode.
+        restoring: Environments whose episodes are being restored: what was known of them may turn out wrong yet.
         losses: The same.
     """
 
@@ -80,7 +81,7 @@ class LossScheduler(OpenRequests):
         self, n_envs: int, losses: Losses | None = None, *, renew: bool = True, restart_wait: float = 0.0
     ) -> None:
         super().__init__(n_envs)
-        self.over = set(range(n_envs))
+        self.over, self.restoring = set(range(n_envs)), set[int]()
         self.losses = losses or Losses(Policy())
         self._renew, self._restart_wait = renew, restart_wait
         # By environment, and whether its process died: how often its open request has failed.
@@ -189,6 +190,7 @@ class LossScheduler(OpenRequests):
 
     def _take_orders(self, event: OrdersMade) -> None:
         """Carry on with environments whose orders are made; the episodes of those that have none end."""
+        self.restoring.update(event.restored)
         for retry in self._retries:
             if retry.number == event.number:
                 retry.is_ready = True

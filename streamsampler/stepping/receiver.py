@@ -97,8 +97,7 @@ class Receiver:
             case BeginEpisodes():
                 self._begin_episodes(it)
             case MakeOrders():
-                made = OrdersMade(it.number, self._make_orders(it))
-                self.carry_out(self._scheduler.handle([made], time.monotonic()))
+                self.carry_out(self._scheduler.handle([self._make_orders(it)], time.monotonic()))
             case RestoreEnvs():
                 transport.restore([self._orders.pop(env_id) for env_id in it.env_ids if env_id in self._orders])
             case ReleaseEnvs():
@@ -132,7 +131,7 @@ class Receiver:
         for env_id in it.env_ids:
             del self._due[env_id]
 
-    def _make_orders(self, wanted: MakeOrders) -> dict[int, str]:
+    def _make_orders(self, wanted: MakeOrders) -> OrdersMade:
         unkept = {}
         for env_id in (*wanted.going_on, *wanted.anew):
             self._orders.pop(env_id, None)
@@ -145,7 +144,8 @@ class Receiver:
                 order = replace(order, requests=[each for each in order.requests if each.timestep != BEFORE])
             if order is not None:
                 self._orders[env_id] = order
-        return unkept
+        restored = [env_id for env_id in wanted.going_on if (it := self._orders.get(env_id)) and it.seed is not None]
+        return OrdersMade(wanted.number, unkept, restored)
 
     def _order(self, env_id: int, wanted: MakeOrders) -> RestoreOrder | None:
         if env_id in wanted.going_on:

@@ -237,6 +237,18 @@ def test_an_episode_whose_actions_are_not_kept_ends(autoreset):
     assert list(scheduler.arrived) == ([] if ends else [0])
 
 
+def test_a_reset_takes_the_place_of_a_restore_that_raises():
+    """Its worker has yet to carry the reset out: requested again, it would be answered twice."""
+    scheduler = begun()
+    instructions = scheduler.handle([died(0, 1)], 0.0)
+    orders = instructions[-1]
+    assert isinstance(orders, MakeOrders)
+    assert scheduler.handle([OrdersMade(orders.number, {}, [0, 1])], 0.0) == [RestoreEnvs((0, 1))]
+    scheduler.reset([0])
+    assert scheduler.handle([raised(0, phase="reset"), Restored(1, 0, "")], 0.0)[1:] == []
+    assert (scheduler.waiting, scheduler.restoring) == ({0}, set())
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_an_environment_that_does_something_else_ends_its_episode(is_open):
     scheduler = stepping() if is_open else begun()

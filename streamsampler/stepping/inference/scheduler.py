@@ -34,14 +34,10 @@ class RolloutScheduler(LossScheduler):
     Args:
         n_envs: How many environments there are.
         losses: Counts losses against the quotas.
-
-    Attributes:
-        restoring: Environments that are being restored: what was known of them may turn out wrong yet.
     """
 
     def __init__(self, n_envs: int, losses: Losses | None = None) -> None:
         super().__init__(n_envs, losses)
-        self.restoring: set[int] = set()
         self._unwanted: set[int] = set()  # the results of their open requests are not wanted
         self._lost: list[Broken] = []
 
@@ -123,7 +119,6 @@ class RolloutScheduler(LossScheduler):
             self._retry(event, going_on, (), resets, steps)
 
     def _take_orders(self, event: OrdersMade) -> None:
-        self.restoring.update(event.restored)
         self._give_up(event.unkept)
         super()._take_orders(event)
 

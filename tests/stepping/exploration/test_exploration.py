@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from streamsampler.stepping import generators, processes, receiver, server
+from tests.stepping.exploration.decisions import explore_decisions
 from tests.stepping.exploration.model import Clock
 from tests.stepping.exploration.world import explore
 from tests.tiers import mostly_slow
@@ -90,3 +91,32 @@ def test_calls_while_something_waits(envs_of, autoreset, on_failure):
 @systems((APART, {"steps": 2, "faults": 2, "hows": AT_ONCE}), (TOGETHER, {"steps": 2, "faults": 2, "hows": AT_ONCE}))
 def test_two_failures_in_two_steps(envs_of, options, autoreset, on_failure):
     assert explore(envs_of, on_failure, autoreset, **options) > 1_000
+
+
+@every_mode
+@every_policy
+@systems(
+    (TOGETHER, {"steps": 3, "faults": 1}),
+    (APART, {"steps": 1, "faults": 1, "resets": 1}),
+    ([[0], [1], [2]], {"steps": 1, "faults": 1}),
+)
+def test_every_interleaving_of_decisions_goes_on(envs_of, options, autoreset, on_failure):
+    if on_failure == "raise":  # whose caller may do more
+        options = {**options, "steps": 1}
+    assert explore_decisions(envs_of, on_failure, autoreset, **options) > 1_000
+
+
+@pytest.mark.slow
+@every_mode
+@pytest.mark.parametrize("on_failure", ["restore", "reset"])
+@systems(
+    (TOGETHER, {"steps": 3, "faults": 2}),
+    (TOGETHER, {"steps": 1, "faults": 3}),
+    (TOGETHER, {"steps": 1, "faults": 2, "resets": 1}),
+    (APART, {"steps": 1, "faults": 2, "resets": 1}),
+    (APART, {"steps": 3, "faults": 1, "resets": 1}),
+    ([[0, 1], [2]], {"steps": 1, "faults": 2}),
+    ([[0], [1], [2]], {"steps": 1, "faults": 3, "hows": ("die",)}),
+)
+def test_many_losses_in_all_decisions(envs_of, options, autoreset, on_failure):
+    assert explore_decisions(envs_of, on_failure, autoreset, **options) > 1_000
