@@ -99,6 +99,11 @@ class EnvScheduler(LossScheduler):
             self.in_round = False
             self.request(self._everyone, EnvEvent.SENT)
 
+    def close(self) -> None:
+        """Close all environments, and forget what was open."""
+        super().close()
+        self.in_round = False
+
     def begin(self, env_ids: Iterable[int]) -> set[int]:
         """Return those of some environments whose results, which are about to be received, begin an episode."""
         begun = self.over.intersection(env_ids)

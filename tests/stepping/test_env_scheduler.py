@@ -340,6 +340,14 @@ def test_a_round_takes_no_account_until_something_comes_in_between():
     assert (scheduler.states, scheduler.waiting, scheduler.in_round) == ([STEPPING] * 2, {0, 1}, False)
 
 
+def test_a_round_that_is_closed_in_between():
+    scheduler = begun()
+    scheduler.in_round = True
+    scheduler.close()
+    scheduler.open_round()
+    assert scheduler.states == [EnvState.CLOSED] * 2
+
+
 @pytest.mark.parametrize(("autoreset", "max_episodes"), [("disabled", None), ("next_step", 3)])
 def test_no_round_where_environments_do_not_go_on(autoreset, max_episodes):
     assert not begun(2, "restore", autoreset, max_episodes).can_begin_round
