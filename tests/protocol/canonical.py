@@ -5,55 +5,55 @@ walked in an order that depends on their contents alone. All fields count but th
 reason why it cannot change what happens.
 """
 
-import functools
+from __future__ import annotations
+
 import marshal
-import types
-from collections import OrderedDict, deque
+import operator
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
 IRRELEVANT = {
-    # Accounts: they are added to, and nothing is decided by them.
-    "Stats": "counts only",
-    "CallAccounts": "counts only",
-    "SchedulerTrace": "keeps what happened",
-    "SentToWorker.reported_timesteps": "is counted as lost when the worker dies",
-    "Session._ran_by_dead": "is counted at the end",
-    # Data on their way into the batch: what they say is checked after each step.
-    "Delivery": "is checked when it arrives",
+    # Numbers of what arrived, and what it brought: it is checked when it comes.
     "Result._spans": "is checked after each step",
-    "Arrivals": "holds what arrived, by numbers",
     "_Arrived.report": "numbers what arrived",
     "WorkerFault.number": "numbers what arrived",
-    "BatchMaker": "joins what is in the result, by its contents",
-    "Pool": "holds memory only",
-    "WorkerLoop._seconds": "is measured, and counted by the sampler",
+    "ReportReceived.number": "numbers what arrived",
+    "FailureReceived.number": "numbers what arrived",
     "Report.seconds": "follows from ticket and worker as far as anything depends on it",
     # Texts for people.
     "Failure.traceback": "is shown only",
-    "Failure.exception": "is shown only",
     "Losses.incidents": "are shown only; how many count is in other fields",
     # What never changes, or follows from the number of calls that were begun.
     "Policy": "never changes",
-    "WorkerContext": "never changes",
-    "PurityCheck": "nothing is checked here",
+    "Layout": "never changes",
+    "Fingerprints": "nothing is compared here",
+    "SchedulerTrace": "keeps what happened",
+    "Copies._steps_of": "never changes",
+    "Copies._is_awaited": "never changes",
+    "Supervision": "the clock stands still",
+    "Stillness": "the clock stands still",
     "Gathering.plan": "one each call",
     "Result._plan": "one each call",
     # The model's own.
     "World.checked": "follows from the number of trajectories in the result",
     "World.doomed": "never changes",
+    "World.made_with": "never changes",
+    "World.kept": "is in the scheduler's gathering, too",
+    "World.open": "is among the events that a scheduler has put off, too",
+    "World.owed": "is what the scheduler knows of workers, too",
+    "World.happened": "counts only",
+    "World.is_eager": "never changes",
+    "World.n_events": "numbers what arrived",
 }
 
 ORDERED = {"Result._held"}
 """Dictionaries whose order counts: in order of arrival the first failure is decided about first."""
 
-BY_IDENTITY = {"Session._published"}
-"""Dictionaries by the identity of their values."""
-
 _ATOMS = {int, str, bytes, bool, type(None)}
-_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+
+_Fields = tuple[Callable[[Any], Sequence[Any]], list[str]]
 
 
 def key_of(world: Any) -> bytes:
@@ -69,31 +69,24 @@ def _walk(value: Any, name: str, out: list[Any], seen: dict[int, int]) -> None:
         out.append(value)
     elif kind is float:
         out.append(round(value, 9))  # sums that differ by the order of their terms
-    elif kind in (dict, OrderedDict):
-        _walk_dict(value, name, out, seen)
-    elif kind in (set, frozenset):
-        out.append(sorted((_walked(item) for item in value), key=repr))
-    elif isinstance(value, tuple | list | deque):
+    elif kind is list or kind is tuple:
         out.append(len(value))
         for item in value:
-            _walk(item, "", out, seen)
-    elif kind is range or isinstance(value, Enum):
-        out.append(repr(value))
+            if type(item) in _ATOMS:
+                out.append(item)
+            else:
+                _walk(item, "", out, seen)
+    elif kind is range:
+        out.append((value.start, value.stop, value.step))
+    elif kind is dict:
+        _walk_dict(value, name, out, seen)
     else:
-        _walk_object(value, out, seen)
-
-
-def _walked(value: Any) -> list[Any]:
-    out: list[Any] = []
-    _walk(value, "", out, {})
-    return out
+        _walk_other(value, out, seen)
 
 
 def _walk_dict(value: dict[Any, Any], name: str, out: list[Any], seen: dict[int, int]) -> None:
-    items = [((), item) if name in BY_IDENTITY else (_walked(key), item) for key, item in value.items()]
-    if name in BY_IDENTITY:
-        items.sort(key=lambda pair: repr(_walked(pair[1])))
-    elif name not in ORDERED:
+    items = [(_walked(key), item) for key, item in value.items()]
+    if name not in ORDERED:
         items.sort(key=lambda pair: repr(pair[0]))
     out.append(len(items))
     for key, item in items:
@@ -101,39 +94,81 @@ def _walk_dict(value: dict[Any, Any], name: str, out: list[Any], seen: dict[int,
         _walk(item, "", out, seen)
 
 
-def _walk_object(value: Any, out: list[Any], seen: dict[int, int]) -> None:  # noqa: C901 - one branch a kind
+def _walked(value: Any) -> Any:
+    if type(value) in _ATOMS:
+        return value
+    out: list[Any] = []
+    _walk(value, "", out, {})
+    return out
+
+
+def _walk_other(value: Any, out: list[Any], seen: dict[int, int]) -> None:
     kind = type(value)
-    out.append(kind.__name__)
-    if kind.__name__ in IRRELEVANT:
-        return
-    if (number := seen.setdefault(id(value), len(seen))) < len(seen) - 1:
-        out.append(number)
-        return
-    if isinstance(value, _CODE):
-        out.append(value.__name__)
-    elif isinstance(value, types.MethodType):
-        out.append(value.__func__.__qualname__)
-        _walk(value.__self__, "", out, seen)
-    elif isinstance(value, functools.partial):
-        _walk([value.func, value.args, value.keywords], "", out, seen)
-    elif isinstance(value, np.ndarray):
-        out.append(value.tobytes())
-    else:
-        for field, name in _relevant(kind, tuple(getattr(value, "__dict__", ()))):  # type: ignore[arg-type]
-            item = getattr(value, field)
-            if type(item) in _ATOMS:
-                out.append(item)
+    known = _known.get(kind) or _known.setdefault(kind, _Known(kind))
+    out.append(known.name)
+    match known.way:
+        case "object":
+            if (number := seen.setdefault(id(value), len(seen))) < len(seen) - 1:
+                out.append(number)
             else:
-                _walk(item, name, out, seen)
+                _walk_fields(value, known, out, seen)
+        case "sequence":
+            _walk(list(value), "", out, seen)
+        case "set":
+            out.append(sorted((_walked(item) for item in value), key=repr))
+        case "enum":
+            out.append(value.name)
+        case "type":
+            out.append(value.__name__)
 
 
-@functools.cache
-def _relevant(kind: type, names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the fields that count of objects with these slots and attributes, with their names in the lists here."""
-    fields = [(field, f"{kind.__name__}.{field}") for field in (*_slots(kind), *sorted(names))]
-    return [(field, name) for field, name in fields if name not in IRRELEVANT]
+def _walk_fields(value: Any, known: _Known, out: list[Any], seen: dict[int, int]) -> None:
+    values, names = known.fields_of(value)
+    for item, name in zip(values(value), names, strict=True):
+        if type(item) in _ATOMS:
+            out.append(item)
+        else:
+            _walk(item, name, out, seen)
 
 
-@functools.cache
-def _slots(kind: type) -> tuple[str, ...]:
-    return tuple(name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
+class _Known:
+    """What is known of the objects of a class."""
+
+    def __init__(self, kind: type) -> None:
+        self.name = kind.__name__
+        self.way = "object"
+        for way, kinds in _WAYS.items():
+            if issubclass(kind, kinds):
+                self.way = way
+        if self.name in IRRELEVANT:
+            self.way = "irrelevant"
+        self._slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
+        self._fields: dict[int, _Fields] = {}
+
+    def fields_of(self, value: Any) -> _Fields:
+        """Return the fields that count, and their names in the lists here.
+
+        Objects of one class with as many attributes have the same ones.
+        """
+        attributes = getattr(value, "__dict__", _NONE)
+        return self._fields.get(len(attributes)) or self._find_fields(attributes)
+
+    def _find_fields(self, attributes: Mapping[str, Any]) -> _Fields:
+        fields = [name for name in (*self._slots, *sorted(attributes)) if f"{self.name}.{name}" not in IRRELEVANT]
+        names = [f"{self.name}.{field}" for field in fields]
+
+        def values(value: Any) -> list[Any]:
+            return [getattr(value, field) for field in fields]
+
+        found = (operator.attrgetter(*fields) if len(fields) > 1 else values), names
+        return self._fields.setdefault(len(attributes), found)
+
+
+_NONE: dict[str, Any] = {}
+_WAYS: dict[str, Any] = {
+    "sequence": (tuple, list, deque),
+    "set": (set, frozenset),
+    "enum": Enum,
+    "type": type,
+}
+_known: dict[type, _Known] = {}

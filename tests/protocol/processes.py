@@ -1,20 +1,9 @@
-"""Worker processes of the model: the real `WorkerLoop`, with a fake worker, a fake channel and a fake row."""
+"""Worker processes of the model: the workers' state machine, between two queues that hold what was sent."""
 
-from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
-
-from streamsampler.engines.base import Engine
-from streamsampler.errors import SerializationError
-from streamsampler.protocol.messages import Exit, Phase, Stop
+from streamsampler.core.times import Times
+from streamsampler.protocol.messages import Checked, Exit, Failure, Phase, Report, Start, Stop
 from streamsampler.protocol.progress import Progress
-from streamsampler.workers.base import Outcome, Worker, WorkerContext
-from streamsampler.workers.loop import WorkerLoop
-
-N_WORKERS = 2
-NOTHING_LARGE = np.empty(0, np.float32)
-NO_INFOS = SimpleNamespace(columns={}, length=0)
+from streamsampler.protocol.states import WorkerSide
 
 
 def length_of(version, index):
@@ -26,216 +15,105 @@ def seconds_of(worker, n_timesteps, slowness):
     return 0.005 * n_timesteps * (slowness if worker == 0 else 1.0)
 
 
-class ModelWorker(Worker):
-    """A worker whose rollouts end as the model chooses, and which remembers its updates."""
-
-    row: Any
-    spaces: Any = ("an observation space", "an action space")
-
-    def __init__(self, context):
-        super().__init__(context)
-        self.agent: Any = None
-        self.parameters: Any = None
-        self.env: Any = None
-
-    def update_agent(self, update):
-        self.row.raise_if_it_is_to_fail()
-        if update[0] == "agent":
-            self.agent, self.parameters = update, None
-        else:
-            assert self.agent is not None, "parameters without an agent"
-            self.parameters = update
-
-    def update_env(self, update):
-        self.env = update
-        self.runs_lanes = self.row.engine.lanes
-
-    def environments(self):
-        return []
-
-    def rollout(self, ticket, seeds):
-        process = self.row
-        assert len(seeds) == len(ticket.indices)
-        updates = (self.agent, self.parameters, self.env)
-        assert updates == (("agent", 0), ("parameters", ticket.version), "env"), "on policy, whatever the worker missed"
-        if process.failing is not None:
-            self.phase = Phase.STEP
-            self.trajectory = process.failing
-            process.raise_if_it_is_to_fail()
-        if process.engine.oldest > ticket.version:
-            return Outcome(None, 0, 0, n_abandoned=1)
-        lengths = [length_of(ticket.version, index) for index in ticket.indices]
-        rollouts: Any = SimpleNamespace(
-            observations=NOTHING_LARGE,
-            actions=NOTHING_LARGE,
-            lengths=np.array(lengths),
-            n_trajectories=len(lengths),
-            anomalies=(),
-            fragments=(),
-            policies={},
-            remarks=(),
-            env_infos=NO_INFOS,
-            agent_infos=NO_INFOS,
-            episode_infos=NO_INFOS,
-            n_timesteps=sum(lengths),
-            made_under=self.parameters[1],
-        )
-        seconds = seconds_of(self.context.worker_number, sum(lengths), process.engine.slowness)
-        return Outcome(rollouts, len(lengths), sum(lengths), seconds=(0.0, 0.0, seconds))
-
-    def shutdown(self):
-        self.agent = self.parameters = self.env = None
-
-
 class Process:
-    """One worker process, from its start to its death: also the loop's channel and its row of the status board."""
+    """One worker process, from its start to its death: what `workers.loop.WorkerLoop` does, and nothing else.
 
-    interruptible = False
-    words, phase_word = (0,), 0  # nothing is timed
+    Args:
+        number: The worker number.
+        capacity: How many answers the way back has room for.
+        slowness: How many times as long as the others the first worker takes.
+        lanes: Whether workers run lanes, and say so when they answer.
+    """
 
-    def __init__(self, engine, number):
-        self.engine, self.number = engine, number
-        self.loop = WorkerLoop(self, ModelWorker, WorkerContext(row=self, worker_number=number))  # type: ignore[arg-type]
-        # Other tests may have loaded torch. The sampler would look for it in the agents, which are only names here.
-        self.loop._is_guest = False
-        self.commands = []
+    def __init__(self, number, capacity, slowness, lanes):
+        self.number, self.capacity, self.slowness, self.lanes = number, capacity, slowness, lanes
+        self.side = WorkerSide()
+        self.commands = []  # each with the agent version whose updates a `Start` carries
         self.answers = []
-        self.is_alive = True
+        self.is_alive, self.is_last = True, False  # whether no other process can be started in its place for now
         self.in_hand = None  # a ticket that was begun when it was not abandoned yet
-        self.failing = None  # the trajectory that raises now
-        self.unsendable = False
-        self.version, self.trajectory = 0, None
-
-    @property
-    def side(self):
-        return self.loop._side
+        self.agent_version = 0
+        self.is_to_check = False
+        self.progress = Progress(0, 0, None, Phase.WAITING)
 
     @property
     def first_ticket(self):
         tickets = self.side._tickets
         return tickets[0] if tickets else None
 
-    def begin(self):
+    def send(self, message, agent_version):
+        """Take a message on its way; a dead process never reads it."""
+        if not self.is_alive:
+            return
+        self.commands.append((message, agent_version))
+        messages = [message for message, _ in self.commands]
+        # The bounds that let a send never wait.
+        assert sum(not isinstance(message, Stop | Exit) for message in messages) <= self.capacity
+        assert sum(isinstance(message, Stop) for message in messages) <= 2
+        assert sum(isinstance(message, Exit) for message in messages) <= 1
+
+    def answer(self, answer, made_under=None):
+        self.answers.append((answer, made_under))
+        assert len(self.answers) <= self.capacity, "the way back is bounded"
+
+    def hear(self, *, refuses=False):
+        """Receive a message; refuse the updates that it carries if the model says so."""
+        message, agent_version = self.commands.pop(0)
+        given_up = self.side.receive(message)
+        match message:
+            case Exit():
+                self.is_alive = False
+            case Start(version=version, check=check):
+                self.progress = Progress(version, 0, None, Phase.AGENT_UPDATE)
+                self.agent_version, self.is_to_check = agent_version, check
+                if refuses:
+                    self.fail(None, Phase.AGENT_UPDATE)
+        self.give_up(given_up)
+
+    def begin(self, oldest):
         """Take a ticket: it is in hand, or given up."""
         ticket = self.first_ticket
-        if self.engine.oldest > ticket.version:
-            self.run()
+        if oldest > ticket.version:
+            self.run(oldest)
         else:
             self.in_hand = ticket
-            self.version, self.trajectory = ticket.version, ticket.indices[-1]
+            self.progress = Progress(ticket.version, 0, ticket.indices[-1], Phase.STEP)
 
-    def run(self):
+    def run(self, oldest):
         """Answer the ticket in hand; a message that arrived later is not received before."""
-        commands, self.commands = self.commands, []
-        assert self.loop.turn(wait=False)
-        self.commands = commands
-        self.in_hand = self.trajectory = self.failing = None
-        self.unsendable = False
+        ticket = self.side.next_ticket()
+        assert ticket is not None
+        self.side.before_answer()
+        if oldest > ticket.version:
+            self.give_up((ticket,))
+        else:
+            lengths = tuple(length_of(self.agent_version, index) for index in ticket.indices)
+            seconds = Times(step=seconds_of(self.number, sum(lengths), self.slowness))
+            checked = Checked(3, 3) if self.is_to_check else None
+            self.is_to_check = False
+            report = Report(
+                ticket, n_trajectories=len(lengths), seconds=seconds, checked=checked, runs_lanes=self.lanes
+            )
+            self.answer(report, (self.agent_version, lengths))
+        self._put_down()
 
-    def hear(self, failing=None):
-        """Receive a message, and fail in the updates that it carries if the model says so."""
-        self.failing = failing
-        self.is_alive = self.loop.turn(wait=True)
-        self.failing = None
+    def fail(self, trajectory, phase=Phase.STEP, kind="builtins.OSError"):
+        """Answer the next ticket with a failure, and give up the others."""
+        ticket = self.side.next_ticket()
+        others = self.side.fail()
+        self.answer(Failure(ticket, phase, trajectory, "boom", "", None, (kind,), runs_lanes=self.lanes))
+        self.give_up(others)
+        self._put_down()
+
+    def give_up(self, tickets):
+        for ticket in tickets:
+            self.answer(Report(ticket, given_up=True))
+
+    def _put_down(self):
+        self.in_hand = None
+        self.progress = Progress(self.progress.version, 0, None, Phase.WAITING)
 
     def die(self):
         self.is_alive = False
         self.commands.clear()
         self.in_hand = None
-
-    def raise_if_it_is_to_fail(self):
-        if self.failing is not None:
-            raise OSError("boom")
-
-    # The channel.
-
-    def receive(self, *, wait):
-        assert self.commands or not wait
-        return self.commands.pop(0) if self.commands else None
-
-    def load(self, payload):
-        assert payload not in self.engine.freed, "a payload that a worker is to load was freed"
-        return payload
-
-    def answer(self, answer, contents=None):
-        if self.unsendable and not isinstance(contents, BaseException):
-            raise SerializationError("the rollouts cannot be pickled")
-        self.answers.append((answer, None if isinstance(contents, BaseException) else contents))
-        assert len(self.answers) <= self.engine.capacity, "the way back is bounded"
-
-    # The row of the status board.
-
-    def may_run(self, version):
-        return self.in_hand is not None or self.engine.oldest <= version
-
-    def begin_ticket(self, version):
-        self.version = version
-
-    def end_ticket(self, n_timesteps, running=0):
-        pass
-
-    set_phase = end_ticket
-
-
-class ModelEngine(Engine):
-    n_workers = N_WORKERS
-    can_retire = True
-
-    def __init__(self, capacity, slowness, lanes):
-        self.capacity, self.slowness, self.lanes = capacity, slowness, lanes
-        self.processes = [Process(self, number) for number in range(N_WORKERS)]
-        self.oldest = 0
-        self.events = []
-        self.freed = []
-
-    def publish(self, payload):
-        return payload
-
-    def unpublish(self, handle):
-        assert handle not in self.freed
-        self.freed.append(handle)
-
-    def abandon_older(self, version):
-        assert version >= self.oldest, "the word never goes back"
-        self.oldest = version
-
-    def send(self, worker, message):
-        process = self.processes[worker]
-        if process.is_alive:
-            process.commands.append(message)
-            # The bound that lets a send never wait.
-            assert sum(not isinstance(sent, Stop | Exit) for sent in process.commands) <= self.capacity
-            assert sum(isinstance(sent, Stop) for sent in process.commands) <= 2
-            assert sum(isinstance(sent, Exit) for sent in process.commands) <= 1
-
-    def wait(self, timeout):
-        events, self.events = self.events, []
-        return events
-
-    def progress(self, worker):
-        process = self.processes[worker]
-        return Progress(process.version, 0, process.trajectory, Phase.STEP)
-
-    def request_progress(self, worker):
-        raise AssertionError("there is no time limit")
-
-    def stacks(self, worker):
-        return ""
-
-    def kill_worker(self, worker):
-        self.processes[worker].die()
-
-    def ran_timesteps(self, worker):
-        return 0
-
-    memory_bytes = ran_timesteps
-
-    def restart(self, worker):
-        assert not self.processes[worker].is_alive
-        self.processes[worker] = Process(self, worker)
-
-    def kill(self):
-        raise AssertionError("no sampler is closed here")
-
-    def close(self, *, read_answers=True):
-        raise AssertionError("no sampler is closed here")

@@ -1,7 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler import LocalSampler
+from streamsampler.core.serialization import dumps
 from streamsampler.samplers import per_worker as module
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 
 class Updates(module.Updates):
@@ -92,3 +95,16 @@ def test_whenever_a_worker_is_started_it_has_what_is_in_force(events):
             has[event].update(sent)
             assert has[event] == in_force
             assert updates.send(event) == {}, "each update is sent once"
+
+
+def test_a_payload_that_a_worker_is_to_load_is_not_freed():
+    with LocalSampler(ScriptedAgent(), ScriptedEnv, seed=1) as sampler:
+        session = sampler._session
+        handle = session.publish(dumps("parameters", "they"))
+        session.sent[0].payloads_in_use = (handle,)
+        session.unpublish_old()
+        assert handle in session._published.values()
+        session.sent[0].payloads_in_use = ()
+        session.unpublish_old()
+        assert handle not in session._published.values()
+        sampler.obtain_trajectories(1)
