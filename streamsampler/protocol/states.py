@@ -252,8 +252,8 @@ class SamplerSide:
 class WorkerSide:
     """One worker's end of the conversation: its state, the version in hand and the unanswered tickets.
 
-    The worker loop reports each message and failure to it and does what it says; the exhaustive exploration of the
-    protocol drives the same loop.
+    The worker loop reports each message and failure to it and does what it says; the processes of the exhaustive
+    exploration do, too.
     """
 
     def __init__(self) -> None:

@@ -43,6 +43,8 @@ IRRELEVANT = {
     "World.kept": "is in the scheduler's gathering, too",
     "World.open": "is among the events that a scheduler has put off, too",
     "World.owed": "is what the scheduler knows of workers, too",
+    "World.happened": "counts only",
+    "World.is_eager": "never changes",
     "World.n_events": "numbers what arrived",
 }
 

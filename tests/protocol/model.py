@@ -8,6 +8,7 @@ out, a word that everybody sees at once, and processes that die at any point, le
 import hashlib
 import pickle
 import random
+from collections import Counter
 
 from streamsampler.protocol.checks import PurityChecks
 from streamsampler.protocol.events import FailureReceived, LaunchPossible, ProgressSeen, ReportReceived, WorkerDied
@@ -75,13 +76,16 @@ class World:
         lag: Whether workers begin with the next call when one is complete.
         doomed: Version and index of trajectories that fail whenever they are run.
         unsendable: Whether they fail when they are sent, so that it is not known which trajectory of a ticket failed.
+        eager: Whether workers do at once what nobody but themselves can see: they read messages that add tickets, and
+            begin tickets where nobody can be lost any more. What is left out are only other orders of the same steps.
     """
 
     def __init__(
         self, capacity, plans, *, n_workers=2, deaths=0, hangs=0, failures=0, refusals=0, without_room=0, others=0,
         slowness=1.0, policy=RESTART, layout=Layout(), order="index", lanes=False, check=None, unsound=False,
-        lag=False, doomed=(), unsendable=False,
+        lag=False, doomed=(), unsendable=False, eager=False,
     ):  # fmt: skip
+        self.is_eager = eager
         self.doomed, self.unsendable, self.lag, self.order = frozenset(doomed), unsendable, lag, order
         self.made_with = capacity, slowness, lanes
         self.block = 1 if lanes else layout.block  # how many fail together
@@ -104,6 +108,7 @@ class World:
         self.open = {}  # answers of which nothing became yet, by number
         self.kept = {}  # of the call's reports: agent version, trajectories and their lengths
         self.completed = self.failed = self.checked = 0
+        self.happened = Counter()  # instructions, and what the learner did
         self.must_check = check == "error"
         self.is_open, self.first = False, None
         self.begin_call()
@@ -130,6 +135,19 @@ class World:
                 yield self.notice_death, worker
             elif not self.absent.get(worker, True) and self.plans_remain:
                 yield self.make_room, worker
+
+    def silent_actions(self):
+        """What makes no difference to anybody whether it happens now or later; see `is_eager`."""
+        may_be_lost = self.deaths_left or self.hangs_left  # then it matters what a worker was last seen doing
+        for process in self.processes:
+            if not process.is_alive or process.in_hand is not None:
+                continue
+            message = process.commands[0][0] if process.commands else None
+            is_start = isinstance(message, Start) and not may_be_lost and not self.refusals_left
+            if is_start or (isinstance(message, Continue) and not process.side._failed):
+                yield self.hear, process
+            elif not (may_be_lost or message) and (ticket := process.first_ticket) and self.oldest <= ticket.version:
+                yield self.begin, process
 
     @property
     def plans_remain(self):
@@ -159,10 +177,10 @@ class World:
     def ends_of(self, process):
         """What may become of a ticket in hand."""
         ticket = process.in_hand
-        failing = self.failing(process, ticket)
-        if self.oldest > ticket.version or failing is None:
+        failing, is_found_out = self.failing(process, ticket), self.is_unsound and process.is_to_check
+        if self.oldest > ticket.version or (failing is None and not is_found_out):
             yield self.run, process
-        if self.is_unsound and process.is_to_check:
+        if is_found_out:
             yield self.fail_check, process
         elif failing is not None:
             yield self.fail_as_doomed, process
@@ -220,11 +238,13 @@ class World:
         plan, sampled = self.plans.pop(0), None
         if self.first is not None:
             plan, sampled = plan.starting_at(self.first), self.scheduler.version
+            self.happened["call of a lag"] += 1
         self._begin(plan, sampled, keeps_prefetched=self.first is not None)
 
     def begin_another(self):
         """Begin a call that is not what workers have begun: its environment is another one."""
         self.others_left -= 1
+        self.happened["another call"] += 1
         self._begin(self.plans.pop(0), None, keeps_prefetched=False)
 
     def _begin(self, plan, sampled, *, keeps_prefetched):
@@ -243,6 +263,10 @@ class World:
         gathering = self.scheduler.gathering
         self.is_open = False
         self.carry_out(self.scheduler.end(0.0))
+        assert self.oldest > self.scheduler.ticket_version, "trajectories go on that are not needed any more"
+        assert not any(known.side.state is SamplerState.WORKING for known in self.scheduler.workers), (
+            "it is not stopped"
+        )
         if is_complete and self.lag and self.plans:
             self.first = gathering.result.next if self.sampled == self.scheduler.version else 0
             self.in_force = self.scheduler.version
@@ -265,12 +289,14 @@ class World:
         else:
             self.check_books()
             self.check_result()
+            self.happened["copy"] += self.n_copies() > 0
             if self.scheduler.gathering.result.complete:
                 self.end_call(is_complete=True)
 
     def carry_out(self, instructions):  # noqa: C901 (a table)
         """Carry out instructions; return the last one if it is a question or an error."""
         for instruction in instructions:
+            self.happened[type(instruction).__name__] += 1
             match instruction:
                 case Send(worker=worker, message=message):
                     self.send(worker, message)
@@ -322,6 +348,7 @@ class World:
         self.kept[number] = made_under, report.ticket.indices, lengths
         if report.checked is not None:
             self.must_check = False
+            self.happened["check"] += 1
 
     def count_failure(self, number):
         failure, _ = self.open.pop(number)
@@ -331,6 +358,7 @@ class World:
 
     def discard(self, number, reason):
         answer, _ = self.open.pop(number)
+        self.happened[reason.name] += 1
         is_stale = answer.ticket.version < self.scheduler.ticket_version or getattr(answer, "given_up", False)
         assert is_stale == (reason is Reason.STALE)
         known = {index for _, indices, _ in self.kept.values() for index in indices}
@@ -434,6 +462,9 @@ def act(world, choice):
     """Let one of the things happen that can."""
     action, subject = choice
     action() if subject is None else action(subject)
+    if world.is_eager:
+        while (silent := next(world.silent_actions(), None)) is not None:
+            silent[0](silent[1])
 
 
 def explore(capacity, plans, **options):

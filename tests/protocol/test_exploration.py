@@ -4,6 +4,7 @@ import gc
 import logging
 import pickle
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, Lay
 from streamsampler.protocol.progress import Progress
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerState, WorkerState
 from tests.protocol.canonical import IRRELEVANT, ORDERED, key_of
-from tests.protocol.model import ONE_LOSS, RAISE_AT_ONCE, World, act, explore
+from tests.protocol.model import ONE_LOSS, RAISE_AT_ONCE, World, act, explore, walk
 
 BLOCKS = {"layout": Layout(2, 2)}
 LANES = {**BLOCKS, "lanes": True}
@@ -24,6 +25,9 @@ AT_ONCE: dict[str, Any] = {"policy": RAISE_AT_ONCE}
 SLOW = {"slowness": 4.0}
 N_WORKERS = 2
 EACH = ExactlyPerWorker(1, N_WORKERS)
+THREE: dict[str, Any] = {"n_workers": 3, "eager": True}
+LAG: dict[str, Any] = {**THREE, "lag": True}
+ALL_IN_ONE: dict[str, Any] = {**LAG, **SLOW, "check": "error"}
 
 
 def doomed(*indices: int, **options: Any) -> dict[str, Any]:
@@ -78,6 +82,20 @@ WORLDS = [
     (2, [AtLeast(4)], doomed(2, **LANES), 0),
     slow(2, [AtLeast(4)], doomed(3, unsendable=True, **LANES), 1),
     slow(2, [AtLeast(7), AtLeast(4)], {**LANES, "deaths": 1}, 2),
+    # Three workers: losses, a check for all, a slow worker, and a lag, up to all of them in one run.
+    (1, [Exactly(2)], {**THREE, "deaths": 1}, 1),
+    (2, [Exactly(3), AtLeast(3)], ALL_IN_ONE, 2),
+    (1, [Exactly(1), Exactly(1)], {**LAG, "deaths": 1, "others": 1}, 2),
+    (1, [Exactly(1)], {**THREE, "check": "error", "deaths": 1, "without_room": 1}, 1),
+    (1, [AtLeast(2)], {**THREE, "check": "warn", "failures": 1}, 1),
+    (1, [Exactly(1)], {**THREE, "order": "arrival", "failures": 1}, 1),
+    slow(1, [Exactly(1), Exactly(1)], {**ALL_IN_ONE, "deaths": 1, "failures": 2}, 2),
+    slow(1, [Exactly(1), Exactly(1)], {**ALL_IN_ONE, "deaths": 1, "hangs": 1, "failures": 1}, 2),
+    slow(1, [Exactly(2), Exactly(2)], {**LAG, "deaths": 1, "others": 1}, 2),
+    slow(1, [Exactly(3)], {**THREE, "deaths": 2}, 1),
+    slow(1, [Exactly(2)], {**THREE, "deaths": 2, "without_room": 1}, 1),
+    slow(1, [AtLeast(2)], {**THREE, **SLOW, "hangs": 1}, 1),
+    slow(1, [Exactly(1)], {**THREE, "order": "arrival", "deaths": 1}, 1),
 ]
 
 
@@ -102,6 +120,7 @@ def silence():
 @pytest.mark.parametrize(("capacity", "plans", "options", "n_completed"), WORLDS)
 def test_every_interleaving(capacity, plans, options, n_completed):
     n_states, n_with_copies, endings = explore(capacity, plans, **options)
+    print(f"{n_states} states, {n_with_copies} with a copy under way")
     assert endings == {(n_completed, len(plans) - n_completed)}
     assert n_states > (20 if options else 100)
     assert "slowness" not in options or "lanes" in options or n_with_copies > 10
@@ -119,6 +138,58 @@ def test_a_fault_anywhere_fails_at_most_one_call(capacity, plans, fault):
     """It may come so late that no call notices it, or be noticed by one."""
     _, _, endings = explore(capacity, plans, **AT_ONCE, **{fault: 1})
     assert endings == {(2, 0), (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("plans", "options", "expected"),
+    [
+        ([Exactly(1), Exactly(1)], {"deaths": 2, "policy": ONE_LOSS}, {(2, 0), (1, 1)}),
+        ([Exactly(1), Exactly(1)], {"check": "error", "unsound": True}, {(0, 2)}),
+        ([Exactly(1), Exactly(1)], {"check": "error", "lag": True, "failures": 1, **AT_ONCE}, {(2, 0), (1, 1)}),
+    ],
+)
+def test_a_call_fails_where_a_quota_is_spent_or_a_check_fails(plans, options, expected):
+    """Deaths that no call needs spend nothing."""
+    _, _, endings = explore(1, plans, **THREE, **options)
+    assert endings == expected
+
+
+# Too large to visit every state: three losses of each kind at any place, in calls that follow one another.
+LONG: list[tuple[list[Any], dict[str, Any], set[str]]] = [
+    (
+        [Exactly(5), AtLeast(4), Exactly(6), AtLeast(7)],
+        {**ALL_IN_ONE, "deaths": 3, "failures": 3, "hangs": 3, "refusals": 1, "without_room": 1, "others": 1},
+        {"call of a lag", "another call", "check", "copy", "STALE", "SURPLUS", "Launch", "Kill", "Retire", "Look"},
+    ),
+    (
+        [Exactly(5), AtLeast(9), Exactly(4)],
+        {**THREE, **SLOW, "order": "arrival", "check": "warn", "deaths": 3, "failures": 3, "hangs": 3},
+        {"check", "STALE", "Launch", "Kill", "Retire"},
+    ),
+    (
+        [AtLeast(20), AtLeast(9), Exactly(8)],
+        {**LAG, **BLOCKS, "deaths": 3, "failures": 3, "hangs": 3, "others": 1},
+        {"call of a lag", "another call", "STALE", "Launch", "Kill", "Retire"},
+    ),
+    (
+        [AtLeast(20), Exactly(8)],
+        {**LAG, **LANES, "deaths": 3, "failures": 3},
+        {"call of a lag", "STALE", "Launch", "Retire"},
+    ),
+]
+
+
+@pytest.mark.parametrize("seeds", [range(50), slow(range(50, 2_000))])
+@pytest.mark.parametrize(("plans", "options", "expected"), LONG)
+def test_long_runs(plans, options, expected, seeds):
+    """At random, with all invariants."""
+    happened: Counter[str] = Counter()
+    for seed in seeds:
+        world = walk(seed, 2, plans, **options)
+        assert (world.completed, world.failed) == (len(plans), 0)
+        happened += world.happened
+    print(dict(happened))
+    assert expected <= happened.keys()
 
 
 # ---------------------------------------------------------------------- the key, and what the exploration reaches

@@ -1,7 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler import LocalSampler
+from streamsampler.core.serialization import dumps
 from streamsampler.samplers import updates as module
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 
 class Updates(module.Updates):
@@ -92,3 +95,18 @@ def test_whenever_a_worker_is_started_it_has_what_is_in_force(events):
             has[event].update(sent)
             assert has[event] == in_force
             assert updates.send(event) == {}, "each update is sent once"
+
+
+def test_a_payload_that_a_worker_is_to_load_is_not_freed():
+    with LocalSampler(ScriptedAgent(), ScriptedEnv, seed=1) as sampler:
+        store = sampler._life.session.store
+        handle = store.publish(dumps("parameters", "they"))
+        store.contents_for(0, resets=handle)
+        for _ in range(2):
+            store.unpublish_old()
+            assert handle in store._published.values()
+        store.record_answer(0, is_failure=False)
+        store.unpublish_old()
+        assert handle not in store._published.values()
+        store.forget(0)
+        sampler.obtain_trajectories(1)
