@@ -113,18 +113,17 @@ class LossScheduler(OpenRequests):
             The instructions, in order.
         """
         self._now = now
-        lost_at = _places_of_losses(events) if len(events) > 1 else {}
         for place, event in enumerate(events):
             if isinstance(event, Done):
                 self.answer(event.env_ids)
                 if self._attempts or self.losses.has_equal:
                     self.record_success(event.env_ids)
             elif isinstance(event, Broken):
-                self._take_broken(event, is_outdated=place < lost_at.get(event.env_ids[0], -1))
+                self._take_broken(event, is_outdated=_is_lost(event.env_ids[0], events[place + 1 :]))
             elif isinstance(event, OrdersMade):
                 self._take_orders(event)
             else:
-                self._take_restored(event, is_outdated=place < lost_at.get(event.env_id, -1))
+                self._take_restored(event, is_outdated=_is_lost(event.env_id, events[place + 1 :]))
         self._retry_due()
         self._decide()
         return self._pop_instructions()
@@ -216,7 +215,6 @@ class LossScheduler(OpenRequests):
                 self._instructions.append(RequestSteps(retry.steps))
 
 
-def _places_of_losses(events: Sequence[EnvReport | OrdersMade]) -> dict[int, int]:
-    """Return where in the events environments are lost with their process: what is said of them before is outdated."""
-    lost = [(place, it) for place, it in enumerate(events) if isinstance(it, Broken) and it.is_new]
-    return {env_id: place for place, event in lost for env_id in event.env_ids}
+def _is_lost(env_id: int, events: Sequence[EnvReport | OrdersMade]) -> bool:
+    """Whether an environment is lost with its process in one of some later events: what was said before is outdated."""
+    return any(isinstance(it, Broken) and it.is_new and env_id in it.env_ids for it in events)
