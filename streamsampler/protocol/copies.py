@@ -25,7 +25,6 @@ from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
 StepsOf = Callable[[int], int]
 """Returns the timesteps that a worker has shown since it began the first of its tickets."""
 
-
 IsAwaited = Callable[[int], bool]
 """Returns whether a call needs an answer of this worker, whatever the others answer."""
 
@@ -34,26 +33,23 @@ WORTH_A_COPY = 1.5
 """How many times longer than its copy a ticket must be expected to take. Noise in the averages of equally fast workers
 stays below it."""
 
-
 COPY_SECONDS = 0.001
 """What a copy costs besides its rollouts: a message, a worker that wakes up, and a report."""
-
 
 SLOW_AT_FIRST = 2.0
 """While a worker has answered no ticket, it counts as slower than the average by this factor at most: it may be
 importing a library for seconds, while others run the same ticket in a tenth of a second."""
-
 
 _PATIENCE = 0.25
 """After which share of the time that a ticket has taken so far it is looked at again."""
 
 
 class _Late(NamedTuple):
-    """A piece that might be copied: its expected end, its ticket, and the indices of the piece that no copy has."""
+    """A piece that might be copied."""
 
-    end: float
+    end: float  # expected
     ticket: range
-    rest: range
+    rest: range  # the indices of the piece that no copy has
 
 
 def _worth(indices: range, each: float) -> float:
@@ -62,16 +58,7 @@ def _worth(indices: range, each: float) -> float:
 
 
 class Copies:
-    """Pick copies for the idle workers of one call. Times are seconds of one monotonic clock.
-
-    Args:
-        n_workers: The number of workers.
-        in_flight: The tickets that workers hold.
-        throughput: How fast they are.
-        steps_of: Returns the timesteps that a worker shows; None if workers show nothing.
-        shortest: Seconds of the shortest parts that a ticket is cut into.
-        is_awaited: Returns whether the tickets of a worker are not copied.
-    """
+    """Pick copies for the idle workers of one call. Times are seconds of one monotonic clock."""
 
     def __init__(
         self, n_workers: int, in_flight: InFlight, throughput: Throughput, steps_of: StepsOf | None = None,
@@ -94,11 +81,7 @@ class Copies:
 
         Idle workers are asked in the order of their speed, the fastest first.
 
-        Args:
-            worker: The worker number.
-            now: The time.
-            block_of: Returns how many trajectories of a ticket must stay together.
-            end: The first index that is of no use.
+        The indices of a ticket that must stay together are a block of it; those from `end` on are of no use.
         """
         each = self._pace.seconds_with(worker)
         if not each or self._in_flight.queue(worker) or not self.pay(now):
@@ -139,8 +122,8 @@ class Copies:
             self._look(now)
         return self._fastest < math.inf and self._worth_a_copy(self._fastest, now) is not None
 
-    def note_idle(self, worker: int) -> None:
-        """Note that `worker` has no ticket any more."""
+    def mark_idle(self, worker: int) -> None:
+        """Record that `worker` has no ticket any more."""
         if not self._in_flight.queue(worker):
             self._fastest = min(self._fastest, self._pace.seconds_with(worker) or math.inf)
 
@@ -210,8 +193,8 @@ class Copies:
         steps = 0 if self._steps_of is None else self._steps_of(worker)
         return steps / (self._pace.timesteps or 1.0)
 
-    def note_late(self, worker: int, now: float) -> None:
-        """Note that a copy of what `worker` holds arrived first, and learn from it how slow the worker is now.
+    def learn_from_late(self, worker: int, now: float) -> None:
+        """Learn from a copy of what `worker` holds, which arrived first, how slow the worker is now.
 
         A worker that has not answered yet is taken to be slower: it may have been starting for most of the time.
         """

@@ -24,6 +24,12 @@ tickets fill all rows while there is plenty; what remains then is shared at once
 
 In arrival order any trajectory will do, so no worker is idle while the result is incomplete: trajectories under way may
 turn out to be long. A slow worker contributes less.
+
+Tickets *in advance* are assigned before it is known what the call will ask for. Between two calls the sampler reads no
+reports, so each worker gets only as many tickets as may be unanswered: together these have all that the next call is
+expected to need. All are of one size but for the speed of workers, so that what waits can be copied (see `copies`) if a
+worker turns out to be slow. When the call comes, its tickets are taken over if they are what its plan would have cut:
+from the start of the same queue of indices, in the same blocks. What the plan does not need of them is surplus.
 """
 
 from __future__ import annotations
@@ -64,7 +70,6 @@ wall time 1 % shorter than with 0, and 6 and 3 % of work in vain; 2 gains at mos
 LANES_MARGIN = 0.25
 """The same for workers that run lanes. There more trajectories begin at once; those in vain slow the others down."""
 
-
 LIKE_ONE_LENGTH = 0.1
 """The spread of lengths, as a share of their mean, up to which trajectories that began together end about together."""
 
@@ -81,15 +86,10 @@ def _around(trajectory: int, piece: range, block: int) -> list[range]:
 
 
 class Assignment(NamedTuple):
-    """The ticket that a worker runs next; see `protocol.messages.Ticket`.
-
-    Attributes:
-        indices: The trajectory indices.
-        block: How many of them may influence each other.
-    """
+    """The ticket that a worker runs next; see `protocol.messages.Ticket`."""
 
     indices: range
-    block: int = 1
+    block: int = 1  # how many of them may influence each other
 
 
 ADVANCE_BYTES = 1 << 27
@@ -97,45 +97,19 @@ ADVANCE_BYTES = 1 << 27
 
 
 class GivenTicket(NamedTuple):
-    """A ticket that was assigned in advance.
-
-    Attributes:
-        worker: Whose it is.
-        indices: Its trajectories.
-        since: When it was assigned.
-    """
+    """A ticket that was assigned in advance."""
 
     worker: int
     indices: range
-    since: float
+    since: float  # when it was assigned
 
 
 class Gathering:
     """Track one call's progress through its plan.
 
-    Args:
-        plan: What the call asks for.
-        n_workers: The number of workers.
-        order: "index", or "arrival" for whatever finishes first.
-        throughput: Average lengths and durations, of earlier calls as well.
-        own_queues: Whether each worker may run only its own indices.
-        layout: How workers run the trajectories of consecutive indices.
-        concurrent: Whether workers run at the same time, so that one can run another's ticket sooner.
-        dropping: Whether trajectories may be left out, and later indices take their places.
-        shortest_ticket: Seconds below which the last tickets cost more than they are worth.
-        steps_of: Returns the timesteps that a worker has shown of its tickets; None if that is unknown.
-        is_awaited: Returns whether a worker must answer before the call may end; None if no worker must.
-
-    Attributes:
-        result: The result so far, and what is held back from it.
-        arrived_trajectories: Trajectories that arrived, not counting those that were left out.
-        arrived_timesteps: Their timesteps.
-        arrived_dropped: Trajectories that were left out.
-        late: Workers whose ticket arrived from another worker first, until `measure_late`.
-        refuses_all: Whether the last refusal of `assign` holds for every worker that would ask for the same.
-
-    Raises:
-        UsageError: No other indices can take the places of those left out.
+    Without `concurrent` workers no other worker could run a ticket sooner; with `own_queues` none may; with `dropping`
+    later indices take the places of trajectories that are left out, where the plan does not refuse that with a
+    UsageError.
     """
 
     def __init__(
@@ -170,24 +144,17 @@ class Gathering:
         self._copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket, is_awaited)
         self._handed_out = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
         self._considered: set[int] = set()  # workers that got a ticket, or were passed over because they are slow
-        self.arrived_trajectories = 0
-        self.arrived_timesteps = 0
+        self.arrived_trajectories = self.arrived_timesteps = 0  # of those that were not left out
         self.arrived_dropped = 0
-        self.refuses_all = False
-        self.late: list[int] = []
-
-    # ------------------------------------------------------------------ handing out
+        self.refuses_all = False  # whether the last refusal of `assign` holds for all workers that ask for the same
+        self.late: list[int] = []  # workers whose ticket arrived from another worker first, until `measure_late`
 
     def assign(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
         """Return the ticket that `worker` should run next, or None if there is none for it now.
 
-        A worker so slow that the others would finish everything sooner gets nothing.
-
-        Args:
-            worker: The worker number.
-            ahead: Whether the worker still runs a ticket. Then it gets the next one only if it runs lanes, or while
-                there is plenty for all: near the end a ticket that waits for another one is late, and may be surplus.
-            now: The time in seconds, from any one clock.
+        A worker so slow that the others would finish everything sooner gets nothing. One that still runs a ticket gets
+        the next one `ahead` only if it runs lanes, or while there is plenty for all: near the end a ticket that waits
+        for another one is late, and may be surplus.
         """
         # The workers of a complete call are about to be stopped: a loss or a copy of its surplus is not run, either.
         self.refuses_all = self.result.complete or (ahead and not self._has_plenty)
@@ -293,7 +260,7 @@ class Gathering:
         """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
         for lost in self._in_flight.remove(worker, indices, now):
             self._put_back(lost)
-        self._copies.note_idle(worker)
+        self._copies.mark_idle(worker)
 
     def _put_back(self, indices: range) -> None:
         self._handed_out -= len(indices)
@@ -351,11 +318,7 @@ class Gathering:
         return end is not None and self._in_flight.expected_end(worker, now) + each * size > end
 
     def _n_needed(self, margin: float) -> int:
-        """Estimate how many trajectories the call needs in all.
-
-        Args:
-            margin: By how many standard deviations trajectories are assumed to be shorter; longer if negative.
-        """
+        """Estimate how many trajectories the call needs in all, if they are shorter by `margin` standard deviations."""
         most = _FOREVER if self.plan.limit is None else self.plan.limit + self.arrived_dropped
         if self._is_stream:
             return min(most, self.result.n_popped + self._window())
@@ -377,32 +340,18 @@ class Gathering:
         # How far workers run ahead of a stream's consumer: enough to stay busy, few enough to bound memory.
         return 4 * self._n_workers * max(self._unit, self.throughput.trajectories_in(TICKET_SECONDS, TICKET_BYTES))
 
-    # ------------------------------------------------------------------ taking in
-
     def receive(
         self, worker: int, indices: range, lengths: Sequence[int], report: int, now: float = 0.0,
         dropped: Sequence[Dropped] = (),
     ) -> bool:  # fmt: skip
-        """Add the trajectories of one report to what arrived.
+        """Add the trajectories of a report, by its number; return whether they are new, or a copy arrived before.
 
-        Args:
-            worker: The worker that sent the report.
-            indices: The ticket's indices.
-            lengths: The timesteps of the ticket's trajectories that were not left out.
-            report: The number of the report: `Span.report`.
-            now: The time in seconds.
-            dropped: The ticket's trajectories that were left out, in order.
-
-        Returns:
-            Whether the trajectories are new; otherwise a copy of the ticket arrived before.
-
-        Raises:
-            ProtocolError: The worker does not hold the ticket, or the number of trajectories is wrong.
+        The lengths are those of the ticket's trajectories that were not dropped.
         """
         if len(lengths) + len(dropped) != len(indices):
             raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
         counts, lost, late = self._in_flight.arrive(worker, indices, now)
-        self._copies.note_idle(worker)
+        self._copies.mark_idle(worker)
         self.late += late
         for piece in lost:
             self._put_back(piece)
@@ -421,7 +370,7 @@ class Gathering:
         """Learn from tickets that arrived from other workers first how slow their workers are, by their progress."""
         late, self.late = self.late, []
         for worker in late:
-            self._copies.note_late(worker, now)
+            self._copies.learn_from_late(worker, now)
 
     def _put_in(self, indices: range) -> None:
         """Let workers run indices that are in no queue."""
@@ -434,20 +383,15 @@ class Gathering:
     ) -> None:  # fmt: skip
         """Hold back the failure of a ticket until its turn comes, and assign the rest of the ticket again.
 
-        Args:
-            worker: The worker that failed.
-            indices: The ticket's indices.
-            trajectory: The index that failed; None if it is unknown.
-            reason: What happened, for the caller who decides about it.
-            final: Whether the trajectory is never run again.
-            now: The time in seconds.
+        The trajectory that failed is None if it is unknown; a `final` failure is never run again. The caller decides by
+        the reason.
         """
         queue = self._queue_of(indices)
         size = queue.block_of(indices)
         if trajectory is None and len(indices) <= size:
             trajectory = indices[0]
         lost, copied = self._in_flight.give_up(worker, indices, now)
-        self._copies.note_idle(worker)
+        self._copies.mark_idle(worker)
         for piece in lost:
             for block in queue.blocks_of(piece) if trajectory is None else _around(trajectory, piece, size):
                 self._put_back(block)
@@ -462,23 +406,8 @@ class Gathering:
         self._put_back(held.indices)
         self.result.remove_failure(held)
 
-    # ------------------------------------------------------------------ handing out in advance
-    #
-    # Before it is known what the call will ask for. Between two calls the sampler reads no reports, so each worker gets
-    # only as many tickets as may be unanswered: together these have all that the next call is expected to need. All are
-    # of one size but for the speed of workers, so that what waits can be copied (see `copies`) if a worker turns out to
-    # be slow.
-    #
-    # When the call comes, its plan decides. The tickets are taken over if they are what the plan would have cut: from
-    # the start of the same queue of indices, in the same blocks. What the plan does not need of them is surplus.
-
     def sizes_in_advance(self, workers: Sequence[int], n_tickets: int) -> dict[int, int]:
-        """Return, by worker, how many trajectories its tickets have.
-
-        Args:
-            workers: The workers that get some.
-            n_tickets: How many each of them gets.
-        """
+        """Return, by worker, how many trajectories each of its tickets has."""
         speeds = self._speeds(workers)
         total, needed = sum(speeds.values()), self._n_in_advance()
         most = self.throughput.trajectories_in(math.inf, ADVANCE_BYTES)
@@ -509,11 +438,7 @@ class Gathering:
         return Assignment(indices, queue.block_of(indices)) if indices else None
 
     def take_over(self, given: Sequence[GivenTicket]) -> bool:
-        """Take over tickets that were assigned in advance, in the order in which they were.
-
-        Returns:
-            Whether they are what this plan would have cut; otherwise nothing has changed.
-        """
+        """Take over tickets that were assigned in advance; return False where the plan would not have cut them."""
         may_extend = len(self._queues) == 1
         taken: dict[int, int] = {}  # by queue, how many indices
         for worker, indices, _ in given:

@@ -20,31 +20,15 @@ losses, and may fail each time. One worker may have been at fault."""
 
 
 class Arrival(NamedTuple):
-    """What becomes of a ticket that arrived.
+    """What becomes of a ticket that arrived."""
 
-    Attributes:
-        counts: Whether its trajectories are new; otherwise copies of them arrived before.
-        lost: What must be assigned again, since the ticket does not count, and no other worker holds it.
-        late: The workers that hold copies of what arrived first here.
-    """
-
-    counts: bool
-    lost: list[range]
-    late: list[int]
+    counts: bool  # whether its trajectories are new; otherwise copies of them arrived before
+    lost: list[range]  # what must be assigned again: the ticket does not count, and no other worker holds this
+    late: list[int]  # the workers that hold copies of what arrived first here
 
 
 class InFlight:
-    """Track the tickets of one call that workers hold. Times are seconds of one monotonic clock.
-
-    Args:
-        n_workers: The number of workers.
-        throughput: How fast they are.
-
-    Attributes:
-        n_removed: How many tickets were removed so far.
-        n_between_looks: After how many more of them all workers are looked at again: to look at all of them after each
-            report would make a report dearer with each worker. With a dozen that does not matter.
-    """
+    """Track the tickets of one call that workers hold. Times are seconds of one monotonic clock."""
 
     def __init__(self, n_workers: int, throughput: Throughput) -> None:
         self._pace = throughput
@@ -55,9 +39,11 @@ class InFlight:
         self._pieces: dict[range, list[range]] = {}  # of the tickets that are cut; other tickets are one piece
         self._given_up: dict[range, int] = {}  # how often one of several holders gave up a piece that is held
         self._done: set[range] = set()  # pieces that arrived, while another worker still holds them
-        self.n_removed = 0
+        self.n_removed = 0  # tickets
         self._looked_after = -1  # tickets removed
         self._rate, self._owed, self._fastest = 0.0, 0.0, math.inf  # of all busy workers; see `expected_end_of_all`
+        # After so many more all workers are looked at again: to do it after each report would make a report dearer with
+        # each worker. With a dozen that does not matter.
         self.n_between_looks = max(0, n_workers - 12) // 4
 
     def track(self, worker: int, indices: range, now: float) -> None:
@@ -113,11 +99,7 @@ class InFlight:
         return max(0.0, n_held - (now - self._since[worker]) / each) if queue and each else n_held
 
     def arrive(self, worker: int, indices: range, now: float) -> Arrival:
-        """Remove a ticket that `worker` has run.
-
-        Raises:
-            ProtocolError: The worker does not hold the ticket.
-        """
+        """Remove a ticket that `worker` has run."""
         pieces = self._remove(worker, indices, now)
         counts = self._done.isdisjoint(pieces)
         late: list[int] = []
@@ -130,8 +112,7 @@ class InFlight:
     def remove(self, worker: int, indices: range, now: float) -> list[range]:
         """Remove a ticket that `worker` will not run.
 
-        Returns:
-            What of it must be assigned again: what has not arrived, and no other worker holds.
+        Return what of it must be assigned again: what has not arrived, and no other worker holds.
         """
         return self.give_up(worker, indices, now)[0]
 
@@ -179,8 +160,7 @@ class InFlight:
     def expected_end_of_all(self, remaining: int, now: float) -> float | None:
         """Return when the busy workers are expected to finish their tickets and `remaining` more trajectories.
 
-        Returns:
-            None if no worker is busy, or the speed of one is unknown.
+        None if no worker is busy, or the speed of one is unknown.
         """
         if self._looked_after < 0 or self.n_removed - self._looked_after >= self.n_between_looks:
             self._looked_after = self.n_removed

@@ -30,12 +30,6 @@ class CallAccounts:
     """The accounts of one call.
 
     Anomalies are counted in trajectories that are returned, and in no others: so does one process alone.
-
-    Args:
-        session: What outlives the call; knows whether the user was warned of an anomaly.
-        gathering: What arrived.
-        stats: Where it is counted.
-        version: The call's agent version.
     """
 
     def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
@@ -55,8 +49,8 @@ class CallAccounts:
             self.stats.seconds += perf_counter() - self._begun
             self._begun = None
 
-    def take_notice(self, event: Logged | Restored) -> None:
-        """Take in what a worker tells besides its answers."""
+    def record(self, event: Logged | Restored) -> None:
+        """Record what a worker reports besides its answers."""
         if isinstance(event, Logged):
             handle_records(event.worker, event.records)
         else:

@@ -26,34 +26,16 @@ Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
 @dataclass(slots=True)
 class LaunchedWorker:
-    """What one worker has reported, from its start to its death.
+    """What one worker has reported, from its start to its death."""
 
-    Attributes:
-        spaces: Its observation and action space; None before its first report.
-        reported_timesteps: The timesteps in its answers.
-        stack: Its Python stacks, if it was killed because it hung.
-        is_hung: Whether it was.
-    """
-
-    spaces: Spaces | None = None
-    reported_timesteps: int = 0
-    stack: str = ""
+    spaces: Spaces | None = None  # of observations and actions; None before its first report
+    reported_timesteps: int = 0  # in its answers
+    stack: str = ""  # its Python stacks, if it was killed because it hung
     is_hung: bool = False
 
 
 class Arrivals:
-    """The answers of workers, until they are discarded or released.
-
-    Args:
-        engine: Where the workers live.
-        need: Returns whether the agents or the environments need a package.
-
-    Attributes:
-        workers: What each worker has reported, by worker number.
-        deliveries: What reports brought, by their numbers.
-        exceptions: The exceptions that did not leave this process, by the number of their failure.
-        absent: The dead workers in whose place none was started yet, and whether one can be.
-    """
+    """The answers of workers, until they are discarded or released."""
 
     def __init__(self, engine: Engine, need: Callable[[str], bool]) -> None:
         self._engine, self._need = engine, need
@@ -61,11 +43,11 @@ class Arrivals:
         self._numbers = count()
         self._answers: dict[int, Answered] = {}
         self._uncounted: dict[int, Answered] = {}
-        self.deliveries: dict[int, Delivery] = {}
+        self.deliveries: dict[int, Delivery] = {}  # what reports brought, by their numbers
         self._copied: tuple[Spaces, bytes] | None = None  # spaces that were copied before, pickled
         self._seen: Spaces | None = None
-        self.exceptions: dict[int, object] = {}
-        self.absent: dict[int, bool] = {}
+        self.exceptions: dict[int, object] = {}  # that did not leave this process, by the number of their failure
+        self.absent: dict[int, bool] = {}  # dead workers without a new one: whether one can be started
 
     def receive(self, event: Answered) -> events.ReportReceived | events.FailureReceived:
         """Keep an answer, as the engine brought it; return it as the scheduler sees it."""

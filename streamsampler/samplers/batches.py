@@ -13,9 +13,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import assembled
 from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.spaces import same_spaces
-from streamsampler.data.statistics import (
-    EndedEpisodes,
-)
+from streamsampler.data.statistics import EndedEpisodes
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.plans import Streamed, expected_rows
@@ -27,16 +25,9 @@ from streamsampler.samplers.summaries import Summaries, summaries_of
 
 
 class BatchMaker:
-    """The batches of one call.
+    """The batches of one call, whose accounts they carry.
 
-    Args:
-        session: What outlives the call.
-        gathering: What arrived.
-        accounts: The call's accounts, whose `stats` every batch carries. They get the anomalies of segments before
-            these are forgotten, more than once if an interrupt came between.
-
-    Attributes:
-        summaries: What the filters need of the trajectories that were made a batch of.
+    The accounts get the anomalies of segments before these are forgotten, more than once if an interrupt came between.
     """
 
     def __init__(self, session: Session, gathering: Gathering, accounts: CallAccounts) -> None:
@@ -47,18 +38,13 @@ class BatchMaker:
         self._ledger = ledger = session.ledger
         self._episodes = None if ledger is None else EpisodeParts(gathering.result, session.arrivals, ledger)
         self._filters = session.store.filters
-        self.summaries: list[Summaries] = []
+        self.summaries: list[Summaries] = []  # of the trajectories that were made a batch of
         self._has_new = False
         # Not of a stream, which hands out each trajectory by itself.
         self._growing = GrowingBatch(session.pool.allocate)
 
     def keep(self, number: int, fingerprint: str) -> None:
-        """Keep what a report brought until it is released.
-
-        Args:
-            number: The number of the report.
-            fingerprint: The bits of its worker's fingerprint; empty where they are not known.
-        """
+        """Keep what a report brought until it is released, with the bits of its worker's fingerprint."""
         session, delivery = self._session, self._session.arrivals.deliveries.get(number)
         self._has_new = True
         if delivery is None:
@@ -77,11 +63,7 @@ class BatchMaker:
             session.infos_of_files.leave_out(delivery.rollouts)
 
     def append_due(self) -> None:
-        """Copy what is new in the result, if there is enough of it, after all that was to be kept.
-
-        Raises:
-            UnwritableInfoError: It goes into a file, and no file can hold its infos.
-        """
+        """Copy what is new in the result, if there is enough of it, after all that was to be kept."""
         are_kept = self._session.infos_of_files.are_kept
         if not self._has_new or isinstance(self._gathering.plan, Streamed):
             return
@@ -97,21 +79,13 @@ class BatchMaker:
             self._append()
 
     def segments(self, first: int = 0) -> list[Segment]:
-        """Return the result so far, in order, from a segment on, without those that were forgotten.
-
-        Args:
-            first: The number of a segment: of trajectories, or of parts of episodes.
-        """
+        """Return the result so far, in order, from segment number `first` on, without those that were forgotten."""
         if self._episodes is not None:
             return self._episodes.segments(first)
         return self._session.arrivals.segments(self._gathering.result.spans(first))
 
     def pop_segments(self) -> list[Segment]:
-        """Return what was not popped of the result so far, for the consumer of a stream.
-
-        Raises:
-            UnwritableInfoError: It goes into a file, and no file can hold its infos.
-        """
+        """Return what was not popped of the result so far, for the consumer of a stream."""
         segments = self._session.arrivals.segments(self._session.scheduler.pop_spans())
         if self._session.infos_of_files.are_kept:
             self._session.infos_of_files.check(segments)
@@ -162,11 +136,7 @@ class BatchMaker:
         self._session.taken_actions.warn_if_missing()
 
     def make(self, segments: list[Segment], growing: GrowingBatch | None = None) -> TrajectoryBatch[Any, Any]:
-        """Return trajectories in memory of their own.
-
-        Args:
-            segments: Their segments.
-            growing: A batch of those before them; None for an empty one.
+        """Return trajectories in memory of their own, after those of a growing batch.
 
         Raises:
             DataError: The environments of the trajectories have different spaces.

@@ -50,11 +50,7 @@ class InfosOfFiles:
                     setattr(each, name, self._kept.of_columns(columns))
 
     def check(self, segments: Sequence[Segment]) -> None:
-        """Check that a file can hold the infos of trajectories.
-
-        Raises:
-            UnwritableInfoError: It cannot; names all such infos of these trajectories.
-        """
+        """Raise `UnwritableInfoError` if a file cannot hold infos of trajectories; it names all of these."""
         if self._kept is not None and segments:
             each = [segments, *segments_of_policies(segments)]
             check_pieces([(name, piece) for name in INFOS for part in each for piece in info_pieces(part, name)])

@@ -125,10 +125,6 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         return self._life.session.engine.pids()
 
 
-# ----------------------------------------------------------------------
-# The sampler whose workers live in this process.
-
-
 @with_arguments_in_groups(Sampler)
 class LocalSampler(Sampler[ObservationsT, ActionsT]):
     """Collect trajectories in the calling process: the same batches as any other sampler, without any parallelism.

@@ -66,11 +66,7 @@ def cut(block: range, index: int, size: int) -> range:
 
 
 def seeds_of(block: range, seeds: Mapping[int, int], index: int) -> list[int]:
-    """Return the seeds of the trajectories of a block.
-
-    Raises:
-        UsageError: Some are not known.
-    """
+    """Return the seeds of the trajectories of a block; refuse a block of which some are not known."""
     if missing := [other for other in block if other not in seeds]:
         raise UsageError(
             f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of {missing} "
@@ -192,9 +188,6 @@ class _RecordedActions:
         return copy.copy(action), {}
 
 
-# ----------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Replay:
     """What came of running a trajectory again. It can be printed.
@@ -240,29 +233,17 @@ class Replay:
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of the call that a trajectory was recorded in.
-
-    Attributes:
-        plan: What the call was to obtain.
-        resets: What it said of its trajectories; None for nothing.
-        first: Which trajectory may have been its first, so that blocks began there; None where that is known.
-        stop: From which index on it may have had none, so that its last block was cut; None where that is known.
-        derives_seeds: Whether the seeds that were not recorded are the sampler's.
-        fingerprints: How its workers computed.
-        versions: The versions of its libraries.
-        notes: What is not known of it.
-        cut: Whether what was recorded may have been cut, and the trajectory have gone on.
-    """
+    """What is known of the call that a trajectory was recorded in."""
 
     plan: GatherPlan
-    resets: Resets | None = None
-    first: int | None = None
-    stop: int | None = None
-    derives_seeds: bool = True
-    fingerprints: Collection[str] = ()
-    versions: Mapping[str, str] | None = None
-    notes: tuple[str, ...] = ()
-    cut: bool = False
+    resets: Resets | None = None  # what it said of its trajectories
+    first: int | None = None  # which trajectory may have been its first, so that blocks began there; None if known
+    stop: int | None = None  # from which index on it may have had none, so that its last block was cut; None if known
+    derives_seeds: bool = True  # whether the seeds that were not recorded are the sampler's
+    fingerprints: Collection[str] = ()  # how its workers computed
+    versions: Mapping[str, str] | None = None  # of its libraries
+    notes: tuple[str, ...] = ()  # what is not known of it
+    cut: bool = False  # whether what was recorded may have been cut, and the trajectory have gone on
 
 
 def replayed(

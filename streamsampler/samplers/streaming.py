@@ -33,12 +33,6 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     that is asked for. It ends, and the workers stop, after its last trajectory, if it has one, and when it is closed,
     deleted, or raises; and with the next call on its sampler, after which it raises `SamplerError`. Also a context
     manager, which closes it.
-
-    Args:
-        begin: Begins the call that the trajectories come from.
-        exclusive: Gives this thread the sampler's workers.
-        check: Raises `SamplerError` where a later call has ended the stream of this one.
-        end: Ends a call that is not ended yet.
     """
 
     def __init__(

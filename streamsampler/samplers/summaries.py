@@ -11,26 +11,15 @@ from streamsampler.data.segments import Segment
 
 
 class Summaries(NamedTuple):
-    """Summaries of consecutive trajectories of one report.
+    """Summaries of consecutive trajectories of one report."""
 
-    Attributes:
-        pickled: Those of all its trajectories, pickled: see `Filters.summaries`.
-        start: Position of the first one among them.
-        stop: One more than the position of the last one.
-    """
-
-    pickled: bytes
-    start: int
+    pickled: bytes  # those of all its trajectories: see `Filters.summaries`
+    start: int  # the position of the first one among them
     stop: int
 
 
 def summaries_of(segments: Sequence[Segment], *, each: bool = False) -> list[Summaries]:
-    """Return the summaries of the trajectories of segments; none without filters.
-
-    Args:
-        segments: The segments.
-        each: Whether to return those of each trajectory by themselves.
-    """
+    """Return the summaries of the trajectories of segments, or those of `each` by themselves; none without filters."""
     found: list[Summaries] = []
     for delivery, start, stop, _ in segments:
         if pickled := delivery.rollouts.summaries:

@@ -108,9 +108,9 @@ def test_looks_at_a_long_trajectory_become_rarer():
 def test_what_a_late_worker_shows_is_remembered():
     world = World((1.0, 1.0), [(0, range(4))], {0: 10})
     assert world.take(1, 10.0) == range(4)
-    world.copies.note_late(0, 14.0)
+    world.copies.learn_from_late(0, 14.0)
     assert world.throughput.seconds_with(0) == pytest.approx(14.0)
-    world.copies.note_late(1, 10.5)
+    world.copies.learn_from_late(1, 10.5)
     assert world.throughput.seconds_with(1) == pytest.approx(1.0), "not overdue"
 
 
@@ -119,7 +119,7 @@ def test_a_worker_that_has_not_answered_yet_is_not_taken_for_very_slow(after, ea
     """It may import torch for two seconds, while another one runs its ticket in a tenth."""
     world = World((1.0, 1.0), [(0, range(4))], {0: 10})
     world.throughput.forget(0)
-    world.copies.note_late(0, after)
+    world.copies.learn_from_late(0, after)
     assert world.throughput.seconds_with(0) == pytest.approx(each)
 
 
