@@ -74,7 +74,7 @@ class Copies:
         self._rate = 0.0  # trajectories per second of all workers that are not late
         self._fastest = math.inf  # seconds of a trajectory on the fastest worker without a ticket
         self._valid_until = -1  # tickets removed
-        self._next_look = math.inf
+        self.next_look = math.inf  # when an idle worker should ask again, even if nothing arrives until then
 
     def assign(self, worker: int, now: float, block_of: Callable[[range], int], end: int) -> range | None:
         """Assign to the idle `worker` what it should run a second time; None if that does not pay.
@@ -84,7 +84,7 @@ class Copies:
         The indices of a ticket that must stay together are a block of it; those from `end` on are of no use.
         """
         each = self._pace.seconds_with(worker)
-        if not each or self._in_flight.queue(worker) or not self.pay(now):
+        if not each or self._in_flight.queues[worker] or not self.pay(now):
             return None
         if (late := self._worth_a_copy(each, now)) is None:
             # Those that were faster are not idle any more: workers are asked in the order of their speed.
@@ -103,7 +103,7 @@ class Copies:
         return late.rest[:n]
 
     def _must_look(self, now: float) -> bool:
-        return self._in_flight.n_removed > self._valid_until or now >= self._next_look
+        return self._in_flight.n_removed > self._valid_until or now >= self.next_look
 
     def overdue(self, now: float) -> list[int]:
         """Return the workers with a ticket that should have ended, if `assign` looks at all workers now."""
@@ -112,7 +112,7 @@ class Copies:
         in_flight, average, overdue = self._in_flight, self._pace.seconds, []
         for worker, queue in in_flight.busy():
             each = self._pace.seconds_with(worker) or average
-            if each and in_flight.since(worker) + each * len(queue[0]) < now:
+            if each and in_flight.begun[worker] + each * len(queue[0]) < now:
                 overdue.append(worker)
         return overdue
 
@@ -124,12 +124,8 @@ class Copies:
 
     def mark_idle(self, worker: int) -> None:
         """Record that `worker` has no ticket any more."""
-        if not self._in_flight.queue(worker):
+        if not self._in_flight.queues[worker]:
             self._fastest = min(self._fastest, self._pace.seconds_with(worker) or math.inf)
-
-    def next_look(self) -> float:
-        """Return when an idle worker should ask again, even if nothing arrives until then; infinity for never."""
-        return self._next_look
 
     def _worth_a_copy(self, each: float, now: float) -> _Late | None:
         """Return the piece that ends last, if it pays that idle workers, one of which takes `each` seconds, run it."""
@@ -147,17 +143,17 @@ class Copies:
         begun, busy = now, self._in_flight.busy()
         for worker, queue in busy:
             each = self._pace.seconds_with(worker)
-            begun = min(begun, since := self._in_flight.since(worker))
+            begun = min(begun, since := self._in_flight.begun[worker])
             self._pieces += self._of_worker(worker, queue, now)
             self._rate += 1 / each if each and since + each * len(queue[0]) >= now else 0.0
         idle = self._pace.seconds_of_others({worker for worker, _ in busy})
         self._rate += sum([1 / each for each in idle])
         self._fastest = min(idle, default=math.inf)
         self._pieces.sort(key=lambda late: late.end)
-        self._next_look = math.inf
+        self.next_look = math.inf
         if self._pieces and self._fastest < math.inf:
             late = min(late.end + _worth(late.rest, self._fastest) for late in self._pieces)
-            self._next_look = max(late, now + _PATIENCE * (now - begun) + COPY_SECONDS)
+            self.next_look = max(late, now + _PATIENCE * (now - begun) + COPY_SECONDS)
 
     def _of_worker(self, worker: int, queue: Sequence[range], now: float) -> Iterator[_Late]:
         """Return what might be copied of a worker's tickets."""
@@ -172,7 +168,7 @@ class Copies:
         each = self._pace.seconds_with(worker) or self._pace.seconds
         if not each:
             return
-        first, elapsed = len(queue[0]), now - self._in_flight.since(worker)
+        first, elapsed = len(queue[0]), now - self._in_flight.begun[worker]
         end = now - elapsed + each * first
         if end < now:
             each, end = self._overdue(worker, first, each, elapsed, now)
@@ -198,9 +194,9 @@ class Copies:
 
         A worker that has not answered yet is taken to be slower: it may have been starting for most of the time.
         """
-        if not (queue := self._in_flight.queue(worker)):
+        if not (queue := self._in_flight.queues[worker]):
             return  # it has answered in the meantime
-        first, elapsed, each = len(queue[0]), now - self._in_flight.since(worker), self._pace.seconds_with(worker)
+        first, elapsed, each = len(queue[0]), now - self._in_flight.begun[worker], self._pace.seconds_with(worker)
         if each is None:
             self._pace.raise_to(worker, min(elapsed / first, SLOW_AT_FIRST * (self._pace.seconds or math.inf)))
         elif elapsed > each * first:

@@ -56,8 +56,8 @@ class Dispatch:
                     del line[known.worker]  # until it has answered
 
     def assign_copies(self, gathering: Gathering, now: float) -> None:
-        """Send idle workers copies of tickets that others hold, as long as that pays."""
-        if not gathering.copies_pay(now):
+        """Send idle workers copies of tickets that others hold, as long as that pays: they may copy."""
+        if not gathering.copies.pay(now):
             return
         seconds_with = gathering.throughput.seconds_with
         for known in sorted(self._takers(self.idle), key=lambda known: seconds_with(known.worker) or math.inf):

@@ -141,7 +141,7 @@ class Gathering:
             self._queues.append(IndexQueue(own, layout.block, lengthens=layout.lengthens))
         self.result = Result(plan, order, self._first)
         self._in_flight = InFlight(n_workers, self.throughput)
-        self._copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket, is_awaited)
+        self.copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket, is_awaited)
         self._handed_out = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
         self._considered: set[int] = set()  # workers that got a ticket, or were passed over because they are slow
         self.arrived_trajectories = self.arrived_timesteps = 0  # of those that were not left out
@@ -195,29 +195,17 @@ class Gathering:
         # While the consumer of a stream has trajectories to take, a slow ticket does not make it wait.
         return self._may_copy and not self.result.complete and not (self._is_stream and self.result.has_spans)
 
-    def overdue(self, now: float) -> list[int]:
-        """Return the workers whose progress copies depend on: their tickets are overdue."""
-        return self._copies.overdue(now)
-
-    def copies_pay(self, now: float) -> bool:
-        """Whether a copy may pay for the fastest idle worker; see `copies`. The progress of `overdue` is known."""
-        return self.may_copy and self._copies.pay(now)
-
     def assign_copy(self, worker: int, now: float = 0.0) -> Assignment | None:
         """Return a copy of a part of another worker's ticket for an idle one; None if that does not pay.
 
         If it does not pay for a worker, it pays for no slower one.
         """
         queue = self._queue_for(worker)
-        indices = self._copies.assign(worker, now, queue.block_of, self.result.end) if self.may_copy else None
+        indices = self.copies.assign(worker, now, queue.block_of, self.result.end) if self.may_copy else None
         if not indices:
             return None
         self._considered.add(worker)
         return Assignment(indices, queue.block_of(indices))
-
-    def next_look(self) -> float:
-        """Return when copies may pay, even if nothing arrives before; infinity for never."""
-        return self._copies.next_look() if self._may_copy else math.inf
 
     def run_lanes(self, worker: int) -> None:
         """Cut tickets for a worker as is best: none of its trajectories influences another one."""
@@ -252,15 +240,15 @@ class Gathering:
         share = self._n_to_share / self._all_speeds / self._slowness(worker)
         size = math.ceil(share - in_flight.left(worker, now))
         if self.throughput.spread <= LIKE_ONE_LENGTH * (self.throughput.timesteps or 0.0):
-            over = (sum(map(len, in_flight.queue(worker))) + size) % self._unit
+            over = (sum(map(len, in_flight.queues[worker])) + size) % self._unit
             size -= over if over <= CLOSE_TO_WHOLE * self._unit and over < size else 0
         return min(remaining, size)
 
     def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
-        for lost in self._in_flight.remove(worker, indices, now):
+        for lost in self._in_flight.give_up(worker, indices, now)[0]:
             self._put_back(lost)
-        self._copies.mark_idle(worker)
+        self.copies.mark_idle(worker)
 
     def _put_back(self, indices: range) -> None:
         self._handed_out -= len(indices)
@@ -351,7 +339,7 @@ class Gathering:
         if len(lengths) + len(dropped) != len(indices):
             raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
         counts, lost, late = self._in_flight.arrive(worker, indices, now)
-        self._copies.mark_idle(worker)
+        self.copies.mark_idle(worker)
         self.late += late
         for piece in lost:
             self._put_back(piece)
@@ -370,7 +358,7 @@ class Gathering:
         """Learn from tickets that arrived from other workers first how slow their workers are, by their progress."""
         late, self.late = self.late, []
         for worker in late:
-            self._copies.learn_from_late(worker, now)
+            self.copies.learn_from_late(worker, now)
 
     def _put_in(self, indices: range) -> None:
         """Let workers run indices that are in no queue."""
@@ -391,7 +379,7 @@ class Gathering:
         if trajectory is None and len(indices) <= size:
             trajectory = indices[0]
         lost, copied = self._in_flight.give_up(worker, indices, now)
-        self._copies.mark_idle(worker)
+        self.copies.mark_idle(worker)
         for piece in lost:
             for block in queue.blocks_of(piece) if trajectory is None else _around(trajectory, piece, size):
                 self._put_back(block)

@@ -328,12 +328,12 @@ class Scheduler:
         if knows_progress:
             gathering.measure_late(now)
         may_copy = bool(self._dispatch.idle) and gathering.may_copy
-        self._overdue = gathering.overdue(now) if may_copy and not knows_progress else []
+        self._overdue = gathering.copies.overdue(now) if may_copy and not knows_progress else []
         if self._overdue or gathering.late:
             return {"copies"}
         if may_copy:
             self._dispatch.assign_copies(gathering, now)
-        look = gathering.next_look()
+        look = gathering.copies.next_look
         self._next_ask = look if look > now else math.inf  # idle workers have been asked just now
         return set()
 

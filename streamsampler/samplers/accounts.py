@@ -25,6 +25,11 @@ from streamsampler.protocol.result import LeftOut
 from streamsampler.samplers.session import Session
 from streamsampler.workers.logs import handle_records
 
+_ANOMALY = (
+    '{}; such data are counted in stats.anomalies, and reported this once; check="error" ends the call, check=None '
+    "looks for nothing"
+)
+
 
 class CallAccounts:
     """The accounts of one call.
@@ -59,7 +64,7 @@ class CallAccounts:
 
     def count(self, number: int) -> None:
         """Count the times and timesteps of an answer, whatever becomes of its trajectories."""
-        event = self._session.arrivals.count(number)
+        event = self._session.arrivals.uncounted.pop(number)
         answer = event.answer
         if answer.ticket is not None:
             self._session.record_answer(event.worker, answer)
@@ -113,7 +118,7 @@ class CallAccounts:
             first = FoundAnomaly(self.version, index, anomaly.timestep, anomaly.what)
             if self.stats.first_anomaly is None:
                 self.stats.first_anomaly = first
-            self._session.warn_of_anomaly(first)
+            self._session.warn_of([("anomaly", _ANOMALY.format(first))])
 
     def add_yielded(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Count the trajectories that a stream hands to its consumer."""

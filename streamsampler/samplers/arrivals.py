@@ -42,7 +42,7 @@ class Arrivals:
         self.workers = [LaunchedWorker() for _ in range(engine.n_workers)]
         self._numbers = count()
         self._answers: dict[int, Answered] = {}
-        self._uncounted: dict[int, Answered] = {}
+        self.uncounted: dict[int, Answered] = {}  # as the engine brought them
         self.deliveries: dict[int, Delivery] = {}  # what reports brought, by their numbers
         self._copied: tuple[Spaces, bytes] | None = None  # spaces that were copied before, pickled
         self._seen: Spaces | None = None
@@ -53,7 +53,7 @@ class Arrivals:
         """Keep an answer, as the engine brought it; return it as the scheduler sees it."""
         worker, answer, number = event.worker, event.answer, next(self._numbers)
         launched, memory = self.workers[worker], self._engine.memory_bytes(worker)
-        self._uncounted[number] = event
+        self.uncounted[number] = event
         if isinstance(answer, Failure):
             self.exceptions[number] = event.contents
             return events.FailureReceived(worker, number, answer, isinstance(event.contents, WorkerError), memory)
@@ -77,10 +77,6 @@ class Arrivals:
         self.absent[worker] = can_launch = engine.can_restart(worker)
         seen, stack = engine.progress(worker), self.workers[worker].stack
         return events.WorkerDied(worker, seen, event.exitcode, event.why, event.hopeless, stack, can_launch)
-
-    def count(self, number: int) -> Answered:
-        """Return an answer, as the engine brought it, that is counted now."""
-        return self._uncounted.pop(number)
 
     def report(self, number: int) -> Report | None:
         """Return a report; None of a failure."""
@@ -126,12 +122,12 @@ class Arrivals:
     def forget_all(self) -> None:
         """Forget all deliveries: their memory is gone with the engine, or is about to be, in another thread."""
         self._answers.clear()
-        self._uncounted.clear()
+        self.uncounted.clear()
         self.deliveries.clear()
         self.exceptions.clear()
 
     def pop_uncounted(self) -> list[Answered]:
         """Return, once, the answers that no call has counted: most often of workers that had begun in advance."""
-        answers = list(self._uncounted.values())
+        answers = list(self.uncounted.values())
         self.forget_all()
         return answers

@@ -11,7 +11,7 @@ from streamsampler.core.words import count
 from streamsampler.data.assembly import GrowingBatch
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import assembled
-from streamsampler.data.segments import Delivery, Segment
+from streamsampler.data.segments import Segment
 from streamsampler.data.spaces import same_spaces
 from streamsampler.data.statistics import EndedEpisodes
 from streamsampler.environments.multi_agent import SpacesOfAgents
@@ -59,14 +59,14 @@ class BatchMaker:
         if delivery.rollouts.remarks:
             session.warn_of(delivery.rollouts.remarks)
         session.taken_actions.put(delivery.rollouts)
-        if session.infos_of_files.are_kept:
+        if session.infos_of_files.kept is not None:
             session.infos_of_files.leave_out(delivery.rollouts)
 
     def append_due(self) -> None:
         """Copy what is new in the result, if there is enough of it, after all that was to be kept."""
-        are_kept = self._session.infos_of_files.are_kept
         if not self._has_new or isinstance(self._gathering.plan, Streamed):
             return
+        are_kept = self._session.infos_of_files.kept is not None
         if self._gathering.result.complete and not are_kept:
             return  # all that is left is about to be copied
         self._has_new = False
@@ -87,8 +87,7 @@ class BatchMaker:
     def pop_segments(self) -> list[Segment]:
         """Return what was not popped of the result so far, for the consumer of a stream."""
         segments = self._session.arrivals.segments(self._session.scheduler.pop_spans())
-        if self._session.infos_of_files.are_kept:
-            self._session.infos_of_files.check(segments)
+        self._session.infos_of_files.check(segments)
         return segments
 
     @property
@@ -112,9 +111,7 @@ class BatchMaker:
         self._spaces_of_taken |= _spaces_by_worker(segments)
         growing.append(segments, expected_rows(gathering.plan, gathering.throughput.timesteps))
         self.summaries += summaries_of(segments)
-        for segment in segments:
-            if segment.delivery.ends_with(segment):
-                self.release(segment.delivery)
+        self.release(segments)
         if self._episodes is None:
             gathering.result.forget_spans(first, growing.n_appended)
         else:
@@ -171,9 +168,11 @@ class BatchMaker:
             _check_order(first_worker, first[0], worker, spaces[0])
         return self._session.arrivals.copy_of(first)
 
-    def release(self, delivery: Delivery) -> None:
-        """Release the memory of a delivery; its arrays are void afterwards."""
-        self._session.arrivals.release(delivery)
+    def release(self, segments: Sequence[Segment]) -> None:
+        """Release the memory of the deliveries that end with these segments; their arrays are void afterwards."""
+        for segment in segments:
+            if segment.delivery.ends_with(segment):
+                self._session.arrivals.release(segment.delivery)
 
 
 def _check_order(first_worker: int, first: Any, worker: int, other: Any) -> None:

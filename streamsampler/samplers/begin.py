@@ -57,7 +57,7 @@ def begun(
             keeps_prefetched=lag is not None and lag.keeps_prefetched(session, payload),
         )  # fmt: skip
         if lag is None:
-            call.start()
+            call.handle(())
     except BaseException:
         session.restore_updates(before, sampled)
         raise

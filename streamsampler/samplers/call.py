@@ -76,17 +76,6 @@ class Call:
         self._to_do: deque[Instruction] = deque()
         self._carry_out(instructions)
 
-    def start(self, *, reads_answers: bool = False) -> None:
-        """Let workers begin with the call.
-
-        They may have answered already, where they had begun with it before. Unless the call then reads their answers,
-        `pump` would wait for ever if they were to run nothing else.
-        """
-        if reads_answers:
-            self.turn(0.0)
-        else:
-            self._handle(())
-
     def pump(self, timeout: float | None = None) -> None:
         """Sleep until a worker answers or dies, or a deadline passes, for `timeout` seconds at most; then handle it.
 
@@ -100,7 +89,7 @@ class Call:
         if self.gathering.result.n_popped != self._n_popped:
             # What a stream's consumer took may have come before a failure, and has made room.
             self._n_popped = self.gathering.result.n_popped
-            self.start()
+            self.handle(())
         limit = self._scheduler.seconds_to_wait(self._session.clock())
         self.turn(timeout if limit is None or (timeout is not None and timeout < limit) else limit)
 
@@ -115,7 +104,7 @@ class Call:
             session.check_open()
             if session.arrivals.absent:
                 events += self._launches()
-            self._handle([*events, waited])
+            self.handle([*events, waited])
         except (OSError, ValueError):
             session.check_open()
             raise
@@ -140,8 +129,8 @@ class Call:
         absent.update(now)
         return changed
 
-    def _handle(self, events: Sequence[Event]) -> None:
-        """Carry out what follows from events, and from the progress that the scheduler asks for."""
+    def handle(self, events: Sequence[Event]) -> None:
+        """Carry out what follows from events, and from the progress that the scheduler asks for; assign tickets."""
         while (workers := self._carry_out(self._scheduler.handle(events, self._session.clock()))) is not None:
             events = [ProgressSeen({worker: self._engine.progress(worker) for worker in workers})]
         self.batches.append_due()

@@ -60,10 +60,6 @@ class FragmentLedger:
         """Whether the last call is complete: else its environments stand at different timesteps."""
         return len(self._arrived) == self.n_envs
 
-    def goes_on_in(self, plan: Fragments) -> bool:
-        """Whether the episodes go on in another call: the last one is complete, and has the same environments."""
-        return self.is_complete and self.n_envs == plan.n_envs
-
     def begin_call(self, plan: Fragments, options: dict[str, Any] | None, *, agent_is_replaced: bool) -> None:
         """Begin another call, which gives resets these options, and may replace the agent."""
         self._plan, self._options = plan, options

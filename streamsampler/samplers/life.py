@@ -31,7 +31,7 @@ from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.lagging import Lag
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.summaries import Summaries, merged
+from streamsampler.samplers.summaries import Summaries, unpickled
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.factory import WorkerSetup
@@ -166,8 +166,10 @@ class SamplerLife:
             call = self._begin(plan, updates, Stats.of(self.n_workers), resets)
             try:
                 with self._ended(call):
-                    if self.lag is not None:
-                        call.start(reads_answers=self.lag.has_prefetched)
+                    if self.lag is not None and self.lag.has_prefetched:
+                        call.turn(0.0)  # `pump` would wait for ever for workers that have answered, and have no more
+                    elif self.lag is not None:
+                        call.handle(())
                     yield call
                     if self.lag is not None:
                         self.lag.complete(call, self.session)
@@ -263,7 +265,7 @@ class SamplerLife:
         """The filters, with the statistics of all trajectories that were returned so far."""
         if self._returned:
             # Only then are they forgotten: a user's merge may raise.
-            self._filters = merged(self._filters, self._returned)
+            self._filters = self._filters.merged(unpickled(self._returned))
             self._returned = []
         return self._filters
 

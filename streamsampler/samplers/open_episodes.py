@@ -35,8 +35,9 @@ class OpenEpisodes:
     def resets_of(self, plan: Fragments, resets: Resets | None, updates: Collection[Kind], next_version: int) -> Resets:
         """Return the options of a call's resets, and whether its episodes go on."""
         ledger = self.ledger
-        goes_on = "env" not in updates and ledger is not None and ledger.goes_on_in(plan)
-        base_version = ledger.base_version if goes_on and ledger is not None else next_version
+        base_version = next_version
+        if "env" not in updates and ledger is not None and ledger.is_complete and ledger.n_envs == plan.n_envs:
+            base_version = ledger.base_version
         # A copy, because episodes are restored with them later.
         options = None if resets is None else loads(dumps(resets.options, "reset_options"))
         return Resets(options=options, fragments=order_of(plan, base_version))
@@ -75,18 +76,14 @@ class OpenEpisodes:
             self.ledger.replace_agent()
         return self.ledger
 
-    def base_version_in(self, worker: int) -> int:
-        """Return the base version of the environments that a worker has of the episodes that go on; 0 for none."""
-        version = self._base_versions[worker]
-        return version if self.ledger is not None and self.ledger.base_version == version else 0
-
     def order_for(self, worker: int, plan: GatherPlan) -> tuple[int, FragmentOrder | None]:
         """Return the base version of the environments that a worker has, and how it restores those that it lacks.
 
         The worker is about to be sent a `Start`. The base version is 0 for none; the order is None if there is nothing
         to restore.
         """
-        goes_on, ledger = self.base_version_in(worker), self.ledger
+        ledger, version = self.ledger, self._base_versions[worker]
+        goes_on = version if ledger is not None and ledger.base_version == version else 0
         if ledger is None or not isinstance(plan, Fragments):
             self._base_versions[worker] = goes_on
             return goes_on, None

@@ -105,11 +105,6 @@ class Rerun:
             self._raise_failure(event)
         return runs
 
-    @property
-    def _block_size(self) -> int:
-        """How many trajectories the worker's blocks have, if they are all of one size."""
-        return self.setup.factory.layout.block
-
     def _worker(self, take: Callable[[Any, float], None] | None, context: WorkerContext) -> Any:
         """Make a worker that runs the trajectory's block whatever its ticket, with the seeds that were recorded."""
         worker: Any = self.setup.for_replay(self.index).make_worker(replace(context, worker_number=self.worker))
@@ -122,7 +117,8 @@ class Rerun:
 
         def rolled_out(*_: Any) -> Any:
             # Alone where no other trajectory influences it.
-            size = len(self.block) if worker.runs_longer_blocks else 1 if worker.runs_lanes else self._block_size
+            size = 1 if worker.runs_lanes else self.setup.factory.layout.block
+            size = len(self.block) if worker.runs_longer_blocks else size
             indices = cut(self.block, self.index, size)
             if film is not None:
                 film.number = indices.index(self.index)
@@ -143,7 +139,7 @@ class Rerun:
         TakenActions(self.setup.record_taken).put(rollouts)
         n_ran, before = len(rollouts.lengths) + len(event.answer.dropped), self.block.index(self.index)
         if n_ran < len(self.block):
-            before = before % self._block_size if n_ran > 1 else 0
+            before = before % self.setup.factory.layout.block if n_ran > 1 else 0
         position = before - sum(each.position < before for each in event.answer.dropped)
         delivery = Delivery(self.worker, rollouts, spaces=spaces, fingerprint=fingerprint().bits)
         return assembled(

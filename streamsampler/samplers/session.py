@@ -11,7 +11,6 @@ from streamsampler.core.errors import ClosedError
 from streamsampler.core.memory import Pool
 from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.core.serialization import Payload, dumps
-from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.data.taken import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.protocol.checks import PurityChecks
@@ -31,11 +30,6 @@ from streamsampler.samplers.traces import trace_of_environment
 from streamsampler.samplers.update_store import UpdateStore
 from streamsampler.samplers.updates import Snapshot, Updates
 from streamsampler.workers.resets import Resets
-
-_ANOMALY = (
-    '{}; such data are counted in stats.anomalies, and reported this once; check="error" ends the call, check=None '
-    "looks for nothing"
-)
 
 
 class Session:
@@ -151,10 +145,6 @@ class Session:
         self.store.record_answer(worker, is_failure=not isinstance(answer, Report))
         if not isinstance(answer, Report) or answer.ended_fragments:
             self.episodes.forget(worker)
-
-    def warn_of_anomaly(self, anomaly: FoundAnomaly) -> None:
-        """Warn of the first anomaly in the data, and of no other."""
-        self.warn_of([("anomaly", _ANOMALY.format(anomaly))])
 
     def warn_of(self, remarks: Iterable[tuple[str, str]]) -> None:
         """Log warnings, the first of each kind."""

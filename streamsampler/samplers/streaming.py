@@ -168,9 +168,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         self._n_returned += sum(segment.stop - segment.start for segment in segments)
         before = None if _is_over(call) and not self._ahead else self._n_returned
         call.accounts.add_dropped(segments, call.gathering.result.pop_left_out(before))
-        for segment in segments:
-            if segment.delivery.ends_with(segment):
-                call.batches.release(segment.delivery)
+        call.batches.release(segments)
 
     def close(self) -> None:
         """End the stream and stop the workers; may be called twice."""

@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from streamsampler.agents.filters import Filters
 from streamsampler.data.segments import Segment
 
 
@@ -28,12 +27,8 @@ def summaries_of(segments: Sequence[Segment], *, each: bool = False) -> list[Sum
     return found
 
 
-def merged(filters: Filters, each: Sequence[Summaries]) -> Filters:
-    """Return filters with the statistics of further trajectories, in order."""
-    return filters.merged(_unpickled(each))
-
-
-def _unpickled(each: Sequence[Summaries]) -> Iterator[tuple[Any, Any]]:
+def unpickled(each: Sequence[Summaries]) -> Iterator[tuple[Any, Any]]:
+    """Yield the summaries of each trajectory, for `Filters.merged`."""
     pickled, read = b"", list[tuple[Any, Any]]()
     for one in each:
         if one.pickled is not pickled:  # those of one report follow each other
