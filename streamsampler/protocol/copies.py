@@ -28,7 +28,6 @@ StepsOf = Callable[[int], int]
 IsAwaited = Callable[[int], bool]
 """Returns whether a call needs an answer of this worker, whatever the others answer."""
 
-
 WORTH_A_COPY = 1.5
 """How many times longer than its copy a ticket must be expected to take. Noise in the averages of equally fast workers
 stays below it."""
@@ -81,7 +80,7 @@ class Copies:
 
         Idle workers are asked in the order of their speed, the fastest first.
 
-        The indices of a ticket that must stay together are a block of it; those from `end` on are of no use.
+        `block_of` returns how many trajectories of a ticket must stay together; indices from `end` on are of no use.
         """
         each = self._pace.seconds_with(worker)
         if not each or self._in_flight.queues[worker] or not self.pay(now):

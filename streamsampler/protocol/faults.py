@@ -67,9 +67,9 @@ class Hang:
 def loss_by_death(
     event: WorkerDied, hang: Hang | None, version: int | None, seconds: float, *, is_ready: bool
 ) -> Incident:
-    """Return the loss that a death is, so many seconds after the sampler was made.
+    """Return the loss that a death is, `seconds` after the sampler was made.
 
-    The version is None if the worker had not begun the current one.
+    `version` is None if the worker had not begun the current one.
     """
     seen = event.progress if hang is None else hang.progress
     is_starting = version is None and not is_ready and hang is None
@@ -107,7 +107,7 @@ def _likeness_of(incident: Incident, *, is_ready: bool) -> Likeness | None:
 
 
 def loss_by_exception(worker: int, failure: Failure, seconds: float) -> Incident:
-    """Return the loss that an exception is which `restart_on` names, so many seconds after the sampler was made."""
+    """Return the loss that an exception is which `restart_on` names, `seconds` after the sampler was made."""
     version, subject, of_call = None, unready(worker), False
     if failure.ticket is not None:
         version, indices = failure.ticket.version, failure.ticket.indices

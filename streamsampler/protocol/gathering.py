@@ -107,9 +107,9 @@ class GivenTicket(NamedTuple):
 class Gathering:
     """Track one call's progress through its plan.
 
-    Without `concurrent` workers no other worker could run a ticket sooner; with `own_queues` none may; with `dropping`
-    later indices take the places of trajectories that are left out, where the plan does not refuse that with a
-    UsageError.
+    With `own_queues` each worker runs only its own indices. Only `concurrent` workers can run another's ticket sooner.
+    With `dropping` later indices take the places of trajectories that are left out; where there are none, it is a
+    UsageError. The throughput is that of earlier calls as well.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Gathering:
         self.result = Result(plan, order, self._first)
         self._in_flight = InFlight(n_workers, self.throughput)
         self.copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket, is_awaited)
-        self._handed_out = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
+        self._n_assigned = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
         self._considered: set[int] = set()  # workers that got a ticket, or were passed over because they are slow
         self.arrived_trajectories = self.arrived_timesteps = 0  # of those that were not left out
         self.arrived_dropped = 0
@@ -163,7 +163,7 @@ class Gathering:
         queue = self._queue_for(worker)
         in_lanes, unit = queue.block < self._unit, max(self._unit, queue.next_block)
         needed = self._n_needed(LANES_MARGIN if in_lanes else SAFETY_MARGIN)
-        remaining = max(0, needed - self._handed_out)
+        remaining = max(0, needed - self._n_assigned)
         slowness = self._slowness(worker)
         if in_lanes and 0 < remaining <= self._n_workers * self._unit:
             # Shares are estimates: if every worker were refused, no report would come, and no worker be asked again.
@@ -184,7 +184,7 @@ class Gathering:
             self.refuses_all = not indices and len(self._queues) == 1
         if not indices:
             return None
-        self._handed_out += len(indices)
+        self._n_assigned += len(indices)
         self._in_flight.track(worker, indices, now)
         self._considered.add(worker)
         return Assignment(indices, queue.block_of(indices))
@@ -251,7 +251,7 @@ class Gathering:
         self.copies.mark_idle(worker)
 
     def _put_back(self, indices: range) -> None:
-        self._handed_out -= len(indices)
+        self._n_assigned -= len(indices)
         self._queue_of(indices).put_back(indices)
 
     def _queue_for(self, worker: int) -> IndexQueue:
@@ -273,7 +273,7 @@ class Gathering:
         if self._has_lanes:
             return True
         unit: int = max(self._unit, *map(_NEXT_BLOCK, self._queues))
-        return self._n_needed(-SAFETY_MARGIN) - self._handed_out > self._n_workers * unit
+        return self._n_needed(-SAFETY_MARGIN) - self._n_assigned > self._n_workers * unit
 
     def _slowness(self, worker: int) -> float:
         """How many times the average duration `worker` takes; 1 if it does not count as slow."""
@@ -321,8 +321,8 @@ class Gathering:
             return self.arrived_dropped + min(self._n_workers * self._unit, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps
         # In flight, or of failures that are held back.
-        under_way = self._handed_out - self.arrived_trajectories - self.arrived_dropped
-        return self._handed_out + max(0, needed_for(missing, mean, margin * self.throughput.spread) - under_way)
+        under_way = self._n_assigned - self.arrived_trajectories - self.arrived_dropped
+        return self._n_assigned + max(0, needed_for(missing, mean, margin * self.throughput.spread) - under_way)
 
     def _window(self) -> int:
         # How far workers run ahead of a stream's consumer: enough to stay busy, few enough to bound memory.
@@ -334,7 +334,7 @@ class Gathering:
     ) -> bool:  # fmt: skip
         """Add the trajectories of a report, by its number; return whether they are new, or a copy arrived before.
 
-        The lengths are those of the ticket's trajectories that were not dropped.
+        `lengths` are the timesteps of the ticket's trajectories that were not dropped.
         """
         if len(lengths) + len(dropped) != len(indices):
             raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
@@ -371,8 +371,8 @@ class Gathering:
     ) -> None:  # fmt: skip
         """Hold back the failure of a ticket until its turn comes, and assign the rest of the ticket again.
 
-        The trajectory that failed is None if it is unknown; a `final` failure is never run again. The caller decides by
-        the reason.
+        `trajectory` is None where it is unknown which one failed; what is `final` is never run again. The caller
+        decides by the reason.
         """
         queue = self._queue_of(indices)
         size = queue.block_of(indices)
@@ -421,12 +421,12 @@ class Gathering:
     def take_in_advance(self, worker: int, size: int) -> Assignment | None:
         """Return the next ticket of a worker; None if nothing is left that the call is expected to need."""
         queue = self._queue_for(worker)
-        # What was handed out is no part of it: the estimate is that of the beginning.
+        # What was assigned is no part of it: the estimate is that of the beginning.
         indices = queue.take_new(size, self._first + self._n_in_advance())
         return Assignment(indices, queue.block_of(indices)) if indices else None
 
     def take_over(self, given: Sequence[GivenTicket]) -> bool:
-        """Take over tickets that were assigned in advance; return False where the plan would not have cut them."""
+        """Take over tickets assigned in advance; return False, and change nothing, if the plan has others."""
         may_extend = len(self._queues) == 1
         taken: dict[int, int] = {}  # by queue, how many indices
         for worker, indices, _ in given:
@@ -437,7 +437,7 @@ class Gathering:
             taken[number] = position + len(indices)
         for worker, indices, since in given:
             self._queue_for(worker).skip(indices)
-            self._handed_out += len(indices)
+            self._n_assigned += len(indices)
             self._in_flight.track(worker, indices, since)
             self._considered.add(worker)
         return True

@@ -51,7 +51,7 @@ class Watch:
     def look(self, rows: Mapping[int, tuple[Stillness, Hashable, Hashable]]) -> tuple[list[int], dict[int, float]]:
         """Compare the board with the last look at it; return the new suspects, and for how many seconds others hang.
 
-        Of each worker that has work: its row before, its row now, and which of the limits holds.
+        `rows` has, for each worker that has work, its row before, its row now, and which of the limits holds.
         """
         waited, self._waited = self._waited, 0.0
         suspects: list[int] = []

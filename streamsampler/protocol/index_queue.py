@@ -38,11 +38,11 @@ def _latest_first(indices: range) -> int:
 
 
 class IndexQueue:
-    """Hand out indices in order, in tickets of whole blocks. Blocks are cut from the start of the queue.
+    """Assign indices in order, in tickets of whole blocks. Blocks are cut from the start of the queue.
 
     The blocks of a ticket are all of one size; only the last one may have fewer indices. Blocks get longer than the
     first ones where the queue `lengthens` and workers run such blocks: see `block_at`. Until that is certain only the
-    first blocks are handed out, which are the same either way.
+    first blocks are assigned, which are the same either way.
     """
 
     def __init__(self, own: range, block: int = 1, *, lengthens: bool = False) -> None:
@@ -77,7 +77,7 @@ class IndexQueue:
         return [indices[start : start + block] for start in range(0, len(indices), block)]
 
     def take_new(self, size: int, horizon: int) -> range:
-        """Hand out about `size` new indices below `horizon`, in whole blocks."""
+        """Assign about `size` new indices below `horizon`, in whole blocks."""
         own, cursor = self.own, self._cursor
         in_sight = len(range(own.start, min(own.stop, horizon), own.step)) - cursor
         if in_sight <= 0:
@@ -103,7 +103,7 @@ class IndexQueue:
         return first.start == position and len(first) == len(last) and stop in (len(own), last.stop)
 
     def skip(self, indices: range) -> None:
-        """Record that the next indices were handed out, which `has_at` has; the queue becomes longer if it must."""
+        """Record that the next indices were assigned, which `has_at` has; the queue becomes longer if it must."""
         self.own = self._extended(indices)
         self._cursor += len(indices)
 
@@ -111,7 +111,7 @@ class IndexQueue:
         return range(self.own.start, max(self.own.stop, indices[-1] + 1), self.own.step)
 
     def take_returned(self, size: int, end: int) -> range:
-        """Hand out about `size` indices that were put back, unless the first of them comes after `end`."""
+        """Assign about `size` indices that were put back, unless the first of them comes after `end`."""
         if not self._returned or self._returned[-1][0] > end:
             return range(0)
         indices = self._returned.pop()
@@ -122,5 +122,5 @@ class IndexQueue:
         return indices[:size]
 
     def put_back(self, indices: range) -> None:
-        """Put back a ticket, to be handed out before new indices."""
+        """Put back a ticket, to be assigned before new indices."""
         insort(self._returned, indices, key=_latest_first)

@@ -234,17 +234,6 @@ class Raise:
 
 
 Instruction = (
-    Send
-    | Launch
-    | Retire
-    | Kill
-    | Forget
-    | AbandonOlder
-    | Look
-    | RequestProgress
-    | CountFailure
-    | Keep
-    | Discard
-    | Warn
-    | Raise
-)
+    Send | Launch | Retire | Kill | Forget | AbandonOlder | Look | RequestProgress  # to workers, and about them
+    | CountFailure | Keep | Discard | Warn | Raise
+)  # fmt: skip

@@ -49,8 +49,7 @@ class Fingerprints:
     def warning(self, n_expected: int = 0) -> str:
         """Return the text to warn with, once; or "".
 
-        Nor is there one while the fingerprints of fewer than the expected workers are known: one warning names them
-        all.
+        Not while the fingerprints of fewer than `n_expected` workers are known: one warning names them all.
         """
         if len(self._known) < n_expected:
             return ""

@@ -30,7 +30,7 @@ class LengthWatch:
     def begin(self, needed: int | None, side_by_side: int, now: float) -> None:
         """Begin a call whose batch needs so many timesteps; None if it does not count timesteps.
 
-        A worker shows the timesteps of the trajectories that it runs side by side together.
+        A worker shows the timesteps of its `side_by_side` trajectories together.
         """
         self._seen = {}
         self._seconds = _FIRST_LOOK
@@ -41,8 +41,8 @@ class LengthWatch:
     def look(self, shown: Mapping[int, tuple[int, int]], now: float) -> tuple[int, int] | None:
         """Return the worker and the index of a trajectory that is too long; None if there is none, or it is no time.
 
-        For each worker with a trajectory in hand its index is shown, and the worker's timesteps. Only what was seen to
-        be added to one trajectory counts: a ticket's timesteps may be those of many.
+        `shown` has, for each worker with a trajectory in hand, its index and the worker's timesteps. Only what was seen
+        to be added to one trajectory counts: a ticket's timesteps may be those of many.
         """
         if now < self.next_look:
             return None

@@ -51,8 +51,8 @@ def checked_part(part: Any) -> PartArgument:
 def part_of(part: Any, n_trajectories: int, block: int = 1) -> Part:
     """Return a part of trajectories 0 to `n_trajectories - 1`; the sizes of two parts differ by one block at most.
 
-    The part is its number from 1 on, and how many parts there are. Consecutive trajectories of a block are run
-    together, and not cut.
+    `part` is its number from 1 on, and how many there are. A block of consecutive trajectories is run together, and not
+    cut.
     """
     number, of = checked_part(part)
     n_blocks = -(-n_trajectories // block)

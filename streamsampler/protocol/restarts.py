@@ -40,15 +40,7 @@ LEAST_CONSTRUCTION_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(Limits):
-    """What is done about losses: the limits, and the arguments that samplers have besides.
-
-    Attributes:
-        max_restarts: Losses that end no call within any `restart_window` seconds; None for any number of losses that
-            are not equal (see `Likeness`), and "auto" for 10 with up to eight workers, in proportion with more.
-        restart_on: Types of exceptions of user code that count as losses, as deaths and hangs do.
-        on_failure: Whether an exception that `restart_on` does not name is raised, or its trajectory dropped.
-        step_timeout: Seconds that a reset, an action or a timestep may take; None for any.
-    """
+    """What is done about losses: the limits, and the arguments that samplers have besides; see `Sampler`."""
 
     max_restarts: Quota = "auto"
     restart_on: tuple[type[BaseException], ...] = ()

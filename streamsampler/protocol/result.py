@@ -149,7 +149,7 @@ class Result:
         if isinstance(entry, LeftOut):
             self._leave_out(entry)
         else:
-            self._take_in(entry)
+            self._record(entry)
         if plan.timesteps is not None:
             self.complete = self.n_timesteps >= plan.timesteps
         else:
@@ -158,7 +158,7 @@ class Result:
         if self._make_ups is not None and self._is_open:
             self._skipped += self._make_ups.turn_after(self.next) - self.next
 
-    def _take_in(self, entry: _Arrived) -> None:
+    def _record(self, entry: _Arrived) -> None:
         contiguous = entry.indices.step == 1 or not self._in_order
         lengths = entry.lengths if contiguous else entry.lengths[:1]
         n, n_timesteps = self._needed_of(lengths)

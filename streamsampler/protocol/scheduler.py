@@ -108,7 +108,7 @@ class Scheduler:
         self.losses = Losses(self.policy, n_workers)
         self.checks = checks or PurityChecks(None)
         self.fingerprints = fingerprints or Fingerprints(None)
-        self.gathering: Gathering | None = None  # before the first call
+        self.gathering: Gathering | None = None  # None before the first call
         self._gathering: Gathering  # the same, once a call has begun
         self._order, self._concurrent, self._shortest_ticket = order, concurrent, shortest_ticket
         self._instructions: list[Instruction] = []
@@ -137,7 +137,8 @@ class Scheduler:
     def gathering_for(self, plan: GatherPlan, structures: Sequence[Structure] = ((),)) -> Gathering:
         """Return a gathering of the agents and environments that workers use now.
 
-        The structures are those of each queue of indices: one for all workers, or one for each.
+        `structures` has that of each queue of indices: one for all workers, or one for each. Where no other indices can
+        take the places of trajectories that are left out, it is a UsageError.
         """
         is_whole = not isinstance(plan, Fragments)
         gathering = Gathering(
@@ -157,9 +158,9 @@ class Scheduler:
     ) -> list[Instruction]:  # fmt: skip
         """Begin a call: workers get tickets when `handle` is asked next.
 
-        Its trajectories are of another agent version if one is given. `base_version` is that in which the environments
-        of fragments began, 0 for whole trajectories. `keeps_prefetched` says that the trajectories which workers have
-        begun in advance are the call's, if its plan has them.
+        Its trajectories are of `sampled_version`, or else of the version that begins with the call. `base_version` is
+        that in which the environments of fragments began, 0 for whole trajectories. `keeps_prefetched` says that the
+        trajectories which workers have begun in advance are the call's, if its plan has them.
         """
         options = {
             "sampled_version": sampled_version, "base_version": base_version, "structures": structures,
@@ -486,13 +487,10 @@ class Scheduler:
         self._refusal = self._refusal or error
 
     def _decide(self) -> bool:
-        """Decide about everything whose turn it is, in an order that does not depend on timing.
+        """Decide about everything whose turn it is, whatever the timing; return whether the call goes on.
 
         A fault in a trajectory is decided about when its turn has come; until then it uses up no quota. A fault outside
         of trajectories (in a constructor, an update, while a worker was idle) is decided about at once.
-
-        Returns:
-            Whether the call goes on.
         """
         if self._refusal is not None:
             self._instructions.append(self._refusal)

@@ -56,7 +56,7 @@ class Supervision:
             known.side.mark_for_replacement()
 
     def follow_answer(self, known: KnownWorker, memory: int, now: float) -> None:
-        """Decide whether a worker that answered is replaced; its memory is private, in bytes."""
+        """Decide whether a worker that answered is replaced; its private memory is in bytes."""
         known.stillness.reset()
         limit = self._policy.max_worker_memory
         if limit is not None and memory > limit and not known.side.is_to_be_replaced and self._can_retire:
@@ -81,8 +81,8 @@ class Supervision:
     ) -> set[Question]:  # fmt: skip
         """Kill workers that hang or take too long to retire, and warn of a trajectory that is far too long.
 
-        The progress of workers may be older than the questions that it has answered just now; return those whose time
-        has come.
+        `seen` is the progress of workers when they were looked at last: for the questions in `answered`, just now.
+        Return the questions whose time has come.
         """
         if self._deadlines:
             for worker, deadline in self._find_deadlines().items():

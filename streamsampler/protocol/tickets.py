@@ -48,8 +48,8 @@ def ticket_size(
 ) -> int:  # fmt: skip
     """Return the number of trajectories of the next ticket: a multiple of `unit`, a block or what runs side by side.
 
-    So many remain to be assigned. The ticket's worker takes `slowness` times as long as the average; `rows` is 0 where
-    it does not fill its rows from several tickets at once. Below `shortest` seconds the last tickets cost more than
+    `remaining` ones are to be assigned. The ticket's worker takes `slowness` times as long as the average, and fills so
+    many `rows` from several tickets at once (0: it does not). Below `shortest` seconds the last tickets cost more than
     workers lose by finishing at different times.
     """
     # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what remains, so that the last tickets

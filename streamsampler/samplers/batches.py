@@ -140,16 +140,11 @@ class BatchMaker:
         """
         observation_space, action_space = self._spaces_of(segments)
         batch = assembled(
-            segments,
-            growing,
-            observation_space=observation_space,
-            action_space=action_space,
+            segments, growing, observation_space=observation_space, action_space=action_space,
             seeds_of=partial(self._session.seeds_of, self._accounts.version),
-            agent_version=self._accounts.version,
-            seed=self._session.seed,
-            stats=self._stats,
+            agent_version=self._accounts.version, seed=self._session.seed, stats=self._stats,
             fragments={} if self._episodes is None else self._episodes.fields(),
-        )
+        )  # fmt: skip
         return batch if self._filters is None else self._filters.applied(batch)
 
     def _spaces_of(self, segments: list[Segment]) -> Spaces:

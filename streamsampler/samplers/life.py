@@ -75,13 +75,9 @@ class SamplerLife:
     session: Session
 
     def __init__(
-        self,
-        setup: SamplerSetup,
-        make_engine: Callable[[WorkerSetup], Engine],
-        updates: Updates[Payload],
-        filters: Filters,
-        lag: Lag | None = None,
-    ) -> None:
+        self, setup: SamplerSetup, make_engine: Callable[[WorkerSetup], Engine], updates: Updates[Payload],
+        filters: Filters, lag: Lag | None = None,
+    ) -> None:  # fmt: skip
         self.setup, self.lag = setup, lag
         # Weak, so that a sampler without users is gone at once, and not when its circle of references is found.
         self._make_engine = weakref.WeakMethod(make_engine)
@@ -109,19 +105,11 @@ class SamplerLife:
         engine = make_engine(setup.workers)
         try:
             self.session = Session(
-                engine,
-                updates.mapped(engine.publish),
-                seed=self.seed,
-                order=setup.order,
-                version=version,
-                layout=setup.workers.factory.layout,
-                policy=setup.policy_of_workers,
-                checks=self.checks,
-                fingerprints=self.fingerprints,
-                infos_of_files=self.infos_of_files,
-                record_taken=setup.workers.record_taken,
-                clock=engine.clock,
-            )
+                engine, updates.mapped(engine.publish), seed=self.seed, order=setup.order, version=version,
+                layout=setup.workers.factory.layout, policy=setup.policy_of_workers, checks=self.checks,
+                fingerprints=self.fingerprints, infos_of_files=self.infos_of_files,
+                record_taken=setup.workers.record_taken, clock=engine.clock,
+            )  # fmt: skip
         except BaseException:
             engine.close()
             raise
@@ -338,8 +326,8 @@ class SamplerLife:
     def _count_last_answers(self, last_answers: Sequence[Event]) -> list[SamplerError]:
         """Count the last answers of workers that were ended; return the failures to close their environments."""
         failures = []
-        for said in last_answers:
-            match said:
+        for event in last_answers:
+            match event:
                 case Logged(worker=worker, records=records):
                     handle_records(worker, records)
                 case Answered(worker=worker, answer=Report() as report):
@@ -347,7 +335,7 @@ class SamplerLife:
                     self.stats.stale_trajectories += report.n_trajectories
                     self.stats.stale_timesteps += report.n_timesteps
                 case Answered(worker=worker, answer=Failure(phase=Phase.CLOSE) as failure):
-                    failures.append(failure_error(worker, failure, said.contents))
+                    failures.append(failure_error(worker, failure, event.contents))
         return failures
 
 
@@ -370,6 +358,6 @@ def _end_quietly(session: Session, lock: Lock, owner: int) -> None:
         return
     # A second Ctrl-C has killed the workers then; at the end of the program nothing would catch it.
     with contextlib.suppress(KeyboardInterrupt):
-        for said in _end(session, lock):
-            if isinstance(said, Logged):
-                handle_records(said.worker, said.records)
+        for event in _end(session, lock):
+            if isinstance(event, Logged):
+                handle_records(event.worker, event.records)

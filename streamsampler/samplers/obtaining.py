@@ -125,29 +125,16 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
 
     @overload
     def obtain_samples(
-        self,
-        num_samples: int,
-        agent_update: Any = None,
-        env_update: Envs | None = None,
-        progress: ProgressArgument = False,
-        *,
-        reset_options: Options | None = None,
-        tasks: Sequence[Any] | None = None,
-        count: StepCount = "env_steps",
-    ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...
+        self, num_samples: int, agent_update: Any = None, env_update: Envs | None = None,
+        progress: ProgressArgument = False, *, reset_options: Options | None = None,
+        tasks: Sequence[Any] | None = None, count: StepCount = "env_steps",
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...  # fmt: skip
     @overload
     def obtain_samples(
-        self,
-        itr: int,
-        num_samples: int,
-        agent_update: Any = None,
-        env_update: Envs | None = None,
-        progress: ProgressArgument = False,
-        *,
-        reset_options: Options | None = None,
-        tasks: Sequence[Any] | None = None,
-        count: StepCount = "env_steps",
-    ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...
+        self, itr: int, num_samples: int, agent_update: Any = None, env_update: Envs | None = None,
+        progress: ProgressArgument = False, *, reset_options: Options | None = None,
+        tasks: Sequence[Any] | None = None, count: StepCount = "env_steps",
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...  # fmt: skip
     @_with_itr
     @suggesting()
     def obtain_samples(
@@ -377,7 +364,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         def begin() -> Call:
             return self._life.begin_stream(plan, updates, resets)  # through `self`: a stream keeps its sampler
 
-        return Stream(begin, life.exclusive, life.check_streaming, life.end_stream)
+        return Stream(begin, life)
 
     def writable_infos(self, infos: InfosArgument = True) -> AbstractContextManager[None]:
         """Return a context in which calls give trajectories whose infos a file can hold.

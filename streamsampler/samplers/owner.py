@@ -24,12 +24,7 @@ from streamsampler.workers.resets import Options
 
 
 class LifeOwner(ABC):
-    """What all samplers have besides their calls.
-
-    Attributes:
-        seed: The seed, drawn or given.
-        n_workers: How many workers there are.
-    """
+    """What all samplers have besides their calls."""
 
     _setup: SamplerSetup
     _life: SamplerLife

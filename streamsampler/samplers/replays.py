@@ -129,7 +129,7 @@ def _origin_of(
     stops = []
     if version == session.scheduler.sampled_version:
         if session.plan is None or index >= session.plan.first:
-            return Origin(*_said(life, last), fingerprints=bits)
+            return Origin(*_last_call(life, last), fingerprints=bits)
         stops.append(session.plan.first)  # with a lag, the call before may have had the same version
     if recorded is None:
         return Origin(Streamed(), stop=min(stops, default=None))
@@ -138,7 +138,7 @@ def _origin_of(
     return Origin(Streamed(), first=int(there.min()), stop=min(stops), fingerprints=bits)
 
 
-def _said(life: SamplerLife, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
+def _last_call(life: SamplerLife, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
     """Return what the last call was to obtain, and what it said of resets, for one of its trajectories."""
     session = life.session
     plan: GatherPlan = session.plan or Streamed()

@@ -36,22 +36,12 @@ class Session:
     """An engine, the scheduler of its workers, and what they were given."""
 
     def __init__(
-        self,
-        engine: Engine,
-        updates: Updates[Any],
-        *,
-        seed: int,
-        order: Order,
-        version: int,
-        capacity: int = CAPACITY,
-        layout: Layout = Layout(),
-        policy: Policy | None = None,
-        checks: PurityChecks | None = None,
-        fingerprints: Fingerprints | None = None,
-        infos_of_files: InfosOfFiles | None = None,
-        record_taken: str | None = None,
+        self, engine: Engine, updates: Updates[Any], *, seed: int, order: Order, version: int,
+        capacity: int = CAPACITY, layout: Layout = Layout(), policy: Policy | None = None,
+        checks: PurityChecks | None = None, fingerprints: Fingerprints | None = None,
+        infos_of_files: InfosOfFiles | None = None, record_taken: str | None = None,
         clock: Callable[[], float] = perf_counter,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.engine = engine
         self.seed = seed
         self.clock = clock

@@ -77,7 +77,7 @@ class UpdateStore:
     def contents_for(self, worker: int, resets: Any) -> dict[str, Any]:
         """Return the payloads of a `Start`, which are kept until its worker has answered.
 
-        It sends the updates that the worker lacks, and the published `Resets` of its call.
+        They are the updates that the worker lacks, and the published `Resets` of its call.
         """
         contents: dict[str, Any] = self.used.missing(worker, self._serials[worker])
         if resets is not None:

@@ -52,7 +52,8 @@ class Updates(Generic[Payload]):
     def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload, about: Any = None) -> None:
         """Put an update in force: one payload, or a list with one for each worker (None: nothing changes for it).
 
-        With a list of payloads, `about` may be a list of what is to be known of each; see the method.
+        `about` is what is to be known of what was pickled, for the method of that name; of a list of payloads it is a
+        list.
         """
         shared = not isinstance(payloads, list)
         each = payloads if isinstance(payloads, list) else [payloads] * self._n_workers
