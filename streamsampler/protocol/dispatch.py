@@ -56,7 +56,7 @@ class Dispatch:
                     del line[known.worker]  # until it has answered
 
     def assign_copies(self, gathering: Gathering, now: float) -> None:
-        """Send idle workers copies of tickets that others hold, as long as that pays: they may copy."""
+        """Send idle workers copies of tickets that others hold, where `gathering.may_copy`, as long as that pays."""
         if not gathering.copies.pay(now):
             return
         seconds_with = gathering.throughput.seconds_with

@@ -76,6 +76,9 @@ LIKE_ONE_LENGTH = 0.1
 CLOSE_TO_WHOLE = 0.125
 """How many of a worker's last trajectories are left to others to make whole rows, as a share of its rows."""
 
+ADVANCE_BYTES = 1 << 27
+"""What the observations of a ticket that is assigned in advance should take at most."""
+
 
 def _around(trajectory: int, piece: range, block: int) -> list[range]:
     """Return what a piece has before and after the block of a trajectory; all of it if it does not have that."""
@@ -90,10 +93,6 @@ class Assignment(NamedTuple):
 
     indices: range
     block: int = 1  # how many of them may influence each other
-
-
-ADVANCE_BYTES = 1 << 27
-"""What the observations of a ticket that is assigned in advance should take at most."""
 
 
 class GivenTicket(NamedTuple):

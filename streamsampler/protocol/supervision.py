@@ -43,7 +43,7 @@ class Supervision:
         self, workers: Sequence[KnownWorker], policy: Policy, *, can_retire: bool, instructions: list[Instruction]
     ) -> None:
         self._workers, self._policy, self._instructions = workers, policy, instructions
-        self._can_retire = can_retire
+        self._can_retire = can_retire  # whether a worker can be replaced while it lives
         self._watch = policy.watch()
         self.interval = math.inf if self._watch is None else self._watch.interval  # seconds to wait at most
         self.lengths = LengthWatch()

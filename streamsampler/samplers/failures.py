@@ -85,7 +85,7 @@ def warning_of(fact: WarningFact) -> str:
 
 
 def error_of(fact: ErrorFact, exceptions: Mapping[int, object]) -> SamplerError:
-    """Return the error that ends a call; exceptions that did not leave this process are by failures' numbers."""
+    """Return the error that ends a call. By failures' numbers: the exceptions that did not leave this process."""
     match fact:
         case FaultEndsCall(fault=WorkerFault(failure=None, incident=incident), quota=quota, history=history):
             assert incident is not None

@@ -1,4 +1,7 @@
-"""The arguments of samplers as types, for `from_worker_factory`: without those that the worker factory has."""
+"""The arguments of samplers as types, and checks of those that go together.
+
+The types are for `from_worker_factory`: without the arguments that the worker factory has.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ def refuse_rows_alone(
 
 
 def processes_for(n_workers: int | None, n_envs: int) -> int:
-    """Return how many processes environments live in: no more than there are environments, or usable cores if None."""
+    """Return how many processes environments live in; refuse more than there are environments."""
     if n_workers is None:
         return min(n_envs, usable_cores())
     if isinstance(n_workers, int) and n_workers > n_envs:

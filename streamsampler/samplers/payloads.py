@@ -1,4 +1,4 @@
-"""Check the agents and updates that users pass, and pickle them once."""
+"""Check the agents and updates that users pass, pickle them once, and describe them, as JSON can hold it."""
 
 from __future__ import annotations
 

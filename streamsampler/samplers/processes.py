@@ -1,4 +1,4 @@
-"""The sampler whose workers are processes of this machine.
+"""The samplers on this machine: with workers in processes of their own, or in the calling one.
 
 An argument of all samplers is documented in `Sampler`, and typed again in `AllSamplerOptions`, for type checkers.
 """

@@ -14,7 +14,7 @@ _VARIABLE = "STREAMSAMPLER_TRACE"
 
 
 def trace_of_environment() -> SchedulerTrace:
-    """Return a trace that is written to a file, if the environment names one; refuse a name that has none."""
+    """Return a trace that is written to a file if the environment names one; refuse where none can be made."""
     name = os.environ.get(_VARIABLE)
     return WrittenTrace(_made_file(name)) if name else SchedulerTrace()
 
