@@ -17,9 +17,6 @@ class PurityChecks:
 
     It checks at the first call and after an update that makes another environment. With "error" no other worker has
     any work until that ticket is answered, so that whether a call raises never depends on timing.
-
-    Args:
-        mode: The sampler's argument `check`.
     """
 
     def __init__(self, mode: CheckMode) -> None:

@@ -25,35 +25,30 @@ from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
 StepsOf = Callable[[int], int]
 """Returns the timesteps that a worker has shown since it began the first of its tickets."""
 
-
 IsAwaited = Callable[[int], bool]
 """Returns whether a call needs an answer of this worker, whatever the others answer."""
-
 
 WORTH_A_COPY = 1.5
 """How many times longer than its copy a ticket must be expected to take. Noise in the averages of equally fast workers
 stays below it."""
 
-
 COPY_SECONDS = 0.001
 """What a copy costs besides its rollouts: a message, a worker that wakes up, and a report."""
-
 
 SLOW_AT_FIRST = 2.0
 """While a worker has answered no ticket, it counts as slower than the average by this factor at most: it may be
 importing a library for seconds, while others run the same ticket in a tenth of a second."""
-
 
 _PATIENCE = 0.25
 """After which share of the time that a ticket has taken so far it is looked at again."""
 
 
 class _Late(NamedTuple):
-    """A piece that might be copied: its expected end, its ticket, and the indices of the piece that no copy has."""
+    """A piece that might be copied."""
 
-    end: float
+    end: float  # expected
     ticket: range
-    rest: range
+    rest: range  # the indices of the piece that no copy has
 
 
 def _worth(indices: range, each: float) -> float:
@@ -62,16 +57,7 @@ def _worth(indices: range, each: float) -> float:
 
 
 class Copies:
-    """Pick copies for the idle workers of one call. Times are seconds of one monotonic clock.
-
-    Args:
-        n_workers: The number of workers.
-        in_flight: The tickets that workers hold.
-        throughput: How fast they are.
-        steps_of: Returns the timesteps that a worker shows; None if workers show nothing.
-        shortest: Seconds of the shortest parts that a ticket is cut into.
-        is_awaited: Returns whether the tickets of a worker are not copied.
-    """
+    """Pick copies for the idle workers of one call. Times are seconds of one monotonic clock."""
 
     def __init__(
         self, n_workers: int, in_flight: InFlight, throughput: Throughput, steps_of: StepsOf | None = None,
@@ -87,21 +73,17 @@ class Copies:
         self._rate = 0.0  # trajectories per second of all workers that are not late
         self._fastest = math.inf  # seconds of a trajectory on the fastest worker without a ticket
         self._valid_until = -1  # tickets removed
-        self._next_look = math.inf
+        self.next_look = math.inf  # when an idle worker should ask again, even if nothing arrives until then
 
     def assign(self, worker: int, now: float, block_of: Callable[[range], int], end: int) -> range | None:
         """Assign to the idle `worker` what it should run a second time; None if that does not pay.
 
         Idle workers are asked in the order of their speed, the fastest first.
 
-        Args:
-            worker: The worker number.
-            now: The time.
-            block_of: Returns how many trajectories of a ticket must stay together.
-            end: The first index that is of no use.
+        `block_of` returns how many trajectories of a ticket must stay together; indices from `end` on are of no use.
         """
         each = self._pace.seconds_with(worker)
-        if not each or self._in_flight.queue(worker) or not self.pay(now):
+        if not each or self._in_flight.queues[worker] or not self.pay(now):
             return None
         if (late := self._worth_a_copy(each, now)) is None:
             # Those that were faster are not idle any more: workers are asked in the order of their speed.
@@ -120,7 +102,7 @@ class Copies:
         return late.rest[:n]
 
     def _must_look(self, now: float) -> bool:
-        return self._in_flight.n_removed > self._valid_until or now >= self._next_look
+        return self._in_flight.n_removed > self._valid_until or now >= self.next_look
 
     def overdue(self, now: float) -> list[int]:
         """Return the workers with a ticket that should have ended, if `assign` looks at all workers now."""
@@ -129,7 +111,7 @@ class Copies:
         in_flight, average, overdue = self._in_flight, self._pace.seconds, []
         for worker, queue in in_flight.busy():
             each = self._pace.seconds_with(worker) or average
-            if each and in_flight.since(worker) + each * len(queue[0]) < now:
+            if each and in_flight.begun[worker] + each * len(queue[0]) < now:
                 overdue.append(worker)
         return overdue
 
@@ -139,14 +121,10 @@ class Copies:
             self._look(now)
         return self._fastest < math.inf and self._worth_a_copy(self._fastest, now) is not None
 
-    def note_idle(self, worker: int) -> None:
-        """Note that `worker` has no ticket any more."""
-        if not self._in_flight.queue(worker):
+    def mark_idle(self, worker: int) -> None:
+        """Record that `worker` has no ticket any more."""
+        if not self._in_flight.queues[worker]:
             self._fastest = min(self._fastest, self._pace.seconds_with(worker) or math.inf)
-
-    def next_look(self) -> float:
-        """Return when an idle worker should ask again, even if nothing arrives until then; infinity for never."""
-        return self._next_look
 
     def _worth_a_copy(self, each: float, now: float) -> _Late | None:
         """Return the piece that ends last, if it pays that idle workers, one of which takes `each` seconds, run it."""
@@ -164,17 +142,17 @@ class Copies:
         begun, busy = now, self._in_flight.busy()
         for worker, queue in busy:
             each = self._pace.seconds_with(worker)
-            begun = min(begun, since := self._in_flight.since(worker))
+            begun = min(begun, since := self._in_flight.begun[worker])
             self._pieces += self._of_worker(worker, queue, now)
             self._rate += 1 / each if each and since + each * len(queue[0]) >= now else 0.0
         idle = self._pace.seconds_of_others({worker for worker, _ in busy})
         self._rate += sum([1 / each for each in idle])
         self._fastest = min(idle, default=math.inf)
         self._pieces.sort(key=lambda late: late.end)
-        self._next_look = math.inf
+        self.next_look = math.inf
         if self._pieces and self._fastest < math.inf:
             late = min(late.end + _worth(late.rest, self._fastest) for late in self._pieces)
-            self._next_look = max(late, now + _PATIENCE * (now - begun) + COPY_SECONDS)
+            self.next_look = max(late, now + _PATIENCE * (now - begun) + COPY_SECONDS)
 
     def _of_worker(self, worker: int, queue: Sequence[range], now: float) -> Iterator[_Late]:
         """Return what might be copied of a worker's tickets."""
@@ -189,7 +167,7 @@ class Copies:
         each = self._pace.seconds_with(worker) or self._pace.seconds
         if not each:
             return
-        first, elapsed = len(queue[0]), now - self._in_flight.since(worker)
+        first, elapsed = len(queue[0]), now - self._in_flight.begun[worker]
         end = now - elapsed + each * first
         if end < now:
             each, end = self._overdue(worker, first, each, elapsed, now)
@@ -210,14 +188,14 @@ class Copies:
         steps = 0 if self._steps_of is None else self._steps_of(worker)
         return steps / (self._pace.timesteps or 1.0)
 
-    def note_late(self, worker: int, now: float) -> None:
-        """Note that a copy of what `worker` holds arrived first, and learn from it how slow the worker is now.
+    def learn_from_late(self, worker: int, now: float) -> None:
+        """Learn from a copy of what `worker` holds, which arrived first, how slow the worker is now.
 
         A worker that has not answered yet is taken to be slower: it may have been starting for most of the time.
         """
-        if not (queue := self._in_flight.queue(worker)):
+        if not (queue := self._in_flight.queues[worker]):
             return  # it has answered in the meantime
-        first, elapsed, each = len(queue[0]), now - self._in_flight.since(worker), self._pace.seconds_with(worker)
+        first, elapsed, each = len(queue[0]), now - self._in_flight.begun[worker], self._pace.seconds_with(worker)
         if each is None:
             self._pace.raise_to(worker, min(elapsed / first, SLOW_AT_FIRST * (self._pace.seconds or math.inf)))
         elif elapsed > each * first:

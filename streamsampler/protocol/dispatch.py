@@ -17,18 +17,11 @@ class Dispatch:
     """The workers in line for a ticket: those that are idle, and those that may get one ahead.
 
     A look at each worker whenever one of them answers would cost more than all else where there are thousands.
-
-    Args:
-        workers: What is known of each worker.
-        checks: When the environment is checked.
-        instructions: Where its instructions go.
-
-    Attributes:
-        idle: The workers with room that have no unanswered ticket, in the order in which they came.
     """
 
     def __init__(self, workers: Sequence[KnownWorker], checks: PurityChecks, instructions: list[Instruction]) -> None:
         self._workers, self._checks, self._instructions = workers, checks, instructions
+        # In the order in which they came: with room and without an unanswered ticket, and with room and one.
         self.idle: dict[int, None] = {}
         self._ahead: dict[int, None] = {}
 
@@ -63,8 +56,8 @@ class Dispatch:
                     del line[known.worker]  # until it has answered
 
     def assign_copies(self, gathering: Gathering, now: float) -> None:
-        """Send idle workers copies of tickets that others hold, as long as that pays."""
-        if not gathering.copies_pay(now):
+        """Send idle workers copies of tickets that others hold, where `gathering.may_copy`, as long as that pays."""
+        if not gathering.copies.pay(now):
             return
         seconds_with = gathering.throughput.seconds_with
         for known in sorted(self._takers(self.idle), key=lambda known: seconds_with(known.worker) or math.inf):

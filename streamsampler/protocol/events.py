@@ -11,67 +11,39 @@ from streamsampler.protocol.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class ReportReceived:
-    """A worker reported a ticket.
-
-    Attributes:
-        worker: The worker number.
-        number: The number of the report, by which instructions name it.
-        report: The report.
-        lengths: The timesteps of the trajectories that came with it; None if none came.
-        agent_steps: Of several agents, those of all of them together; None of one agent.
-        n_bytes: How many bytes their observations have.
-        memory: The private memory of the worker, in bytes; 0 where it is not known.
-    """
+    """A worker reported a ticket."""
 
     worker: int
-    number: int
+    number: int  # by which instructions name it
     report: Report
-    lengths: tuple[int, ...] | None = None
-    agent_steps: tuple[int, ...] | None = None
-    n_bytes: int = 0
-    memory: int = 0
+    lengths: tuple[int, ...] | None = None  # timesteps of the trajectories that came with it; None if none came
+    agent_steps: tuple[int, ...] | None = None  # of several agents, those of all of them together
+    n_bytes: int = 0  # of the observations
+    memory: int = 0  # private memory of the worker, in bytes; 0 where it is not known
 
 
 @dataclass(frozen=True, slots=True)
 class FailureReceived:
-    """A worker could not run a ticket, or not close its environment.
-
-    Attributes:
-        worker: The worker number.
-        number: The number of the failure, by which instructions name it.
-        failure: The failure.
-        is_of_engine: Whether it is about the worker's own needs, and not about a trajectory.
-        memory: As in `ReportReceived`.
-    """
+    """A worker could not run a ticket, or not close its environment."""
 
     worker: int
-    number: int
+    number: int  # by which instructions name it
     failure: Failure
-    is_of_engine: bool = False
-    memory: int = 0
+    is_of_engine: bool = False  # whether it is about the worker's own needs, and not about a trajectory
+    memory: int = 0  # as in `ReportReceived`
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker ended; all events of what it had sent came before.
-
-    Attributes:
-        worker: The worker number.
-        progress: What it was last seen doing.
-        exitcode: Negative for a signal; None if unknown.
-        why: Why the engine killed it, as the end of a sentence about the worker; empty if it ended by itself.
-        hopeless: Whether a new worker in its place would do the same.
-        stack: The Python stacks of a worker that was killed because it hung, as far as they are known.
-        can_launch: Whether a new worker can be started in its place now.
-    """
+    """A worker ended; all events of what it had sent came before."""
 
     worker: int
-    progress: Progress
-    exitcode: int | None = None
-    why: str = ""
-    hopeless: bool = False
-    stack: str = ""
-    can_launch: bool = True
+    progress: Progress  # what it was last seen doing
+    exitcode: int | None = None  # negative for a signal; None if unknown
+    why: str = ""  # why the engine killed it, as the end of a sentence; empty if it ended by itself
+    hopeless: bool = False  # whether a new worker in its place would do the same
+    stack: str = ""  # its Python stacks, if it was killed because it hung
+    can_launch: bool = True  # whether a new worker can be started in its place now
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +63,10 @@ class ProgressSeen:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """The sampler has waited for workers.
+    """The sampler has waited for workers."""
 
-    Attributes:
-        limit: The seconds that it would have waited at most; None for any number.
-        elapsed: The seconds that it did wait.
-    """
-
-    limit: float | None
-    elapsed: float
+    limit: float | None  # seconds that it would have waited at most; None for any number
+    elapsed: float  # seconds that it did wait
 
 
 Event = ReportReceived | FailureReceived | WorkerDied | LaunchPossible | ProgressSeen | Waited

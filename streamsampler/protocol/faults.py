@@ -13,14 +13,7 @@ from streamsampler.core.errors import Phase
 from streamsampler.protocol.events import WorkerDied
 from streamsampler.protocol.messages import Failure
 from streamsampler.protocol.progress import Progress
-from streamsampler.protocol.restarts import (
-    Incident,
-    Likeness,
-    cause_of_death,
-    cause_of_exception,
-    unready,
-    was_killed,
-)
+from streamsampler.protocol.restarts import Incident, Likeness, cause_of_death, cause_of_exception, unready, was_killed
 
 AGENT_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE}
 UPDATE_PHASES = AGENT_PHASES | {Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phase.CLOSE}
@@ -29,21 +22,13 @@ UPDATE_PHASES = AGENT_PHASES | {Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phas
 
 @dataclass(frozen=True, slots=True)
 class WorkerFault:
-    """An exception of user code, a death or a hang.
-
-    Attributes:
-        worker: The worker number.
-        failure: The worker's report of an exception; None for a death or a hang.
-        number: The number of its event, by which the sampler finds the exception itself; -1 for a death or a hang.
-        is_of_engine: Whether it is about the worker's own needs, and not about a trajectory.
-        incident: The loss; None for an exception that is none, and ends the call when its turn comes.
-    """
+    """An exception of user code, a death or a hang."""
 
     worker: int
-    failure: Failure | None = None
-    number: int = -1
-    is_of_engine: bool = False
-    incident: Incident | None = None
+    failure: Failure | None = None  # the worker's report of an exception; None for a death or a hang
+    number: int = -1  # of the event, by which the sampler finds the exception itself
+    is_of_engine: bool = False  # whether it is about the worker's own needs, and not about a trajectory
+    incident: Incident | None = None  # the loss; None for an exception that ends the call when its turn comes
 
     @property
     def is_final(self) -> bool:
@@ -82,14 +67,9 @@ class Hang:
 def loss_by_death(
     event: WorkerDied, hang: Hang | None, version: int | None, seconds: float, *, is_ready: bool
 ) -> Incident:
-    """Return the loss that a death is.
+    """Return the loss that a death is, `seconds` after the sampler was made.
 
-    Args:
-        event: The death.
-        hang: Why the worker was killed, if it hung.
-        version: The agent version that the worker had begun; None if it had not begun the current one.
-        seconds: When, since the sampler was made.
-        is_ready: Whether the worker had run a ticket.
+    `version` is None if the worker had not begun the current one.
     """
     seen = event.progress if hang is None else hang.progress
     is_starting = version is None and not is_ready and hang is None
@@ -127,13 +107,7 @@ def _likeness_of(incident: Incident, *, is_ready: bool) -> Likeness | None:
 
 
 def loss_by_exception(worker: int, failure: Failure, seconds: float) -> Incident:
-    """Return the loss that an exception is which `restart_on` names.
-
-    Args:
-        worker: The worker number.
-        failure: The failure.
-        seconds: When, since the sampler was made.
-    """
+    """Return the loss that an exception is which `restart_on` names, `seconds` after the sampler was made."""
     version, subject, of_call = None, unready(worker), False
     if failure.ticket is not None:
         version, indices = failure.ticket.version, failure.ticket.indices

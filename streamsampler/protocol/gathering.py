@@ -24,6 +24,12 @@ tickets fill all rows while there is plenty; what remains then is shared at once
 
 In arrival order any trajectory will do, so no worker is idle while the result is incomplete: trajectories under way may
 turn out to be long. A slow worker contributes less.
+
+Tickets *in advance* are assigned before it is known what the call will ask for. Between two calls the sampler reads no
+reports, so each worker gets only as many tickets as may be unanswered: together these have all that the next call is
+expected to need. All are of one size but for the speed of workers, so that what waits can be copied (see `copies`) if a
+worker turns out to be slow. When the call comes, its tickets are taken over if they are what its plan would have cut:
+from the start of the same queue of indices, in the same blocks. What the plan does not need of them is surplus.
 """
 
 from __future__ import annotations
@@ -64,12 +70,14 @@ wall time 1 % shorter than with 0, and 6 and 3 % of work in vain; 2 gains at mos
 LANES_MARGIN = 0.25
 """The same for workers that run lanes. There more trajectories begin at once; those in vain slow the others down."""
 
-
 LIKE_ONE_LENGTH = 0.1
 """The spread of lengths, as a share of their mean, up to which trajectories that began together end about together."""
 
 CLOSE_TO_WHOLE = 0.125
 """How many of a worker's last trajectories are left to others to make whole rows, as a share of its rows."""
+
+ADVANCE_BYTES = 1 << 27
+"""What the observations of a ticket that is assigned in advance should take at most."""
 
 
 def _around(trajectory: int, piece: range, block: int) -> list[range]:
@@ -81,61 +89,26 @@ def _around(trajectory: int, piece: range, block: int) -> list[range]:
 
 
 class Assignment(NamedTuple):
-    """The ticket that a worker runs next; see `protocol.messages.Ticket`.
-
-    Attributes:
-        indices: The trajectory indices.
-        block: How many of them may influence each other.
-    """
+    """The ticket that a worker runs next; see `protocol.messages.Ticket`."""
 
     indices: range
-    block: int = 1
-
-
-ADVANCE_BYTES = 1 << 27
-"""What the observations of a ticket that is assigned in advance should take at most."""
+    block: int = 1  # how many of them may influence each other
 
 
 class GivenTicket(NamedTuple):
-    """A ticket that was assigned in advance.
-
-    Attributes:
-        worker: Whose it is.
-        indices: Its trajectories.
-        since: When it was assigned.
-    """
+    """A ticket that was assigned in advance."""
 
     worker: int
     indices: range
-    since: float
+    since: float  # when it was assigned
 
 
 class Gathering:
     """Track one call's progress through its plan.
 
-    Args:
-        plan: What the call asks for.
-        n_workers: The number of workers.
-        order: "index", or "arrival" for whatever finishes first.
-        throughput: Average lengths and durations, of earlier calls as well.
-        own_queues: Whether each worker may run only its own indices.
-        layout: How workers run the trajectories of consecutive indices.
-        concurrent: Whether workers run at the same time, so that one can run another's ticket sooner.
-        dropping: Whether trajectories may be left out, and later indices take their places.
-        shortest_ticket: Seconds below which the last tickets cost more than they are worth.
-        steps_of: Returns the timesteps that a worker has shown of its tickets; None if that is unknown.
-        is_awaited: Returns whether a worker must answer before the call may end; None if no worker must.
-
-    Attributes:
-        result: The result so far, and what is held back from it.
-        arrived_trajectories: Trajectories that arrived, not counting those that were left out.
-        arrived_timesteps: Their timesteps.
-        arrived_dropped: Trajectories that were left out.
-        late: Workers whose ticket arrived from another worker first, until `measure_late`.
-        refuses_all: Whether the last refusal of `assign` holds for every worker that would ask for the same.
-
-    Raises:
-        UsageError: No other indices can take the places of those left out.
+    With `own_queues` each worker runs only its own indices. Only `concurrent` workers can run another's ticket sooner.
+    With `dropping` later indices take the places of trajectories that are left out; where there are none, it is a
+    UsageError. The throughput is that of earlier calls as well.
     """
 
     def __init__(
@@ -167,27 +140,20 @@ class Gathering:
             self._queues.append(IndexQueue(own, layout.block, lengthens=layout.lengthens))
         self.result = Result(plan, order, self._first)
         self._in_flight = InFlight(n_workers, self.throughput)
-        self._copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket, is_awaited)
-        self._handed_out = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
+        self.copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket, is_awaited)
+        self._n_assigned = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
         self._considered: set[int] = set()  # workers that got a ticket, or were passed over because they are slow
-        self.arrived_trajectories = 0
-        self.arrived_timesteps = 0
+        self.arrived_trajectories = self.arrived_timesteps = 0  # of those that were not left out
         self.arrived_dropped = 0
-        self.refuses_all = False
-        self.late: list[int] = []
-
-    # ------------------------------------------------------------------ handing out
+        self.refuses_all = False  # whether the last refusal of `assign` holds for all workers that ask for the same
+        self.late: list[int] = []  # workers whose ticket arrived from another worker first, until `measure_late`
 
     def assign(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
         """Return the ticket that `worker` should run next, or None if there is none for it now.
 
-        A worker so slow that the others would finish everything sooner gets nothing.
-
-        Args:
-            worker: The worker number.
-            ahead: Whether the worker still runs a ticket. Then it gets the next one only if it runs lanes, or while
-                there is plenty for all: near the end a ticket that waits for another one is late, and may be surplus.
-            now: The time in seconds, from any one clock.
+        A worker so slow that the others would finish everything sooner gets nothing. One that still runs a ticket gets
+        the next one `ahead` only if it runs lanes, or while there is plenty for all: near the end a ticket that waits
+        for another one is late, and may be surplus.
         """
         # The workers of a complete call are about to be stopped: a loss or a copy of its surplus is not run, either.
         self.refuses_all = self.result.complete or (ahead and not self._has_plenty)
@@ -196,7 +162,7 @@ class Gathering:
         queue = self._queue_for(worker)
         in_lanes, unit = queue.block < self._unit, max(self._unit, queue.next_block)
         needed = self._n_needed(LANES_MARGIN if in_lanes else SAFETY_MARGIN)
-        remaining = max(0, needed - self._handed_out)
+        remaining = max(0, needed - self._n_assigned)
         slowness = self._slowness(worker)
         if in_lanes and 0 < remaining <= self._n_workers * self._unit:
             # Shares are estimates: if every worker were refused, no report would come, and no worker be asked again.
@@ -217,7 +183,7 @@ class Gathering:
             self.refuses_all = not indices and len(self._queues) == 1
         if not indices:
             return None
-        self._handed_out += len(indices)
+        self._n_assigned += len(indices)
         self._in_flight.track(worker, indices, now)
         self._considered.add(worker)
         return Assignment(indices, queue.block_of(indices))
@@ -228,29 +194,17 @@ class Gathering:
         # While the consumer of a stream has trajectories to take, a slow ticket does not make it wait.
         return self._may_copy and not self.result.complete and not (self._is_stream and self.result.has_spans)
 
-    def overdue(self, now: float) -> list[int]:
-        """Return the workers whose progress copies depend on: their tickets are overdue."""
-        return self._copies.overdue(now)
-
-    def copies_pay(self, now: float) -> bool:
-        """Whether a copy may pay for the fastest idle worker; see `copies`. The progress of `overdue` is known."""
-        return self.may_copy and self._copies.pay(now)
-
     def assign_copy(self, worker: int, now: float = 0.0) -> Assignment | None:
         """Return a copy of a part of another worker's ticket for an idle one; None if that does not pay.
 
         If it does not pay for a worker, it pays for no slower one.
         """
         queue = self._queue_for(worker)
-        indices = self._copies.assign(worker, now, queue.block_of, self.result.end) if self.may_copy else None
+        indices = self.copies.assign(worker, now, queue.block_of, self.result.end) if self.may_copy else None
         if not indices:
             return None
         self._considered.add(worker)
         return Assignment(indices, queue.block_of(indices))
-
-    def next_look(self) -> float:
-        """Return when copies may pay, even if nothing arrives before; infinity for never."""
-        return self._copies.next_look() if self._may_copy else math.inf
 
     def run_lanes(self, worker: int) -> None:
         """Cut tickets for a worker as is best: none of its trajectories influences another one."""
@@ -285,18 +239,18 @@ class Gathering:
         share = self._n_to_share / self._all_speeds / self._slowness(worker)
         size = math.ceil(share - in_flight.left(worker, now))
         if self.throughput.spread <= LIKE_ONE_LENGTH * (self.throughput.timesteps or 0.0):
-            over = (sum(map(len, in_flight.queue(worker))) + size) % self._unit
+            over = (sum(map(len, in_flight.queues[worker])) + size) % self._unit
             size -= over if over <= CLOSE_TO_WHOLE * self._unit and over < size else 0
         return min(remaining, size)
 
     def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
-        for lost in self._in_flight.remove(worker, indices, now):
+        for lost in self._in_flight.give_up(worker, indices, now)[0]:
             self._put_back(lost)
-        self._copies.note_idle(worker)
+        self.copies.mark_idle(worker)
 
     def _put_back(self, indices: range) -> None:
-        self._handed_out -= len(indices)
+        self._n_assigned -= len(indices)
         self._queue_of(indices).put_back(indices)
 
     def _queue_for(self, worker: int) -> IndexQueue:
@@ -318,7 +272,7 @@ class Gathering:
         if self._has_lanes:
             return True
         unit: int = max(self._unit, *map(_NEXT_BLOCK, self._queues))
-        return self._n_needed(-SAFETY_MARGIN) - self._handed_out > self._n_workers * unit
+        return self._n_needed(-SAFETY_MARGIN) - self._n_assigned > self._n_workers * unit
 
     def _slowness(self, worker: int) -> float:
         """How many times the average duration `worker` takes; 1 if it does not count as slow."""
@@ -351,11 +305,7 @@ class Gathering:
         return end is not None and self._in_flight.expected_end(worker, now) + each * size > end
 
     def _n_needed(self, margin: float) -> int:
-        """Estimate how many trajectories the call needs in all.
-
-        Args:
-            margin: By how many standard deviations trajectories are assumed to be shorter; longer if negative.
-        """
+        """Estimate how many trajectories the call needs in all, if they are shorter by `margin` standard deviations."""
         most = _FOREVER if self.plan.limit is None else self.plan.limit + self.arrived_dropped
         if self._is_stream:
             return min(most, self.result.n_popped + self._window())
@@ -370,39 +320,25 @@ class Gathering:
             return self.arrived_dropped + min(self._n_workers * self._unit, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps
         # In flight, or of failures that are held back.
-        under_way = self._handed_out - self.arrived_trajectories - self.arrived_dropped
-        return self._handed_out + max(0, needed_for(missing, mean, margin * self.throughput.spread) - under_way)
+        under_way = self._n_assigned - self.arrived_trajectories - self.arrived_dropped
+        return self._n_assigned + max(0, needed_for(missing, mean, margin * self.throughput.spread) - under_way)
 
     def _window(self) -> int:
         # How far workers run ahead of a stream's consumer: enough to stay busy, few enough to bound memory.
         return 4 * self._n_workers * max(self._unit, self.throughput.trajectories_in(TICKET_SECONDS, TICKET_BYTES))
 
-    # ------------------------------------------------------------------ taking in
-
     def receive(
         self, worker: int, indices: range, lengths: Sequence[int], report: int, now: float = 0.0,
         dropped: Sequence[Dropped] = (),
     ) -> bool:  # fmt: skip
-        """Add the trajectories of one report to what arrived.
+        """Add the trajectories of a report, by its number; return whether they are new, or a copy arrived before.
 
-        Args:
-            worker: The worker that sent the report.
-            indices: The ticket's indices.
-            lengths: The timesteps of the ticket's trajectories that were not left out.
-            report: The number of the report: `Span.report`.
-            now: The time in seconds.
-            dropped: The ticket's trajectories that were left out, in order.
-
-        Returns:
-            Whether the trajectories are new; otherwise a copy of the ticket arrived before.
-
-        Raises:
-            ProtocolError: The worker does not hold the ticket, or the number of trajectories is wrong.
+        `lengths` are the timesteps of the ticket's trajectories that were not dropped.
         """
         if len(lengths) + len(dropped) != len(indices):
             raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
         counts, lost, late = self._in_flight.arrive(worker, indices, now)
-        self._copies.note_idle(worker)
+        self.copies.mark_idle(worker)
         self.late += late
         for piece in lost:
             self._put_back(piece)
@@ -421,7 +357,7 @@ class Gathering:
         """Learn from tickets that arrived from other workers first how slow their workers are, by their progress."""
         late, self.late = self.late, []
         for worker in late:
-            self._copies.note_late(worker, now)
+            self.copies.learn_from_late(worker, now)
 
     def _put_in(self, indices: range) -> None:
         """Let workers run indices that are in no queue."""
@@ -434,20 +370,15 @@ class Gathering:
     ) -> None:  # fmt: skip
         """Hold back the failure of a ticket until its turn comes, and assign the rest of the ticket again.
 
-        Args:
-            worker: The worker that failed.
-            indices: The ticket's indices.
-            trajectory: The index that failed; None if it is unknown.
-            reason: What happened, for the caller who decides about it.
-            final: Whether the trajectory is never run again.
-            now: The time in seconds.
+        `trajectory` is None where it is unknown which one failed; what is `final` is never run again. The caller
+        decides by the reason.
         """
         queue = self._queue_of(indices)
         size = queue.block_of(indices)
         if trajectory is None and len(indices) <= size:
             trajectory = indices[0]
         lost, copied = self._in_flight.give_up(worker, indices, now)
-        self._copies.note_idle(worker)
+        self.copies.mark_idle(worker)
         for piece in lost:
             for block in queue.blocks_of(piece) if trajectory is None else _around(trajectory, piece, size):
                 self._put_back(block)
@@ -462,23 +393,8 @@ class Gathering:
         self._put_back(held.indices)
         self.result.remove_failure(held)
 
-    # ------------------------------------------------------------------ handing out in advance
-    #
-    # Before it is known what the call will ask for. Between two calls the sampler reads no reports, so each worker gets
-    # only as many tickets as may be unanswered: together these have all that the next call is expected to need. All are
-    # of one size but for the speed of workers, so that what waits can be copied (see `copies`) if a worker turns out to
-    # be slow.
-    #
-    # When the call comes, its plan decides. The tickets are taken over if they are what the plan would have cut: from
-    # the start of the same queue of indices, in the same blocks. What the plan does not need of them is surplus.
-
     def sizes_in_advance(self, workers: Sequence[int], n_tickets: int) -> dict[int, int]:
-        """Return, by worker, how many trajectories its tickets have.
-
-        Args:
-            workers: The workers that get some.
-            n_tickets: How many each of them gets.
-        """
+        """Return, by worker, how many trajectories each of its tickets has."""
         speeds = self._speeds(workers)
         total, needed = sum(speeds.values()), self._n_in_advance()
         most = self.throughput.trajectories_in(math.inf, ADVANCE_BYTES)
@@ -504,16 +420,12 @@ class Gathering:
     def take_in_advance(self, worker: int, size: int) -> Assignment | None:
         """Return the next ticket of a worker; None if nothing is left that the call is expected to need."""
         queue = self._queue_for(worker)
-        # What was handed out is no part of it: the estimate is that of the beginning.
+        # What was assigned is no part of it: the estimate is that of the beginning.
         indices = queue.take_new(size, self._first + self._n_in_advance())
         return Assignment(indices, queue.block_of(indices)) if indices else None
 
     def take_over(self, given: Sequence[GivenTicket]) -> bool:
-        """Take over tickets that were assigned in advance, in the order in which they were.
-
-        Returns:
-            Whether they are what this plan would have cut; otherwise nothing has changed.
-        """
+        """Take over tickets assigned in advance; return False, and change nothing, if the plan has others."""
         may_extend = len(self._queues) == 1
         taken: dict[int, int] = {}  # by queue, how many indices
         for worker, indices, _ in given:
@@ -524,7 +436,7 @@ class Gathering:
             taken[number] = position + len(indices)
         for worker, indices, since in given:
             self._queue_for(worker).skip(indices)
-            self._handed_out += len(indices)
+            self._n_assigned += len(indices)
             self._in_flight.track(worker, indices, since)
             self._considered.add(worker)
         return True

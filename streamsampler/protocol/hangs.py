@@ -15,10 +15,7 @@ from dataclasses import dataclass
 _LOOKS = 8
 """Looks at the board within one time limit: a hang is noticed after the limit and at most three eighths of it more."""
 
-
 _LATE = 2.0
-
-
 _LATE_SECONDS = 1.0
 """A wait that took more than `_LATE` times its limit, and `_LATE_SECONDS` more, does not count: the machine was
 suspended, or so short of processors that no worker had a chance either."""
@@ -26,15 +23,10 @@ suspended, or so short of processors that no worker had a chance either."""
 
 @dataclass(slots=True)
 class Stillness:
-    """For how long one worker's row of the board has not changed.
+    """For how long one worker's row of the board has not changed."""
 
-    Attributes:
-        row: The row at the last look.
-        seconds: For how long it has not changed since the worker became a suspect; None if it is none.
-    """
-
-    row: Hashable = None
-    seconds: float | None = None
+    row: Hashable = None  # at the last look
+    seconds: float | None = None  # for how long it has not changed since the worker became a suspect; None of others
 
     def reset(self) -> None:
         """Clear a worker of suspicion that answered, or was given work."""
@@ -42,40 +34,24 @@ class Stillness:
 
 
 class Watch:
-    """Find the workers that make no progress.
-
-    Args:
-        limits: Seconds without progress after which a worker hangs, by what it does.
-
-    Attributes:
-        interval: Seconds between two looks at the board; no wait for workers is to be longer.
-    """
+    """Find the workers that make no progress for so many seconds, by what they do."""
 
     def __init__(self, limits: Mapping[Hashable, float]) -> None:
-        self.interval = min(limits.values()) / _LOOKS
+        self.interval = min(limits.values()) / _LOOKS  # seconds between two looks; no wait is to be longer
         self._limits = dict(limits)
         self._waited = 0.0  # since the last look
 
     def is_due(self, limit: float, elapsed: float) -> bool:
-        """Add a wait of the sampler for workers; return whether it is time to look at the board.
-
-        Args:
-            limit: Seconds that it would have waited at most.
-            elapsed: Seconds that it did wait.
-        """
+        """Add a wait of the sampler, of at most `limit` seconds; return whether it is time to look at the board."""
         if elapsed <= _LATE * limit + _LATE_SECONDS:
             # No more than the limit: the machine took the rest, and workers lacked it, too.
             self._waited += min(limit, elapsed)
         return self._waited >= self.interval
 
     def look(self, rows: Mapping[int, tuple[Stillness, Hashable, Hashable]]) -> tuple[list[int], dict[int, float]]:
-        """Compare the board with the last look at it.
+        """Compare the board with the last look at it; return the new suspects, and for how many seconds others hang.
 
-        Args:
-            rows: For each worker that has work: its row before, its row now, and which of the limits holds.
-
-        Returns:
-            The new suspects; and the workers that hang, with the seconds for which their rows have not changed.
+        `rows` has, for each worker that has work, its row before, its row now, and which of the limits holds.
         """
         waited, self._waited = self._waited, 0.0
         suspects: list[int] = []

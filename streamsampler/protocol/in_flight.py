@@ -20,52 +20,39 @@ losses, and may fail each time. One worker may have been at fault."""
 
 
 class Arrival(NamedTuple):
-    """What becomes of a ticket that arrived.
+    """What becomes of a ticket that arrived."""
 
-    Attributes:
-        counts: Whether its trajectories are new; otherwise copies of them arrived before.
-        lost: What must be assigned again, since the ticket does not count, and no other worker holds it.
-        late: The workers that hold copies of what arrived first here.
-    """
-
-    counts: bool
-    lost: list[range]
-    late: list[int]
+    counts: bool  # whether its trajectories are new; otherwise copies of them arrived before
+    lost: list[range]  # what must be assigned again: the ticket does not count, and no other worker holds this
+    late: list[int]  # the workers that hold copies of what arrived first here
 
 
 class InFlight:
-    """Track the tickets of one call that workers hold. Times are seconds of one monotonic clock.
-
-    Args:
-        n_workers: The number of workers.
-        throughput: How fast they are.
-
-    Attributes:
-        n_removed: How many tickets were removed so far.
-        n_between_looks: After how many more of them all workers are looked at again: to look at all of them after each
-            report would make a report dearer with each worker. With a dozen that does not matter.
-    """
+    """Track the tickets of one call that workers hold. Times are seconds of one monotonic clock."""
 
     def __init__(self, n_workers: int, throughput: Throughput) -> None:
         self._pace = throughput
-        # Tuples: the garbage collector does not look at those of ranges and numbers again, with any number of workers.
-        self._queues: list[tuple[range, ...]] = [()] * n_workers
-        self._since = [0.0] * n_workers  # when each worker began the first ticket of its queue
+        # The tickets that each worker holds, in the order in which it runs them. Tuples: the garbage collector does not
+        # look at those of ranges and numbers again, with any number of workers.
+        self.queues: list[tuple[range, ...]] = [()] * n_workers
+        self.begun = [0.0] * n_workers  # when each worker began the first ticket of its queue
         self._holders: dict[range, tuple[int, ...]] = {}  # of pieces
         self._pieces: dict[range, list[range]] = {}  # of the tickets that are cut; other tickets are one piece
         self._given_up: dict[range, int] = {}  # how often one of several holders gave up a piece that is held
         self._done: set[range] = set()  # pieces that arrived, while another worker still holds them
-        self.n_removed = 0
+        self.n_removed = 0  # tickets
         self._looked_after = -1  # tickets removed
         self._rate, self._owed, self._fastest = 0.0, 0.0, math.inf  # of all busy workers; see `expected_end_of_all`
+        # After so many more all workers are looked at again: to do it after each report would make a report dearer with
+        # each worker. With a dozen that does not matter.
         self.n_between_looks = max(0, n_workers - 12) // 4
 
     def track(self, worker: int, indices: range, now: float) -> None:
         """Track a ticket that `worker` got."""
-        queue = self._queues[worker]
+        queue = self.queues[worker]
         if not queue:
-            self._since[worker] = now
-        self._queues[worker] = (*queue, indices)
+            self.begun[worker] = now
+        self.queues[worker] = (*queue, indices)
         self._holders[indices] = (*self._holders.get(indices, ()), worker)
 
     def add_copy(self, worker: int, ticket: range, part: range, now: float) -> None:
@@ -83,17 +70,9 @@ class InFlight:
                 self._given_up.update(dict.fromkeys(parts, n_given_up))
         self.track(worker, part, now)
 
-    def queue(self, worker: int) -> tuple[range, ...]:
-        """Return the tickets that `worker` holds, in the order in which it runs them."""
-        return self._queues[worker]
-
     def busy(self) -> list[tuple[int, tuple[range, ...]]]:
         """Return the workers that hold tickets, with these."""
-        return [(worker, queue) for worker, queue in enumerate(self._queues) if queue]
-
-    def since(self, worker: int) -> float:
-        """Return when `worker` began the first of its tickets."""
-        return self._since[worker]
+        return [(worker, queue) for worker, queue in enumerate(self.queues) if queue]
 
     def uncopied(self, ticket: range) -> list[range]:
         """Return the pieces of a ticket that one worker alone holds, and that may be copied.
@@ -108,16 +87,12 @@ class InFlight:
 
     def left(self, worker: int, now: float) -> float:
         """Return how many of its trajectories `worker` is expected not to have run yet."""
-        queue, each = self._queues[worker], self._pace.seconds_with(worker)
+        queue, each = self.queues[worker], self._pace.seconds_with(worker)
         n_held = sum(map(len, queue))
-        return max(0.0, n_held - (now - self._since[worker]) / each) if queue and each else n_held
+        return max(0.0, n_held - (now - self.begun[worker]) / each) if queue and each else n_held
 
     def arrive(self, worker: int, indices: range, now: float) -> Arrival:
-        """Remove a ticket that `worker` has run.
-
-        Raises:
-            ProtocolError: The worker does not hold the ticket.
-        """
+        """Remove a ticket that `worker` has run."""
         pieces = self._remove(worker, indices, now)
         counts = self._done.isdisjoint(pieces)
         late: list[int] = []
@@ -127,16 +102,12 @@ class InFlight:
                 late += others
         return Arrival(counts, [] if counts else self._forget(pieces), late if counts else [])
 
-    def remove(self, worker: int, indices: range, now: float) -> list[range]:
+    def give_up(self, worker: int, indices: range, now: float) -> tuple[list[range], list[range]]:
         """Remove a ticket that `worker` will not run.
 
-        Returns:
-            What of it must be assigned again: what has not arrived, and no other worker holds.
+        Return what of it must be assigned again, because it has not arrived and no other worker holds it; and what is
+        left to copies.
         """
-        return self.give_up(worker, indices, now)[0]
-
-    def give_up(self, worker: int, indices: range, now: float) -> tuple[list[range], list[range]]:
-        """Remove a ticket that `worker` will not run; return what `remove` does, and what is left to copies."""
         pieces = self._remove(worker, indices, now)
         left = [piece for piece in pieces if piece in self._holders and piece not in self._done]
         for piece in left:
@@ -152,13 +123,13 @@ class InFlight:
 
     def _remove(self, worker: int, indices: range, now: float) -> list[range]:
         """Remove a ticket; return its pieces."""
-        queue = self._queues[worker]
+        queue = self.queues[worker]
         if indices not in queue:
             raise ProtocolError(f"worker {worker} does not hold trajectories {indices}, or ran them twice")
         if queue[0] == indices:
-            self._since[worker] = now
+            self.begun[worker] = now
         position = queue.index(indices)
-        self._queues[worker] = queue[:position] + queue[position + 1 :]
+        self.queues[worker] = queue[:position] + queue[position + 1 :]
         self.n_removed += 1
         pieces = self._pieces.pop(indices, [indices])
         for piece in pieces:
@@ -171,20 +142,19 @@ class InFlight:
 
     def expected_end(self, worker: int, now: float) -> float:
         """Return when `worker` is expected to finish its tickets; now if its speed is unknown."""
-        queue, each = self._queues[worker], self._pace.seconds_with(worker)
+        queue, each = self.queues[worker], self._pace.seconds_with(worker)
         if not queue or each is None:
             return now
-        return max(now, self._since[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
+        return max(now, self.begun[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
 
     def expected_end_of_all(self, remaining: int, now: float) -> float | None:
         """Return when the busy workers are expected to finish their tickets and `remaining` more trajectories.
 
-        Returns:
-            None if no worker is busy, or the speed of one is unknown.
+        None if no worker is busy, or the speed of one is unknown.
         """
         if self._looked_after < 0 or self.n_removed - self._looked_after >= self.n_between_looks:
             self._looked_after = self.n_removed
-            busy = [worker for worker, queue in enumerate(self._queues) if queue]
+            busy = [worker for worker, queue in enumerate(self.queues) if queue]
             seconds = [self._pace.seconds_with(worker) or math.inf for worker in busy]
             is_known = math.inf not in seconds
             self._rate = sum(1 / each for each in seconds) if is_known else 0.0

@@ -6,8 +6,6 @@ import math
 from bisect import insort
 
 _FEWEST_FIRST, _FIRST_TRAJECTORIES = 6, 1536
-
-
 _MOST_DOUBLED = 4
 
 
@@ -20,10 +18,6 @@ def block_at(position: int, block: int) -> range:
     share, and little is run in vain where a batch ends in the middle of its last one; and there are few ends, at which
     environments wait for the longest trajectory. The position alone decides, because a trajectory must not depend on
     the number of workers, and how many a batch needs is known when it is there.
-
-    Args:
-        position: How many indices of the queue come before.
-        block: How many trajectories the first blocks have.
     """
     size = block << _doublings(position, block)
     start = position // size * size
@@ -44,19 +38,11 @@ def _latest_first(indices: range) -> int:
 
 
 class IndexQueue:
-    """Hand out indices in order, in tickets of whole blocks. Blocks are cut from the start of the queue.
+    """Assign indices in order, in tickets of whole blocks. Blocks are cut from the start of the queue.
 
-    The blocks of a ticket are all of one size.
-
-    Args:
-        own: The indices.
-        block: How many indices a block has; only the last one may have fewer.
-        lengthens: Whether blocks get longer, if workers run such blocks: `block` is what the first ones have. See
-            `block_at`.
-
-    Attributes:
-        is_certain: Whether it is known how workers run blocks. Until then no indices are handed out but those of the
-            first blocks, which are the same either way.
+    The blocks of a ticket are all of one size; only the last one may have fewer indices. Blocks get longer than the
+    first ones where the queue `lengthens` and workers run such blocks: see `block_at`. Until that is certain only the
+    first blocks are assigned, which are the same either way.
     """
 
     def __init__(self, own: range, block: int = 1, *, lengthens: bool = False) -> None:
@@ -91,7 +77,7 @@ class IndexQueue:
         return [indices[start : start + block] for start in range(0, len(indices), block)]
 
     def take_new(self, size: int, horizon: int) -> range:
-        """Hand out about `size` new indices below `horizon`, in whole blocks."""
+        """Assign about `size` new indices below `horizon`, in whole blocks."""
         own, cursor = self.own, self._cursor
         in_sight = len(range(own.start, min(own.stop, horizon), own.step)) - cursor
         if in_sight <= 0:
@@ -107,13 +93,7 @@ class IndexQueue:
         return taken
 
     def has_at(self, position: int, indices: range, *, may_extend: bool) -> bool:
-        """Return whether a ticket could be cut at a position of the queue.
-
-        Args:
-            position: How many indices come before it.
-            indices: The ticket.
-            may_extend: Whether the queue may become longer for it.
-        """
+        """Return whether a ticket could be cut at a position of the queue, which may become longer for it or not."""
         extended = may_extend and self.block == 1
         own = self._extended(indices) if extended else self.own
         stop = position + len(indices)
@@ -123,7 +103,7 @@ class IndexQueue:
         return first.start == position and len(first) == len(last) and stop in (len(own), last.stop)
 
     def skip(self, indices: range) -> None:
-        """Note that the next indices were handed out, which `has_at` has; the queue becomes longer if it must."""
+        """Record that the next indices were assigned, which `has_at` has; the queue becomes longer if it must."""
         self.own = self._extended(indices)
         self._cursor += len(indices)
 
@@ -131,7 +111,7 @@ class IndexQueue:
         return range(self.own.start, max(self.own.stop, indices[-1] + 1), self.own.step)
 
     def take_returned(self, size: int, end: int) -> range:
-        """Hand out about `size` indices that were put back, unless the first of them comes after `end`."""
+        """Assign about `size` indices that were put back, unless the first of them comes after `end`."""
         if not self._returned or self._returned[-1][0] > end:
             return range(0)
         indices = self._returned.pop()
@@ -142,5 +122,5 @@ class IndexQueue:
         return indices[:size]
 
     def put_back(self, indices: range) -> None:
-        """Put back a ticket, to be handed out before new indices."""
+        """Put back a ticket, to be assigned before new indices."""
         insort(self._returned, indices, key=_latest_first)

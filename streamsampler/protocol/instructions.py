@@ -33,28 +33,18 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Let a worker without unanswered tickets close its environment and end.
-
-    Attributes:
-        worker: The worker number.
-        is_too_large: Whether the reason is its memory.
-    """
+    """Let a worker without unanswered tickets close its environment and end."""
 
     worker: int
-    is_too_large: bool = False
+    is_too_large: bool = False  # whether the reason is its memory
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill a worker.
-
-    Attributes:
-        worker: The worker number.
-        hangs: Whether it makes no progress; then its stacks are looked at before.
-    """
+    """Kill a worker."""
 
     worker: int
-    hangs: bool = False
+    hangs: bool = False  # whether it makes no progress; then its stacks are looked at before
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +84,10 @@ class CountFailure:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Count a report, and keep what it brought: its trajectories are new.
-
-    Attributes:
-        number: The number of the report.
-        fingerprint: The bits of its worker's fingerprint; empty where they are not known.
-    """
+    """Count a report, and keep what it brought: its trajectories are new."""
 
     number: int
-    fingerprint: str = ""
+    fingerprint: str = ""  # the bits of its worker's fingerprint; empty where they are not known
 
 
 class Reason(Enum):
@@ -172,15 +157,10 @@ class FilesOverwritten:
 
 @dataclass(frozen=True, slots=True)
 class OtherKernels:
-    """Workers compute with different kernels.
+    """Workers compute with different kernels."""
 
-    Attributes:
-        text: A sentence about them.
-        worker: The worker that showed it, where that is an error.
-    """
-
-    text: str
-    worker: int = 0
+    text: str  # a sentence about them
+    worker: int = 0  # that showed it, where that is an error
 
 
 # Facts of errors.
@@ -188,17 +168,11 @@ class OtherKernels:
 
 @dataclass(frozen=True, slots=True)
 class FaultEndsCall:
-    """A fault whose turn has come ends the call.
-
-    Attributes:
-        fault: The fault.
-        quota: The quota that is spent, where the ticket would have been run again otherwise.
-        history: All losses since the last error, this one included if it is one.
-    """
+    """A fault whose turn has come ends the call."""
 
     fault: WorkerFault
-    quota: SpentQuota | None = None
-    history: tuple[Incident, ...] = ()
+    quota: SpentQuota | None = None  # the quota that is spent, where the ticket would have been run again otherwise
+    history: tuple[Incident, ...] = ()  # all losses since the last error, this one included if it is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +198,7 @@ class NoMiddle:
 
 @dataclass(frozen=True, slots=True)
 class TooManyDropped:
-    """Nearly every trajectory is left out.
-
-    Attributes:
-        last: The last one.
-        version: The agent version of the trajectories.
-        n_dropped: How many were left out.
-        n_kept: How many were not.
-    """
+    """Nearly every trajectory is left out."""
 
     last: LeftOut
     version: int
@@ -260,29 +227,13 @@ class Refused(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """End the call with an error; no instruction follows.
-
-    Attributes:
-        fact: The fact.
-        refused: The updates that are the cause.
-    """
+    """End the call with an error; no instruction follows."""
 
     fact: ErrorFact
-    refused: Refused = Refused.NOTHING
+    refused: Refused = Refused.NOTHING  # the updates that are the cause
 
 
 Instruction = (
-    Send
-    | Launch
-    | Retire
-    | Kill
-    | Forget
-    | AbandonOlder
-    | Look
-    | RequestProgress
-    | CountFailure
-    | Keep
-    | Discard
-    | Warn
-    | Raise
-)
+    Send | Launch | Retire | Kill | Forget | AbandonOlder | Look | RequestProgress  # to workers, and about them
+    | CountFailure | Keep | Discard | Warn | Raise
+)  # fmt: skip

@@ -7,11 +7,7 @@ from streamsampler.core.fingerprints import Fingerprint, disagreement
 
 
 class Fingerprints:
-    """How a sampler's workers compute, as far as it is known.
-
-    Args:
-        mode: The sampler's argument `fingerprint`.
-    """
+    """How a sampler's workers compute, as far as it is known; `mode` is the sampler's argument `fingerprint`."""
 
     def __init__(self, mode: CheckMode) -> None:
         self._mode = mode
@@ -53,9 +49,7 @@ class Fingerprints:
     def warning(self, n_expected: int = 0) -> str:
         """Return the text to warn with, once; or "".
 
-        Args:
-            n_expected: Return nothing yet while the fingerprints of fewer workers are known: one warning names them
-                all.
+        Not while the fingerprints of fewer than `n_expected` workers are known: one warning names them all.
         """
         if len(self._known) < n_expected:
             return ""

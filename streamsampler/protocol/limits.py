@@ -56,11 +56,7 @@ class Limits:
 
 
 def check_quota(name: str, quota: Any) -> None:
-    """Check a quota of losses.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Refuse what is no quota of losses."""
     if quota not in (None, "auto") and (isinstance(quota, bool) or not isinstance(quota, int) or quota < 0):
         raise UsageError(f'{name} must be an integer of at least 0, None for any number, or "auto", got {quota!r}')
 
@@ -71,16 +67,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def limits_of(given: Any, owner: str, lacks: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the argument `limits` as a dict by name.
-
-    Args:
-        given: The argument.
-        owner: The class that was given it, for errors.
-        lacks: The limits that it cannot keep, with the reasons.
-
-    Raises:
-        UsageError: It is no `Limits`, or has a limit that cannot be kept.
-    """
+    """Return the argument `limits` as a dict by name; refuse those that its owner lacks, with the reasons."""
     if not isinstance(given, Limits):
         raise UsageError(f"limits must be a Limits, such as Limits(close_timeout=30.0), got {given!r}")
     limits = {name: getattr(given, name) for name in LIMITS}

@@ -12,34 +12,25 @@ from collections.abc import Mapping
 _TIMES = 10
 """A trajectory of more than so many times the timesteps that a batch needs is reported."""
 
-
 _FIRST_LOOK = 1.0
 """Seconds after a call's beginning at which it is looked for first; each look comes after twice that time."""
 
 
 class LengthWatch:
-    """Find the first trajectory that is too long, in any call of a sampler; only one is reported.
-
-    Attributes:
-        next_look: The time of the next look; infinite where there is nothing to look for.
-        needed: How many timesteps the call's batch needs.
-    """
+    """Find the first trajectory that is too long, in any call of a sampler; only one is reported."""
 
     def __init__(self) -> None:
-        self.next_look = math.inf
-        self.needed = 0
+        self.next_look = math.inf  # a time; infinite where there is nothing to look for
+        self.needed = 0  # timesteps, for the call's batch
         self._has_reported = False
         self._seconds = _FIRST_LOOK
         self._most = 0
         self._seen: dict[int, tuple[int, int]] = {}  # by worker: a trajectory, and the timesteps when it was first seen
 
     def begin(self, needed: int | None, side_by_side: int, now: float) -> None:
-        """Begin a call.
+        """Begin a call whose batch needs so many timesteps; None if it does not count timesteps.
 
-        Args:
-            needed: How many timesteps its batch needs; None if it does not count timesteps.
-            side_by_side: How many trajectories a worker runs at a time, whose timesteps it shows together.
-            now: The time.
+        A worker shows the timesteps of its `side_by_side` trajectories together.
         """
         self._seen = {}
         self._seconds = _FIRST_LOOK
@@ -50,11 +41,8 @@ class LengthWatch:
     def look(self, shown: Mapping[int, tuple[int, int]], now: float) -> tuple[int, int] | None:
         """Return the worker and the index of a trajectory that is too long; None if there is none, or it is no time.
 
-        Only what was seen to be added to one trajectory counts: a ticket's timesteps may be those of many.
-
-        Args:
-            shown: For each worker with a trajectory in hand: its index, and the timesteps that the worker shows.
-            now: The time.
+        `shown` has, for each worker with a trajectory in hand, its index and the worker's timesteps. Only what was seen
+        to be added to one trajectory counts: a ticket's timesteps may be those of many.
         """
         if now < self.next_look:
             return None

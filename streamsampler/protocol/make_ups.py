@@ -14,10 +14,7 @@ from collections import Counter, deque
 class MakeUps:
     """Whose turn it is, round by round.
 
-    Args:
-        first: The first index of the call.
-        limit: How many indices a round has.
-        n_of_task: How many consecutive ones of them have the same task.
+    A round has `limit` indices, the first one from `first` on; `n_of_task` consecutive ones of them have the same task.
     """
 
     def __init__(self, first: int, limit: int, n_of_task: int) -> None:
@@ -33,11 +30,7 @@ class MakeUps:
         self._new: list[range] = []
 
     def leave_out(self, index: int) -> tuple[int, int]:
-        """Note that the trajectory whose turn it is was left out.
-
-        Returns:
-            How many trajectories of its task were left out so far, and how many were kept.
-        """
+        """Leave out the trajectory whose turn it is; return how many of its task were left out, and kept, so far."""
         task = (index - self._first) % self._limit // self._n_of_task
         start = self._base + task * self._n_of_task
         kept = index - start - self._left_out_now[task]

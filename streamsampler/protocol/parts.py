@@ -11,30 +11,19 @@ from streamsampler.core.errors import UsageError
 PartArgument: TypeAlias = tuple[int, int]
 """The number of a part, from 1 on, and how many parts there are."""
 
-
 _EXAMPLE = "a part is two integers, its number from 1 on and how many parts there are, such as (2, 7)"
-
-
 _MOST = 2**62
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of several contiguous ranges of trajectory indices, which together are those of one run.
+    """One of several contiguous ranges of trajectory indices, which together are those of one run."""
 
-    Attributes:
-        number: Which one, from 1 on.
-        of: How many there are.
-        first_trajectory: Its first index.
-        trajectories: How many indices it has, at least 1.
-        of_trajectories: How many all parts have together.
-    """
-
-    number: int
-    of: int
+    number: int  # from 1 on
+    of: int  # how many there are
     first_trajectory: int
-    trajectories: int
-    of_trajectories: int
+    trajectories: int  # at least 1
+    of_trajectories: int  # of all parts together
 
     def __str__(self) -> str:
         return f"part {self.number} of {self.of}"
@@ -50,11 +39,7 @@ class Part:
 
 
 def checked_part(part: Any) -> PartArgument:
-    """Return what was given for a part as two integers.
-
-    Raises:
-        UsageError: It is something else, or there is no part of that number.
-    """
+    """Return what was given for a part as two integers."""
     if isinstance(part, str) or not isinstance(part, Sequence) or len(part) != 2 or {*map(type, part)} != {int}:
         raise UsageError(f"{_EXAMPLE}; got {part!r:.60}")
     number, of = part
@@ -66,13 +51,8 @@ def checked_part(part: Any) -> PartArgument:
 def part_of(part: Any, n_trajectories: int, block: int = 1) -> Part:
     """Return a part of trajectories 0 to `n_trajectories - 1`; the sizes of two parts differ by one block at most.
 
-    Args:
-        part: Its number from 1 on, and how many parts there are.
-        n_trajectories: How many trajectories all parts have together.
-        block: How many consecutive trajectories are run together, and are not cut.
-
-    Raises:
-        UsageError: There is no such part, or nothing is left for some of them.
+    `part` is its number from 1 on, and how many there are. A block of consecutive trajectories is run together, and not
+    cut.
     """
     number, of = checked_part(part)
     n_blocks = -(-n_trajectories // block)
@@ -86,11 +66,7 @@ def part_of(part: Any, n_trajectories: int, block: int = 1) -> Part:
 
 
 def part_of_facts(facts: Any) -> Part | None:
-    """Return the part that a file says it is; None for a file that holds everything.
-
-    Raises:
-        ValueError: The file says something that `Part.facts` does not return.
-    """
+    """Return the part that a file says it is; None for a file that holds everything. Other facts are a ValueError."""
     if facts is None:
         return None
     names = Part.__dataclass_fields__.keys()
@@ -104,14 +80,7 @@ def part_of_facts(facts: Any) -> Part | None:
 
 
 def in_order(parts: Mapping[str, Part | None]) -> list[str]:
-    """Return the names of parts in the order of their indices.
-
-    Args:
-        parts: Each part by its name.
-
-    Raises:
-        UsageError: They are not all parts of one run, each once; names those that are missing or doubled.
-    """
+    """Return the names of parts in the order of their indices; refuse what are not all parts of one run, each once."""
     if not parts:
         raise UsageError("there is nothing to merge")
     known = {name: part for name, part in parts.items() if part is not None}

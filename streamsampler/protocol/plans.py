@@ -188,15 +188,7 @@ class Fragments(GatherPlan):
 
 
 def endless(queue: range, n_queues: int) -> range:
-    """Return a plan's queue without its end.
-
-    Args:
-        queue: The queue.
-        n_queues: How many queues the plan has.
-
-    Raises:
-        UsageError: Another queue begins where this one ends.
-    """
+    """Return a plan's queue without its end; refuse where another queue begins there."""
     if n_queues > 1 and queue.step == 1:
         raise UsageError(
             'with on_failure="drop" or drop_if, obtain_exact_trajectories cannot replace trajectories of workers that '
@@ -206,16 +198,8 @@ def endless(queue: range, n_queues: int) -> range:
 
 
 def expected_rows(plan: GatherPlan, mean: float | None) -> tuple[int, int]:
-    """Estimate how many timesteps and trajectories a plan's result will have.
-
-    Args:
-        plan: The plan.
-        mean: Timesteps of a trajectory; None if unknown.
-    """
+    """Estimate how many timesteps and trajectories a plan's result will have, from the mean length if it is known."""
     mean = mean or 1.0
     if plan.timesteps is None:
         return math.ceil((plan.limit or 0) * mean * 1.1), plan.limit or 0
     return plan.timesteps + math.ceil(mean), math.ceil(plan.timesteps / mean * 1.1)
-
-
-# --- Portions of a stream

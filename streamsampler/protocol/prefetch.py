@@ -18,20 +18,7 @@ from streamsampler.protocol.states import SamplerState
 
 
 class Prefetch:
-    """The tickets of a plan that the next call is expected to have.
-
-    Args:
-        gathering: A gathering of the plan, from which tickets are cut.
-        version: The version of the tickets.
-        workers: What is known of each worker.
-        dispatch: Sends tickets.
-        capacity: How many unanswered tickets a worker may have.
-        now: The time.
-
-    Attributes:
-        given: The tickets that were sent, in order.
-        put_off: The events that the next call is to handle.
-    """
+    """The tickets of a plan that the next call is expected to have, cut from a gathering of it."""
 
     def __init__(
         self, gathering: Gathering, version: int, workers: Sequence[KnownWorker], dispatch: Dispatch, capacity: int,
@@ -40,7 +27,7 @@ class Prefetch:
         self._gathering, self._version, self._workers = gathering, version, workers
         self._dispatch, self._capacity = dispatch, capacity
         self.given: list[GivenTicket] = []
-        self.put_off: list[Event] = []
+        self.put_off: list[Event] = []  # for the next call
         self._dead: set[int] = set()
         takers = [known.worker for known in workers if _may_get_tickets(known)]
         self._sizes = gathering.sizes_in_advance(takers, capacity)

@@ -9,16 +9,9 @@ from streamsampler.core.errors import Phase
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress that a worker showed last.
+    """The progress that a worker showed last."""
 
-    Attributes:
-        version: The agent version in hand.
-        timesteps: Timesteps of that ticket so far.
-        trajectory: Index of the trajectory in hand; None outside trajectories.
-        phase: What the worker was doing.
-    """
-
-    version: int
-    timesteps: int
-    trajectory: int | None
-    phase: Phase
+    version: int  # the agent version in hand
+    timesteps: int  # of that ticket so far
+    trajectory: int | None  # index of the trajectory in hand; None outside trajectories
+    phase: Phase  # what the worker was doing

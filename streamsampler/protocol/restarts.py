@@ -40,18 +40,7 @@ LEAST_CONSTRUCTION_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(Limits):
-    """What is done about losses: the limits, and the arguments that samplers have besides.
-
-    Attributes:
-        max_restarts: Losses that end no call within any `restart_window` seconds; None for any number of losses that
-            are not equal (see `Likeness`), and "auto" for 10 with up to eight workers, in proportion with more.
-        restart_on: Types of exceptions of user code that count as losses, as deaths and hangs do.
-        on_failure: Whether an exception that `restart_on` does not name is raised, or its trajectory dropped.
-        step_timeout: Seconds that a reset, an action or a timestep may take; None for any.
-
-    Raises:
-        UsageError: A value cannot work.
-    """
+    """What is done about losses: the limits, and the arguments that samplers have besides; see `Sampler`."""
 
     max_restarts: Quota = "auto"
     restart_on: tuple[type[BaseException], ...] = ()
@@ -77,9 +66,7 @@ class Policy(Limits):
     def restarts_on(self, kinds: tuple[str, ...]) -> bool:
         """Whether an exception counts as a loss.
 
-        Args:
-            kinds: The names of its class and of that class's bases (see `messages.Failure`): the class itself need not
-                exist in this process.
+        Its class and the bases are given by name (see `messages.Failure`): the class need not exist in this process.
         """
         return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in self.restart_on)
 
@@ -95,19 +82,12 @@ class Policy(Limits):
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What equal losses have in common.
+    """What equal losses have in common."""
 
-    Attributes:
-        subject: What failed: "trajectory 7", "environment 3", or what `unready` returns.
-        cause: How: the class of an exception and the line that raised it, or the cause of a death.
-        by_chance: Whether something outside may have caused it, such as a signal.
-        of_call: Whether the subject exists in one call only.
-    """
-
-    subject: str
-    cause: Hashable
-    by_chance: bool = False
-    of_call: bool = False
+    subject: str  # "trajectory 7", "environment 3", or what `unready` returns
+    cause: Hashable  # class of an exception and the line that raised it, or cause of a death
+    by_chance: bool = False  # whether something outside may have caused it, such as a signal
+    of_call: bool = False  # whether the subject exists in one call only
 
 
 def unready(worker: int) -> str:
@@ -117,33 +97,19 @@ def unready(worker: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One loss.
-
-    Attributes:
-        worker: The worker number.
-        what: What happened to the worker, as the end of a sentence: "was killed by SIGKILL".
-        phase: What the worker was last seen doing.
-        trajectory: Index of the trajectory in hand; None outside trajectories.
-        version: The agent version in hand; None if the worker had not begun any work of the call.
-        seconds: When, in seconds since the sampler was made.
-        exitcode: Negative for a signal; None if unknown, and for what is no death.
-        stack: The Python stacks of a hung worker, as far as they are known.
-        hung: Whether the worker was killed because it made no progress.
-        hopeless: Whether a new worker would do the same, so that none is started.
-        likeness: What it has in common with equal ones; None where another one like it would be chance.
-    """
+    """One loss."""
 
     worker: int
-    what: str
-    phase: Phase
-    trajectory: int | None
-    version: int | None
-    seconds: float
-    exitcode: int | None = None
-    stack: str = ""
-    hung: bool = False
-    hopeless: bool = False
-    likeness: Likeness | None = None
+    what: str  # the end of a sentence: "was killed by SIGKILL"
+    phase: Phase  # what the worker was last seen doing
+    trajectory: int | None  # None outside trajectories
+    version: int | None  # None if the worker had not begun any work of the call
+    seconds: float  # since the sampler was made
+    exitcode: int | None = None  # negative for a signal; None if unknown, and for what is no death
+    stack: str = ""  # the Python stacks of a hung worker, as far as they are known
+    hung: bool = False  # whether the worker was killed because it made no progress
+    hopeless: bool = False  # whether a new worker would do the same, so that none is started
+    likeness: Likeness | None = None  # None where another one like it would be chance
 
     def __str__(self) -> str:
         where = "" if self.trajectory is None else f" in trajectory {self.trajectory}"
@@ -154,19 +120,11 @@ class Incident:
 
 @dataclass
 class Losses:
-    """A sampler's losses, counted against the quotas.
-
-    Args:
-        policy: The quotas.
-        n_workers: How many workers there are.
-
-    Attributes:
-        incidents: The latest ones since the last error, oldest first.
-    """
+    """A sampler's losses, counted against the quotas."""
 
     policy: Policy
     n_workers: int = 1
-    incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # since the last error
     _recent: deque[float] = field(default_factory=deque)
     _n: int = 0
     _equal: dict[Likeness, int] = field(default_factory=dict)
@@ -187,11 +145,10 @@ class Losses:
             self._equal = {likeness: n for likeness, n in self._equal.items() if likeness.subject != subject}
 
     def count(self, incident: Incident) -> SpentQuota | None:
-        """Count a loss.
+        """Count a loss; return the quota that is spent, if one is.
 
-        Returns:
-            The quota that is spent, if one is. Then, and after a hopeless loss, the counting begins from 0: a caller
-            who goes on after the error has decided to.
+        Then, and after a hopeless loss, the counting begins from 0: a caller who goes on after the error has decided
+        to.
         """
         self.incidents.append(incident)
         self._n += 1
@@ -244,12 +201,7 @@ class Losses:
 
 
 def cause_of_exception(kind: str, traceback: str) -> tuple[str, str]:
-    """Return what equal exceptions have in common: the name of the class, and the line that raised.
-
-    Args:
-        kind: The name of its class.
-        traceback: Its traceback, as text; without frames only the class counts.
-    """
+    """Return what equal exceptions have in common: their class, and the line that raised, if a frame is known."""
     frames = _FRAME.findall(traceback)
     return kind, frames[-1] if frames else ""
 

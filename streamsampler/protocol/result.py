@@ -37,11 +37,7 @@ def too_many_dropped(n_dropped: int, n_kept: int) -> bool:
 class Span(NamedTuple):
     """Consecutive trajectories of one report that stand together in the result.
 
-    Attributes:
-        report: The number of the report.
-        start: Position of the first one among the trajectories that the report brought.
-        stop: One more than the position of the last one.
-        indices: Their indices.
+    They are numbers `start` to `stop` - 1 of those that the report brought.
     """
 
     report: int
@@ -51,34 +47,21 @@ class Span(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A trajectory that is not in the result because it raised.
-
-    Attributes:
-        worker: The worker that ran it.
-        trajectory: Its index.
-        dropped: What the worker reported about it.
-        n_before: How many trajectories of the result precede it.
-    """
+    """A trajectory that is not in the result because it raised."""
 
     worker: int
     trajectory: int
     dropped: Dropped
-    n_before: int
+    n_before: int  # how many trajectories of the result precede it
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFailure:
-    """Trajectories that could not be run.
+    """Trajectories that could not be run."""
 
-    Attributes:
-        indices: One block, or one trajectory.
-        reason: What happened, as the caller gave it.
-        final: Whether they are never run again once they are needed.
-    """
-
-    indices: range
-    reason: Any
-    final: bool
+    indices: range  # one block, or one trajectory
+    reason: Any  # as the caller gave it
+    final: bool  # whether they are never run again once they are needed
 
     @property
     def turn(self) -> int:
@@ -97,22 +80,7 @@ class _Arrived:
 
 
 class Result:
-    """Collect the result of one call.
-
-    Args:
-        plan: What the call asks for.
-        order: "index", or "arrival" for whatever finishes first.
-        first: The index that the result begins with, in index order.
-
-    Attributes:
-        n_trajectories: Trajectories in the result.
-        n_timesteps: Their timesteps.
-        complete: Whether the result is complete.
-        n_popped: Indices that were in the result or left out of it at the last call of `pop_spans`.
-        end: The first index that failed for good: nothing from it on is of use. A very large number if there is none.
-        one_too_many: The trajectory with which too many were left out; None before that. After it nothing more is added
-            to the result.
-    """
+    """Collect the result of one call, in index order from index `first` on."""
 
     def __init__(self, plan: GatherPlan, order: Order, first: int) -> None:
         self._plan = plan
@@ -126,27 +94,19 @@ class Result:
         self._skipped = 0  # indices that nothing is run for
         n, limit = plan.n_of_task, plan.limit
         self._make_ups = None if n is None or limit is None else MakeUps(first, limit, n)
-        self.n_trajectories = 0
-        self.n_timesteps = 0
+        self.n_trajectories = self.n_timesteps = 0
         self.complete = False
-        self.n_popped = 0
-        self.end = _NEVER
-        self.one_too_many: LeftOut | None = None
+        self.n_popped = 0  # indices in the result, or left out of it, at the last call of `pop_spans`
+        self.end = _NEVER  # the first index that failed for good: nothing from it on is of use
+        self.one_too_many: LeftOut | None = None  # with which too many were left out: nothing more is added then
         self._is_open = True  # whether more may be added
-
-    # ------------------------------------------------------------------ adding
 
     def receive(
         self, worker: int, indices: range, lengths: Sequence[int], report: int, dropped: Sequence[Dropped]
     ) -> None:
         """Add the trajectories of a report when their turn comes, and leave out those that were dropped.
 
-        Args:
-            worker: The worker that sent the report.
-            indices: The indices of all these trajectories.
-            lengths: The timesteps of those that were not dropped.
-            report: The number of the report.
-            dropped: Those that were dropped, in order.
+        The lengths are those of the others.
         """
         if self._held:
             for held in [held for held in self._held.values() if held.turn in indices]:
@@ -189,7 +149,7 @@ class Result:
         if isinstance(entry, LeftOut):
             self._leave_out(entry)
         else:
-            self._take_in(entry)
+            self._record(entry)
         if plan.timesteps is not None:
             self.complete = self.n_timesteps >= plan.timesteps
         else:
@@ -198,7 +158,7 @@ class Result:
         if self._make_ups is not None and self._is_open:
             self._skipped += self._make_ups.turn_after(self.next) - self.next
 
-    def _take_in(self, entry: _Arrived) -> None:
+    def _record(self, entry: _Arrived) -> None:
         contiguous = entry.indices.step == 1 or not self._in_order
         lengths = entry.lengths if contiguous else entry.lengths[:1]
         n, n_timesteps = self._needed_of(lengths)
@@ -233,8 +193,6 @@ class Result:
         elif plan.limit is not None:
             n = min(n, plan.limit - self.n_trajectories)
         return n, n_timesteps if n == len(lengths) else sum(lengths[:n])
-
-    # ------------------------------------------------------------------ reading
 
     @property
     def next(self) -> int:
@@ -277,11 +235,7 @@ class Result:
         return spans
 
     def pop_left_out(self, n_before: int | None = None) -> list[LeftOut]:
-        """Return and forget the trajectories that were left out.
-
-        Args:
-            n_before: Only those that fewer trajectories of the result precede; None for all.
-        """
+        """Return and forget the trajectories that were left out: those that fewer than `n_before` precede, or all."""
         if not self._left_out:
             return []
         left_out = [it for it in self._left_out if n_before is None or it.n_before < n_before]

@@ -85,33 +85,7 @@ from streamsampler.protocol.ways import Structure, Ways
 
 
 class Scheduler:
-    """Decides what workers do; see the module.
-
-    Args:
-        n_workers: How many workers there are, all of them just started.
-        policy: What is done about losses.
-        order: How batches are ordered.
-        version: The last agent version that was used up.
-        capacity: How many unanswered tickets a worker may have.
-        layout: How workers run whole trajectories.
-        concurrent: Whether workers run at the same time.
-        can_retire: Whether a worker can be replaced while it lives.
-        shortest_ticket: Seconds below which the last tickets cost more than they are worth.
-        checks: When the environment is checked.
-        fingerprints: How workers compute, as far as it is known.
-        trace: Where the scheduler's calls are kept.
-        now: The time, in seconds from any beginning.
-
-    Attributes:
-        gathering: What is assigned to workers, and what arrived; None before the first call.
-        workers: What is known of each worker.
-        losses: The losses, counted against the quotas.
-        checks: The same.
-        fingerprints: The same.
-        version: The agent version of the last call.
-        sampled_version: The agent version of its trajectories.
-        ticket_version: The version that tickets carry; see `messages.Ticket`.
-    """
+    """Decides what workers do; see the module."""
 
     def __init__(
         self, n_workers: int, *, policy: Policy | None = None, order: Order = "index", version: int = 0,
@@ -123,6 +97,7 @@ class Scheduler:
         self.trace = trace or SchedulerTrace()
         self.trace.begin_part(made_with)
         self.policy = policy or Policy()
+        # Of the last call, of its trajectories, and of tickets; see `messages.Ticket`.
         self.version = self.sampled_version = self.ticket_version = version
         self._capacity, self._made = capacity, now
         self.workers = [self._new_worker(worker) for worker in range(n_workers)]
@@ -133,7 +108,7 @@ class Scheduler:
         self.losses = Losses(self.policy, n_workers)
         self.checks = checks or PurityChecks(None)
         self.fingerprints = fingerprints or Fingerprints(None)
-        self.gathering: Gathering | None = None
+        self.gathering: Gathering | None = None  # None before the first call
         self._gathering: Gathering  # the same, once a call has begun
         self._order, self._concurrent, self._shortest_ticket = order, concurrent, shortest_ticket
         self._instructions: list[Instruction] = []
@@ -162,12 +137,8 @@ class Scheduler:
     def gathering_for(self, plan: GatherPlan, structures: Sequence[Structure] = ((),)) -> Gathering:
         """Return a gathering of the agents and environments that workers use now.
 
-        Args:
-            plan: What is to be obtained.
-            structures: The structure of each queue of indices: one for all workers, or one for each.
-
-        Raises:
-            UsageError: No other indices can take the places of trajectories that are left out.
+        `structures` has that of each queue of indices: one for all workers, or one for each. Where no other indices can
+        take the places of trajectories that are left out, it is a UsageError.
         """
         is_whole = not isinstance(plan, Fragments)
         gathering = Gathering(
@@ -187,17 +158,9 @@ class Scheduler:
     ) -> list[Instruction]:  # fmt: skip
         """Begin a call: workers get tickets when `handle` is asked next.
 
-        Args:
-            plan: What is to be obtained.
-            now: The time.
-            sampled_version: The agent version of the call's trajectories; None for the one that begins with the call.
-            base_version: Of fragments, the agent version in which their environments began; 0 for whole trajectories.
-            structures: As in `gathering_for`.
-            keeps_prefetched: Whether the trajectories that workers have begun in advance are the call's, if its plan
-                has them.
-
-        Raises:
-            UsageError: As in `gathering_for`.
+        Its trajectories are of `sampled_version`, or else of the version that begins with the call. `base_version` is
+        that in which the environments of fragments began, 0 for whole trajectories. `keeps_prefetched` says that the
+        trajectories which workers have begun in advance are the call's, if its plan has them.
         """
         options = {
             "sampled_version": sampled_version, "base_version": base_version, "structures": structures,
@@ -278,11 +241,6 @@ class Scheduler:
         """Let workers begin with the plan that the next call is expected to have, after a complete call has ended.
 
         Workers that still have tickets of the last call get theirs when they have answered: see `awaits_answers`.
-
-        Args:
-            plan: The plan.
-            now: The time.
-            structures: As in `gathering_for`.
         """
         self.trace.calls.append(("prefetch", plan, now, structures))
         self._begin_tickets()
@@ -305,14 +263,9 @@ class Scheduler:
         return instructions
 
     def handle(self, events: Sequence[Event], now: float) -> list[Instruction]:
-        """Handle the events of a wait, decide, and assign tickets.
+        """Handle the events of a wait, in the order in which they came; decide, and assign tickets.
 
-        Args:
-            events: The events, in the order in which they came; none where only time has passed.
-            now: The time.
-
-        Returns:
-            The instructions, in order. After a `Raise` the call is to be ended.
+        Return the instructions, in order. After a `Raise` the call is to be ended.
         """
         self.trace.room -= len(events)
         self.trace.calls.append(("handle", events, now))
@@ -376,12 +329,12 @@ class Scheduler:
         if knows_progress:
             gathering.measure_late(now)
         may_copy = bool(self._dispatch.idle) and gathering.may_copy
-        self._overdue = gathering.overdue(now) if may_copy and not knows_progress else []
+        self._overdue = gathering.copies.overdue(now) if may_copy and not knows_progress else []
         if self._overdue or gathering.late:
             return {"copies"}
         if may_copy:
             self._dispatch.assign_copies(gathering, now)
-        look = gathering.next_look()
+        look = gathering.copies.next_look
         self._next_ask = look if look > now else math.inf  # idle workers have been asked just now
         return set()
 
@@ -534,13 +487,10 @@ class Scheduler:
         self._refusal = self._refusal or error
 
     def _decide(self) -> bool:
-        """Decide about everything whose turn it is, in an order that does not depend on timing.
+        """Decide about everything whose turn it is, whatever the timing; return whether the call goes on.
 
         A fault in a trajectory is decided about when its turn has come; until then it uses up no quota. A fault outside
         of trajectories (in a constructor, an update, while a worker was idle) is decided about at once.
-
-        Returns:
-            Whether the call goes on.
         """
         if self._refusal is not None:
             self._instructions.append(self._refusal)

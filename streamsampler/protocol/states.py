@@ -139,11 +139,7 @@ _TAKES_TICKETS = {SamplerState.ABSENT, SamplerState.READY, SamplerState.WORKING,
 
 
 def next_state(state: State, event: type[Message | Answer] | Happened) -> State:
-    """Return the state after `event`: a message or an answer was sent or received, or something else happened.
-
-    Raises:
-        ProtocolError: The event is not allowed in this state.
-    """
+    """Return the state after `event`: a message or an answer was sent or received, or something else happened."""
     try:
         following: State = _TRANSITIONS[state][event]
     except KeyError:
@@ -153,36 +149,19 @@ def next_state(state: State, event: type[Message | Answer] | Happened) -> State:
 
 
 class SamplerSide:
-    """The sampler's end of the conversation with one worker, from one start of the worker to its death.
-
-    Args:
-        worker: The worker number.
-        version: The current agent version.
-        capacity: How many unanswered tickets the worker may have.
-
-    Attributes:
-        state: What the sampler knows of the worker.
-        version: The current agent version.
-        unanswered: The tickets without an answer, oldest first.
-        room: How many more tickets the worker may be sent now; if it is ABSENT, after its start.
-        is_to_be_replaced: Whether the worker gets no more tickets, and is to end when it has answered all.
-    """
+    """The sampler's end of the conversation with one worker, from one start of the worker to its death."""
 
     def __init__(self, worker: int, version: int = 0, capacity: int = CAPACITY) -> None:
         self.worker = worker
         self.state = SamplerState.ABSENT
-        self.version = version
-        self.unanswered: list[Ticket] = []  # two at most: a deque takes ten times as much memory
-        self.room = capacity
-        self.is_to_be_replaced = False
+        self.version = version  # the current agent version
+        self.unanswered: list[Ticket] = []  # oldest first; two at most: a deque takes ten times as much memory
+        self.room = capacity  # how many more tickets the worker may be sent now; if it is ABSENT, after its start
+        self.is_to_be_replaced = False  # gets no more tickets, and is to end when it has answered all
         self._capacity = capacity
 
     def apply(self, event: type[Message | Answer] | Happened) -> None:
-        """Take the transition of an event; what `assign`, `record_answer` and `stop` return is applied already.
-
-        Raises:
-            ProtocolError: The event is not allowed in this state.
-        """
+        """Take the transition of an event; what `assign`, `record_answer` and `stop` return is applied already."""
         self.state = next_state(self.state, event)
         takes_tickets = self.state in _TAKES_TICKETS and not self.is_to_be_replaced
         self.room = self._capacity - len(self.unanswered) if takes_tickets else 0
@@ -195,13 +174,9 @@ class SamplerSide:
         self.apply(Happened.NEW_VERSION)
 
     def assign(self, indices: range, block: int = 1) -> Start | Continue:
-        """Add a ticket; see `messages.Ticket`.
+        """Add a ticket, and return the message that carries it; see `messages.Ticket`.
 
-        Returns:
-            The message that carries it; a `Start` is without updates, which the caller adds.
-
-        Raises:
-            ProtocolError: There is no room, or no worker.
+        A `Start` is without updates, which the caller adds.
         """
         if self.room <= 0:
             raise ProtocolError(f"worker {self.worker} has no room for another ticket")
@@ -212,14 +187,7 @@ class SamplerSide:
         return message
 
     def record_answer(self, answer: Answer) -> bool:
-        """Remove the ticket that was answered.
-
-        Returns:
-            Whether the answer is of the current version; otherwise it is stale.
-
-        Raises:
-            ProtocolError: The worker has no such ticket, or answered it before.
-        """
+        """Remove the ticket that was answered; return whether it is of the current version, and not stale."""
         ticket = answer.ticket
         try:
             self.unanswered.remove(ticket)  # type: ignore[arg-type]
@@ -263,11 +231,9 @@ class WorkerSide:
         self._failed = False
 
     def receive(self, message: Message) -> tuple[Ticket, ...]:
-        """Take in a message.
+        """Receive a message; return the tickets that are given up by it.
 
-        Returns:
-            The tickets that are given up by it: each is to be answered with `Report(ticket, given_up=True)`, except
-            after `Exit`, which ends the conversation.
+        Each is to be answered with `Report(ticket, given_up=True)`, except after `Exit`, which ends the conversation.
         """
         self.state = next_state(self.state, type(message))
         match message:
@@ -308,8 +274,7 @@ class WorkerSide:
     def fail(self) -> tuple[Ticket, ...]:
         """Give up this version after a failure: to be called before the failure is sent.
 
-        Returns:
-            The tickets that are given up by it, besides those that arrive before the next `Start`.
+        Return the tickets that are given up by it, besides those that arrive before the next `Start`.
         """
         self._failed = True
         dropped = self._drop_all()

@@ -37,31 +37,18 @@ _CONSTRUCTING = {
 
 
 class Supervision:
-    """Decides which workers are killed or retire, over all calls.
-
-    Args:
-        workers: What is known of each worker; of dead ones the scheduler knows anew.
-        policy: The limits.
-        can_retire: Whether a worker can be replaced while it lives.
-        instructions: Where its instructions go.
-
-    Attributes:
-        interval: For how many seconds the sampler may wait for workers at a time.
-        lengths: Finds trajectories that are far too long.
-    """
+    """Decides which workers are killed or retire, over all calls; of dead workers the scheduler knows anew."""
 
     def __init__(
         self, workers: Sequence[KnownWorker], policy: Policy, *, can_retire: bool, instructions: list[Instruction]
     ) -> None:
         self._workers, self._policy, self._instructions = workers, policy, instructions
-        self._can_retire = can_retire
+        self._can_retire = can_retire  # whether a worker can be replaced while it lives
         self._watch = policy.watch()
-        self.interval = math.inf if self._watch is None else self._watch.interval
+        self.interval = math.inf if self._watch is None else self._watch.interval  # seconds to wait at most
         self.lengths = LengthWatch()
         self._has_warned_of_memory = False
         self._deadlines: dict[int, float] = {}  # when workers that retire are killed
-
-    # ------------------------------------------------------------------ replacing
 
     def mark(self, known: KnownWorker) -> None:
         """Let a worker be replaced when it has answered all its tickets, if it can be."""
@@ -69,13 +56,7 @@ class Supervision:
             known.side.mark_for_replacement()
 
     def follow_answer(self, known: KnownWorker, memory: int, now: float) -> None:
-        """Decide whether a worker that answered is replaced.
-
-        Args:
-            known: The worker.
-            memory: Its private memory, in bytes.
-            now: The time.
-        """
+        """Decide whether a worker that answered is replaced; its private memory is in bytes."""
         known.stillness.reset()
         limit = self._policy.max_worker_memory
         if limit is not None and memory > limit and not known.side.is_to_be_replaced and self._can_retire:
@@ -90,8 +71,6 @@ class Supervision:
             self._deadlines[known.worker] = now + self._policy.close_timeout
             self._instructions.append(Retire(known.worker, known.is_too_large))
 
-    # ------------------------------------------------------------------ watching
-
     def next_deadline(self) -> float:
         """Return when `watch` has something to do, whatever comes; infinity for never."""
         look = self.lengths.next_look
@@ -102,15 +81,8 @@ class Supervision:
     ) -> set[Question]:  # fmt: skip
         """Kill workers that hang or take too long to retire, and warn of a trajectory that is far too long.
 
-        Args:
-            waits: The waits of the sampler for workers since the last time.
-            seen: The progress of workers, when they were looked at last.
-            answered: The questions for whose answers that was just now.
-            version: The version of the call's tickets.
-            now: The time.
-
-        Returns:
-            The questions whose time has come.
+        `seen` is the progress of workers when they were looked at last: for the questions in `answered`, just now.
+        Return the questions whose time has come.
         """
         if self._deadlines:
             for worker, deadline in self._find_deadlines().items():

@@ -34,21 +34,16 @@ class Throughput:
         self, lengths: Sequence[int], seconds: float, worker: int | None = None, n_bytes: int = 0, *,
         fills_rows: bool = True,
     ) -> None:  # fmt: skip
-        """Add the trajectories of one report.
+        """Add the trajectories of one report, which took so many seconds together.
 
-        Args:
-            lengths: Their timesteps.
-            seconds: What they took together.
-            worker: The worker that ran them; None to leave the averages of single workers alone.
-            n_bytes: The size of their observations.
-            fills_rows: Whether each of the worker's rows had one. Otherwise they took longer than they need, and a
-                worker is taken to be slower a little at a time: with small tickets it would seem slow, and get smaller
-                ones.
+        Without a worker the averages of single workers stay as they are. If a worker's rows were not all filled, its
+        trajectories took longer than they need, and it is taken to be slower a little at a time: with small tickets it
+        would seem slow, and get smaller ones.
         """
         if not lengths:
             return
         n, total = len(lengths), sum(lengths)
-        self._note_lengths(lengths, total)
+        self._average_lengths(lengths, total)
         keep = min(1.0, self._MEMORY / (self._weight + n))
         self._weight = (self._weight + n) * keep
         self._squares *= keep
@@ -80,7 +75,7 @@ class Throughput:
             average = timesteps * self._seconds / (self._weight * max(1.0, self._mean))
             self._workers[worker] = timesteps, seconds + _APPROACH * (average - seconds)
 
-    def _note_lengths(self, lengths: Sequence[int], total: int) -> None:
+    def _average_lengths(self, lengths: Sequence[int], total: int) -> None:
         # Means and squared deviations of two groups are joined as in Chan, Golub and LeVeque (1979): where all are of
         # one length the mean stays exact and the spread exactly 0, so that nothing is rounded up to a surplus rollout.
         weight, n = self._weight, len(lengths)

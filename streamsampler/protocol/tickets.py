@@ -10,10 +10,7 @@ from streamsampler.protocol.throughput import Throughput
 def needed_for(timesteps: int, mean: float, spread: float) -> int:
     """Return how many trajectories have that many timesteps together, if they fall short of their mean.
 
-    Args:
-        timesteps: Timesteps.
-        mean: Timesteps of a trajectory.
-        spread: By how much a trajectory falls short; n of them do by sqrt(n) times as much.
+    One trajectory falls short by `spread` timesteps, n of them by sqrt(n) times as much.
     """
     # The least n with n * mean - spread * sqrt(n) >= timesteps: a quadratic equation for sqrt(n).
     if timesteps <= 0:
@@ -49,16 +46,11 @@ def ticket_size(
     throughput: Throughput, remaining: int, n_workers: int, slowness: float, unit: int, rows: int = 0,
     shortest: float = SHORTEST_TICKET_SECONDS,
 ) -> int:  # fmt: skip
-    """Return the number of trajectories of the next ticket: a multiple of `unit`.
+    """Return the number of trajectories of the next ticket: a multiple of `unit`, a block or what runs side by side.
 
-    Args:
-        throughput: How long trajectories take.
-        remaining: How many trajectories are still to be assigned.
-        n_workers: How many workers share them.
-        slowness: How many times as long as the average the ticket's worker takes.
-        unit: How many trajectories a worker runs side by side, or a block has.
-        rows: How many rows the worker fills from several tickets at once; 0 where it does not.
-        shortest: Seconds below which the last tickets cost more than workers lose by finishing at different times.
+    `remaining` ones are to be assigned. The ticket's worker takes `slowness` times as long as the average, and fills so
+    many `rows` from several tickets at once (0: it does not). Below `shortest` seconds the last tickets cost more than
+    workers lose by finishing at different times.
     """
     # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what remains, so that the last tickets
     # are small and all workers finish together. A slow worker's share is smaller: weighted factoring (Hummel,

@@ -49,18 +49,12 @@ class Entries(Protocol):
 
 
 class SchedulerTrace:
-    """The last calls of a scheduler, which adds them itself: without a function that would do it.
-
-    Attributes:
-        calls: Takes the calls of the part that grows.
-        returned: Takes the instructions that they return.
-        room: How many more events the part takes.
-    """
+    """The last calls of a scheduler, which adds them itself: without a function that would do it."""
 
     def __init__(self) -> None:
-        self.calls: Entries = []
-        self.returned: Entries = deque[Any](maxlen=0)
-        self.room = N_EVENTS
+        self.calls: Entries = []  # takes the calls of the part that grows
+        self.returned: Entries = deque[Any](maxlen=0)  # takes the instructions that they return
+        self.room = N_EVENTS  # how many more events the part takes
         self._parts: deque[tuple[bytes, list[Any]]] = deque(maxlen=2)
 
     def begin_part(self, state: object) -> None:

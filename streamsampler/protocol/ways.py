@@ -18,15 +18,10 @@ Structure: TypeAlias = tuple[int, ...]
 
 
 class Ways:
-    """The ways of the workers of each queue of indices.
-
-    Attributes:
-        structures: The structure of each queue of indices: one for all workers, or one for each.
-        known: The way of each queue's workers, and for which structure it is known.
-    """
+    """The ways of the workers of each queue of indices."""
 
     def __init__(self) -> None:
-        self.structures: Sequence[Structure] = ((),)
+        self.structures: Sequence[Structure] = ((),)  # of each queue: one for all workers, or one for each
         self.known: dict[int, tuple[Literal["lanes", "blocks", "longer blocks"], Structure]] = {}
 
     def tell(self, gathering: Gathering, structures: Sequence[Structure]) -> None:
@@ -39,17 +34,7 @@ class Ways:
                 gathering.run_blocks(queue, longer=way == "longer blocks")
 
     def record(self, gathering: Gathering, layout: Layout, worker: int, answer: Report | Failure) -> bool:
-        """Record how a worker ran a ticket.
-
-        Args:
-            gathering: The call's.
-            layout: How it was to run it.
-            worker: The worker.
-            answer: Its answer.
-
-        Returns:
-            Whether the ticket was right for that: none cuts a block.
-        """
+        """Record how a worker ran a ticket; return whether the ticket was right for that: none cuts a block."""
         ticket, queue = answer.ticket, worker % len(self.structures)
         assert ticket is not None
         if answer.runs_lanes:

@@ -25,17 +25,16 @@ from streamsampler.protocol.result import LeftOut
 from streamsampler.samplers.session import Session
 from streamsampler.workers.logs import handle_records
 
+_ANOMALY = (
+    '{}; such data are counted in stats.anomalies, and reported this once; check="error" ends the call, check=None '
+    "looks for nothing"
+)
+
 
 class CallAccounts:
     """The accounts of one call.
 
     Anomalies are counted in trajectories that are returned, and in no others: so does one process alone.
-
-    Args:
-        session: What outlives the call; knows whether the user was warned of an anomaly.
-        gathering: What arrived.
-        stats: Where it is counted.
-        version: The call's agent version.
     """
 
     def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
@@ -55,8 +54,8 @@ class CallAccounts:
             self.stats.seconds += perf_counter() - self._begun
             self._begun = None
 
-    def take_notice(self, event: Logged | Restored) -> None:
-        """Take in what a worker tells besides its answers."""
+    def record(self, event: Logged | Restored) -> None:
+        """Record what a worker reports besides its answers."""
         if isinstance(event, Logged):
             handle_records(event.worker, event.records)
         else:
@@ -65,7 +64,7 @@ class CallAccounts:
 
     def count(self, number: int) -> None:
         """Count the times and timesteps of an answer, whatever becomes of its trajectories."""
-        event = self._session.arrivals.count(number)
+        event = self._session.arrivals.uncounted.pop(number)
         answer = event.answer
         if answer.ticket is not None:
             self._session.record_answer(event.worker, answer)
@@ -119,7 +118,7 @@ class CallAccounts:
             first = FoundAnomaly(self.version, index, anomaly.timestep, anomaly.what)
             if self.stats.first_anomaly is None:
                 self.stats.first_anomaly = first
-            self._session.warn_of_anomaly(first)
+            self._session.warn_of([("anomaly", _ANOMALY.format(first))])
 
     def add_yielded(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Count the trajectories that a stream hands to its consumer."""

@@ -26,52 +26,34 @@ Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
 @dataclass(slots=True)
 class LaunchedWorker:
-    """What one worker has reported, from its start to its death.
+    """What one worker has reported, from its start to its death."""
 
-    Attributes:
-        spaces: Its observation and action space; None before its first report.
-        reported_timesteps: The timesteps in its answers.
-        stack: Its Python stacks, if it was killed because it hung.
-        is_hung: Whether it was.
-    """
-
-    spaces: Spaces | None = None
-    reported_timesteps: int = 0
-    stack: str = ""
+    spaces: Spaces | None = None  # of observations and actions; None before its first report
+    reported_timesteps: int = 0  # in its answers
+    stack: str = ""  # its Python stacks, if it was killed because it hung
     is_hung: bool = False
 
 
 class Arrivals:
-    """The answers of workers, until they are discarded or released.
-
-    Args:
-        engine: Where the workers live.
-        need: Returns whether the agents or the environments need a package.
-
-    Attributes:
-        workers: What each worker has reported, by worker number.
-        deliveries: What reports brought, by their numbers.
-        exceptions: The exceptions that did not leave this process, by the number of their failure.
-        absent: The dead workers in whose place none was started yet, and whether one can be.
-    """
+    """The answers of workers, until they are discarded or released."""
 
     def __init__(self, engine: Engine, need: Callable[[str], bool]) -> None:
         self._engine, self._need = engine, need
         self.workers = [LaunchedWorker() for _ in range(engine.n_workers)]
         self._numbers = count()
         self._answers: dict[int, Answered] = {}
-        self._uncounted: dict[int, Answered] = {}
-        self.deliveries: dict[int, Delivery] = {}
+        self.uncounted: dict[int, Answered] = {}  # as the engine brought them
+        self.deliveries: dict[int, Delivery] = {}  # what reports brought, by their numbers
         self._copied: tuple[Spaces, bytes] | None = None  # spaces that were copied before, pickled
         self._seen: Spaces | None = None
-        self.exceptions: dict[int, object] = {}
-        self.absent: dict[int, bool] = {}
+        self.exceptions: dict[int, object] = {}  # that did not leave this process, by the number of their failure
+        self.absent: dict[int, bool] = {}  # dead workers without a new one: whether one can be started
 
     def receive(self, event: Answered) -> events.ReportReceived | events.FailureReceived:
         """Keep an answer, as the engine brought it; return it as the scheduler sees it."""
         worker, answer, number = event.worker, event.answer, next(self._numbers)
         launched, memory = self.workers[worker], self._engine.memory_bytes(worker)
-        self._uncounted[number] = event
+        self.uncounted[number] = event
         if isinstance(answer, Failure):
             self.exceptions[number] = event.contents
             return events.FailureReceived(worker, number, answer, isinstance(event.contents, WorkerError), memory)
@@ -95,10 +77,6 @@ class Arrivals:
         self.absent[worker] = can_launch = engine.can_restart(worker)
         seen, stack = engine.progress(worker), self.workers[worker].stack
         return events.WorkerDied(worker, seen, event.exitcode, event.why, event.hopeless, stack, can_launch)
-
-    def count(self, number: int) -> Answered:
-        """Return an answer, as the engine brought it, that is counted now."""
-        return self._uncounted.pop(number)
 
     def report(self, number: int) -> Report | None:
         """Return a report; None of a failure."""
@@ -144,12 +122,12 @@ class Arrivals:
     def forget_all(self) -> None:
         """Forget all deliveries: their memory is gone with the engine, or is about to be, in another thread."""
         self._answers.clear()
-        self._uncounted.clear()
+        self.uncounted.clear()
         self.deliveries.clear()
         self.exceptions.clear()
 
     def pop_uncounted(self) -> list[Answered]:
         """Return, once, the answers that no call has counted: most often of workers that had begun in advance."""
-        answers = list(self._uncounted.values())
+        answers = list(self.uncounted.values())
         self.forget_all()
         return answers

@@ -279,8 +279,6 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             raise TypeError(f"{name} takes {', '.join(twice)} from the worker factory: give it there")
         self._given_factory = worker_factory
 
-    # ------------------------------------------------------------------ fragments
-
     def obtain_fragments(
         self,
         n_timesteps: int,
@@ -402,8 +400,6 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
                 "whatever the number of workers. Pass an id or a function that makes one environment, and their number "
                 "to the call: obtain_fragments(128, n_envs=16)"
             )
-
-    # ------------------------------------------------------------------ accounts
 
     @property
     def fingerprint(self) -> CheckMode:

@@ -11,11 +11,9 @@ from streamsampler.core.words import count
 from streamsampler.data.assembly import GrowingBatch
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import assembled
-from streamsampler.data.segments import Delivery, Segment
+from streamsampler.data.segments import Segment
 from streamsampler.data.spaces import same_spaces
-from streamsampler.data.statistics import (
-    EndedEpisodes,
-)
+from streamsampler.data.statistics import EndedEpisodes
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.plans import Streamed, expected_rows
@@ -27,16 +25,9 @@ from streamsampler.samplers.summaries import Summaries, summaries_of
 
 
 class BatchMaker:
-    """The batches of one call.
+    """The batches of one call, whose accounts they carry.
 
-    Args:
-        session: What outlives the call.
-        gathering: What arrived.
-        accounts: The call's accounts, whose `stats` every batch carries. They get the anomalies of segments before
-            these are forgotten, more than once if an interrupt came between.
-
-    Attributes:
-        summaries: What the filters need of the trajectories that were made a batch of.
+    The accounts get the anomalies of segments before these are forgotten, more than once if an interrupt came between.
     """
 
     def __init__(self, session: Session, gathering: Gathering, accounts: CallAccounts) -> None:
@@ -47,18 +38,13 @@ class BatchMaker:
         self._ledger = ledger = session.ledger
         self._episodes = None if ledger is None else EpisodeParts(gathering.result, session.arrivals, ledger)
         self._filters = session.store.filters
-        self.summaries: list[Summaries] = []
+        self.summaries: list[Summaries] = []  # of the trajectories that were made a batch of
         self._has_new = False
         # Not of a stream, which hands out each trajectory by itself.
         self._growing = GrowingBatch(session.pool.allocate)
 
     def keep(self, number: int, fingerprint: str) -> None:
-        """Keep what a report brought until it is released.
-
-        Args:
-            number: The number of the report.
-            fingerprint: The bits of its worker's fingerprint; empty where they are not known.
-        """
+        """Keep what a report brought until it is released, with the bits of its worker's fingerprint."""
         session, delivery = self._session, self._session.arrivals.deliveries.get(number)
         self._has_new = True
         if delivery is None:
@@ -73,18 +59,14 @@ class BatchMaker:
         if delivery.rollouts.remarks:
             session.warn_of(delivery.rollouts.remarks)
         session.taken_actions.put(delivery.rollouts)
-        if session.infos_of_files.are_kept:
+        if session.infos_of_files.kept is not None:
             session.infos_of_files.leave_out(delivery.rollouts)
 
     def append_due(self) -> None:
-        """Copy what is new in the result, if there is enough of it, after all that was to be kept.
-
-        Raises:
-            UnwritableInfoError: It goes into a file, and no file can hold its infos.
-        """
-        are_kept = self._session.infos_of_files.are_kept
+        """Copy what is new in the result, if there is enough of it, after all that was to be kept."""
         if not self._has_new or isinstance(self._gathering.plan, Streamed):
             return
+        are_kept = self._session.infos_of_files.kept is not None
         if self._gathering.result.complete and not are_kept:
             return  # all that is left is about to be copied
         self._has_new = False
@@ -97,24 +79,15 @@ class BatchMaker:
             self._append()
 
     def segments(self, first: int = 0) -> list[Segment]:
-        """Return the result so far, in order, from a segment on, without those that were forgotten.
-
-        Args:
-            first: The number of a segment: of trajectories, or of parts of episodes.
-        """
+        """Return the result so far, in order, from segment number `first` on, without those that were forgotten."""
         if self._episodes is not None:
             return self._episodes.segments(first)
         return self._session.arrivals.segments(self._gathering.result.spans(first))
 
     def pop_segments(self) -> list[Segment]:
-        """Return what was not popped of the result so far, for the consumer of a stream.
-
-        Raises:
-            UnwritableInfoError: It goes into a file, and no file can hold its infos.
-        """
+        """Return what was not popped of the result so far, for the consumer of a stream."""
         segments = self._session.arrivals.segments(self._session.scheduler.pop_spans())
-        if self._session.infos_of_files.are_kept:
-            self._session.infos_of_files.check(segments)
+        self._session.infos_of_files.check(segments)
         return segments
 
     @property
@@ -138,9 +111,7 @@ class BatchMaker:
         self._spaces_of_taken |= _spaces_by_worker(segments)
         growing.append(segments, expected_rows(gathering.plan, gathering.throughput.timesteps))
         self.summaries += summaries_of(segments)
-        for segment in segments:
-            if segment.delivery.ends_with(segment):
-                self.release(segment.delivery)
+        self.release(segments)
         if self._episodes is None:
             gathering.result.forget_spans(first, growing.n_appended)
         else:
@@ -162,27 +133,18 @@ class BatchMaker:
         self._session.taken_actions.warn_if_missing()
 
     def make(self, segments: list[Segment], growing: GrowingBatch | None = None) -> TrajectoryBatch[Any, Any]:
-        """Return trajectories in memory of their own.
-
-        Args:
-            segments: Their segments.
-            growing: A batch of those before them; None for an empty one.
+        """Return trajectories in memory of their own, after those of a growing batch.
 
         Raises:
             DataError: The environments of the trajectories have different spaces.
         """
         observation_space, action_space = self._spaces_of(segments)
         batch = assembled(
-            segments,
-            growing,
-            observation_space=observation_space,
-            action_space=action_space,
+            segments, growing, observation_space=observation_space, action_space=action_space,
             seeds_of=partial(self._session.seeds_of, self._accounts.version),
-            agent_version=self._accounts.version,
-            seed=self._session.seed,
-            stats=self._stats,
+            agent_version=self._accounts.version, seed=self._session.seed, stats=self._stats,
             fragments={} if self._episodes is None else self._episodes.fields(),
-        )
+        )  # fmt: skip
         return batch if self._filters is None else self._filters.applied(batch)
 
     def _spaces_of(self, segments: list[Segment]) -> Spaces:
@@ -201,9 +163,11 @@ class BatchMaker:
             _check_order(first_worker, first[0], worker, spaces[0])
         return self._session.arrivals.copy_of(first)
 
-    def release(self, delivery: Delivery) -> None:
-        """Release the memory of a delivery; its arrays are void afterwards."""
-        self._session.arrivals.release(delivery)
+    def release(self, segments: Sequence[Segment]) -> None:
+        """Release the memory of the deliveries that end with these segments; their arrays are void afterwards."""
+        for segment in segments:
+            if segment.delivery.ends_with(segment):
+                self._session.arrivals.release(segment.delivery)
 
 
 def _check_order(first_worker: int, first: Any, worker: int, other: Any) -> None:

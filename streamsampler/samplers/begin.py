@@ -27,15 +27,8 @@ def begun(
 ) -> Call:  # fmt: skip
     """Begin a call, whose workers are to start.
 
-    Args:
-        session: Holds the engine.
-        plan: What is to be obtained.
-        updates: The call's updates, pickled.
-        stats: Where the call is accounted for.
-        resets: What the call says of its trajectories.
-        filters: The filters of its agent version.
-        lag: With `staleness=1`, which trajectories the batch is made of; None where they are made with the call's own
-            updates, from the first one on.
+    A lag decides which trajectories the batch is made of; without one they are made with the call's own updates, from
+    the first one on.
 
     Raises:
         SerializationError: A setting, the options or the tasks cannot be pickled.
@@ -64,7 +57,7 @@ def begun(
             keeps_prefetched=lag is not None and lag.keeps_prefetched(session, payload),
         )  # fmt: skip
         if lag is None:
-            call.start()
+            call.handle(())
     except BaseException:
         session.restore_updates(before, sampled)
         raise

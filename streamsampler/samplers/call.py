@@ -49,20 +49,9 @@ class Call:
 
     The scheduler decides; the call waits for events, asks the scheduler, and carries its instructions out.
 
-    Args:
-        session: What outlives the call.
-        plan: What is to be obtained.
-        snapshot: The updates that were in force before the call's own, and are again if an environment is refused.
-        stats: Where the call is accounted for.
-        sampled_version: The agent version of its trajectories; None for the one that begins with the call.
-        accepted: The updates that are in force again if an agent refuses its update; None for `snapshot`.
-        keeps_prefetched: Whether the trajectories that workers have begun in advance are of this call's parameters.
-
-    Attributes:
-        gathering: What is assigned to workers, and what arrived.
-        accounts: What became of the trajectories.
-        batches: Makes batches of what arrived.
-        returned: The summaries of what was returned, for filters.
+    The updates of `snapshot` were in force before the call's own, and are again if an environment is refused; those of
+    `accepted`, or else the same, if an agent refuses its update. The trajectories are of the version that begins with
+    the call where no other one is given.
     """
 
     def __init__(
@@ -82,33 +71,13 @@ class Call:
         self.gathering, self.stats, self.version = self._scheduler.gathering, stats, self._scheduler.sampled_version
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
         self.batches = BatchMaker(session, self.gathering, self.accounts)
-        self.returned: list[Summaries] = []
+        self.returned: list[Summaries] = []  # of what was returned, for filters
         self._n_popped = 0
         self._to_do: deque[Instruction] = deque()
         self._carry_out(instructions)
 
-    # ------------------------------------------------------------------ the loop
-
-    def start(self, *, reads_answers: bool = False) -> None:
-        """Let workers begin with the call.
-
-        Args:
-            reads_answers: Whether workers may have answered before the call, where they had begun with it. If they were
-                to run nothing else, `pump` would wait for ever.
-
-        Raises:
-            SamplerError: What they answered ends the call.
-        """
-        if reads_answers:
-            self.turn(0.0)
-        else:
-            self._handle(())
-
     def pump(self, timeout: float | None = None) -> None:
-        """Sleep until a worker answers or dies, or a deadline passes; then do what follows from it.
-
-        Args:
-            timeout: Seconds to sleep at most; None for any number.
+        """Sleep until a worker answers or dies, or a deadline passes, for `timeout` seconds at most; then handle it.
 
         Raises:
             RolloutError: User code raised in a worker.
@@ -120,7 +89,7 @@ class Call:
         if self.gathering.result.n_popped != self._n_popped:
             # What a stream's consumer took may have come before a failure, and has made room.
             self._n_popped = self.gathering.result.n_popped
-            self.start()
+            self.handle(())
         limit = self._scheduler.seconds_to_wait(self._session.clock())
         self.turn(timeout if limit is None or (timeout is not None and timeout < limit) else limit)
 
@@ -135,7 +104,7 @@ class Call:
             session.check_open()
             if session.arrivals.absent:
                 events += self._launches()
-            self._handle([*events, waited])
+            self.handle([*events, waited])
         except (OSError, ValueError):
             session.check_open()
             raise
@@ -147,7 +116,7 @@ class Call:
             case base.Died():
                 return self._session.arrivals.died(event)
             case base.Logged() | base.Restored():
-                self.accounts.take_notice(event)
+                self.accounts.record(event)
                 return None
 
     def _launches(self) -> list[LaunchPossible]:
@@ -160,8 +129,8 @@ class Call:
         absent.update(now)
         return changed
 
-    def _handle(self, events: Sequence[Event]) -> None:
-        """Carry out what follows from events, and from the progress that the scheduler asks for."""
+    def handle(self, events: Sequence[Event]) -> None:
+        """Carry out what follows from events, and from the progress that the scheduler asks for; assign tickets."""
         while (workers := self._carry_out(self._scheduler.handle(events, self._session.clock()))) is not None:
             events = [ProgressSeen({worker: self._engine.progress(worker) for worker in workers})]
         self.batches.append_due()
@@ -230,8 +199,6 @@ class Call:
             session.restore_updates(in_force, self._accepted)
         return error
 
-    # ------------------------------------------------------------------ the end
-
     def so_far(self) -> tuple[int, int]:
         """Return the timesteps, those of rollouts under way included, and the finished trajectories.
 
@@ -257,11 +224,7 @@ class Call:
         return batch
 
     def finished(self) -> TrajectoryBatch[Any, Any]:
-        """Close the accounts and return the finished prefix, which is the batch when the call is complete.
-
-        Raises:
-            DataError: The environments of its trajectories have different spaces.
-        """
+        """Close the accounts and return the finished prefix, which is the batch when the call is complete."""
         self.count_the_rest()
         self.accounts.close_with(self.batches.segments())
         self.accounts.stop_clock()
@@ -288,11 +251,7 @@ class Call:
         self._session.store.unpublish_old()
 
     def prefetch(self, plan: GatherPlan) -> None:
-        """Let workers begin with the next call, after this one has ended.
-
-        Args:
-            plan: What it is expected to obtain.
-        """
+        """Let workers begin with the plan that the next call is expected to have, after this one has ended."""
         clock = self._session.clock
         self._carry_out(self._scheduler.prefetch(plan, clock(), self._session.store.used.structures()))
         deadline = clock() + _PATIENCE

@@ -137,9 +137,7 @@ def state_of(life: SamplerLife, *, agents: bool) -> dict[str, Any]:
 def _layers(life: SamplerLife, agents: bool) -> list[Layer]:
     """Return what is in force, in the order in which it came: with a lag what the last call brought comes last.
 
-    Args:
-        life: The sampler's.
-        agents: Whether agents are part of it; environments are if calls have updated them.
+    Environments are part of it if calls have updated them.
     """
     store = life.session.store
     kinds: list[Kind] = [*_AGENTS] if agents else []
@@ -198,9 +196,6 @@ def _identity(life: SamplerLife, filters: Filters) -> dict[str, Any]:
             "observation_filter": _kind_of(filters.observation), "reward_filter": _kind_of(filters.reward),
         },
     }  # fmt: skip
-
-
-# ----------------------------------------------------------------------
 
 
 def load_state(life: SamplerLife, state: Mapping[str, Any]) -> None:
@@ -291,23 +286,13 @@ def _install(life: SamplerLife, loaded: _ReadState) -> None:
     life.filters = loaded.filters
 
 
-# ----------------------------------------------------------------------
-
-
 class Copied(NamedTuple):
-    """What a pickled sampler has besides its attributes: what is known of the environments is one object in both.
-
-    Attributes:
-        setup: The sampler's arguments.
-        updates: The agent and the environment, pickled, that the last call was made with.
-        layers: What was put in force since.
-        state: Where it stands.
-    """
+    """What a pickled sampler has besides its attributes: what is known of the environments is one object in both."""
 
     setup: SamplerSetup
-    updates: Updates[Any]
-    layers: list[Layer]
-    state: dict[str, Any]
+    updates: Updates[Any]  # the agent and the environment, pickled, that the last call was made with
+    layers: list[Layer]  # what was put in force since
+    state: dict[str, Any]  # where it stands
 
 
 def copied(life: SamplerLife) -> Copied:

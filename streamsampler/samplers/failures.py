@@ -85,12 +85,7 @@ def warning_of(fact: WarningFact) -> str:
 
 
 def error_of(fact: ErrorFact, exceptions: Mapping[int, object]) -> SamplerError:
-    """Return the error that ends a call.
-
-    Args:
-        fact: The fact.
-        exceptions: By the numbers of failures, the exceptions that did not leave this process.
-    """
+    """Return the error that ends a call. By failures' numbers: the exceptions that did not leave this process."""
     match fact:
         case FaultEndsCall(fault=WorkerFault(failure=None, incident=incident), quota=quota, history=history):
             assert incident is not None
@@ -116,16 +111,9 @@ def failure_error(
     worker: int, failure: Failure, exception: Any = None, *, quota: SpentQuota | None = None,
     history: tuple[Incident, ...] = (),
 ) -> SamplerError:  # fmt: skip
-    """Return the error for a worker's failure, with its cause attached.
+    """Return the error for a worker's failure; its cause is the exception, where that did not leave this process.
 
     What names a worker already, or says that the system allows no more of them, is that error itself.
-
-    Args:
-        worker: The worker number.
-        failure: What the worker reported.
-        exception: The exception itself, where it did not leave this process.
-        quota: The quota that is spent, where the trajectory would have been run again otherwise.
-        history: All losses since the last error, this one included if it is one.
     """
     if isinstance(exception, WorkerError | ResourceLimitError):
         return exception
@@ -150,14 +138,7 @@ def failure_error(
 
 
 def dropped_error(last: LeftOut, version: int, n_dropped: int, n_kept: int) -> RolloutError:
-    """Return the error that ends a call in which nearly every trajectory fails, and which would never be complete.
-
-    Args:
-        last: The last trajectory that was left out.
-        version: The call's agent version.
-        n_dropped: How many trajectories of the call were left out.
-        n_kept: How many were not.
-    """
+    """Return the error that ends a call in which nearly every trajectory fails, and which would never be complete."""
     worker, index, (_, phase, summary), _ = last
     return RolloutError(
         f"{n_dropped} trajectories failed and {n_kept} did not: that is too many to leave out; the latest, "
@@ -187,14 +168,7 @@ def unpickled(exception: bytes | None) -> BaseException | None:
 def loss_error(
     incident: Incident, quota: SpentQuota | None, history: tuple[Incident, ...], what: str = ""
 ) -> WorkerError:
-    """Return the error that ends a call because of a loss.
-
-    Args:
-        incident: The loss: a death or a hang.
-        quota: The quota that is spent; None where a new worker would do the same.
-        history: All losses since the last error, this one included.
-        what: What the error says, where that is something else than the incident.
-    """
+    """Return the error that ends a call because of a loss; without a spent quota a new worker would do the same."""
     what = what or (str(incident) if quota is not None else f"{incident}; a new worker would do the same")
     fields: dict[str, Any] = {
         "worker_number": incident.worker,

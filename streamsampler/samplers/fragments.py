@@ -23,15 +23,10 @@ from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 
 
 class Earlier(NamedTuple):
-    """What earlier calls returned of the episode that goes on in an environment.
+    """What earlier calls returned of the episode that goes on in an environment."""
 
-    Attributes:
-        length: Its timesteps; 0 where none goes on.
-        returned: Its raw rewards, added up.
-    """
-
-    length: int = 0
-    returned: float = 0.0
+    length: int = 0  # timesteps; 0 where none goes on
+    returned: float = 0.0  # raw rewards, added up
 
 
 _NOTHING = Earlier()
@@ -39,38 +34,22 @@ _OF_STATE = " in the state that was loaded"
 
 
 def order_of(plan: Fragments, base_version: int, standings: Mapping[int, Standing] | None = None) -> FragmentOrder:
-    """Return what a worker is told of a plan.
-
-    Args:
-        plan: The plan.
-        base_version: The agent version in which the environments began.
-        standings: Where those stand that the worker is to take over.
-    """
+    """Return what a worker is told of a plan: where the environments stand that it is to take over."""
     return FragmentOrder(plan.n_timesteps, plan.n_envs, base_version, standings or {}, plan.restore_limit)
 
 
 class FragmentLedger:
-    """Where each environment of fragments stands, so that a worker which replaces a lost one can go on.
-
-    Args:
-        plan: The first call's.
-        base_version: The agent version in which the environments begin.
-
-    Attributes:
-        n_envs: How many environments there are.
-        base_version: The agent version in which they began.
-        ended: The episodes that ended in this call so far.
-    """
+    """Where each environment of fragments stands, so that a worker which replaces a lost one can go on."""
 
     def __init__(self, plan: Fragments, base_version: int) -> None:
         self.n_envs = plan.n_envs
-        self.base_version = base_version
+        self.base_version = base_version  # the agent version in which the environments began
         self._plan = plan
         self._options: dict[str, Any] | None = None
         self._standings = Standings()
         self._arrived: set[int] = set()  # environments, in this call
         self._earlier: dict[int, Earlier] = {}  # by environment, of the first episode in this call, if it is continued
-        self.ended = EndedEpisodes()
+        self.ended = EndedEpisodes()  # in this call so far
         self._so_far: dict[int, Earlier] = {}  # by environment, of the episode that goes on after its last fragment
         self._agent_is_replaced = False  # by this call, or one before it since the last for fragments
         self._is_to_be_replaced = False
@@ -81,18 +60,8 @@ class FragmentLedger:
         """Whether the last call is complete: else its environments stand at different timesteps."""
         return len(self._arrived) == self.n_envs
 
-    def goes_on_in(self, plan: Fragments) -> bool:
-        """Whether the episodes go on in another call: the last one is complete, and has the same environments."""
-        return self.is_complete and self.n_envs == plan.n_envs
-
     def begin_call(self, plan: Fragments, options: dict[str, Any] | None, *, agent_is_replaced: bool) -> None:
-        """Begin another call.
-
-        Args:
-            plan: What the call is to obtain.
-            options: The options of the resets in this call; None for none.
-            agent_is_replaced: Whether the call replaces the agent.
-        """
+        """Begin another call, which gives resets these options, and may replace the agent."""
         self._plan, self._options = plan, options
         self._arrived = set()
         self._earlier, self.ended = {}, EndedEpisodes()
@@ -100,7 +69,7 @@ class FragmentLedger:
         self._is_to_be_replaced = False
 
     def replace_agent(self) -> None:
-        """Note that a call for whole trajectories has replaced the agent: it remembers nothing of these episodes."""
+        """Record that a call for whole trajectories has replaced the agent: it remembers nothing of these episodes."""
         self._is_to_be_replaced = True
 
     def state(self) -> dict[str, Any]:
@@ -140,12 +109,7 @@ class FragmentLedger:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], plan: Fragments) -> FragmentLedger:
-        """Return the ledger of what `state` returned.
-
-        Args:
-            state: The same.
-            plan: Any plan for its environments.
-        """
+        """Return the ledger of what `state` returned, with any plan for its environments."""
         ledger = cls(plan, state["base_version"])
         ledger._is_to_be_replaced = state["agent_is_replaced"]
         standings: dict[int, Standing] = {}
@@ -175,10 +139,9 @@ class FragmentLedger:
         return order_of(self._plan, self.base_version, standings)
 
     def record(self, delivery: Delivery) -> int:
-        """Take in where environments stand after their timesteps of this call.
+        """Record where environments stand after their timesteps of this call.
 
-        Returns:
-            How many episodes went on before, and could not be restored after a loss.
+        Return how many episodes went on before, and could not be restored after a loss.
         """
         rollouts = delivery.rollouts
         self._standings.record(rollouts, self._options, self._plan.restore_limit)
@@ -220,13 +183,7 @@ class FragmentLedger:
 
 
 class EpisodeParts:
-    """The parts of episodes that a result for fragments has, in order of environment, then time.
-
-    Args:
-        result: The result, whose spans are of environments.
-        arrivals: What the reports brought.
-        ledger: What is known of what arrived.
-    """
+    """The parts of episodes that a result for fragments has, in order of environment, then time."""
 
     def __init__(self, result: Result, arrivals: Arrivals, ledger: FragmentLedger) -> None:
         self._result, self._arrivals = result, arrivals

@@ -28,20 +28,12 @@ from streamsampler.workers.resets import Resets
 
 
 def pickled_resets(resets: Resets) -> Payload:
-    """Pickle what a call says of its trajectories.
-
-    Raises:
-        SerializationError: The options or the tasks cannot be pickled.
-    """
+    """Pickle what a call says of its trajectories."""
     return dumps(resets, "reset_options" if resets.tasks is None else "the tasks")
 
 
 def check_staleness(staleness: Any, order: Order, filters: Filters) -> int:
-    """Return the argument `staleness` of samplers.
-
-    Raises:
-        UsageError: It is neither 0 nor 1, or does not go together with the other arguments.
-    """
+    """Return the argument `staleness` of samplers; refuse what it does not go together with."""
     is_number = isinstance(staleness, numbers.Real) and not isinstance(staleness, bool)
     if not is_number or staleness not in (0, 1):
         raise UsageError(f"staleness must be 0 or 1, got {staleness!r}")
@@ -60,40 +52,24 @@ def check_staleness(staleness: Any, order: Order, filters: Filters) -> int:
 
 
 class Lag:
-    """Which trajectories the next batch of a sampler with `staleness=1` is made of.
-
-    Args:
-        first: What `first` is.
-
-    Attributes:
-        first: The index of the first trajectory of the next batch, whose version is the last call's; None if the next
-            call begins anew.
-        has_prefetched: Whether workers may have answered before the call that began last.
-    """
+    """Which trajectories the next batch of a sampler with `staleness=1` is made of."""
 
     def __init__(self, first: int | None = None) -> None:
+        # Index of the next batch's first trajectory, of the last call's version; None if the next call begins anew.
         self.first = first
-        self.has_prefetched = False
+        self.has_prefetched = False  # whether workers may have answered before the call that began last
         self._prefetched: tuple[Session, Payload, Snapshot] | None = None  # with what workers have begun
 
     def next_of(self, last: int) -> tuple[int, int]:
-        """Return the agent version and the first trajectory of the next batch, unless its call has an `env_update`.
-
-        Args:
-            last: The agent version of the last call.
-        """
+        """Return the version and the first trajectory of the batch after version `last`, without an `env_update`."""
         return (last + 1, 0) if self.first is None else (last, self.first)
 
     def trajectories_of(
         self, plan: GatherPlan, resets: Resets | None, last: int, *, is_new: bool
     ) -> tuple[GatherPlan, Resets, int]:
-        """Return a call's plan, what is said of its trajectories, and their agent version.
+        """Return a call's plan, what is said of its trajectories, and their agent version, after version `last`.
 
-        Args:
-            plan: What the call is to obtain, from the first trajectory on.
-            resets: What it says of its trajectories.
-            last: The agent version of the last call.
-            is_new: Whether the call has an `env_update`.
+        A call with an `env_update` is new.
         """
         version, first = (last + 1, 0) if is_new else self.next_of(last)
         return plan.starting_at(first), replace(resets or Resets(), version=version, first=first), version
@@ -101,8 +77,7 @@ class Lag:
     def use_updates(self, session: Session, plan: GatherPlan, before: Snapshot, *, is_own: bool) -> None:
         """Give workers the updates that a call's trajectories are made with: its own, or those before.
 
-        Raises:
-            UsageError: Nothing can be gathered as the plan says with its own: refused now, as without a lag.
+        What cannot be gathered as the plan says with its own is refused now, as without a lag.
         """
         store = session.store
         store.use(store.latest.snapshot())
@@ -116,7 +91,7 @@ class Lag:
         self.first = self._prefetched = None
 
     def complete(self, call: Call, session: Session) -> None:
-        """Note that the batch of a call is complete."""
+        """Record that the batch of a call is complete."""
         self.first = call.gathering.result.next if call.version == session.scheduler.version else 0
 
     def prefetch(self, call: Call, session: Session) -> None:

@@ -31,7 +31,7 @@ from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.lagging import Lag
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.summaries import Summaries, merged
+from streamsampler.samplers.summaries import Summaries, unpickled
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.factory import WorkerSetup
@@ -46,23 +46,14 @@ _ONE_AT_A_TIME = "another call on this sampler is under way; a sampler serves on
 
 @dataclass(frozen=True)
 class SamplerSetup:
-    """A sampler's arguments, checked; they never change.
-
-    Attributes:
-        workers: How workers are made.
-        order: How batches are ordered.
-        policy: What is done about losses.
-        policy_names: The names of the policies; empty where there is one agent.
-        holds_agent: Whether the agent stays in this process, as it is, and no worker gets a copy.
-        env_facts: What is known of the environments that the sampler was made with, by worker.
-    """
+    """A sampler's arguments, checked; they never change."""
 
     workers: WorkerSetup
     order: Order
     policy: Policy
-    policy_names: tuple[str, ...]
-    holds_agent: bool
-    env_facts: tuple[Any, ...]
+    policy_names: tuple[str, ...]  # empty where there is one agent
+    holds_agent: bool  # whether the agent stays in this process, as it is, and no worker gets a copy
+    env_facts: tuple[Any, ...]  # what is known of the environments that it was made with, by worker
 
     @property
     def policy_of_workers(self) -> Policy:
@@ -79,38 +70,14 @@ class SamplerSetup:
 
 
 class SamplerLife:
-    """The workers of one sampler: one engine, or several in turn where an interrupt left one in doubt.
-
-    Args:
-        setup: The sampler's arguments.
-        make_engine: Starts the workers: a method of the sampler.
-        updates: The agent and the environment in force, pickled.
-        filters: The sampler's filters.
-        lag: With `staleness=1`, which trajectories batches are made of; None without.
-
-    Attributes:
-        session: Holds the engine.
-        stats: What all calls together did.
-        checks: When the environment is checked.
-        fingerprints: How workers compute.
-        infos_of_files: What is said of the infos of trajectories that go into files.
-        n_envs: How many environments the last call for fragments had; None before the first.
-        salvaged: The finished prefix of the call that was interrupted last; None if there is none.
-        is_closed: Whether the sampler was closed.
-        streaming: The call of the open stream; None if none is open.
-        ran_before: The timesteps that workers of earlier engines ran.
-    """
+    """The workers of one sampler: one engine, or several in turn where an interrupt left one in doubt."""
 
     session: Session
 
     def __init__(
-        self,
-        setup: SamplerSetup,
-        make_engine: Callable[[WorkerSetup], Engine],
-        updates: Updates[Payload],
-        filters: Filters,
-        lag: Lag | None = None,
-    ) -> None:
+        self, setup: SamplerSetup, make_engine: Callable[[WorkerSetup], Engine], updates: Updates[Payload],
+        filters: Filters, lag: Lag | None = None,
+    ) -> None:  # fmt: skip
         self.setup, self.lag = setup, lag
         # Weak, so that a sampler without users is gone at once, and not when its circle of references is found.
         self._make_engine = weakref.WeakMethod(make_engine)
@@ -123,13 +90,13 @@ class SamplerLife:
         self.checks = PurityChecks(setup.workers.check)
         self.fingerprints = Fingerprints(setup.workers.fingerprint)
         self.infos_of_files = InfosOfFiles()
-        self.salvaged: TrajectoryBatch[Any, Any] | None = None
+        self.salvaged: TrajectoryBatch[Any, Any] | None = None  # the finished prefix of the call interrupted last
         self.is_closed = False
-        self.ran_before = 0
-        self.n_envs: int | None = None
+        self.ran_before = 0  # timesteps, by workers of earlier engines
+        self.n_envs: int | None = None  # of the last call for fragments
         self._pending: tuple[Updates[Payload], int, FragmentLedger | None] | None = None
         self._busy = False
-        self.streaming: Call | None = None
+        self.streaming: Call | None = None  # the call of the open stream
         self._start(updates, 0)
 
     def _start(self, updates: Updates[Payload], version: int) -> None:
@@ -138,19 +105,11 @@ class SamplerLife:
         engine = make_engine(setup.workers)
         try:
             self.session = Session(
-                engine,
-                updates.mapped(engine.publish),
-                seed=self.seed,
-                order=setup.order,
-                version=version,
-                layout=setup.workers.factory.layout,
-                policy=setup.policy_of_workers,
-                checks=self.checks,
-                fingerprints=self.fingerprints,
-                infos_of_files=self.infos_of_files,
-                record_taken=setup.workers.record_taken,
-                clock=engine.clock,
-            )
+                engine, updates.mapped(engine.publish), seed=self.seed, order=setup.order, version=version,
+                layout=setup.workers.factory.layout, policy=setup.policy_of_workers, checks=self.checks,
+                fingerprints=self.fingerprints, infos_of_files=self.infos_of_files,
+                record_taken=setup.workers.record_taken, clock=engine.clock,
+            )  # fmt: skip
         except BaseException:
             engine.close()
             raise
@@ -158,16 +117,9 @@ class SamplerLife:
         # At garbage collection and at exit; not through `__del__`, which may find half of the interpreter gone.
         self._finalizer = weakref.finalize(self, _end_quietly, self.session, self._lock, self._owner)
 
-    # ------------------------------------------------------------------ a call's frame
-
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Give this thread the workers, for one call.
-
-        Raises:
-            ClosedError: The sampler is closed.
-            ConcurrentCallError: Another call is under way.
-        """
+        """Give this thread the workers, for one call."""
         with self._guarded():
             self.check_usable()
             # Reentrant, because an interrupt between taking it and the next step would leave it taken for good.
@@ -185,12 +137,7 @@ class SamplerLife:
                 self._lock.release()
 
     def check_usable(self) -> None:
-        """Check that the sampler is open, and of this process.
-
-        Raises:
-            ClosedError: It is closed.
-            SamplerError: It belongs to another process.
-        """
+        """Check that the sampler is open, and of this process."""
         if self.is_closed:
             raise ClosedError("this sampler is closed: make another, or call it inside its `with` block")
         if os.getpid() != self._owner:
@@ -201,20 +148,16 @@ class SamplerLife:
 
     @contextmanager
     def call(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Iterator[Call]:
-        """Begin a call, and end and account for it, however it goes.
-
-        Args:
-            plan: What is to be obtained.
-            updates: The call's updates, pickled.
-            resets: What the call says of its trajectories.
-        """
+        """Begin a call, and end and account for it, however it goes."""
         with self.exclusive():
             self.salvaged = None
             call = self._begin(plan, updates, Stats.of(self.n_workers), resets)
             try:
                 with self._ended(call):
-                    if self.lag is not None:
-                        call.start(reads_answers=self.lag.has_prefetched)
+                    if self.lag is not None and self.lag.has_prefetched:
+                        call.turn(0.0)  # `pump` would wait for ever for workers that have answered, and have no more
+                    elif self.lag is not None:
+                        call.handle(())
                     yield call
                     if self.lag is not None:
                         self.lag.complete(call, self.session)
@@ -310,7 +253,7 @@ class SamplerLife:
         """The filters, with the statistics of all trajectories that were returned so far."""
         if self._returned:
             # Only then are they forgotten: a user's merge may raise.
-            self._filters = merged(self._filters, self._returned)
+            self._filters = self._filters.merged(unpickled(self._returned))
             self._returned = []
         return self._filters
 
@@ -326,29 +269,19 @@ class SamplerLife:
             self.session.scheduler.continue_from(last + 1, last + 1)
             self.session.store.sampled = self.session.store.used
 
-    # ------------------------------------------------------------------ the end
-
     def begin_stream(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Call:
         """Begin the call of a stream, which ends with the next call or with `end_stream`."""
         self.streaming = self._begin(plan, updates, self.stats, resets)
         return self.streaming
 
     def check_streaming(self, call: Call) -> None:
-        """Check that no later call has ended the stream of a call.
-
-        Raises:
-            SamplerError: One has.
-        """
+        """Raise `SamplerError` if a later call has ended the stream of a call."""
         self.check_usable()
         if self.streaming is not call:
             raise SamplerError("this stream was ended by a later call on the same sampler")
 
     def end_stream(self, only: Call | None = None) -> None:
-        """Stop the stream that is open, if one is, and account for what its consumer never saw.
-
-        Args:
-            only: The call whose stream is stopped, if that is the open one; None for any.
-        """
+        """Stop the stream that is open, or `only` that of a call, and account for what its consumer never saw."""
         call = self.streaming
         if call is not None and only in (None, call):
             self.streaming = None
@@ -393,8 +326,8 @@ class SamplerLife:
     def _count_last_answers(self, last_answers: Sequence[Event]) -> list[SamplerError]:
         """Count the last answers of workers that were ended; return the failures to close their environments."""
         failures = []
-        for said in last_answers:
-            match said:
+        for event in last_answers:
+            match event:
                 case Logged(worker=worker, records=records):
                     handle_records(worker, records)
                 case Answered(worker=worker, answer=Report() as report):
@@ -402,7 +335,7 @@ class SamplerLife:
                     self.stats.stale_trajectories += report.n_trajectories
                     self.stats.stale_timesteps += report.n_timesteps
                 case Answered(worker=worker, answer=Failure(phase=Phase.CLOSE) as failure):
-                    failures.append(failure_error(worker, failure, said.contents))
+                    failures.append(failure_error(worker, failure, event.contents))
         return failures
 
 
@@ -425,6 +358,6 @@ def _end_quietly(session: Session, lock: Lock, owner: int) -> None:
         return
     # A second Ctrl-C has killed the workers then; at the end of the program nothing would catch it.
     with contextlib.suppress(KeyboardInterrupt):
-        for said in _end(session, lock):
-            if isinstance(said, Logged):
-                handle_records(said.worker, said.records)
+        for event in _end(session, lock):
+            if isinstance(event, Logged):
+                handle_records(event.worker, event.records)

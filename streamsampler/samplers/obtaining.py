@@ -16,14 +16,7 @@ from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import ActionsT, ObservationsT, replaced
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos
-from streamsampler.protocol.plans import (
-    AtLeast,
-    Exactly,
-    ExactlyPerWorker,
-    GatherPlan,
-    Layout,
-    Streamed,
-)
+from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.options import refuse_items, refuse_rows_alone
 from streamsampler.samplers.owner import LifeOwner
@@ -49,9 +42,6 @@ from streamsampler.workers.resets import (
     tasks_in_turn,
 )
 
-# ----------------------------------------------------------------------
-# Put trajectories in the order of their tasks, and refuse streams that begin in the middle of what is run together.
-
 
 def by_task(batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
     """Return a batch with the trajectories of each task together, in the order of the tasks, then of the indices."""
@@ -66,16 +56,7 @@ _OWN_BLOCKS = "where workers have agents or environments of their own and run bl
 
 
 def check_first(first: int, block: int, *, differ: bool) -> None:
-    """Check that a stream can begin with a trajectory.
-
-    Args:
-        first: Its index.
-        block: How many consecutive trajectories are run together.
-        differ: Whether workers have agents or environments of their own.
-
-    Raises:
-        UsageError: It is in the middle of a block.
-    """
+    """Refuse a stream that begins in the middle of a block of trajectories that are run together."""
     if block == 1:
         return
     if differ and first:
@@ -85,9 +66,6 @@ def check_first(first: int, block: int, *, differ: bool) -> None:
             f"first_trajectory must be a multiple of {block}, got {first}: workers run blocks of so many trajectories "
             "together"
         )
-
-
-# ----------------------------------------------------------------------
 
 
 StepCount: TypeAlias = Literal["env_steps", "agent_steps"]
@@ -147,29 +125,16 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
 
     @overload
     def obtain_samples(
-        self,
-        num_samples: int,
-        agent_update: Any = None,
-        env_update: Envs | None = None,
-        progress: ProgressArgument = False,
-        *,
-        reset_options: Options | None = None,
-        tasks: Sequence[Any] | None = None,
-        count: StepCount = "env_steps",
-    ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...
+        self, num_samples: int, agent_update: Any = None, env_update: Envs | None = None,
+        progress: ProgressArgument = False, *, reset_options: Options | None = None,
+        tasks: Sequence[Any] | None = None, count: StepCount = "env_steps",
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...  # fmt: skip
     @overload
     def obtain_samples(
-        self,
-        itr: int,
-        num_samples: int,
-        agent_update: Any = None,
-        env_update: Envs | None = None,
-        progress: ProgressArgument = False,
-        *,
-        reset_options: Options | None = None,
-        tasks: Sequence[Any] | None = None,
-        count: StepCount = "env_steps",
-    ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...
+        self, itr: int, num_samples: int, agent_update: Any = None, env_update: Envs | None = None,
+        progress: ProgressArgument = False, *, reset_options: Options | None = None,
+        tasks: Sequence[Any] | None = None, count: StepCount = "env_steps",
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...  # fmt: skip
     @_with_itr
     @suggesting()
     def obtain_samples(
@@ -304,12 +269,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         self._obtain(AtLeast(positive("n_timesteps", n_timesteps)), None, None, progress, None)
 
     def _obtain(
-        self,
-        plan: GatherPlan,
-        agent_update: Any,
-        env_update: Any,
-        progress: ProgressArgument,
-        resets: Resets | None,
+        self, plan: GatherPlan, agent_update: Any, env_update: Any, progress: ProgressArgument, resets: Resets | None
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         changes = agent_update is not None or env_update is not None or resets is not None
         updates = self._updates_of(agent_update, env_update, resets) if changes else {}
@@ -404,7 +364,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         def begin() -> Call:
             return self._life.begin_stream(plan, updates, resets)  # through `self`: a stream keeps its sampler
 
-        return Stream(begin, life.exclusive, life.check_streaming, life.end_stream)
+        return Stream(begin, life)
 
     def writable_infos(self, infos: InfosArgument = True) -> AbstractContextManager[None]:
         """Return a context in which calls give trajectories whose infos a file can hold.

@@ -19,19 +19,11 @@ ENDED_FRAGMENTS = (
 
 
 class OpenEpisodes:
-    """The episodes of fragments that go on after a call; whole trajectories in between leave them where they are.
-
-    Args:
-        n_workers: How many workers there are.
-        agent_in_force: Returns the payload of the agent. A refused agent is not in force.
-
-    Attributes:
-        ledger: Where the episodes stand; None if none goes on.
-    """
+    """The episodes of fragments that go on after a call; whole trajectories in between leave them where they are."""
 
     def __init__(self, n_workers: int, agent_in_force: Callable[[], Any]) -> None:
-        self.ledger: FragmentLedger | None = None
-        self._agent_in_force = agent_in_force
+        self.ledger: FragmentLedger | None = None  # where the episodes stand; None if none goes on
+        self._agent_in_force = agent_in_force  # returns the payload of the agent; a refused one is not in force
         self._agent: Any = None  # in the last call for fragments
         # By worker, the version in which the fragments began that it has environments of; 0 if it has none.
         self._base_versions = [0] * n_workers
@@ -40,23 +32,12 @@ class OpenEpisodes:
         """Go on from where the workers of another engine stood."""
         self.ledger, self._agent = ledger, self._agent_in_force()
 
-    def resets_of(
-        self, plan: Fragments, resets: Resets | None, updates: Collection[Kind], next_version: int
-    ) -> Resets:  # fmt: skip
-        """Return the options of a call's resets, and whether its episodes go on.
-
-        Args:
-            plan: What the call is to obtain.
-            resets: The options of resets; None for none.
-            updates: What the call updates.
-            next_version: The agent version of the call.
-
-        Raises:
-            SerializationError: The options cannot be pickled.
-        """
+    def resets_of(self, plan: Fragments, resets: Resets | None, updates: Collection[Kind], next_version: int) -> Resets:
+        """Return the options of a call's resets, and whether its episodes go on."""
         ledger = self.ledger
-        goes_on = "env" not in updates and ledger is not None and ledger.goes_on_in(plan)
-        base_version = ledger.base_version if goes_on and ledger is not None else next_version
+        base_version = next_version
+        if "env" not in updates and ledger is not None and ledger.is_complete and ledger.n_envs == plan.n_envs:
+            base_version = ledger.base_version
         # A copy, because episodes are restored with them later.
         options = None if resets is None else loads(dumps(resets.options, "reset_options"))
         return Resets(options=options, fragments=order_of(plan, base_version))
@@ -72,13 +53,7 @@ class OpenEpisodes:
             self.ledger = None
 
     def begin(self, plan: Fragments, resets: Resets, updates: Collection[Kind]) -> None:
-        """Go on with the episodes, or begin others.
-
-        Args:
-            plan: What the call is to obtain.
-            resets: What `resets_of` returned.
-            updates: What the call updates.
-        """
+        """Go on with the episodes, or begin others; the resets are those of `resets_of`."""
         order = resets.fragments
         assert order is not None and not isinstance(resets.options, tuple)  # noqa: PT018 - both for mypy
         if self.ledger is None or self.ledger.base_version != order.base_version:
@@ -101,24 +76,14 @@ class OpenEpisodes:
             self.ledger.replace_agent()
         return self.ledger
 
-    # ------------------------------------------------------------------ what workers have
-
-    def base_version_in(self, worker: int) -> int:
-        """Return the base version of the environments that a worker has of the episodes that go on; 0 for none."""
-        version = self._base_versions[worker]
-        return version if self.ledger is not None and self.ledger.base_version == version else 0
-
     def order_for(self, worker: int, plan: GatherPlan) -> tuple[int, FragmentOrder | None]:
         """Return the base version of the environments that a worker has, and how it restores those that it lacks.
 
-        Args:
-            worker: The worker, which is about to be sent a `Start`.
-            plan: What its call is to obtain.
-
-        Returns:
-            The base version, 0 for none; and the order, None if there is nothing to restore.
+        The worker is about to be sent a `Start`. The base version is 0 for none; the order is None if there is nothing
+        to restore.
         """
-        goes_on, ledger = self.base_version_in(worker), self.ledger
+        ledger, version = self.ledger, self._base_versions[worker]
+        goes_on = version if ledger is not None and ledger.base_version == version else 0
         if ledger is None or not isinstance(plan, Fragments):
             self._base_versions[worker] = goes_on
             return goes_on, None

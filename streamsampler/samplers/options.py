@@ -1,4 +1,7 @@
-"""The arguments of samplers as types, for `from_worker_factory`: without those that the worker factory has."""
+"""The arguments of samplers as types, and checks of those that go together.
+
+The types are for `from_worker_factory`: without the arguments that the worker factory has.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,12 @@ from streamsampler.workers.hooks import CREATED
 if TYPE_CHECKING:
     from streamsampler.workers.vec.worker import VecWorker
 
-# ----------------------------------------------------------------------
-# Where the agent of a sampler is: in each worker, or once, in the sampler's own process.
-
 
 Inference = Literal["worker", "parent"]
 
 
 def check_inference(inference: Any) -> Inference:
-    """Return where the agent is to be.
-
-    Raises:
-        UsageError: It is no such place.
-    """
+    """Return where the agent is to be."""
     if inference not in ("worker", "parent"):
         raise UsageError(f'inference must be "worker" or "parent", got {inference!r}')
     return "parent" if inference == "parent" else "worker"
@@ -46,16 +42,7 @@ def check_inference(inference: Any) -> Inference:
 def check_with_agent_here(
     options: Mapping[str, Any], limits: Mapping[str, Any], factory: WorkerFactory | None
 ) -> type[VecWorker]:
-    """Refuse arguments that do not go with an agent in the sampler's process; return the kind of worker it has.
-
-    Args:
-        options: The sampler's options, as they were given.
-        limits: Its limits; `registry.PARENT` says which are not taken.
-        factory: The factory of workers that the sampler is given, if any.
-
-    Raises:
-        UsageError: There is one.
-    """
+    """Refuse arguments that do not go with an agent in the sampler's process; return the kind of worker it has."""
     from streamsampler.workers.vec.worker import VecWorker  # samplers with other workers do without its modules
 
     worker_class = options.get("worker_class", DefaultWorker)
@@ -73,11 +60,7 @@ def check_with_agent_here(
 
 
 def refuse_items(agents: Any, envs: Any) -> None:
-    """Refuse an agent or an environment for each worker.
-
-    Raises:
-        UsageError: Either is a list, or `PerWorker`.
-    """
+    """Refuse an agent or an environment for each worker."""
     for what, given in (("agent", agents), ("environment", envs)):
         if (items := items_by_worker(given)) is None:
             continue
@@ -88,11 +71,7 @@ def refuse_items(agents: Any, envs: Any) -> None:
 
 
 def _refuse_env_hooks(hooks: Any) -> None:
-    """Refuse the hook of environments that are made: in their processes there are no hooks.
-
-    Raises:
-        UsageError: There is one.
-    """
+    """Refuse the hook of environments that are made: in their processes there are no hooks."""
     if hasattr(hooks, CREATED):
         raise UsageError(
             f'{CREATED} is not called with inference="parent", where environments are made in other processes: do it '
@@ -101,15 +80,7 @@ def _refuse_env_hooks(hooks: Any) -> None:
 
 
 def groups_for(worker_args: Mapping[str, Any], n_envs: int) -> int:
-    """Return into how many groups rows are parted, which are asked for in turn; see `streamsampler/docs/vectorised.md`.
-
-    Args:
-        worker_args: The sampler's; `groups` may be among them.
-        n_envs: How many rows there are.
-
-    Raises:
-        UsageError: It is no number from 1 to `n_envs`.
-    """
+    """Return into how many groups rows are parted, asked for in turn; see `streamsampler/docs/vectorised.md`."""
     n_groups = positive("groups", worker_args.get("groups", 1))
     if n_groups > n_envs:
         raise UsageError(f"groups is {n_groups}, but there are only {n_envs} environments")
@@ -123,14 +94,6 @@ def refuse_rows_alone(
 
     A policy that plays several agents needs no `get_action`. Where a worker must make the environment to know how many
     agents it has, the worker refuses the agent.
-
-    Args:
-        traits: What is known of the agents.
-        environments: What is known of the environments.
-        worker_class: The kind of worker.
-
-    Raises:
-        UsageError: There is one.
     """
     if worker_class.asks_for_rows or not all(each.single for each in environments):
         return
@@ -140,15 +103,7 @@ def refuse_rows_alone(
 
 
 def processes_for(n_workers: int | None, n_envs: int) -> int:
-    """Return how many processes environments live in.
-
-    Args:
-        n_workers: How many were asked for; None for as many as this process may use cores.
-        n_envs: How many environments there are.
-
-    Raises:
-        UsageError: There are fewer environments than processes.
-    """
+    """Return how many processes environments live in; refuse more than there are environments."""
     if n_workers is None:
         return min(n_envs, usable_cores())
     if isinstance(n_workers, int) and n_workers > n_envs:
@@ -157,9 +112,6 @@ def processes_for(n_workers: int | None, n_envs: int) -> int:
             f'worker_args={{"n_envs": {n_workers}}} or more'
         )
     return n_workers
-
-
-# ----------------------------------------------------------------------
 
 
 class SamplerOptions(TypedDict, total=False):
@@ -220,9 +172,6 @@ ANY_SAMPLERS_OPTIONS = frozenset().union(
 )
 """The names of what one or the other sampler takes besides agents and environments."""
 
-# ----------------------------------------------------------------------
-# Check what a sampler is given for environments of several agents, where that is known before workers make them.
-
 
 def policies_of(agents: Any, policy_of: PolicyOf | None) -> Any:
     """Return what a sampler was given as `agents`, with `Policies` for dicts of agents by policy name."""
@@ -232,19 +181,7 @@ def policies_of(agents: Any, policy_of: PolicyOf | None) -> Any:
 
 
 def check_policies(agents: Any, worker_class: type[Worker], filters: Filters) -> tuple[str, ...]:
-    """Check the arguments of a sampler that do not go with several policies, or go only with them.
-
-    Args:
-        agents: What `policies_of` returned.
-        worker_class: The kind of worker.
-        filters: See `Sampler`.
-
-    Returns:
-        The policies' names.
-
-    Raises:
-        UsageError: One does not go together with the others.
-    """
+    """Refuse arguments that do not go with several policies, or go only with them; return the policies' names."""
     all_of = [each for each in (agents if isinstance(agents, PerWorker) else [agents]) if isinstance(each, Policies)]
     names = {name for each in all_of for name in each.agents}
     for name, given in (("observation_filter", filters.observation), ("reward_filter", filters.reward)):

@@ -20,18 +20,11 @@ from streamsampler.samplers.replays import check_films, replay, run_again
 from streamsampler.samplers.rerun import Origin, Replay
 from streamsampler.samplers.updates import Updates
 from streamsampler.workers.factory import WorkerSetup
-from streamsampler.workers.resets import (
-    Options,
-)
+from streamsampler.workers.resets import Options
 
 
 class LifeOwner(ABC):
-    """What all samplers have besides their calls.
-
-    Attributes:
-        seed: The seed, drawn or given.
-        n_workers: How many workers there are.
-    """
+    """What all samplers have besides their calls."""
 
     _setup: SamplerSetup
     _life: SamplerLife
@@ -43,8 +36,6 @@ class LifeOwner(ABC):
         Args:
             setup: What to make the workers with.
         """
-
-    # ------------------------------------------------------------------ what calls did
 
     @property
     def seed(self) -> int:
@@ -118,8 +109,6 @@ class LifeOwner(ABC):
                 f"{what} cannot be had from a sampler with staleness=1, whose workers sample the next batch while you "
                 "learn from the last one: use another sampler"
             )
-
-    # ------------------------------------------------------------------ run again, and go on elsewhere
 
     def replay(
         self,
@@ -274,8 +263,6 @@ class LifeOwner(ABC):
         vars(self).update(state)
         self._setup = of_life.setup
         self._life = life_of(of_life, self.make_engine)
-
-    # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
         """End the workers and give everything back; may be called twice.

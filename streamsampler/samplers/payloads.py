@@ -1,4 +1,4 @@
-"""Check the agents and updates that users pass, and pickle them once."""
+"""Check the agents and updates that users pass, pickle them once, and describe them, as JSON can hold it."""
 
 from __future__ import annotations
 
@@ -41,10 +41,6 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 
-# ----------------------------------------------------------------------
-# Say which versions of Python and of libraries trajectories were made with.
-
-
 _OF_AGENTS = ("torch", "stable_baselines3", "sb3_contrib")
 _DISTRIBUTIONS = {"stable_baselines3": "stable-baselines3", "sb3_contrib": "sb3-contrib", "ale_py": "ale-py"}
 
@@ -53,10 +49,6 @@ def versions_of(packages: Iterable[str], need: Callable[[str], bool] = lambda _:
     """Return versions by name: Python, this package, NumPy, Gymnasium, libraries that agents need, and these.
 
     What else a process has loaded does not matter: files of one run are the same bytes, whichever process writes them.
-
-    Args:
-        packages: The packages that environments come from.
-        need: Whether an agent or an environment needs a package.
     """
     versions = {"python": platform.python_version(), "streamsampler": __version__}
     names = ["numpy", "gymnasium", *filter(need, _OF_AGENTS), *packages]
@@ -101,28 +93,15 @@ def _version(name: str) -> str | None:
         return None
 
 
-# ----------------------------------------------------------------------
-# Describe what decides about a sampler's trajectories, as JSON can hold it.
-
-
 class EnvironmentFacts(NamedTuple):
-    """What provenance says of an environment.
+    """What provenance says of an environment."""
 
-    Attributes:
-        name: Its id where there is one, else the name of its class or factory.
-        kwargs: The arguments that it is made with, besides those that it is registered with.
-        packages: The packages that it comes from.
-        parameters: The parameters that are set before each trajectory, as they are shown; None for none.
-        of_slots: Of several environments of one worker, the facts of each.
-        single: Whether it has one agent for certain; a callable may make an environment of several.
-    """
-
-    name: str
-    kwargs: dict[str, Any]
-    packages: tuple[str, ...]
-    parameters: dict[str, Any] | None = None
-    of_slots: tuple[EnvironmentFacts, ...] = ()
-    single: bool = False
+    name: str  # its id where there is one, else the name of its class or factory
+    kwargs: dict[str, Any]  # that it is made with, besides those that it is registered with
+    packages: tuple[str, ...]  # that it comes from
+    parameters: dict[str, Any] | None = None  # that are set before each trajectory, as they are shown
+    of_slots: tuple[EnvironmentFacts, ...] = ()  # of several environments of one worker, the facts of each
+    single: bool = False  # whether it has one agent for certain; a callable may make others
 
     @classmethod
     def of(cls, update: EnvUpdate) -> EnvironmentFacts:
@@ -219,25 +198,11 @@ def storable(value: Any) -> Any:
     return shown_name(value)
 
 
-# ----------------------------------------------------------------------
-
-
 _KINDS: tuple[UpdateKind, UpdateKind] = ("agent", "parameters")
 
 
 def put_agents(updates: Updates[Payload], agents: Any, n_workers: int, *, held: bool = False) -> None:
-    """Put a sampler's first agents in force.
-
-    Args:
-        updates: Where they are put.
-        agents: See `Sampler`.
-        n_workers: How many workers there are.
-        held: Whether the agent stays in this process, as it is.
-
-    Raises:
-        UsageError: An item is no agent, or there are more or fewer items than workers.
-        SerializationError: An agent cannot be pickled.
-    """
+    """Put a sampler's first agents in force; one that is held stays in this process, as it is."""
     each = items_by_worker(agents)
     if each is None:
         put(updates, "agent", _pickled("agent", agents, "the agent", held=held))
@@ -264,20 +229,8 @@ def pickled_updates(
 ) -> dict[Kind, Any]:
     """Pickle the updates of a call, all of them before any is put in force.
 
-    Args:
-        agent_update: See `Sampler.obtain_samples`.
-        env_update: See `Sampler.obtain_samples`.
-        in_force: The updates in force.
-        held: Whether a new agent stays in this process, as it is.
-
-    Returns:
-        By kind, one payload or a list with one for each worker (None: nothing changes for it). Agents' payloads are
-        about the agents' traits.
-
-    Raises:
-        UsageError: An agent does not take its update, an item is nothing of the kind, there are more or fewer items
-            than workers, or `agent_update` is a list in which not every item is an agent.
-        SerializationError: An item cannot be pickled.
+    By kind they are one payload or a list with one for each worker (None: nothing changes for it). Agents' payloads are
+    about the agents' traits; an agent that is held stays in this process, as it is.
     """
     updates: dict[Kind, Any] = {}
     traits = in_force.about("agent")
@@ -300,14 +253,7 @@ def _agent_updates(
     agent_update: Any, traits: Sequence[AgentTraits], before: Sequence[Any],
     pickled: Callable[[UpdateKind, Any, str], Payload],
 ) -> dict[Kind, Any]:  # fmt: skip
-    """Pickle an agent update: a new agent, parameters, or for each worker one of them or neither.
-
-    Args:
-        agent_update: The update.
-        traits: The traits of the agents in force, by worker.
-        before: What the parameters in force are about, by worker.
-        pickled: Pickles an update of a kind.
-    """
+    """Pickle an agent update: a new agent, parameters, or for each worker one of them or neither."""
     if isinstance(agent_update, list):
         _check_agents(agent_update)
     each = items_by_worker(agent_update)
@@ -369,24 +315,14 @@ def facts_in(payloads: Any) -> list[Any]:
 
 
 def makes_environment(env_update: Any) -> bool:
-    """Whether an `env_update` may make another environment for worker 0, and not only set the task of the one it has.
-
-    Args:
-        env_update: See `Sampler.obtain_samples`.
-    """
+    """Whether an `env_update` may make another environment for worker 0, and not only set its task."""
     items = items_by_worker(env_update)
     update = env_update if items is None else items[0]
     return update is not None and not isinstance(update, SetTaskUpdate)
 
 
 def on_environments(env_update: Any, updates: Updates[Any], engine: Engine) -> Any:
-    """Return an `env_update` whose SetParameters all have an environment: where they have none, the one in force.
-
-    Args:
-        env_update: See `Sampler.obtain_samples`.
-        updates: The updates in force.
-        engine: Has published them.
-    """
+    """Return an `env_update` whose SetParameters all have an environment: where they have none, the one in force."""
 
     def on(item: Any, worker: int) -> Any:
         if not isinstance(item, SetParameters) or item.has_environment:
@@ -408,17 +344,7 @@ def pickled_environments(
 ) -> Any:
     """Return environments pickled: one payload, or a list with one for each worker, each with its facts.
 
-    Args:
-        given: What the user passed; a list and a `PerWorker` have one item for each worker.
-        n_workers: How many workers there are.
-        name: The argument's name, for errors.
-        what: What to call it, for errors.
-        check: Makes an update of an item, or raises.
-        none_is_none: Whether None for a worker stays None.
-
-    Raises:
-        UsageError: There are more or fewer items than workers.
-        SerializationError: An item cannot be pickled.
+    Errors call the argument by its name, and an item what it is; `check` makes an update of an item, or raises.
     """
 
     def of_worker(item: Any) -> EnvUpdate:
@@ -435,16 +361,7 @@ def pickled_environments(
 
 
 def check_side_by_side(environments: Any, name: str, factory: WorkerFactory) -> None:
-    """Check that workers run as many environments side by side as one of them is given.
-
-    Args:
-        environments: What was pickled: a payload, or a list with one for each worker.
-        name: The argument's name.
-        factory: Says which workers there are.
-
-    Raises:
-        UsageError: They run another number, or one kind of environment only.
-    """
+    """Refuse several environments for one worker that does not run just as many side by side."""
     for payload in environments if isinstance(environments, list) else [environments]:
         n = 0 if payload is None else len(payload.about.of_slots)
         if not n:

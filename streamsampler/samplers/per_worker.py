@@ -72,16 +72,6 @@ def items_by_worker(given: Any) -> list[Any] | None:
 
 
 def check_length(name: str, items: list[Any], n_workers: int, hint: str = "") -> None:
-    """Check that there is an item for each worker.
-
-    Args:
-        name: The argument's name.
-        items: Its items.
-        n_workers: How many workers there are.
-        hint: What else may have been meant.
-
-    Raises:
-        UsageError: There are more or fewer; says both numbers.
-    """
+    """Check that there is an item for each worker; the error has a hint of what else may have been meant."""
     if len(items) != n_workers:
         raise UsageError(f"{name} has {count(len(items), 'item')}, but there are {count(n_workers, 'worker')}{hint}")

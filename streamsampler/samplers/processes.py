@@ -1,4 +1,4 @@
-"""The sampler whose workers are processes of this machine.
+"""The samplers on this machine: with workers in processes of their own, or in the calling one.
 
 An argument of all samplers is documented in `Sampler`, and typed again in `AllSamplerOptions`, for type checkers.
 """
@@ -123,10 +123,6 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         """Return the workers' process ids, by worker number; of a worker that died, until it is replaced, its last."""
         self._life.check_usable()
         return self._life.session.engine.pids()
-
-
-# ----------------------------------------------------------------------
-# The sampler whose workers live in this process.
 
 
 @with_arguments_in_groups(Sampler)

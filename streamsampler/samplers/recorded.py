@@ -24,8 +24,6 @@ _INCOMPLETE = (
     "it has those of agent versions {there}. Join the batches of all calls since it began with "
     "TrajectoryBatch.concatenate(batches)"
 )
-
-
 _OF_AGENTS = (
     "what was recorded of trajectory {index} is a part of an episode of several agents: whole ones are replayed, those "
     "that began and ended in one call"
@@ -35,12 +33,9 @@ _OF_AGENTS = (
 def episode_of(
     batch: TrajectoryBatch[Any, Any], one: TrajectoryBatch[Any, Any], *, actions: bool
 ) -> TrajectoryBatch[Any, Any]:
-    """Return what was recorded of a trajectory since its reset: of an episode of fragments, up to a call's end.
+    """Return what was recorded of a trajectory since its reset: of an episode of fragments, up to its last part.
 
-    Args:
-        batch: All that was recorded.
-        one: The trajectory in it; of an episode of fragments, the last part that is wanted.
-        actions: Whether recorded actions are replayed, so that the parts may have been made with several parameters.
+    Where recorded actions are replayed, the parts may have been made with several parameters.
 
     Raises:
         UsageError: It began in an earlier call, and an agent is to choose the actions, or a part is missing; or it is a
@@ -112,11 +107,7 @@ def recorded_one(batch: Any, index: int, version: int | None = None) -> Trajecto
 def resets_as_recorded(
     reset_options: Options | None, tasks: Sequence[Any] | None, recorded: TrajectoryBatch[Any, Any] | None, version: int
 ) -> Resets | None:
-    """Return what a call said of its trajectories that were recorded; the arguments are those of `replay`.
-
-    Raises:
-        UsageError: Which task each of them had was not recorded, or they had others.
-    """
+    """Return what a call said of its trajectories that were recorded; the arguments are those of `replay`."""
     given = common_resets(reset_options)
     if tasks is None:
         return given

@@ -85,22 +85,7 @@ def run_again(
     actions: bool,
     video: str | PathLike[str] | None,
 ) -> Replay:
-    """Run a trajectory of any call again, as `replay` does.
-
-    Args:
-        life: The sampler's.
-        version: See `replay`, as for `index`, `actions` and `video`.
-        index: The trajectory index.
-        origin: What is known of the call.
-        updates: The agent and the environment, pickled; None for those in force.
-        recorded: What was recorded of the call, for seeds; None for nothing.
-        one: What was recorded of the trajectory, as `episode_of` returns it; None for nothing.
-        actions: See `replay`.
-        video: See `replay`.
-
-    Raises:
-        UsageError: There is no such trajectory, or a seed is missing. For other errors see `replay`.
-    """
+    """Run a trajectory of any call again; see `LifeOwner.run_again`."""
     setup, store = life.setup.workers, life.session.store
     if updates is None:
         updates = _copied(life, store.latest, actions)
@@ -144,7 +129,7 @@ def _origin_of(
     stops = []
     if version == session.scheduler.sampled_version:
         if session.plan is None or index >= session.plan.first:
-            return Origin(*_said(life, last), fingerprints=bits)
+            return Origin(*_last_call(life, last), fingerprints=bits)
         stops.append(session.plan.first)  # with a lag, the call before may have had the same version
     if recorded is None:
         return Origin(Streamed(), stop=min(stops, default=None))
@@ -153,7 +138,7 @@ def _origin_of(
     return Origin(Streamed(), first=int(there.min()), stop=min(stops), fingerprints=bits)
 
 
-def _said(life: SamplerLife, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
+def _last_call(life: SamplerLife, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
     """Return what the last call was to obtain, and what it said of resets, for one of its trajectories."""
     session = life.session
     plan: GatherPlan = session.plan or Streamed()
@@ -171,24 +156,14 @@ def _said(life: SamplerLife, last: TrajectoryBatch[Any, Any] | None) -> tuple[Ga
 
 
 def check_films(life: SamplerLife) -> None:
-    """Check that the sampler's environment can be filmed: make one, reset it, and take a picture.
-
-    Raises:
-        UsageError: It cannot; says why, and what to do.
-    """
+    """Check that the sampler's environment can be filmed; see `LifeOwner.check_renders`."""
     with life.exclusive():
         payload = _published(life, next(iter(life.session.store.latest.payloads(("env",)).values())))
     check_renders(loads(payload))
 
 
 def _copied(life: SamplerLife, updates: Updates[Any], without_agent: bool) -> Updates[Payload]:
-    """Return updates with payloads in memory of their own.
-
-    Args:
-        life: The sampler's.
-        updates: The updates.
-        without_agent: Whether another agent acts, so that this one need not be copied.
-    """
+    """Return updates with payloads in memory of their own; without the agent where another one acts."""
     copied: Updates[Any] = Updates.of(updates.snapshot(), life.n_workers)
     if without_agent:
         copied.forget("agent")
@@ -206,11 +181,7 @@ def _published(life: SamplerLife, handle: Any) -> Payload:
 
 
 def _copy_of(payload: HeldPayload) -> Payload:
-    """Return a payload with a copy of an agent that stays in this process: a replay must not change what it remembers.
-
-    Raises:
-        SerializationError: It cannot be copied.
-    """
+    """Return a payload with a copy of an agent that stays here: a replay must not change what it remembers."""
     try:
         return payload.pickled()
     except SerializationError as error:

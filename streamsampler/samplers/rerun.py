@@ -66,11 +66,7 @@ def cut(block: range, index: int, size: int) -> range:
 
 
 def seeds_of(block: range, seeds: Mapping[int, int], index: int) -> list[int]:
-    """Return the seeds of the trajectories of a block.
-
-    Raises:
-        UsageError: Some are not known.
-    """
+    """Return the seeds of the trajectories of a block; refuse a block of which some are not known."""
     if missing := [other for other in block if other not in seeds]:
         raise UsageError(
             f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of {missing} "
@@ -109,11 +105,6 @@ class Rerun:
             self._raise_failure(event)
         return runs
 
-    @property
-    def _block_size(self) -> int:
-        """How many trajectories the worker's blocks have, if they are all of one size."""
-        return self.setup.factory.layout.block
-
     def _worker(self, take: Callable[[Any, float], None] | None, context: WorkerContext) -> Any:
         """Make a worker that runs the trajectory's block whatever its ticket, with the seeds that were recorded."""
         worker: Any = self.setup.for_replay(self.index).make_worker(replace(context, worker_number=self.worker))
@@ -126,7 +117,8 @@ class Rerun:
 
         def rolled_out(*_: Any) -> Any:
             # Alone where no other trajectory influences it.
-            size = len(self.block) if worker.runs_longer_blocks else 1 if worker.runs_lanes else self._block_size
+            size = 1 if worker.runs_lanes else self.setup.factory.layout.block
+            size = len(self.block) if worker.runs_longer_blocks else size
             indices = cut(self.block, self.index, size)
             if film is not None:
                 film.number = indices.index(self.index)
@@ -147,7 +139,7 @@ class Rerun:
         TakenActions(self.setup.record_taken).put(rollouts)
         n_ran, before = len(rollouts.lengths) + len(event.answer.dropped), self.block.index(self.index)
         if n_ran < len(self.block):
-            before = before % self._block_size if n_ran > 1 else 0
+            before = before % self.setup.factory.layout.block if n_ran > 1 else 0
         position = before - sum(each.position < before for each in event.answer.dropped)
         delivery = Delivery(self.worker, rollouts, spaces=spaces, fingerprint=fingerprint().bits)
         return assembled(
@@ -190,9 +182,6 @@ class _RecordedActions:
         action = self._actions[min(self._next, len(self._actions) - 1)]
         self._next += 1
         return copy.copy(action), {}
-
-
-# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -240,29 +229,17 @@ class Replay:
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of the call that a trajectory was recorded in.
-
-    Attributes:
-        plan: What the call was to obtain.
-        resets: What it said of its trajectories; None for nothing.
-        first: Which trajectory may have been its first, so that blocks began there; None where that is known.
-        stop: From which index on it may have had none, so that its last block was cut; None where that is known.
-        derives_seeds: Whether the seeds that were not recorded are the sampler's.
-        fingerprints: How its workers computed.
-        versions: The versions of its libraries.
-        notes: What is not known of it.
-        cut: Whether what was recorded may have been cut, and the trajectory have gone on.
-    """
+    """What is known of the call that a trajectory was recorded in."""
 
     plan: GatherPlan
-    resets: Resets | None = None
-    first: int | None = None
-    stop: int | None = None
-    derives_seeds: bool = True
-    fingerprints: Collection[str] = ()
-    versions: Mapping[str, str] | None = None
-    notes: tuple[str, ...] = ()
-    cut: bool = False
+    resets: Resets | None = None  # what it said of its trajectories
+    first: int | None = None  # which trajectory may have been its first, so that blocks began there; None if known
+    stop: int | None = None  # from which index on it may have had none, so that its last block was cut; None if known
+    derives_seeds: bool = True  # whether the seeds that were not recorded are the sampler's
+    fingerprints: Collection[str] = ()  # how its workers computed
+    versions: Mapping[str, str] | None = None  # of its libraries
+    notes: tuple[str, ...] = ()  # what is not known of it
+    cut: bool = False  # whether what was recorded may have been cut, and the trajectory have gone on
 
 
 def replayed(

@@ -11,7 +11,6 @@ from streamsampler.core.errors import ClosedError
 from streamsampler.core.memory import Pool
 from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.core.serialization import Payload, dumps
-from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.data.taken import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.protocol.checks import PurityChecks
@@ -32,58 +31,17 @@ from streamsampler.samplers.update_store import UpdateStore
 from streamsampler.samplers.updates import Snapshot, Updates
 from streamsampler.workers.resets import Resets
 
-_ANOMALY = (
-    '{}; such data are counted in stats.anomalies, and reported this once; check="error" ends the call, check=None '
-    "looks for nothing"
-)
-
 
 class Session:
-    """An engine, the scheduler of its workers, and what they were given.
-
-    Args:
-        engine: Where the workers live.
-        updates: The agent and the environment in force, as payloads that the engine published.
-        seed: The sampler's seed.
-        order: How batches are ordered.
-        version: The last agent version that was used up.
-        capacity: How many unanswered tickets a worker may have.
-        layout: How workers run trajectories; see `Worker.layout`.
-        policy: What is done about losses; None for what is done by default.
-        checks: When the environment is checked; None to check nothing.
-        fingerprints: How workers compute, as far as it is known; None to say nothing of it.
-        infos_of_files: What is said of the infos of trajectories that go into files; None for nothing.
-        record_taken: In which info environments say which action they took; None where they do not.
-        clock: Seconds, from any beginning.
-
-    Attributes:
-        scheduler: Decides what workers do. Has the agent versions.
-        store: The updates that workers are given.
-        arrivals: What workers' answers brought.
-        episodes: The episodes of fragments that go on.
-        cancelled: Whether the engine is closed, or another thread is about to close it.
-        suspect: Whether an interrupt may have come between two steps of the bookkeeping.
-        plan: What the last call was to obtain; None before the first.
-        resets: What it said of its trajectories.
-    """
+    """An engine, the scheduler of its workers, and what they were given."""
 
     def __init__(
-        self,
-        engine: Engine,
-        updates: Updates[Any],
-        *,
-        seed: int,
-        order: Order,
-        version: int,
-        capacity: int = CAPACITY,
-        layout: Layout = Layout(),
-        policy: Policy | None = None,
-        checks: PurityChecks | None = None,
-        fingerprints: Fingerprints | None = None,
-        infos_of_files: InfosOfFiles | None = None,
-        record_taken: str | None = None,
+        self, engine: Engine, updates: Updates[Any], *, seed: int, order: Order, version: int,
+        capacity: int = CAPACITY, layout: Layout = Layout(), policy: Policy | None = None,
+        checks: PurityChecks | None = None, fingerprints: Fingerprints | None = None,
+        infos_of_files: InfosOfFiles | None = None, record_taken: str | None = None,
         clock: Callable[[], float] = perf_counter,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.engine = engine
         self.seed = seed
         self.clock = clock
@@ -99,9 +57,9 @@ class Session:
         self.pool = Pool()
         self.infos_of_files = infos_of_files or InfosOfFiles()
         self.taken_actions = TakenActions(record_taken)
-        self.cancelled = False
-        self.suspect = False
-        self.plan: GatherPlan | None = None
+        self.cancelled = False  # whether the engine is closed, or another thread is about to close it
+        self.suspect = False  # whether an interrupt may have come between two steps of the bookkeeping
+        self.plan: GatherPlan | None = None  # of the last call
         self.resets: Resets | None = None
         self._resets_handle: Any = None
         self._ran_by_dead = 0  # timesteps
@@ -114,17 +72,9 @@ class Session:
         return self.scheduler.version == 0 and self.plan is None and not self.suspect
 
     def continue_from(self, version: int, sampled_version: int, fragments: FragmentLedger | None) -> None:
-        """Let the next call be the one after a version, as if an engine before this one had run that.
-
-        Args:
-            version: The agent version.
-            sampled_version: That of its trajectories.
-            fragments: What goes on from its call to the next; None for nothing.
-        """
+        """Let the next call be the one after a version, as if an engine before this one had run that."""
         self.scheduler.continue_from(version, sampled_version)
         self.episodes.continue_from(fragments)
-
-    # ------------------------------------------------------------------ calls
 
     @property
     def ledger(self) -> FragmentLedger | None:
@@ -132,13 +82,7 @@ class Session:
         return self.episodes.ledger if isinstance(self.plan, Fragments) else None
 
     def set_call(self, plan: GatherPlan, resets: Resets | None, payload: Payload | None) -> None:
-        """Set what the next call is to obtain, and what it says of its trajectories.
-
-        Args:
-            plan: What it is to obtain.
-            resets: What it says.
-            payload: The same, pickled.
-        """
+        """Set what the next call is to obtain, and what it says of its trajectories, which is pickled in `payload`."""
         self.plan, self.resets = plan, resets
         self._resets_handle = None if payload is None else self.store.publish(payload)
 
@@ -152,11 +96,7 @@ class Session:
         return (self.resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)
 
     def check_open(self) -> None:
-        """Check that no other thread has closed the sampler, and with it descriptors that are in use here.
-
-        Raises:
-            ClosedError: It has.
-        """
+        """Raise `ClosedError` if another thread has closed the sampler, and descriptors that are in use here."""
         if self.cancelled:
             raise ClosedError("this sampler was closed while a call was under way")
 
@@ -196,10 +136,6 @@ class Session:
         if not isinstance(answer, Report) or answer.ended_fragments:
             self.episodes.forget(worker)
 
-    def warn_of_anomaly(self, anomaly: FoundAnomaly) -> None:
-        """Warn of the first anomaly in the data, and of no other."""
-        self.warn_of([("anomaly", _ANOMALY.format(anomaly))])
-
     def warn_of(self, remarks: Iterable[tuple[str, str]]) -> None:
         """Log warnings, the first of each kind."""
         for kind, text in remarks:
@@ -211,8 +147,6 @@ class Session:
         """Put updates back in force, because a worker refused the updates since; see `UpdateStore.restore`."""
         for worker in self.store.restore(snapshot, accepted):
             self.episodes.forget(worker)
-
-    # ------------------------------------------------------------------ the end of workers
 
     def replace_worker(self, worker: int) -> int:
         """Forget a dead worker; return how many timesteps the worker ran and reported in no answer."""
@@ -233,7 +167,7 @@ class Session:
         return self._ran_by_dead + sum(map(self.engine.ran_timesteps, alive))
 
     def mark_suspect(self) -> None:
-        """Stop all workers, and note that the bookkeeping cannot be trusted: an exception came between two steps."""
+        """Stop all workers; the bookkeeping cannot be trusted, for an exception came between two steps."""
         self.suspect = True
         self.engine.abandon_older(NEVER_AGAIN)
 

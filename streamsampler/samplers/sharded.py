@@ -158,15 +158,7 @@ def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None, kep
 def _write_missing(
     sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, kept: KeptInfos, shown: Display
 ) -> None:
-    """Write the shards that are missing.
-
-    Args:
-        sampler: The sampler.
-        writer: Writes to the folder; it is begun.
-        path: The folder.
-        kept: The infos that shards hold.
-        shown: Shows the progress.
-    """
+    """Write the shards that are missing."""
     manifest = writer.begun
     compared = frozenset[str]()
     before = writer.n_timesteps, writer.n_trajectories
@@ -189,11 +181,7 @@ def _write_missing(
 
 
 def _compare(sampler: Sampler[Any, Any], path: Path, earlier: frozenset[str], found: frozenset[str]) -> None:
-    """Compare how the workers compute with how those did that wrote the folder.
-
-    Raises:
-        UsageError: They compute otherwise, and the sampler's `fingerprint` is "error".
-    """
+    """Compare how the workers compute with how those did that wrote the folder."""
     mode, text = sampler.fingerprint, _sampled_elsewhere(str(path), earlier, found)
     if text and mode == "error":
         raise UsageError(text)
@@ -202,12 +190,6 @@ def _compare(sampler: Sampler[Any, Any], path: Path, earlier: frozenset[str], fo
 
 
 def _sampled_elsewhere(place: str, there: Collection[str], here: Iterable[str]) -> str:
-    """Describe which fingerprints are new to a folder; "" if each agrees with one of the folder's.
-
-    Args:
-        place: The folder.
-        there: The fingerprints of those who sampled what it holds; none if it holds nothing.
-        here: Those of who samples what comes next.
-    """
+    """Describe which fingerprints are new to a folder; "" if each agrees with one of its own, or it has none."""
     strangers = [bits for bits in sorted(here) if there and not any(agree(bits, other) for other in there)]
     return _ELSEWHERE.format(place, " and ".join(sorted(there)), " and ".join(strangers)) if strangers else ""

@@ -8,7 +8,7 @@ become is decided over all that is assembled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from streamsampler.data.portions import Portion
 from streamsampler.data.segments import Segment
 from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.life import SamplerLife
 from streamsampler.samplers.summaries import Summaries, summaries_of
 
 
@@ -33,25 +34,10 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     that is asked for. It ends, and the workers stop, after its last trajectory, if it has one, and when it is closed,
     deleted, or raises; and with the next call on its sampler, after which it raises `SamplerError`. Also a context
     manager, which closes it.
-
-    Args:
-        begin: Begins the call that the trajectories come from.
-        exclusive: Gives this thread the sampler's workers.
-        check: Raises `SamplerError` where a later call has ended the stream of this one.
-        end: Ends a call that is not ended yet.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[], Call],
-        exclusive: Callable[[], AbstractContextManager[None]],
-        check: Callable[[Call], None],
-        end: Callable[[Call], None],
-    ) -> None:
-        self._begin = begin
-        self._exclusive = exclusive
-        self._check = check
-        self._end = end
+    def __init__(self, begin: Callable[[], Call], life: SamplerLife) -> None:
+        self._begin, self._life = begin, life
         self._call: Call | None = None
         self._closed = self._iterated = False
         self._ahead: list[Segment] = []  # what arrived after the portions that were taken
@@ -71,7 +57,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                 self._assembled = iter(self._next_chunk())
                 trajectory = next(self._assembled)  # the chunk after the last trajectory has none
             assert self._call is not None
-            self._check(self._call)
+            self._life.check_streaming(self._call)
             self._call.accounts.add_yielded(trajectory)
             self._call.returned += islice(self._summaries, 1)
         except BaseException:
@@ -150,10 +136,10 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
 
     @contextmanager
     def _working(self) -> Iterator[Call]:
-        with self._exclusive():
+        with self._life.exclusive():
             if self._call is None:
                 self._call = self._begin()
-            self._check(self._call)
+            self._life.check_streaming(self._call)
             yield self._call
 
     def _cut(self, segments: Sequence[Segment], portion: Portion) -> list[Segment]:
@@ -174,15 +160,13 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         self._n_returned += sum(segment.stop - segment.start for segment in segments)
         before = None if _is_over(call) and not self._ahead else self._n_returned
         call.accounts.add_dropped(segments, call.gathering.result.pop_left_out(before))
-        for segment in segments:
-            if segment.delivery.ends_with(segment):
-                call.batches.release(segment.delivery)
+        call.batches.release(segments)
 
     def close(self) -> None:
         """End the stream and stop the workers; may be called twice."""
         self._closed = True
         if self._call is not None:
-            self._end(self._call)
+            self._life.end_stream(self._call)
 
     def __enter__(self) -> Self:
         return self

@@ -6,31 +6,19 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from streamsampler.agents.filters import Filters
 from streamsampler.data.segments import Segment
 
 
 class Summaries(NamedTuple):
-    """Summaries of consecutive trajectories of one report.
+    """Summaries of consecutive trajectories of one report."""
 
-    Attributes:
-        pickled: Those of all its trajectories, pickled: see `Filters.summaries`.
-        start: Position of the first one among them.
-        stop: One more than the position of the last one.
-    """
-
-    pickled: bytes
-    start: int
+    pickled: bytes  # those of all its trajectories: see `Filters.summaries`
+    start: int  # the position of the first one among them
     stop: int
 
 
 def summaries_of(segments: Sequence[Segment], *, each: bool = False) -> list[Summaries]:
-    """Return the summaries of the trajectories of segments; none without filters.
-
-    Args:
-        segments: The segments.
-        each: Whether to return those of each trajectory by themselves.
-    """
+    """Return the summaries of the trajectories of segments, or those of `each` by themselves; none without filters."""
     found: list[Summaries] = []
     for delivery, start, stop, _ in segments:
         if pickled := delivery.rollouts.summaries:
@@ -39,12 +27,8 @@ def summaries_of(segments: Sequence[Segment], *, each: bool = False) -> list[Sum
     return found
 
 
-def merged(filters: Filters, each: Sequence[Summaries]) -> Filters:
-    """Return filters with the statistics of further trajectories, in order."""
-    return filters.merged(_unpickled(each))
-
-
-def _unpickled(each: Sequence[Summaries]) -> Iterator[tuple[Any, Any]]:
+def unpickled(each: Sequence[Summaries]) -> Iterator[tuple[Any, Any]]:
+    """Yield the summaries of each trajectory, for `Filters.merged`."""
     pickled, read = b"", list[tuple[Any, Any]]()
     for one in each:
         if one.pickled is not pickled:  # those of one report follow each other

@@ -14,11 +14,7 @@ _VARIABLE = "STREAMSAMPLER_TRACE"
 
 
 def trace_of_environment() -> SchedulerTrace:
-    """Return a trace that is written to a file, if the environment asks for it.
-
-    Raises:
-        UsageError: No file can be made.
-    """
+    """Return a trace that is written to a file if the environment names one; refuse where none can be made."""
     name = os.environ.get(_VARIABLE)
     return WrittenTrace(_made_file(name)) if name else SchedulerTrace()
 
@@ -37,11 +33,7 @@ def _made_file(name: str) -> str:
 
 
 class WrittenTrace(SchedulerTrace):
-    """A trace that is in a file as well, from the first call on.
-
-    Args:
-        path: The file.
-    """
+    """A trace that is in a file as well, from the first call on."""
 
     def __init__(self, path: str) -> None:
         super().__init__()

@@ -15,20 +15,12 @@ from streamsampler.workers.logs import levels_here
 
 
 class UpdateStore:
-    """The updates of one engine's workers.
-
-    Args:
-        engine: Publishes payloads.
-        updates: The agent and the environment in force, as payloads that the engine published.
-
-    Attributes:
-        latest: The latest agent, parameters and environment.
-        used: Those that workers are given, which are older with `staleness`.
-        sampled: Those that the last call's trajectories were made with.
-    """
+    """The updates of one engine's workers."""
 
     def __init__(self, engine: Engine, updates: Updates[Any]) -> None:
         self._engine = engine
+        # The latest ones, those that workers are given, which are older with `staleness`, and those of the last call's
+        # trajectories.
         self.latest = self.used = self.sampled = updates
         self._published: dict[int, Any] = updates.payloads()
         self._may_have_old = False  # whether a payload may be published that is not in force
@@ -62,11 +54,7 @@ class UpdateStore:
     def put_settings(self) -> str:
         """Let workers have this process's settings, and make the log records that it lets through.
 
-        Returns:
-            torch's default device in this process.
-
-        Raises:
-            SerializationError: A setting cannot be pickled.
+        Return torch's default device in this process. A setting that cannot be pickled is a SerializationError.
         """
         here = ProcessSettings.of_this_process(), levels_here()
         if "settings" not in self.latest or self.latest.about("settings")[0] != here:
@@ -86,14 +74,10 @@ class UpdateStore:
         handles = self.latest.payloads(("agent", "parameters", "env")).values()
         return any(refers_to(self._engine.published(handle), package) for handle in handles)
 
-    # ------------------------------------------------------------------ what workers have
-
     def contents_for(self, worker: int, resets: Any) -> dict[str, Any]:
         """Return the payloads of a `Start`, which are kept until its worker has answered.
 
-        Args:
-            worker: The worker, which is sent the updates that it lacks.
-            resets: The published `Resets` of its call; None for none.
+        They are the updates that the worker lacks, and the published `Resets` of its call.
         """
         contents: dict[str, Any] = self.used.missing(worker, self._serials[worker])
         if resets is not None:
@@ -122,12 +106,8 @@ class UpdateStore:
     def restore(self, snapshot: Snapshot, accepted: Snapshot | None = None) -> list[int]:
         """Put the updates of a snapshot back in force, because a worker refused the updates since.
 
-        Args:
-            snapshot: These updates.
-            accepted: Those that agents are known to have taken, for `sampled`; None for the same.
-
-        Returns:
-            The workers that have others, and will be sent theirs anew.
+        Those that agents are known to have taken are `accepted`, for `sampled`. Return the workers that have others,
+        and will be sent theirs anew.
         """
         self.latest.restore(snapshot)
         self._may_have_old = True

@@ -42,11 +42,7 @@ Snapshot = dict[Kind, OfWorkers]
 
 
 class Updates(Generic[Payload]):
-    """The updates in force.
-
-    Args:
-        n_workers: How many workers there are.
-    """
+    """The updates in force."""
 
     def __init__(self, n_workers: int) -> None:
         self._n_workers = n_workers
@@ -54,12 +50,10 @@ class Updates(Generic[Payload]):
         self._in_force: dict[Kind, OfWorkers] = {}
 
     def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload, about: Any = None) -> None:
-        """Put an update in force.
+        """Put an update in force: one payload, or a list with one for each worker (None: nothing changes for it).
 
-        Args:
-            kind: Its kind.
-            payloads: One payload, or a list with one for each worker (None: nothing changes for it).
-            about: What is to be known of what was pickled; with a list of payloads a list, too. See the method.
+        `about` is what is to be known of what was pickled, for the method of that name; of a list of payloads it is a
+        list.
         """
         shared = not isinstance(payloads, list)
         each = payloads if isinstance(payloads, list) else [payloads] * self._n_workers
@@ -109,12 +103,7 @@ class Updates(Generic[Payload]):
         return False in map(_IS_SHARED, self._in_force.values())
 
     def missing(self, worker: int, sent: dict[Kind, int]) -> dict[str, Payload]:
-        """Return the payloads in force that a worker was not sent, and record them as sent.
-
-        Args:
-            worker: The worker number.
-            sent: The serial number of each kind of update that the worker was sent: brought up to date.
-        """
+        """Return the payloads in force that a worker was not sent, and record their serials as sent, by kind."""
         missing: dict[str, Payload] = {}
         for kind in _KINDS:
             update = self._in_force.get(kind)

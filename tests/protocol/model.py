@@ -435,7 +435,7 @@ class World:
 
     def check_books(self):
         """What the scheduler takes to be under way is what workers have."""
-        for worker, queue in enumerate(self.scheduler.gathering._in_flight._queues):
+        for worker, queue in enumerate(self.scheduler.gathering._in_flight.queues):
             assert self.side(worker).unanswered == self.owed[worker], "a lost ticket"
             assert list(queue) == self.side(worker).current_tickets()
         assert not self.unaccounted

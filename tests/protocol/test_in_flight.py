@@ -87,9 +87,9 @@ def test_what_is_of_no_use_is_not_copied():
 
 def test_idle_workers_look_again_when_a_ticket_must_be_late():
     world = World((1.0, 1.0), [(0, range(2))], {0: 0})
-    assert world.copies.next_look() == math.inf, "no worker is idle"
+    assert world.copies.next_look == math.inf, "no worker is idle"
     assert world.take(1, 1.0) is None
-    look = world.copies.next_look()
+    look = world.copies.next_look
     assert look == pytest.approx(2.0 + 1.5 * 2.001)
     assert world.take(1, look - 0.1) is None
     assert world.take(1, look + 0.1) == range(2)
@@ -100,17 +100,17 @@ def test_looks_at_a_long_trajectory_become_rarer():
     now, looks = 1.0, 0
     while now < 1000:
         assert world.take(1, now) is None
-        assert world.copies.next_look() > now
-        now, looks = world.copies.next_look(), looks + 1
+        assert world.copies.next_look > now
+        now, looks = world.copies.next_look, looks + 1
     assert looks < 40
 
 
 def test_what_a_late_worker_shows_is_remembered():
     world = World((1.0, 1.0), [(0, range(4))], {0: 10})
     assert world.take(1, 10.0) == range(4)
-    world.copies.note_late(0, 14.0)
+    world.copies.learn_from_late(0, 14.0)
     assert world.throughput.seconds_with(0) == pytest.approx(14.0)
-    world.copies.note_late(1, 10.5)
+    world.copies.learn_from_late(1, 10.5)
     assert world.throughput.seconds_with(1) == pytest.approx(1.0), "not overdue"
 
 
@@ -119,7 +119,7 @@ def test_a_worker_that_has_not_answered_yet_is_not_taken_for_very_slow(after, ea
     """It may import torch for two seconds, while another one runs its ticket in a tenth."""
     world = World((1.0, 1.0), [(0, range(4))], {0: 10})
     world.throughput.forget(0)
-    world.copies.note_late(0, after)
+    world.copies.learn_from_late(0, after)
     assert world.throughput.seconds_with(0) == pytest.approx(each)
 
 
@@ -133,9 +133,9 @@ def test_what_fails_again_and_again_is_copied_twice_at_most(n_workers):
         for worker, part in running:
             for index in part:
                 copied[index] += 1
-            assert world.in_flight.remove(worker, part, 0.0) == [], "worker 0 still runs it"
+            assert world.in_flight.give_up(worker, part, 0.0)[0] == [], "worker 0 still runs it"
     assert set(copied.values()) == {2}
     assert not world.copies.pay(0.0)
-    assert world.in_flight.remove(0, range(20), 100.0), "what is assigned again may be copied again"
+    assert world.in_flight.give_up(0, range(20), 100.0)[0], "what is assigned again may be copied again"
     world.in_flight.track(0, range(20), 100.0)
     assert world.take(1, 100.0) is not None
