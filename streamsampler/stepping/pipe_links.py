@@ -12,14 +12,7 @@ from typing import Any
 
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.child import make_room
-from streamsampler.engines.processes.engine import (
-    CAME_BACK,
-    HAS_ROOM,
-    PipeLink,
-    ProcessPool,
-    SharedFiles,
-    WorkerStart,
-)
+from streamsampler.engines.processes.engine import CAME_BACK, HAS_ROOM, PipeLink, ProcessPool, SharedFiles, WorkerStart
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.processes.wire import GarbageError
 from streamsampler.stepping.frames import COPY, FrameReader
