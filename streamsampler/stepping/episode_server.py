@@ -35,13 +35,7 @@ _STRING: Final = frozenset({str})
 class EpisodeServer(EnvServer):
     """Serves the environments of a manager that are in one process.
 
-    Args:
-        updates: What makes each environment, by its number.
-        worker_number: The number of the worker that these environments are in.
-        row: The worker's row of the board; shows the environment in hand, and its phase.
-        autoreset: The autoreset mode of the manager.
-        own_generators: Whether environments have states of their own of the global generators from the start.
-        is_shared: Whether these generators are the caller's.
+    Some have states of their own of the global generators from the start, which `is_shared` if they are the caller's.
     """
 
     def __init__(
@@ -69,11 +63,7 @@ class EpisodeServer(EnvServer):
         return [(env.observation_space, env.action_space) for env in self.envs.values()]
 
     def _made(self, env_id: int, update: EnvUpdate, others: Collection[Any]) -> gymnasium.Env[Any, Any]:
-        """Make an environment.
-
-        Raises:
-            UsageError: It is one of the others, which would be stepped together with it.
-        """
+        """Make an environment; refuse one of the others, which would be stepped together with it."""
         self.show(env_id, MAKING)
         with for_worker(self._worker_number, env_id):
             env: gymnasium.Env[Any, Any] = apply_env_update(update, None, several=True)
@@ -144,11 +134,7 @@ class EpisodeServer(EnvServer):
         return self._options.pop(env_id, None)
 
     def check_parameters(self, env_id: int, update: SetParameters) -> None:
-        """Raise if an environment does not take parameters.
-
-        Raises:
-            UsageError: It does not; the message names the environment, and the parameters that it has.
-        """
+        """Raise UsageError, with the environment and its parameters, if it does not take these."""
         try:
             parameter_setter(self.envs[env_id], update.parameters)
         except UsageError as error:
@@ -186,11 +172,7 @@ class EpisodeServer(EnvServer):
         return self._taken_info(info) if info.__class__ is not dict or info else {}
 
     def _taken_info(self, info: Any) -> dict[str, Any]:
-        """Return a copy of an info.
-
-        Raises:
-            DataError: It is no dict, or has a key that is no string.
-        """
+        """Return a copy of an info; raise DataError if it is no dict, or has a key that is no string."""
         if info.__class__ is not dict or not _STRING.issuperset(map(type, info)):
             InfoRecorder("infos").record(0, info)
         return dict(info)

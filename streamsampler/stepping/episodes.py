@@ -30,12 +30,7 @@ def taken(array: NDArray[Any], place: Any) -> NDArray[Any]:
 
 
 class EpisodeSeeds:
-    """The seeds of episodes: episode k of environment e has the seed of index e + k * n_envs, as in the samplers.
-
-    Args:
-        seed: The manager's seed.
-        n_envs: How many environments there are.
-    """
+    """The seeds of episodes: episode k of environment e has the seed of index e + k * n_envs, as in the samplers."""
 
     def __init__(self, seed: int, n_envs: int) -> None:
         self._n_envs = n_envs
@@ -52,20 +47,11 @@ class EpisodeSeeds:
         return seeds[index]
 
     def restart(self, env_ids: Sequence[int], seed: Any, *, every_episode: bool = False) -> dict[int, int]:
-        """Begin the seeds of some environments again, from what a reset was given.
+        """Begin the seeds of environments again, from what a reset was given; return those of the next episodes.
 
-        Args:
-            env_ids: The environments.
-            seed: An integer, from which environment e gets derived ones; a list with a seed for the next episode of
-                each of `env_ids`; or a dict of such by environment. Later episodes get seeds derived from it and their
-                number.
-            every_episode: Whether later episodes get the same seed as the next one.
-
-        Returns:
-            The seeds of the next episodes, by environment; those that the dict lacks are left alone.
-
-        Raises:
-            UsageError: It is none of these, or of another length, or names an environment that is not reset.
+        An integer gives derived seeds. A list, or a dict by environment, has the seeds of the next episodes, and later
+        ones get seeds derived from these and their number; those that the dict lacks are left alone. With
+        `every_episode` later episodes get the same seed as the next one.
         """
         seeds = self._restarted(env_ids, seed)
         if every_episode:
@@ -100,26 +86,15 @@ class EpisodeSeeds:
 
 
 class RoundResults(NamedTuple):
-    """The results of a step of all environments, by number. None of the environments failed.
+    """The results of a step of all environments, by number. None of the environments failed."""
 
-    Attributes:
-        observations: Leaves of (n_envs, ...): what to act on next.
-        rewards: (n_envs,) float64.
-        terminated: (n_envs,) bool.
-        truncated: (n_envs,) bool.
-        infos: The infos that are not empty, by environment.
-        ended: The numbers of the environments in which an episode ended.
-        last_observations: Leaves of (len(ended), ...): the last observations of these episodes, where environments are
-            reset in the same step.
-    """
-
-    observations: Any
+    observations: Any  # leaves of (n_envs, ...): what to act on next
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    infos: Mapping[int, dict[str, Any]]
-    ended: list[int]
-    last_observations: Any = None
+    infos: Mapping[int, dict[str, Any]]  # those that are not empty, by environment
+    ended: list[int]  # the environments in which an episode ended
+    last_observations: Any = None  # of these, leaves of (len(ended), ...), where they are reset in the same step
 
 
 _ROUNDS_TOGETHER = 64
@@ -128,18 +103,7 @@ each round would double the time of a round."""
 
 
 class Episodes:
-    """The episode of each environment: its number, its timesteps, and the seed of the next one.
-
-    Args:
-        rows: The rows of the environments.
-        options: The manager's arguments.
-        seed: The manager's seed.
-        parameters: What resets set.
-        scheduler: What knows which episodes go on.
-
-    Attributes:
-        seeds: The seeds of later episodes.
-    """
+    """The episode of each environment: its number, its timesteps, and the seed of the next one."""
 
     def __init__(
         self, rows: Rows, options: ManagerOptions, seed: int, parameters: ParameterSets, scheduler: EnvScheduler
@@ -219,12 +183,8 @@ class Episodes:
     def restore_order(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
         """Return how an environment that is lost becomes what it was; None if it had no episode.
 
-        Args:
-            env_id: The environment.
-            remake: Whether the environment is there, and to be made anew.
-
-        Raises:
-            NotRestoredError: The episode is longer than what is kept.
+        With `remake` it is there, and to be made anew. Raises NotRestoredError where the episode is longer than what is
+        kept.
         """
         self._settle()
         order = self._restore_order(env_id, remake)
@@ -237,12 +197,7 @@ class Episodes:
     def order_anew(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
         """Return what makes an environment new that has no episode to go on; None if there is nothing to do.
 
-        Args:
-            env_id: The environment.
-            remake: Whether it is there, and to be made anew.
-
-        Raises:
-            NotRestoredError: It cannot be what it was, whatever its episode.
+        Raises NotRestoredError where it cannot be what it was, whatever its episode.
         """
         requests = self._requests.to_repeat(env_id, None)
         return RestoreOrder(env_id, remake, requests=requests) if remake or requests else None
@@ -250,12 +205,7 @@ class Episodes:
     def keep_request(self, env_id: int, request: PastRequest) -> bool:
         """Keep what `call` or `set_attr` did to an environment, to repeat it with the one that replaces it.
 
-        Args:
-            env_id: The environment.
-            request: The request, whose timestep is not known.
-
-        Returns:
-            Whether it is the first one too many: from now on the environment cannot be restored.
+        Returns whether it is the first one too many: from now on the environment cannot be restored.
         """
         self._settle()
         episode, timestep = self._place(env_id)
@@ -300,14 +250,10 @@ class Episodes:
             self._rows.slots[env_id] = self._slots[env_id]
 
     def hand_out(self, env_ids: list[int], abnormal: NDArray[np.bool_] | None) -> Steps:
-        """Return the results of environments, which their caller receives.
+        """Return the results of environments, which their caller receives, given what `abnormal` returned.
 
         What is done for each call of all environments takes about as long as two of their steps: so it is done with
         slices where they lie one after the other, and only where something has ended is it looked at one by one.
-
-        Args:
-            env_ids: The environments.
-            abnormal: What `abnormal` returned for these.
         """
         self._settle()
         rows, place = self._rows, place_of(env_ids)

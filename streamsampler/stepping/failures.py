@@ -30,12 +30,7 @@ def count_loss(error: WorkerError, losses: Losses) -> bool:
 
 
 class EnvErrors:
-    """Makes the errors of environments that raised and of workers that were lost. What counts is in `incidents`.
-
-    Args:
-        policy: Which exceptions count.
-        envs_of: The environments of each worker.
-    """
+    """Makes the errors of environments that raised and of workers that were lost. What counts is in `incidents`."""
 
     def __init__(self, policy: Policy, envs_of: Sequence[Sequence[int]]) -> None:
         self._policy = policy
@@ -45,16 +40,7 @@ class EnvErrors:
     def raised(
         self, env_id: int, worker: int, phase: str, summary: str, cause: BaseException, original: BaseException | None
     ) -> RolloutError:
-        """Return the error of an environment that raised.
-
-        Args:
-            env_id: The environment.
-            worker: The worker that it is in.
-            phase: What it was doing.
-            summary: The exception in one line.
-            cause: The exception, or its traceback as text.
-            original: The exception, where it is known.
-        """
+        """Return the error of an environment that raised: its cause is the exception, or its traceback as text."""
         what = f"environment {env_id} raised in {phase}, in worker {worker}: {summary}"
         incidents: tuple[Incident, ...] = ()
         if self._policy.restart_on and not isinstance(original, ActionError):

@@ -57,11 +57,7 @@ def log_frame(records: bytes) -> bytes:
 
 
 def request_frame(env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> bytes:
-    """Return a message that asks a worker for what is no step; what a user passes may be of the user's own classes.
-
-    Raises:
-        SerializationError: An argument cannot be pickled.
-    """
+    """Return a message that asks a worker for what is no step; what a user passes may be of the user's own classes."""
     return pickle_frame(("request", list(env_ids), kind, name, dumps(list(arguments), f"what {name} gets").owned()))
 
 
@@ -74,11 +70,7 @@ def pickled(value: Any) -> bytes:
 
 
 def split(frame: bytes) -> tuple[int, bytes]:
-    """Return the kind and the bytes of a message.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return the kind and the bytes of a message; raise ValueError where it is none."""
     size, kind = _HEADER.unpack_from(frame)
     if len(frame) != _HEADER.size + size:
         raise ValueError(f"a message of {size} bytes has {len(frame)}")
@@ -86,14 +78,7 @@ def split(frame: bytes) -> tuple[int, bytes]:
 
 
 class FrameReader:
-    """Reads messages from a descriptor.
-
-    Args:
-        fd: The descriptor.
-
-    Attributes:
-        n_read: How many bytes were read.
-    """
+    """Reads messages from a descriptor."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -24,25 +24,14 @@ _TOGETHER = 64
 class Histories:
     """The seed, the actions and the rewards of the episode that goes on in each environment.
 
-    Row t of an array is about timestep t of each environment's episode, from 1. Row 0 takes what is not kept.
-
-    Args:
-        rows: The rows of the environments.
-        n_envs: How many environments there are.
-        limit: How many timesteps of an episode are kept at most.
-        with_digests: Whether digests of all observations are kept.
-        parameters: What resets set.
-
-    Attributes:
-        limit: As above.
-        seeds: The seed of each environment's episode.
-        set_numbers: The number of the parameters of each environment's episode.
+    Row t of an array is about timestep t of each environment's episode, from 1. Row 0 takes what is not kept. At most
+    `limit` timesteps of an episode are kept.
     """
 
     def __init__(self, rows: Rows, n_envs: int, limit: int, with_digests: bool, parameters: ParameterSets) -> None:
         self.limit = limit
         self.seeds = [0] * n_envs
-        self.set_numbers = [0] * n_envs
+        self.set_numbers = [0] * n_envs  # of the parameters of each environment's episode
         self._parameters = parameters
         self._rows = rows
         self._capacity = 0
@@ -129,25 +118,14 @@ class Histories:
         self.set_numbers[env_id] = int(self._rows.parameters[env_id])
 
     def order(self, env_id: int, n: int, slot: int, remake: bool) -> RestoreOrder:
-        """Return the order for an environment of which n timesteps were handed out, and that is wanted as it was then.
+        """Return the order for an environment of which n timesteps were handed out, as it was then.
 
-        Args:
-            env_id: The environment.
-            n: As above.
-            slot: Where the last of these observations lies.
-            remake: Whether the environment is there, and to be made anew.
-
-        Raises:
-            NotRestoredError: So many are not kept.
+        Raises NotRestoredError where so many are not kept; so does `order_of_result`.
         """
         return self._order(env_id, n, slot, n + 1, remake)
 
     def order_of_result(self, env_id: int, n: int, remake: bool) -> RestoreOrder:
-        """Return the order for an environment whose n-th timestep has arrived, and is not handed out.
-
-        Raises:
-            NotRestoredError: So many are not kept.
-        """
+        """Return the order for an environment whose n-th timestep has arrived, and is not handed out."""
         if n <= self.limit:
             self._settle()
             self._places(np.array([n]))

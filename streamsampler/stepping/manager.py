@@ -48,18 +48,7 @@ EnvIds: TypeAlias = Sequence[int] | NDArray[np.int64]
 
 
 class BaseEnvManager(abc.ABC):
-    """Steps environments from the caller's process; see `EnvManager`.
-
-    Args:
-        updates: What makes each environment.
-        options: The arguments that all managers take.
-        seed: From which the seeds of episodes are derived.
-        n_workers: How many processes there are.
-
-    Attributes:
-        n_envs: How many environments there are.
-        seed: The seed.
-    """
+    """Steps environments from the caller's process; see `EnvManager`."""
 
     def __init__(self, updates: Updates, options: ManagerOptions, seed: int | None, n_workers: int = 1) -> None:
         self.n_envs = options.n_envs
@@ -372,10 +361,7 @@ class BaseEnvManager(abc.ABC):
         return True
 
     def _end_round(self) -> RoundResults | None:
-        """Return the results that `_begin_round` has requested; None where they are for `recv_from`, or there are none.
-
-        May be interrupted, and called again.
-        """
+        """Return the results of `_begin_round`; None where they are for `recv_from`. May be called again."""
         if self._transport is None or self._transport.in_hand:
             return None
         return self._receiver.end_round(self._everyone)

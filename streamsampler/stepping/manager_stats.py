@@ -58,13 +58,7 @@ class ManagerStats(Stats):
             self.take_measured(report.worker, report.timed)
 
     def take_results(self, timesteps: NDArray[np.int64], ended: NDArray[np.bool_], failed: NDArray[np.bool_]) -> None:
-        """Add results that are handed out.
-
-        Args:
-            timesteps: (K,) the number of each in its episode; 0 for a reset.
-            ended: (K,) whether the episode ended.
-            failed: (K,) whether it ended because its environment failed.
-        """
+        """Add results that are handed out: numbers of timesteps, 0 for a reset; (K,) each, as in `Steps`."""
         n_failed = int(np.count_nonzero(failed))
         self.kept_timesteps += int(np.count_nonzero(timesteps)) - n_failed
         self.kept_trajectories += int(np.count_nonzero(ended)) - n_failed

@@ -25,11 +25,7 @@ _SELECTABLE = 1024
 
 
 class EnvFiles(SharedFiles):
-    """What the workers of a pool share: the rows of all environments, too.
-
-    Attributes:
-        rows_fd: The file of the rows; empty at first.
-    """
+    """What the workers of a pool share: the rows of all environments, too, in a file that is empty at first."""
 
     def _open(self) -> None:
         self.rows_fd = self.own(anonymous_file("streamsampler-rows"))

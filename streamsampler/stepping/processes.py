@@ -75,16 +75,8 @@ _WATCHED = (Phase.RESET, Phase.ENV_CONSTRUCTION)
 class ProcessTransport(Transport):
     """Carries requests to worker processes, which are started again where they are lost and needed.
 
-    Args:
-        updates: What makes each environment.
-        n_workers: How many processes there are; environment e lives in process e * n_workers // n_envs.
-        new_server: Makes what runs the environments of a process.
-        policy: Quotas, and which exceptions count.
-        watch: Finds the workers that hang, by their phase; None where there is no time limit.
-        threads: How many threads libraries compute on in a worker.
-        restart_wait: Seconds until a worker is started again.
-        new_pool: Starts the workers.
-
+    Environment e lives in process e * n_workers // n_envs. `watch` finds the workers that hang, by their phase; None
+    where there is no time limit. Libraries compute on so many `threads` in a worker.
     """
 
     _pool: EnvPool[Any]
@@ -131,14 +123,7 @@ class ProcessTransport(Transport):
             self._begin(link)
 
     def _start_lost(self, broken: Sequence[Broken]) -> None:
-        """Start workers again that were lost while they started.
-
-        Args:
-            broken: What was lost.
-
-        Raises:
-            WorkerError: An environment cannot be made, or takes too long; or a quota is spent.
-        """
+        """Start workers again that were lost while they started, or raise WorkerError."""
         for event in broken:
             assert isinstance(event.error, WorkerError)
             is_spent = count_loss(event.error, self.losses)
@@ -366,10 +351,8 @@ class ProcessTransport(Transport):
     ) -> list[EnvReport]:  # fmt: skip
         """Sleep until a worker says something or dies, for at most `timeout` seconds; kill those that hang.
 
-        Args:
-            timeout: As above; None for any time.
-            collects: Whether nothing is left half done if this is interrupted while it sleeps.
-            awaited: See `EnvPool.sleep`.
+        With `collects` nothing is left half done if this is interrupted while it sleeps. See `EnvPool.sleep` for
+        `awaited`.
         """
         watch = self._watch
         limit = timeout if watch is None else min(watch.interval, watch.interval if timeout is None else timeout)
@@ -453,10 +436,7 @@ class ProcessTransport(Transport):
     def _done(self, link: EnvLink, env_ids: list[int], infos: Mapping[int, tuple[str, bytes]]) -> list[EnvReport]:
         """Return the results of environments; those have failed that cannot be unpickled.
 
-        Args:
-            link: Their worker.
-            env_ids: The environments.
-            infos: Where a result is more than what lies in the rows: what the environment did, and the rest, pickled.
+        `infos` are where a result is more than what lies in the rows: what the environment did, and the rest, pickled.
         """
         link.waiting.difference_update(env_ids)
         readable: dict[int, Any] = {}

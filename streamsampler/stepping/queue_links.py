@@ -43,15 +43,7 @@ class QueueEnvLink(QueueProcess, EnvLink):
 
 
 class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
-    """Worker processes with environments, and queues; see `NewPool`.
-
-    Args:
-        given: As there.
-        n_workers: As there.
-        threads: As there.
-        close_timeout: As there.
-        start_method: How processes are started.
-    """
+    """Worker processes with environments, and queues; see `NewPool`."""
 
     def __init__(
         self, given: Payload, n_workers: int, threads: int | None, close_timeout: float, *, start_method: StartMethod

@@ -60,19 +60,11 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
 
     @abstractmethod
     def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
-        """Raise if what the agent said is no infos of these steps.
-
-        Raises:
-            DataError: It is not.
-        """
+        """Raise DataError if what the agent said is no infos of these steps."""
 
     @abstractmethod
     def _starts_of(self, steps: Steps) -> tuple[Mapping[int, StartT], Mapping[int, StartT], Any]:
-        """Return what resets showed, by row: in rows of their own, and in those of ends; and what `_record` needs.
-
-        Raises:
-            DataError: An info is no dict with strings as keys.
-        """
+        """Return what resets showed, by row: in rows of their own, and in those of ends; and what `_record` needs."""
 
     @abstractmethod
     def _new_episode(self, env_id: int, index: int, start: StartT | None) -> EpisodeT:
@@ -80,22 +72,11 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
 
     @abstractmethod
     def _record(self, steps: Steps, rows: list[int], prepared: Any, agent_infos: Any) -> None:
-        """Record timesteps of episodes that go on.
-
-        Args:
-            steps: The steps.
-            rows: Which of them.
-            prepared: What `_starts_of` returned.
-            agent_infos: What the agent said.
-        """
+        """Record timesteps of episodes that go on: of some rows, with what `_starts_of` has prepared."""
 
     @abstractmethod
     def _end_record(self, steps: Steps, row: int, episode: EpisodeT) -> None:
-        """End the record of an episode, given its last timestep.
-
-        Raises:
-            DataError: Something is wrong with it, such as an action that is outside its space.
-        """
+        """End the record of an episode, given its last timestep; raise DataError where something is wrong with it."""
 
     @abstractmethod
     def _forget(self, env_id: int) -> None:
@@ -152,11 +133,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         self._refuse_too_many()
 
     def _refuse_others(self, steps: Steps) -> None:
-        """Refuse results that are not the next ones of their environments.
-
-        Raises:
-            UsageError: There is one.
-        """
+        """Refuse results that are not the next ones of their environments."""
         expected = self._n_results[steps.env_ids]
         if len(wrong := np.flatnonzero(steps.result_numbers != expected)):
             row = wrong[0]
@@ -353,11 +330,7 @@ class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
 
 
 def _infos_of(steps: Steps, autoreset: str) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
-    """Return the infos of timesteps, or of resets, by row; and of resets in the step that ended an episode.
-
-    Raises:
-        DataError: One is no dict with strings as keys.
-    """
+    """Return the infos of timesteps, or of resets, by row; and of resets in the step that ended an episode."""
     infos, begins = {row: snapshot(info) for row, info in steps.info_by_row.items()}, {}
     for row in np.flatnonzero(steps.ended).tolist() if autoreset == "same_step" else ():
         info = infos.pop(row, {})
@@ -369,11 +342,7 @@ def _infos_of(steps: Steps, autoreset: str) -> tuple[dict[int, dict[str, Any]], 
 
 
 def _check_infos(infos: Any, n_rows: int) -> None:
-    """Raise if what an agent said is no dict of so many rows.
-
-    Raises:
-        DataError: It is not.
-    """
+    """Raise DataError if what an agent said is no dict of so many rows."""
     if not isinstance(infos, Mapping):
         raise DataError(f"agent_infos must be a dict of arrays with one row for each step, got {short(infos)}")
     BatchInfos("agent_infos").record(np.arange(n_rows), infos)

@@ -37,15 +37,7 @@ _VECTOR = (
 
 
 class RolloutServer(EnvServer):
-    """Serves the environments of one process, each of them made and asked as in a worker of a sampler.
-
-    Args:
-        updates: What makes each environment, pickled, by its number.
-        worker_number: The number of the process.
-        row: The process's row of the board; shows the environment in hand, and its phase.
-        seed: The sampler's seed.
-        max_episode_length: After how many timesteps the sampler truncates trajectories; None for never.
-    """
+    """Serves the environments of one process, each of them made and asked as in a worker of a sampler with a seed."""
 
     _tells = True
 

@@ -29,15 +29,7 @@ KINDS: tuple[Kind, ...] = ("observation", "action")
 
 
 class EnvSpaces:
-    """The observation space and the action space of each environment.
-
-    Args:
-        pairs: (observation space, action space) of each environment.
-
-    Attributes:
-        observation: The observation space of each environment; the same object where spaces are equal to the first one.
-        action: The action spaces, likewise.
-    """
+    """The observation space and the action space of each environment: the same object where it equals the first one."""
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         self.observation, self.action = (
@@ -46,14 +38,7 @@ class EnvSpaces:
         )
 
     def common(self, kind: Kind) -> Any:
-        """Return the space that all environments have.
-
-        Args:
-            kind: Which one.
-
-        Raises:
-            UsageError: Those of two environments differ; shows both.
-        """
+        """Return the space that all environments have; raise UsageError with both if two have others."""
         each = self.observation if kind == "observation" else self.action
         first = each[0]
         for env_id, space in enumerate(each):
@@ -87,22 +72,16 @@ class Rows:
         allocate: Makes an array of zeros.
         is_shared: Whether the worker and the parent have the same arrays, and not their own ones.
 
-    Attributes:
-        observations: Leaves of (2, n_envs, ...), by slot; written by the environment's worker.
-        last_observations: Leaves of (n_envs, ...): the last observation of an episode where the environment was reset
-            in the same step; written by the worker.
-        actions: Leaves of (n_envs, ...); written by the parent.
-        rewards, terminated, truncated: (n_envs,), of the last step; written by the worker.
-        slots: (n_envs,) where the last observation lies; written by the worker.
-        seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
-        parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
-        has_views: Whether the environments' observations lie in `observations`.
-        is_shared: As above.
-        observations_have_objects: Whether some parts of them are no arrays of one size.
-        plain_dtype, plain_shape, plain_leaves: Where observations are one array, its dtype and shape, and by slot where
-            they are written, (n_envs, ...): one of just these is written as it is, which is quicker.
-        observations_are_carried, actions_are_carried: Whether some parts of them come in messages, because they are no
-            arrays of one size, or nothing is shared: see `stepping.objects`.
+    Attributes: observations: Leaves of (2, n_envs, ...), by slot; written by the environment's worker.
+    last_observations: Leaves of (n_envs, ...): the last observation of an episode where the environment was reset in
+    the same step; written by the worker. actions: Leaves of (n_envs, ...); written by the parent. rewards, terminated,
+    truncated: (n_envs,), of the last step; written by the worker. slots: (n_envs,) where the last observation lies;
+    written by the worker. seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
+    parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
+    has_views: Whether the environments' observations lie in `observations`. plain_dtype, plain_shape, plain_leaves:
+    Where observations are one array, its dtype and shape, and by slot where they are written, (n_envs, ...): one of
+    just these is written as it is, which is quicker. observations_are_carried, actions_are_carried: Whether some parts
+    of them come in messages, because they are no arrays of one size, or nothing is shared: see `stepping.objects`.
     """
 
     def __init__(self, spaces: EnvSpaces, allocate: Allocate, *, is_shared: bool = True) -> None:
@@ -136,11 +115,7 @@ class Rows:
         self.plain_leaves: Sequence[Any] = () if only is None else tuple(only)
 
     def put_observation(self, slot: int, env_id: int, value: Any) -> None:
-        """Write an observation of an environment to a slot.
-
-        Raises:
-            ObservationError: It is of another structure, shape or kind than the space, or would become another number.
-        """
+        """Write an observation of an environment to a slot; raise ObservationError where it does not fit its space."""
         if value.__class__ is np.ndarray and value.dtype is self.plain_dtype and value.shape == self.plain_shape:
             self.plain_leaves[slot][env_id] = value
         else:
@@ -219,12 +194,7 @@ class Rows:
         return self._actions.put_exactly(0, env_id, action)
 
     def put_actions(self, env_ids: list[int], actions: Any) -> None:
-        """Write the actions of K environments; see `EnvValues.put_some`.
-
-        Raises:
-            ActionError: They are of another structure, shape or kind than the space, or of another number, or would
-                become another number; nothing is written then.
-        """
+        """Write the actions of K environments, or none, and raise ActionError; see `EnvValues.put_some`."""
         self._actions.put_some(0, env_ids, actions)
 
     def put_all_actions(self, actions: Any) -> None:

@@ -45,17 +45,11 @@ _TOGETHER_SECONDS = 5e-4
 
 
 class Answers(ABC):
-    """Takes the answers of environments.
+    """Takes the answers of environments."""
 
-    Attributes:
-        failures: What an environment may raise; all else ends the call.
-        are_awaited: Whether somebody sleeps until answers come: then they are given as soon as others would be late.
-        bring_all: Whether results bring what lies in rows, too.
-    """
-
-    failures: tuple[type[BaseException], ...]
-    are_awaited: bool
-    bring_all: bool = False
+    failures: tuple[type[BaseException], ...]  # what an environment may raise; all else ends the call
+    are_awaited: bool  # whether somebody sleeps until answers come: they are given as soon as others would be late
+    bring_all: bool = False  # whether results bring what lies in rows, too
 
     @abstractmethod
     def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:
@@ -71,22 +65,14 @@ class Answers(ABC):
 
 
 class EnvServer(ABC):
-    """Serves the environments of one process.
-
-    Args:
-        env_ids: Their numbers.
-        row: The worker's row of the board; shows the environment in hand as a trajectory, and its phase.
-        worker_number: The number of the worker that these environments are in.
+    """Serves the environments of one process; `row` of the board shows the one in hand as a trajectory, and its phase.
 
     Attributes:
-        envs: The environments.
-        rows: The rows; set before the first reset.
-        fresh: Returns what makes an environment, as it was before anything was made of it; set before the first reset.
+        rows: The rows; set before the first reset, as `fresh` and `on_draws`.
+        fresh: Returns what makes an environment, as it was before anything was made of it.
         making: The environment that is made, or was made last.
-        times: Where the time goes.
-        generators: The global generators.
-        on_draws: Takes the number and the name of an environment that is found to draw from them, and what its states
-            take, in seconds for each of its calls; set before the first reset.
+        on_draws: Takes the number and the name of an environment that is found to draw from the global generators, and
+            what its states take, in seconds for each of its calls.
         not_restored: Environments that could not be restored: they take no steps until they are given up, or reset.
     """
 
@@ -144,11 +130,7 @@ class EnvServer(ABC):
         """Take steps, one after the other, with the actions in rows; an episode that is over begins anew instead.
 
         All steps of environments are taken in this loop: so everything that it touches is in local variables, and what
-        comes of many is written to rows at once.
-
-        Args:
-            env_ids: The environments; those are left out that could not be restored.
-            answers: Takes what comes of it.
+        comes of many is written to rows at once. Environments are left out that could not be restored.
         """
         rows, envs, is_over, ended = self.rows, self.envs, self._is_over, self._ended
         failures, awaited, bring_all = answers.failures, answers.are_awaited, answers.bring_all
@@ -241,11 +223,7 @@ class EnvServer(ABC):
 
     @abstractmethod
     def _taken_info(self, info: Any) -> dict[str, Any]:
-        """Return an info that is not empty.
-
-        Raises:
-            DataError: It is none.
-        """
+        """Return an info that is not empty; raise DataError if it is none."""
 
     def _take_flags(
         self, env_id: int, slot: int, observation: Any, terminated: Any, truncated: Any, info: dict[str, Any]
@@ -310,13 +288,9 @@ class EnvServer(ABC):
         words[self._row.phase_word] = _WAITING
 
     def restore(self, order: RestoreOrder) -> str:
-        """Bring an environment back to the timestep of an order.
+        """Bring an environment back to the timestep of an order; return the reason where it differs from the lost one.
 
-        Returns:
-            The reason where the environment differs from the lost one; empty where it does not.
-
-        Raises:
-            Exception: The environment's reset raised, which is tried again as any reset.
+        Raises what the environment's reset raised, which is tried again as any reset.
         """
         env_id, why_not = order.env_id, ""
         self._is_over[env_id] = True
@@ -366,11 +340,7 @@ class EnvServer(ABC):
         return order.actions  # type: ignore[no-any-return]
 
     def _repeat(self, env_id: int, request: PastRequest) -> None:
-        """Repeat a request.
-
-        Raises:
-            NotRestoredError: Its result shows that the environment is another one.
-        """
+        """Repeat a request; raise NotRestoredError where its result shows that the environment is another one."""
         raise self._refused((env_id, request))
 
     def _told_step(self, env_id: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -394,11 +364,8 @@ class EnvServer(ABC):
     def request(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
         """Carry out what is no step; return its result.
 
-        Args:
-            env_id: The environment.
-            kind: "call", "get", "set", "render", "wrappers", or what a subclass adds.
-            name: The attribute or method.
-            arguments: What it gets.
+        The kind is "call", "get", "set", "render", "wrappers", or what a subclass adds; the name that of what is called
+        or got.
         """
         self.show(env_id, _CALLING)
         with self.generators.calling(env_id):
@@ -442,25 +409,14 @@ class EnvServer(ABC):
 
 
 class _Finished:
-    """Results that are not given yet.
-
-    Args:
-        rows: Where they are written to, all at once.
-        answers: Takes them.
-        asked: All environments that are asked.
-        place: Their place.
-
-    Attributes:
-        env_ids: Whose they are; their observations and ends are written already.
-        rewards: Their rewards; none where these are written, too.
-    """
+    """Results that are not given yet: they are written to rows, and given to `answers`, all at once."""
 
     __slots__ = ("_answers", "_asked", "_place", "_rows", "env_ids", "rewards")
 
     def __init__(self, rows: Rows, answers: Answers, asked: Sequence[int], place: Any) -> None:
         self._rows, self._answers, self._asked, self._place = rows, answers, asked, place
-        self.env_ids: list[int] = []
-        self.rewards: list[Any] = []
+        self.env_ids: list[int] = []  # whose they are; their observations and ends are written already
+        self.rewards: list[Any] = []  # none where these are written, too
 
     def give(self) -> None:
         """Write what is left to write, and give them."""
@@ -502,11 +458,7 @@ def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> An
 
 
 def member_of(env: Any, env_id: int, name: str) -> Any:
-    """Return an attribute of an environment or of one of its wrappers.
-
-    Raises:
-        AttributeError: There is none; the message names the environment.
-    """
+    """Return an attribute of an environment or of a wrapper; raise AttributeError with its name if there is none."""
     try:
         return env.get_wrapper_attr(name)
     except AttributeError:

@@ -32,16 +32,8 @@ _LOG = logging.getLogger("streamsampler")
 class SeveralAgents:
     """The agents of a manager's environments, and which policy plays whom.
 
-    Args:
-        facts: What is known of each environment.
-        policy_of: What says who plays whom.
-        seed: The manager's seed.
-        now: Returns the number of the episode that an environment is in, and what it showed last; None for what it
-            showed where its next result begins an episode.
-        warn: See `MaskFinder`.
-
-    Raises:
-        UsageError: A policy plays agents whose spaces differ.
+    `now` returns the number of the episode that an environment is in, and what it showed last; None for what it showed
+    where its next result begins an episode. `warn` is that of `MaskFinder`.
     """
 
     def __init__(
@@ -133,27 +125,20 @@ class SeveralAgents:
         return EnvStep(acting, ended, last, begun)
 
     def _broken_off(self, env_id: int, number: int, before: Turn) -> Iterator[AgentStep]:
-        """Yield the ends of those that were to act in an episode that ended because its environment failed."""
         for agent in before.acting:
             policy = self._policy_of(env_id, number, agent)
             yield AgentStep(agent, policy, before.observation_of(agent), ends=(False, True))
 
     def _acting(self, env_id: int) -> list[tuple[int, Turn, str]]:
-        """Return who is to act in an environment, with the number of the episode, and what the last result showed."""
+        """Return who is to act, with the number of the episode, and what the last result showed."""
         number, turn = self._now(env_id)
         return [] if turn is None else [(number, turn, agent) for agent in turn.acting]
 
     def joint_actions(self, env_ids: Sequence[int], actions: Any) -> list[dict[str, Any]]:
         """Return the actions of each environment, by agent.
 
-        Args:
-            env_ids: The environments.
-            actions: By policy, a batch with an action for each of its agents that is to act in them, by environment
-                and then in the order of agents.
-
-        Raises:
-            UsageError: They are not by policy, one is unknown, or lacks though it is to act.
-            ActionError: Actions of a policy are of another shape, kind or number.
+        By policy, there is a batch with an action for each of its agents that is to act, by environment and then in the
+        order of agents. Raise UsageError where a policy is unknown or lacks, ActionError where its batch does not fit.
         """
         if not isinstance(actions, Mapping) or not all(isinstance(name, str) for name in actions):
             raise UsageError(
@@ -194,7 +179,6 @@ class SeveralAgents:
         return {name: self._policies[name].stacked_actions(each) for name, each in drawn.items()}
 
     def _drawing_space(self, env_id: int, agent: str) -> Space[Any]:
-        """Return an agent's action space, which draws from the episode's seed."""
         playing = self._playing[env_id]
         if agent not in playing.spaces:
             space = playing.spaces[agent] = copy.deepcopy(self._spaces[env_id][agent][1])
@@ -205,33 +189,17 @@ class SeveralAgents:
 
 @dataclass
 class _Playing:
-    """What is known of one episode of an environment.
-
-    Attributes:
-        number: Its number.
-        policies: Which policy plays each agent.
-        spaces: The action spaces that draw random actions, by agent.
-    """
+    """What is known of one episode of an environment, by its number."""
 
     number: int
-    policies: dict[str, PolicySpaces] = field(default_factory=dict)
-    spaces: dict[str, Space[Any]] = field(default_factory=dict)
+    policies: dict[str, PolicySpaces] = field(default_factory=dict)  # that play, by agent
+    spaces: dict[str, Space[Any]] = field(default_factory=dict)  # which draw random actions, by agent
 
 
 def several_agents(
     spaces: EnvSpaces, policy_of: Any, seed: int, now: Callable[[int], tuple[int, Turn | None]]
 ) -> SeveralAgents | None:
-    """Return the agents of environments that have several; None where each has one.
-
-    Args:
-        spaces: The spaces of the environments.
-        policy_of: See `SeveralAgents`, as the others.
-        seed: As above.
-        now: As above.
-
-    Raises:
-        UsageError: Only some have several, or `policy_of` is given though all have one, or does not suit their agents.
-    """
+    """Return the agents of environments that have several; None where each has one. See `SeveralAgents`."""
     facts = [it.facts for it in spaces.observation if isinstance(it, JointSpace) and it.facts is not None]
     if not facts:
         if policy_of is not None:

@@ -28,12 +28,9 @@ class EnvValues:
         allocate: Makes an array of zeros, for leaves that are no objects.
         is_shared: Whether these arrays are those of the other process, too.
 
-    Attributes:
-        arrays: Leaves of (n_slots, n_envs, ...); where the layouts of spaces differ, each environment has arrays of its
-            own, and these are (n_slots, n_envs) objects that are all None.
-        is_stacked: Whether the spaces have one layout.
-        has_objects: Whether values of an environment have parts that are no arrays of one size.
-        is_shared: As above.
+    Attributes: arrays: Leaves of (n_slots, n_envs, ...); where the layouts of spaces differ, each environment has
+    arrays of its own, and these are (n_slots, n_envs) objects that are all None. is_stacked: Whether the spaces have
+    one layout. has_objects: Whether values of an environment have parts that are no arrays of one size.
     """
 
     def __init__(
@@ -57,24 +54,14 @@ class EnvValues:
         self._of = [(columns[group], row, spaces[e], own[group]) for e, (group, row) in enumerate(places)]
 
     def put(self, slot: int, env_id: int, value: Any) -> None:
-        """Write a value of an environment.
-
-        Raises:
-            DataError: It is of another structure, shape or kind than the space, or would become another number.
-        """
+        """Write a value; raise DataError where it does not fit the space, or would become another number."""
         columns, row, _, _ = self._of[env_id]
         columns.put(slot, row, value)
 
     def put_some(self, slot: int, env_ids: list[int], values: Any) -> None:
-        """Write values of K environments.
+        """Write values of K environments, or none where one does not fit, and raise DataError.
 
-        Args:
-            slot: Where to.
-            env_ids: The environments.
-            values: One stacked value, leaves of (K, ...), if the spaces have one layout; or a sequence of K.
-
-        Raises:
-            DataError: As `put`, or there is another number of them; nothing is written then.
+        They are one stacked value, leaves of (K, ...), if the spaces have one layout; or a sequence of K.
         """
         if self.is_stacked:
             columns = self._of[0][0]
@@ -112,9 +99,7 @@ class EnvValues:
     def taken(self, slots: Any, env_ids: Any) -> Any:
         """Return copies of the values of K environments: leaves of (K, ...), or K objects.
 
-        Args:
-            slots: Where they lie: one number, or an array of (K,).
-            env_ids: The environments; their `place_of` will do, which is quicker.
+        They lie in one slot, or in an array of (K,); instead of `env_ids` their `place_of` will do, which is quicker.
         """
         if self.is_stacked:
             if self.has_objects:
@@ -209,14 +194,7 @@ def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
 
 
 def _fits_exactly(space: AnySpace, arrays: Any, value: Any, found: list[tuple[Array, Any]]) -> bool:
-    """Whether a value is nested as its space, and has the dtype and shape of each leaf.
-
-    Args:
-        space: The space.
-        arrays: Where values are written.
-        value: The value.
-        found: Gets each leaf's array, and what is to be written there.
-    """
+    """Whether a value is nested as its space, and fits each leaf; `found` gets each array, and what goes there."""
     if isinstance(space, gym_spaces.Dict):
         return (
             isinstance(value, dict)

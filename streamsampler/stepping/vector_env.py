@@ -33,12 +33,7 @@ _LOG = logging.getLogger("streamsampler")
 
 
 def send_on(manager: BaseEnvManager, actions: Any) -> None:
-    """Send one action to each environment; reset those instead that have failed, unless the caller resets.
-
-    Args:
-        manager: The manager.
-        actions: Actions of all environments, stacked.
-    """
+    """Send stacked actions of all environments; reset those instead that have failed, unless the caller resets."""
     if manager._begin_round(actions):
         return
     failed = _failed(manager) if manager.autoreset != "disabled" else []
@@ -53,10 +48,8 @@ def send_on(manager: BaseEnvManager, actions: Any) -> None:
 def receive_on(manager: BaseEnvManager, timeout: float | None = None) -> Steps:
     """Return the results of all environments; see `recv_from` for the timeout.
 
-    With autoreset "same_step" those that have failed by it are reset, as if they had been in the same step.
-
-    Raises:
-        WorkerError: An environment failed. The results of the others are discarded: the caller can step all of them.
+    With autoreset "same_step" those that have failed by it are reset, as if they had been in the same step. Where an
+    environment failed otherwise, the results of the others are discarded: the caller can step all of them.
     """
     try:
         return _begun_again(manager, manager.recv_from(timeout=timeout))
@@ -314,11 +307,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def _observation_spaces(manager: BaseEnvManager, mode: Any) -> tuple[Any, Any]:
-    """Return the batched observation space, and that of one environment.
-
-    Raises:
-        UsageError: The environments have other ones, or the mode is none.
-    """
+    """Return the batched observation space, and that of one environment."""
     if isinstance(mode, str) and mode == "same":
         single = manager.observation_space
         return batch_space(single, manager.n_envs), single

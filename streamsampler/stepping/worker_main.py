@@ -50,13 +50,7 @@ class EnvChannel(ABC):
 
 
 def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:
-    """Return a worker.
-
-    Args:
-        begun: Its process, which was given what makes the environments of each worker and what runs them, pickled, and
-            levels of loggers.
-        channel: What connects it to its parent.
-    """
+    """Return a worker; its process was given what makes and runs all environments, pickled, and levels of loggers."""
     setup, levels = begun.setup
     number = begun.number
     begun.keeper.set_levels(levels)
@@ -71,13 +65,7 @@ def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:
 
 
 class EnvWorker(Answers):
-    """A worker: carries out messages, and answers.
-
-    Args:
-        server: Serves its environments.
-        channel: What connects it to its parent.
-        begun: Its process.
-    """
+    """A worker: carries out messages, and answers."""
 
     failures = (BaseException,)  # whatever user code raises, SystemExit included
     are_awaited = True

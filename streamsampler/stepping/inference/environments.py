@@ -58,17 +58,6 @@ class EnvProxy(EnvElsewhere):
     """Stands for an environment in another process.
 
     A step that was requested for many environments together is only waited for. One that was not is requested.
-
-    Args:
-        environments: All environments.
-        env_id: The number of this one.
-        observation_space: Its observation space.
-        action_space: Its action space.
-        facts: What is known of it.
-        game: What is known of it besides, if it has several agents.
-
-    Attributes:
-        game: What stands for it where it has several agents; else None.
     """
 
     def __init__(
@@ -77,7 +66,7 @@ class EnvProxy(EnvElsewhere):
     ) -> None:  # fmt: skip
         self.observation_space, self.action_space = observation_space, action_space
         self.facts = facts
-        self.game: GameElsewhere | None = None
+        self.game: GameElsewhere | None = None  # what stands for it where it has several agents
         if game is not None:
             self.game = game_of(game)
             self.observation_space, self.action_space = self.game.observation_space, self.game.action_space
@@ -112,44 +101,25 @@ class EnvProxy(EnvElsewhere):
 
 
 class History(NamedTuple):
-    """What is kept elsewhere of what an environment did.
+    """What is kept elsewhere of what an environment did."""
 
-    Attributes:
-        actions: Its first actions, as many at least as `Episode.actions` lacks.
-        rewards: The rewards of consecutive steps, as far as they are known; none where `Episode.reward` is right.
-        first: The timestep of the first of these.
-    """
-
-    actions: list[Any]
-    rewards: Array | tuple[()] = ()
-    first: int = 0
+    actions: list[Any]  # its first ones, as many at least as `Episode.actions` lacks
+    rewards: Array | tuple[()] = ()  # of consecutive steps, as known; none where `Episode.reward` is right
+    first: int = 0  # the timestep of the first of these
 
 
 @dataclass(slots=True)
 class Episode:
-    """What an environment was asked since its trajectory began.
+    """What an environment was asked since its trajectory began."""
 
-    Attributes:
-        order: How it began; None if nothing was asked yet.
-        n_asked: How many steps it was asked for.
-        actions: Its actions, by timestep; not all, where others are kept elsewhere.
-        slot: Where the last result that arrived lies.
-        reward: The reward of the last one that was received.
-    """
-
-    order: ResetOrder | None = None
-    n_asked: int = 0
-    actions: dict[int, Any] = field(default_factory=dict)
-    slot: int = 0
-    reward: float = 0.0
+    order: ResetOrder | None = None  # how it began; None if nothing was asked yet
+    n_asked: int = 0  # how many steps it was asked for
+    actions: dict[int, Any] = field(default_factory=dict)  # by timestep; but those that are kept elsewhere
+    slot: int = 0  # where the last result that arrived lies
+    reward: float = 0.0  # of the last result that was received
 
     def complete(self, history: History | None, n_known: int) -> bool:
-        """Add what is kept elsewhere; return whether it is known.
-
-        Args:
-            history: It; None where it is not kept any more.
-            n_known: How many timesteps have results.
-        """
+        """Add what is kept elsewhere, None where it is not any more, of n_known results; return whether it is known."""
         if history is None:
             return False
         for timestep, action in enumerate(history.actions):
@@ -165,11 +135,6 @@ _LOG = logging.getLogger("streamsampler")
 
 class Environments:
     """The environments, by their numbers.
-
-    Args:
-        n_envs: How many there are.
-        launch: Returns the processes that they live in.
-        close_timeout: Seconds that all of them together may take to close.
 
     Attributes:
         proxies: What stands for them in this process.
@@ -275,11 +240,9 @@ class Environments:
         self.transport.step(env_ids)
 
     def step_with(self, env_ids: Sequence[int], actions: Tree) -> None:
-        """Request a step of each of some environments, with actions that `history_of` knows from now on.
+        """Request a step of some environments that are not being restored, with actions that `history_of` knows now.
 
-        Args:
-            env_ids: The environments, which have no open request, and are not being restored.
-            actions: Their actions, leaves of (k, …) of the dtypes of the action space.
+        They are leaves of (k, …) of the dtypes of the action space.
         """
         for env_id in env_ids:
             self._episodes[env_id].n_asked += 1
@@ -301,14 +264,8 @@ class Environments:
     def result(self, env_id: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Wait for the result of an environment's open request, and return it.
 
-        Returns:
-            The observation, which lies where the next but one is going to be written unless `copies` says otherwise;
-            the reward, how it ended, and the info.
-
-        Raises:
-            WorkerError: Too many processes were lost.
-            NotReproducibleError: The environment cannot be restored.
-            Exception: What the environment raised.
+        The observation lies where the next but one is going to be written unless `copies` says otherwise. Raises what
+        the environment raised, besides the errors of `take_in`.
         """
         episode = self._episodes[env_id]
         while self._scheduler.is_open(env_id):
@@ -395,11 +352,7 @@ class Environments:
         self._scheduler.forget()
 
     def take_arrived(self, timeout: float | None) -> list[int]:
-        """Return the environments whose open requests have got results since the last time.
-
-        Args:
-            timeout: Seconds to wait at most until something happens, if there are none; None for any time.
-        """
+        """Return the environments with results since the last time; `take_in` something if there are none."""
         if timeout == 0.0 or self._scheduler.arrived.keys() <= self._scheduler.restoring:
             self.take_in(timeout)
         return self._scheduler.receive()
@@ -407,9 +360,7 @@ class Environments:
     def take_in(self, timeout: float | None) -> None:
         """Take in what happened; wait for something at most so many seconds, None for any time.
 
-        Raises:
-            WorkerError: Too many processes were lost.
-            NotReproducibleError: An environment cannot be restored.
+        Raises WorkerError where too many processes were lost, NotReproducibleError where one cannot be restored.
         """
         events = self.transport.collect(timeout)
         slots, episodes = self.transport.rows.slots, self._episodes

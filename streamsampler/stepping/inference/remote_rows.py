@@ -26,10 +26,6 @@ class RowGroups:
     """Parts rows into groups, and says of which groups the agent is to be asked.
 
     Rows of one process lie next to each other: so every group has some rows of each process, as far as there are.
-
-    Args:
-        n_rows: How many rows there are.
-        n_groups: How many groups.
     """
 
     def __init__(self, n_rows: int, n_groups: int) -> None:
@@ -41,10 +37,7 @@ class RowGroups:
         """Return the rows of the group to ask for next, in turn, and whether all live rows of it are ready.
 
         Groups of which all rows are ready come first; then those of which half are. No rows if there is none of these.
-
-        Args:
-            live: The rows that run a trajectory.
-            ready: Those that wait for an action; not to be changed.
+        What is `ready` waits for an action, and is not to be changed, nor what is returned.
         """
         if len(self._members) == 1:  # quicker, and by far the most frequent
             n_live, n_ready = np.count_nonzero(live), np.count_nonzero(ready)
@@ -92,14 +85,7 @@ class RemoteRows(RowsDriver):
     Those that are not ready have a copy of one that is, and what comes out for them is not used. An agent that cannot
     wait is asked for all rows together; then their results are taken together, too, in their order.
 
-    Args:
-        args: Those of the other base class.
-        environments: The environments; row i has number i.
-        n_groups: Into how many groups rows are parted: environments of one step while the agent is asked for another.
-        more: Further ones of the other base class.
-
-    Attributes:
-        together: Whether rows wait for each other.
+    With `n_groups`, environments of one group step while the agent is asked for another.
     """
 
     def __init__(self, *args: Any, environments: Environments, n_groups: int = 1, **more: Any) -> None:
@@ -107,7 +93,7 @@ class RemoteRows(RowsDriver):
         self._environments = environments
         n_rows = len(self._envs)
         self._groups = RowGroups(n_rows, n_groups)
-        self.together = True
+        self.together = True  # whether rows wait for each other
         self._runs, self._ready, self._asked = (np.zeros(n_rows, np.bool_) for _ in range(3))
         self._scripts: list[Script | None] = [None] * n_rows
         self._is_in_reset = np.zeros(n_rows, np.bool_)
@@ -333,12 +319,9 @@ class RemoteRows(RowsDriver):
         row.words[row.timesteps_word] = self.n_ran
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
-        """Return the first actions of the trajectory in a row that are kept here, and the rewards that are known.
+        """Return the first n actions of a row's trajectory that are kept here, and the rewards that are known.
 
-        Args:
-            row: The row.
-            n: How many actions at most, those before `earlier` included.
-            earlier: How many timesteps the trajectory had before these.
+        It had some timesteps `earlier`, which n includes.
         """
         recorder = self._recorder
         # A row that has taken its timesteps of a fragment does not run, and its episode goes on in the next one.

@@ -46,11 +46,6 @@ class RemoteLanes(RemoteRows, LaneRunner):
     """Runs trajectories in environments of other processes, in lanes each at its own pace where the agent can wait.
 
     In blocks, and where the agent remembers something from step to step, environments wait for each other.
-
-    Args:
-        environments: The environments.
-        worker: Shows phase and trajectory.
-        more: Further ones of `RemoteRows` and `LaneRunner`.
     """
 
     def __init__(self, environments: Environments, worker: Worker, **more: Any) -> None:
@@ -108,16 +103,11 @@ _LOG = logging.getLogger("streamsampler")
 
 
 class ParentWorker(VecWorker):
-    """Runs trajectories as `VecWorker` does, in environments that are in other processes.
-
-    Attributes:
-        launch: Returns the processes of the environments. Its engine sets it.
-        close_timeout: Seconds that all environments together may take to close. Its engine sets it.
-    """
+    """Runs trajectories as `VecWorker` does, in environments that are in other processes; its engine says in which."""
 
     shares_agent = True
     launch: Launch
-    close_timeout: float
+    close_timeout: float  # seconds that all environments together may take
     _running: RemoteGroups | None
 
     def __init__(self, context: WorkerContext, *, groups: int = 1, **worker_args: Any) -> None:
@@ -144,11 +134,7 @@ class ParentWorker(VecWorker):
         return losses
 
     def update_env(self, env_update: EnvUpdate) -> None:
-        """Replace or change the environments, all at once.
-
-        Args:
-            env_update: The update, pickled: it is loaded where the environments are.
-        """
+        """Replace or change the environments, all at once, by an update that is loaded where they are."""
         assert isinstance(env_update, Payload)
         self.phase = Phase.ENV_CONSTRUCTION
         self._drop_runner()
@@ -315,18 +301,9 @@ class _Channel(LocalChannel):
 
 
 class ParentEngine(LocalEngine):
-    """One worker in this process, whose environments are in others.
+    """One worker in this process, whose environments are in as many others as there are workers.
 
-    Args:
-        setup: What the sampler says of its workers: as many processes as there are workers.
-        policy: Time limits and quotas of the processes.
-        engine: What connects the processes to this one.
-        start_method: How they are started, where `multiprocessing` does that.
-        n_groups: Into how many groups rows are parted; see `asking.RowGroups`.
-
-    Raises:
-        ResourceLimitError: The system does not allow this process the descriptors that the processes need.
-        SamplerError: The processes cannot be started here; see `queue_process.check_startable`.
+    A `policy` holds for these. For groups of rows see `RowGroups`.
     """
 
     def __init__(
