@@ -78,7 +78,8 @@ class EpisodeServer(EnvServer):
         old = self.envs.pop(env_id, None)
         others = [*self.envs.values()] if old is None else [*self.envs.values(), old]
         if old is not None:
-            self._discard(old)
+            with contextlib.suppress(Exception, SystemExit):
+                old.close()
         self._set.pop(env_id, None)
         self.envs[env_id] = self._made(env_id, self.fresh(env_id), others)
 

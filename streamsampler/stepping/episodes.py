@@ -123,6 +123,8 @@ class Episodes:
         self._slots = np.zeros(n_envs, np.uint8)  # where the observations lie that were handed out last
         self._infos: dict[int, dict[str, Any]] = {}
         self._histories = options.histories(rows, parameters)
+        # Whether `hand_out_round` keeps what restores environments: no digests of observations.
+        self.takes_rounds = self._histories is None or options.verify != "steps"
         self._requests = PastRequests(n_envs)
         # Where the options of a reset are forgotten since: the seed of that reset, and the options.
         self._begun_with: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -149,9 +151,10 @@ class Episodes:
         for env_id, seed in seeds.items():
             self._rows.seeds[env_id] = seed
 
-    def number_of(self, env_id: int) -> int:
-        """Return the number of the episode that an environment is in."""
-        return int(self._numbers[env_id])
+    def now(self, env_id: int) -> tuple[int, Any]:
+        """Return the number of the episode that an environment is in, and its observation; None where none goes on."""
+        goes_on = self._scheduler.goes_on(env_id)
+        return int(self._numbers[env_id]), self._rows.observation(env_id) if goes_on else None
 
     @property
     def first_to_come(self) -> int:
@@ -280,7 +283,8 @@ class Episodes:
         steps = Steps(
             ids, observations, rewards, terminated=terminated, truncated=truncated,
             info_by_row=self._taken_infos(env_ids), last_observations=last, episodes=taken(self._numbers, place),
-            timesteps=taken(self._timesteps, place), actions=rows.taken_actions(place), previous_observations=previous,
+            timesteps=taken(self._timesteps, place), actions=rows.action_values.taken(0, place),
+            previous_observations=previous,
             failed=np.zeros(len(ids), np.bool_) if failed is None else failed, seeds=taken(self._seeds_now, place),
             result_numbers=taken(self._n_results, place),
         )  # fmt: skip
@@ -291,11 +295,6 @@ class Episodes:
             timesteps = taken(self._timesteps, place)
             self._histories.handed_out(ids.copy(), timesteps, steps.actions, rewards, observations)
         return steps
-
-    @property
-    def takes_rounds(self) -> bool:
-        """Whether `hand_out_round` keeps what restores environments."""
-        return self._histories is None or self._histories.takes_rounds
 
     def hand_out_round(self, infos: Mapping[int, dict[str, Any]]) -> RoundResults:
         """Return the results of a step of all environments, none of which has failed; does what `hand_out` does."""
@@ -316,7 +315,7 @@ class Episodes:
         if np.count_nonzero(terminated) or np.count_nonzero(truncated):
             ended = np.flatnonzero(terminated | truncated).tolist()
             if self._options.autoreset == "same_step":
-                last = rows.taken_last_observations(ended)
+                last = rows.last_values.taken(0, ended)
             for env_id in self._scheduler.end_round(ended):
                 self._begin(env_id)
         if self._n_rounds == _ROUNDS_TOGETHER:
@@ -327,10 +326,10 @@ class Episodes:
         """Return observations: copies, or views where that is wanted and the rows lie one after the other."""
         n_second = np.count_nonzero(slots)
         if place.__class__ is not slice or 0 < n_second < len(slots):
-            return self._rows.taken_observations(slots, np.arange(len(slots)) if ids is None else ids)
+            return self._rows.observation_values.taken(slots, np.arange(len(slots)) if ids is None else ids)
         slot = int(n_second > 0)
         if self._copies:
-            return self._rows.taken_observations(slot, place)
+            return self._rows.observation_values.taken(slot, place)
 
         def view(leaf: Any) -> Any:
             shown = leaf[slot, place]
@@ -357,13 +356,9 @@ class Episodes:
         self._rows.seeds[env_id] = self.seeds.next(env_id)
 
     def _last(
-        self,
-        ids: NDArray[np.int64],
-        observations: Any,
-        previous: Any,
-        ended: NDArray[np.bool_],
+        self, ids: NDArray[np.int64], observations: Any, previous: Any, ended: NDArray[np.bool_],
         failed: NDArray[np.bool_] | None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return the last observations where environments are reset in the step that ends an episode."""
         if not np.count_nonzero(ended):
             return observations
@@ -375,7 +370,7 @@ class Episodes:
                 joined[failed] = before[failed]
             return joined
 
-        return map_trees(join, self._rows.taken_last_observations(ids[ended]), observations, previous)
+        return map_trees(join, self._rows.last_values.taken(0, ids[ended]), observations, previous)
 
     def _end_episodes(self, env_ids: list[int], ended: NDArray[np.bool_], abnormal: NDArray[np.bool_] | None) -> None:
         """Let the scheduler know what is received, and begin the episodes that have begun in the same step."""

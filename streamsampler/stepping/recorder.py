@@ -274,7 +274,11 @@ class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
         self._timesteps = StepRecorder(*spaces, manager.n_envs, in_order=False)
 
     def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
-        _check_infos(agent_infos, len(steps))
+        if not isinstance(agent_infos, Mapping):
+            raise DataError(
+                f"agent_infos must be a dict of arrays with one row for each step, got {short(agent_infos)}"
+            )
+        BatchInfos("agent_infos").record(np.arange(len(steps)), agent_infos)
 
     def _starts_of(self, steps: Steps) -> tuple[Mapping[int, dict[str, Any]], Mapping[int, dict[str, Any]], Any]:
         infos, begins = _infos_of(steps, self._manager.autoreset)
@@ -339,14 +343,3 @@ def _infos_of(steps: Steps, autoreset: str) -> tuple[dict[int, dict[str, Any]], 
     for info in (*infos.values(), *begins.values()):
         InfoRecorder("infos").record(0, info)
     return infos, begins
-
-
-def _check_infos(infos: Any, n_rows: int) -> None:
-    """Raise DataError if what an agent said is no dict of so many rows."""
-    if not isinstance(infos, Mapping):
-        raise DataError(f"agent_infos must be a dict of arrays with one row for each step, got {short(infos)}")
-    BatchInfos("agent_infos").record(np.arange(n_rows), infos)
-
-
-def nothing() -> None:
-    """Release no memory: that of an episode is its own."""

@@ -52,7 +52,7 @@ def replay(
     requests: dict[int, list[PastRequest]] = defaultdict(list)
     for request in order.requests:
         requests[request.timestep].append(request)
-    recorded: Any = _Comparison(order, rows.new_value(order.env_id))
+    recorded: Any = _ReplayComparison(order, rows.new_value(order.env_id))
     script = trajectory(reset, Binding(step, recorded), order.seed)
     try:
         next(script)
@@ -72,7 +72,7 @@ def replay(
         repeat(request)
 
 
-class _Comparison:
+class _ReplayComparison:
     """Stands where a script's recorder stands, and compares what the environment returns with what it returned.
 
     `seen` holds one observation, the last one.
@@ -116,8 +116,8 @@ class _Comparison:
 
 def _compare_last(order: RestoreOrder, seen: Sequence[tuple[str, Any]], rows: Rows) -> None:
     """Raise NotRestoredError where the last observation is not what lies in the rows."""
-    rows.put_carried_observation(order.slot, order.env_id, order.carried)
-    before = rows.parts_of_observation(order.slot, order.env_id)
+    rows.observation_values.put_carried(order.slot, order.env_id, order.carried)
+    before = rows.observation_values.parts(order.slot, order.env_id)
     for (path, now), (_, then) in zip(seen, before, strict=True):
         if not same(now, then):
             raise _differs(f"its last observation{path}, of timestep {order.n_timesteps}, is another one than before")

@@ -152,7 +152,9 @@ class RolloutServer(EnvServer):
                 env = self.envs[env_id]
                 return EnvFacts.of(env), GameFacts.of(env)
             case "close":
-                return self.close()
+                for error in self.close_all().values():
+                    raise error
+                return None
         return super().request(env_id, kind, name, arguments)
 
 

@@ -252,7 +252,8 @@ class EnvServer(ABC):
             self._ended.discard(env_id)
 
     def _fail(self, env_id: int, error: BaseException, answers: Answers) -> None:
-        phase = self.phase_at_failure
+        # A step that begins an episode is a reset.
+        phase = "reset" if self._row.words[self._row.phase_word] in (RESETTING, MAKING) else "step"
         self.end_episodes([env_id])
         answers.fail(env_id, phase, error)
 
@@ -263,11 +264,6 @@ class EnvServer(ABC):
             better.__cause__ = error
             return better
         return error
-
-    @property
-    def phase_at_failure(self) -> str:
-        """What the environment that raised was doing: a step that begins an episode is a reset."""
-        return "reset" if self._row.words[self._row.phase_word] in (RESETTING, MAKING) else "step"
 
     def end_episodes(self, env_ids: Sequence[int]) -> None:
         """Let the next step of environments be a reset, as that of an environment that raised."""
@@ -386,11 +382,6 @@ class EnvServer(ABC):
                 return _called(env, env_id, name, *arguments)
         raise self._refused(kind)
 
-    def close(self) -> None:
-        """Close the environments; the first exception is raised when all are closed."""
-        for error in self.close_all().values():
-            raise error
-
     def close_all(self) -> dict[int, BaseException]:
         """Close the environments, and return what they raised, by environment."""
         raised: dict[int, BaseException] = {}
@@ -402,10 +393,6 @@ class EnvServer(ABC):
             except (Exception, SystemExit) as error:
                 raised[env_id] = error
         return raised
-
-    def _discard(self, env: Any) -> None:
-        with contextlib.suppress(Exception, SystemExit):
-            env.close()
 
 
 class _Finished:

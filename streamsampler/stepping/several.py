@@ -33,15 +33,15 @@ class SeveralAgents:
     """The agents of a manager's environments, and which policy plays whom.
 
     `now` returns the number of the episode that an environment is in, and what it showed last; None for what it showed
-    where its next result begins an episode. `warn` is that of `MaskFinder`.
+    where its next result begins an episode.
     """
 
     def __init__(
-        self, facts: Sequence[GameFacts], policy_of: Any, seed: int, now: Callable[[int], tuple[int, Turn | None]],
-        warn: Callable[[str, str], Any],
-    ) -> None:  # fmt: skip
+        self, facts: Sequence[GameFacts], policy_of: Any, seed: int, now: Callable[[int], tuple[int, Turn | None]]
+    ) -> None:
         self.facts, self.names = facts, PolicyNames(policy_of)
-        self._now, self._warn, self._n_envs = now, warn, len(facts)
+        self._now, self._n_envs = now, len(facts)
+        self._warned: set[str] = set()
         self._policies: dict[str, PolicySpaces] = {}
         self._fitting: set[tuple[int, str, str]] = set()  # to compare spaces takes long
         self._spaces = [dict(it.spaces) for it in facts]
@@ -66,6 +66,12 @@ class SeveralAgents:
                     self._fitting.add((env_id, agent, name))
             policies[agent] = self._policies[name]
         return policies[agent]
+
+    def _warn(self, where: str, text: str) -> None:
+        """Warn once of each place in which something has the name of a mask, and is none."""
+        if where not in self._warned:
+            self._warned.add(where)
+            _LOG.warning("%s", text)
 
     def _meet(self, env_id: int, turn: Turn) -> None:
         if self.facts[env_id].possible_agents is None:
@@ -209,19 +215,7 @@ def several_agents(
         return None
     if len(facts) < len(spaces.observation):
         raise UsageError("some of these environments have one agent, and some have several: make a manager for each")
-    return SeveralAgents(facts, policy_of, seed, now, _Warned())
-
-
-class _Warned:
-    """Warns once of each place in which something has the name of a mask, and is none."""
-
-    def __init__(self) -> None:
-        self._places: set[str] = set()
-
-    def __call__(self, where: str, text: str) -> None:
-        if where not in self._places:
-            self._places.add(where)
-            _LOG.warning("%s", text)
+    return SeveralAgents(facts, policy_of, seed, now)
 
 
 def by_agent(turn: Turn) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from streamsampler.workers.vec.rows import row_of
 if TYPE_CHECKING:
     from streamsampler.stepping.episodes import RoundResults
     from streamsampler.stepping.manager import BaseEnvManager
-    from streamsampler.stepping.steps import Steps
 
 _LOG = logging.getLogger("streamsampler")
 
@@ -203,7 +202,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         steps = self._awaited("reset", lambda: self.manager.recv_from(env_ids, timeout))
         if self._has_options:
             self.manager.forget_options(env_ids)  # Gymnasium's environments reset themselves without options
-        infos = self._infos({env_ids[row]: info for row, info in steps.info_by_row.items()})
+        infos = joined_infos({env_ids[row]: it for row, it in steps.info_by_row.items()}, self.num_envs)
         observations = steps.observations if len(env_ids) == self.num_envs else self.manager.observations()
         return self._batched(observations), infos
 
@@ -246,7 +245,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         return steps
 
     def _stepped(self, steps: Steps) -> _Stepped:
-        infos = self._infos(steps.info_by_row)
+        infos = joined_infos(steps.info_by_row, self.num_envs)
         if np.count_nonzero(steps.failed):
             infos |= {"env_failed": steps.failed.copy(), "_env_failed": steps.failed}
         if self._is_same_step and (ended := np.flatnonzero(steps.ended).tolist()):
@@ -258,7 +257,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         observations, rewards, terminated, truncated, by_env, ended, last_observations = results
         # In the same step each episode that ended brings the last info, even if it is empty: `_final` says so.
         is_empty = len(by_env) == len(ended) and all(info == _EMPTY for info in by_env.values())
-        infos = {} if is_empty else self._infos(by_env)
+        infos = {} if is_empty else joined_infos(by_env, self.num_envs)
         if ended and self._is_same_step:
             last = [row_of(last_observations, row) for row in range(len(ended))]
             infos |= _final(self.num_envs, ended, last, infos)
@@ -266,9 +265,6 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _batched(self, observations: Any) -> Any:
         return map_tree(_as_gymnasium_has_it, observations) if self._has_objects else observations
-
-    def _infos(self, by_env: Mapping[int, dict[str, Any]]) -> Infos:
-        return joined_infos(by_env, self.num_envs)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of each environment, and return the results; or its attributes of that name."""

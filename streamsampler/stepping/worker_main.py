@@ -17,7 +17,7 @@ from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.engines.worker_side import Begun
 from streamsampler.stepping import episode_server, rollout_server  # noqa: F401 - before workers are forked
 from streamsampler.stepping.frames import IDS, TOGETHER, ids_frame, ids_in, log_frame, pickle_frame
-from streamsampler.stepping.objects import given_actions, packed_result, put_actions
+from streamsampler.stepping.objects import packed_result, put_actions
 from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
@@ -162,7 +162,7 @@ class EnvWorker(Answers):
         self._server.rest()
 
     def _take_actions(self, actions: Any) -> None:
-        self._server.take_actions(given_actions(actions))
+        self._server.take_actions(loads(actions) if isinstance(actions, Payload) else actions)
 
     def _steps_with(self, env_ids: list[int], carried: Payload, together: bool) -> None:
         put_actions(self._server.rows, env_ids, carried)

@@ -129,7 +129,7 @@ def test_an_order_has_the_last_result_that_was_handed_out_while_a_step_is_open(s
     environments.take_arrived(0.0)
     order = script.orders[0]
     assert (order.actions, order.rewards, order.n_timesteps) == ([0.5], [2.0], 1)
-    assert script.rows.parts_of_observation(order.slot, 0)[0][1] == [5.0]
+    assert script.rows.observation_values.parts(order.slot, 0)[0][1] == [5.0]
     assert script.rows.slots[0] == order.slot
     assert script.asked[-2:] == [("step", [0]), ("step", [1])]
 

@@ -232,7 +232,7 @@ class Environments:
             episode = self._episodes[env_id]
             episode.actions[episode.n_asked] = action
             episode.n_asked += 1
-            if not rows.put_action_exactly(env_id, action):
+            if not rows.action_values.put_exactly(0, env_id, action):
                 given[env_id] = action
         if given:
             self.transport.give(given)
@@ -257,7 +257,7 @@ class Environments:
             self.transport.reset([env_id], {env_id: episode.order})  # type: ignore[dict-item]
             return
         action = episode.actions[episode.n_asked - 1]
-        if not self.transport.rows.put_action_exactly(env_id, action):
+        if not self.transport.rows.action_values.put_exactly(0, env_id, action):
             self.transport.give({env_id: action})
         self.transport.step([env_id])
 
@@ -307,7 +307,7 @@ class Environments:
     def observation(self, env_id: int) -> Any:
         """Return a view of an environment's last observation."""
         rows = self.transport.rows
-        return rows.view(int(rows.slots[env_id]), env_id)
+        return rows.observation_values.view(int(rows.slots[env_id]), env_id)
 
     def forget_actions(self, env_id: int) -> None:
         """Forget an environment's actions so far, which `history_of` knows from now on, unless they are needed now."""
@@ -443,7 +443,7 @@ class Environments:
         return RestoreOrder(
             env_id, seed=episode.order.seed, options=episode.order, slot=episode.slot, n_timesteps=n,
             actions=[episode.actions[t] for t in range(n)], rewards=[episode.reward] if n else (),
-            carried=rows.carried_observation(episode.slot, env_id),
+            carried=rows.observation_values.carried(episode.slot, env_id),
         )  # fmt: skip
 
     def _results(self, env_id: int) -> tuple[float, bool, bool]:

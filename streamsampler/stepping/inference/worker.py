@@ -287,7 +287,7 @@ def _modules_of(agent: Any) -> Iterator[Any]:
         agent = vars(agent).get("agent") if hasattr(agent, "__dict__") else None
 
 
-class _Channel(LocalChannel):
+class _ParentChannel(LocalChannel):
     """The worker's connection to its sampler: the agent is here already, and environments are made elsewhere."""
 
     def __init__(self, mode: EvaluationMode, worker: int, events: deque[Event], threads: ThreadLimit) -> None:
@@ -337,7 +337,7 @@ class ParentEngine(LocalEngine):
         super().__init__(1, make, setup.seed, threads=setup.threads)
 
     def _channel(self, worker: int, events: deque[Event], threads: ThreadLimit) -> LocalChannel:
-        return _Channel(self._mode, worker, events, threads)
+        return _ParentChannel(self._mode, worker, events, threads)
 
     def send(self, worker: int, message: Message) -> None:
         """Leave a message for the worker; the environments' processes have this one's settings from then on."""
