@@ -50,7 +50,7 @@ class EpisodeServer(EnvServer):
         self._set: dict[int, int] = {}  # by environment: the number of those that its resets set
         self.generators = EnvGenerators(tuple(updates), is_shared=is_shared, found=self._found_draws)
         if own_generators:
-            self.generators.give_own(updates)
+            self.generators.drawing.update(updates)
 
     def _found_draws(self, env_id: int, seconds: float) -> None:
         self.on_draws(env_id, name_of_env(self.envs[env_id]), seconds)
@@ -134,8 +134,7 @@ class EpisodeServer(EnvServer):
         """Let later resets of an environment have no options; return those that it had."""
         return self._options.pop(env_id, None)
 
-    def check_parameters(self, env_id: int, update: SetParameters) -> None:
-        """Raise UsageError, with the environment and its parameters, if it does not take these."""
+    def _check_parameters(self, env_id: int, update: SetParameters) -> None:
         try:
             parameter_setter(self.envs[env_id], update.parameters)
         except UsageError as error:
@@ -198,7 +197,7 @@ class EpisodeServer(EnvServer):
     def _carried_out(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
         match kind:
             case "check":
-                return self.check_parameters(env_id, arguments)
+                return self._check_parameters(env_id, arguments)
             case "parameters":
                 return self.set_parameters(env_id, arguments)
         return super()._carried_out(env_id, kind, name, arguments)

@@ -54,10 +54,6 @@ class EnvGenerators:
         self._trusted: set[int] = set()  # environments that have drawn nothing in a whole episode, beside others
         self._to_end: set[int] = set()  # environments that are looked at in each step until they end an episode
 
-    def give_own(self, env_ids: Collection[int]) -> None:
-        """Let environments have states of their own from their next reset on."""
-        self.drawing.update(env_ids)
-
     def look_away(self) -> None:
         """Take the states as they are: the caller may have drawn."""
         if self._is_shared:

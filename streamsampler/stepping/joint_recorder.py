@@ -118,7 +118,6 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
                 recorder.record_observation(observations)
 
     def _said(self, steps: Steps, agent_infos: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-        """Return what policies said of agents, by row and agent."""
         said: dict[int, dict[str, Any]] = {}
         for name, acted in self._acted(steps).items():
             for position, (row, agent) in enumerate(acted):

@@ -123,7 +123,6 @@ class ProcessTransport(Transport):
             self._begin(link)
 
     def _start_lost(self, broken: Sequence[Broken]) -> None:
-        """Start workers again that were lost while they started, or raise WorkerError."""
         for event in broken:
             assert isinstance(event.error, WorkerError)
             is_spent = count_loss(event.error, self.losses)
@@ -500,7 +499,6 @@ class ProcessTransport(Transport):
         return self._end(link, error, culprit, is_final=death.hopeless)
 
     def _end(self, link: EnvLink, error: WorkerError, culprit: int | None = None, *, is_final: bool) -> list[EnvReport]:
-        """Return that the environments of a worker that has ended are lost."""
         link.error = error
         link.start_at = time.monotonic() + self._restart_wait if self._restart_wait else 0.0
         link.forget()

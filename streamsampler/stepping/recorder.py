@@ -133,7 +133,6 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         self._refuse_too_many()
 
     def _refuse_others(self, steps: Steps) -> None:
-        """Refuse results that are not the next ones of their environments."""
         expected = self._n_results[steps.env_ids]
         if len(wrong := np.flatnonzero(steps.result_numbers != expected)):
             row = wrong[0]
@@ -251,7 +250,6 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         self, make: Callable[..., TrajectoryBatch[Any, Any]], delivery: Delivery | None, indices: list[int],
         spaces: tuple[Any, Any],
     ) -> TrajectoryBatch[Any, Any]:  # fmt: skip
-        """Return a batch of the trajectories of a delivery; of none where that is None."""
         segments = []
         if delivery is not None:
             numbers = np.array(indices)

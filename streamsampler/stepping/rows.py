@@ -109,6 +109,7 @@ class Rows:
         self.truncated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.slots: NDArray[np.uint8] = allocate((n_envs,), np.dtype(np.uint8))
         self.parameters: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
+        self._of_workers = self.rewards, self.terminated, self.truncated, self.parameters
         only = self.observations if isinstance(self.observations, np.ndarray) else None
         self.plain_dtype = None if only is None or only.dtype.hasobject else only.dtype
         self.plain_shape = () if only is None else only.shape[2:]
@@ -188,7 +189,7 @@ class Rows:
         self._ended.discard(env_id)
         observation = self.observation_values.carried(slot, env_id)
         last = self.last_values.carried(0, env_id) if has_ended else None
-        numbers = None if self.is_shared else [column[env_id].item() for column in self._columns_of_workers]
+        numbers = None if self.is_shared else [column[env_id].item() for column in self._of_workers]
         return slot, observation, last, numbers
 
     def put_carried_result(self, env_id: int, result: CarriedResult) -> None:
@@ -199,12 +200,8 @@ class Rows:
             self.last_values.put_carried(0, env_id, last)
         if numbers is not None:
             self.slots[env_id] = slot
-            for column, number in zip(self._columns_of_workers, numbers, strict=True):
+            for column, number in zip(self._of_workers, numbers, strict=True):
                 column[env_id] = number
-
-    @property
-    def _columns_of_workers(self) -> Sequence[NDArray[Any]]:
-        return self.rewards, self.terminated, self.truncated, self.parameters
 
     def carried_seeds(self, env_ids: Sequence[int]) -> list[int] | None:
         """Return the seeds of the next resets of environments, where the worker does not see them; None otherwise."""

@@ -228,7 +228,6 @@ class EnvServer(ABC):
     def _take_flags(
         self, env_id: int, slot: int, observation: Any, terminated: Any, truncated: Any, info: dict[str, Any]
     ) -> dict[str, Any]:
-        """Take what a step returned besides the reward; return the info of its result."""
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
             terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
         over = self._is_over[env_id] = bool(terminated or truncated)
@@ -237,7 +236,6 @@ class EnvServer(ABC):
         return info
 
     def _end(self, env_id: int, slot: int, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
-        """Take the last observation of an episode; return the info of its result."""
         return self._observe(env_id, slot, observation, info)
 
     def _observe(self, env_id: int, slot: int, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
@@ -258,7 +256,6 @@ class EnvServer(ABC):
         answers.fail(env_id, phase, error)
 
     def _explained(self, error: BaseException, env_id: int, action: Any) -> BaseException:  # noqa: ARG002
-        """Return a better error for what a step raised, where one is known."""
         if isinstance(error, TypeError | ValueError) and raised_in(error, EnvServer.step):
             better = UsageError("step must return (observation, reward, terminated, truncated, info)")
             better.__cause__ = error
@@ -329,7 +326,6 @@ class EnvServer(ABC):
         """Return what resets the environment of an order: `reset(seed=seed)`."""
 
     def _replaying(self, order: RestoreOrder) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - likewise
-        """Replay an order in a block."""
         return contextlib.nullcontext()
 
     def _actions_to_replay(self, order: RestoreOrder) -> Iterable[Any]:

@@ -39,6 +39,7 @@ class EnvValues:
     ) -> None:  # fmt: skip
         self._path, self._error, self.is_shared = path, error, is_shared
         self.has_objects = any(row_spec(leaf)[1].hasobject for space in spaces for _, leaf in leaves_of(space, path))
+        self.is_carried = self.has_objects or not is_shared  # whether the other process does not see some parts
         self.is_stacked = len({id(space) for space in spaces}) == 1 or all(
             _layout_of(space) == _layout_of(spaces[0]) for space in spaces
         )
@@ -155,11 +156,6 @@ class EnvValues:
             leaf[slot, row] = part
         return fits
 
-    @property
-    def is_carried(self) -> bool:
-        """Whether a value has parts that the other process does not see."""
-        return self.has_objects or not self.is_shared
-
     def carried(self, slot: int, env_id: int) -> list[Any]:
         """Return the parts of a value of an environment that the other process does not see: not to be kept."""
         _, row, _, arrays = self._of[env_id]
@@ -234,13 +230,8 @@ def _row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
 
 
 def unstacked(arrays: Any, index: Any) -> Any:
-    """Return a copy of one of several stacked values."""
-    return map_tree(lambda leaf: _copied(leaf, index), arrays)
-
-
-def _copied(leaf: Array, index: Any) -> Any:
-    """Return a copy of what lies in a leaf: a scalar where it has no dimensions."""
-    return snapshot(leaf[index]) if leaf.dtype.hasobject else leaf[index].copy()
+    """Return a copy of one of several stacked values: a scalar where a leaf has no dimensions."""
+    return map_tree(lambda leaf: snapshot(leaf[index]) if leaf.dtype.hasobject else leaf[index].copy(), arrays)
 
 
 def place_of(env_ids: Sequence[int]) -> Any:

@@ -103,7 +103,6 @@ def _rows(space: Any, actions: Any, rows: list[int], n: int) -> Any:
 
 
 def _as_gymnasium_has_it(leaf: Any) -> Any:
-    """Return a leaf of stacked observations: values that are no arrays of one size are a tuple there."""
     return tuple(leaf) if leaf.dtype.hasobject else leaf
 
 
@@ -303,7 +302,6 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def _observation_spaces(manager: BaseEnvManager, mode: Any) -> tuple[Any, Any]:
-    """Return the batched observation space, and that of one environment."""
     if isinstance(mode, str) and mode == "same":
         single = manager.observation_space
         return batch_space(single, manager.n_envs), single

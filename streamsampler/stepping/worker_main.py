@@ -75,7 +75,7 @@ class EnvWorker(Answers):
         self._keeper, self._threads, self._settings = begun.keeper, begun.threads, begun.settings
         self._pid = os.getpid()
         self._infos: dict[int, tuple[str, bytes]] = {}
-        server.on_draws = self._report_draws
+        server.on_draws = lambda *about: self._write(pickle_frame(("draws", *about)))
         self._messages: dict[str, Callable[..., None]] = {
             "rows": self._open_rows,
             "actions": self._take_actions,
@@ -185,9 +185,6 @@ class EnvWorker(Answers):
             n_timesteps = None if order.seed is None else order.n_timesteps
             self._write(pickle_frame(("restored", order.env_id, n_timesteps, why_not)))
         self._server.rest()
-
-    def _report_draws(self, *about: Any) -> None:
-        self._write(pickle_frame(("draws", *about)))
 
     def _report(self) -> None:
         self._write(pickle_frame(("report", tuple(self._server.times.take()))))

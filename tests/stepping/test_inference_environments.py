@@ -191,7 +191,7 @@ def test_what_is_not_kept_any_more_is_no_error_before_other_processes_are_replac
 def test_what_is_not_wanted_any_more_may_raise(script, environments, events):
     """An error would come in the middle of that: it must not take the place of what the caller is told."""
     lose(script, environments)
-    environments.forget()
+    environments.scheduler.forget()
     script.events += [list(events), [Done([1])]]
     environments.settle([0, 1])
     assert environments.restoring == set()

@@ -84,10 +84,6 @@ class EnvProxy(EnvElsewhere):
         assert seed is not None
         self.is_requested = False  # of a step that nothing was heard of
         self._environments.reset(self._env_id, 0, seed, None if options is None else Resets(options=options))
-        return self.begun()
-
-    def begun(self) -> tuple[Any, dict[str, Any]]:
-        """Return what the reset returned that was requested."""
         observation, _, _, _, info = self._environments.result(self._env_id)
         return observation, info
 
@@ -153,10 +149,10 @@ class Environments:
         self.n_repeated = 0
         self.copies = False
         self._processes = EnvProcesses(n_envs, launch, close_timeout, self._count_loss)
-        self._scheduler = RolloutScheduler(n_envs)
+        self.scheduler = RolloutScheduler(n_envs)
         self._episodes = [Episode() for _ in range(n_envs)]
         self.infos: dict[int, dict[str, Any]] = {}
-        self._raised: dict[int, BaseException] = {}
+        self.raised: dict[int, BaseException] = {}  # instead of giving last results
         self._orders: dict[int, RestoreOrder] = {}  # that are not carried out yet
         self._errors: list[BaseException] = []  # that are raised when all events are handled
         self.proxies: list[EnvProxy] = []
@@ -176,11 +172,10 @@ class Environments:
         self.games = [proxy.game for proxy in self.proxies if proxy.game is not None]
 
     def _begin_anew(self) -> None:
-        """Forget what environments were asked: there are others, or none."""
         self._episodes = [Episode() for _ in range(self.n_envs)]
-        self._scheduler = RolloutScheduler(self.n_envs, self._processes.losses)
+        self.scheduler = RolloutScheduler(self.n_envs, self._processes.losses)
         self.infos.clear()
-        self._raised.clear()
+        self.raised.clear()
 
     def close_all(self) -> None:
         """Close the environments, and let their processes wait for others; see `EnvProcesses.close_environments`."""
@@ -203,11 +198,6 @@ class Environments:
         if self._processes.running:
             self.transport.send_settings()
 
-    @property
-    def restoring(self) -> set[int]:
-        """Environments that are being restored: what was known of them may turn out wrong yet."""
-        return self._scheduler.restoring
-
     def pids(self) -> list[int]:
         """Return the ids of the processes that there are."""
         return self._processes.pids()
@@ -218,10 +208,10 @@ class Environments:
 
     def reset(self, env_id: int, index: int, seed: int, resets: Resets | None) -> None:
         """Request that an environment begins a trajectory."""
-        if not self._scheduler.is_idle(env_id):
+        if not self.scheduler.is_idle(env_id):
             self.settle([env_id])
         self._episodes[env_id] = Episode(order_of(index, seed, resets))
-        self._scheduler.begin(env_id)
+        self.scheduler.begin(env_id)
         self._ask(env_id)
 
     def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> None:
@@ -236,7 +226,7 @@ class Environments:
                 given[env_id] = action
         if given:
             self.transport.give(given)
-        self._scheduler.request(env_ids, EnvEvent.SENT)
+        self.scheduler.request(env_ids, EnvEvent.SENT)
         self.transport.step(env_ids)
 
     def step_with(self, env_ids: Sequence[int], actions: Tree) -> None:
@@ -248,7 +238,7 @@ class Environments:
             self._episodes[env_id].n_asked += 1
         for (_, rows), (_, given) in zip(leaves(self.transport.rows.actions), leaves(actions), strict=True):
             rows[env_ids] = given
-        self._scheduler.request(env_ids, EnvEvent.SENT)
+        self.scheduler.request(env_ids, EnvEvent.SENT)
         self.transport.step(env_ids)
 
     def _ask(self, env_id: int) -> None:
@@ -268,36 +258,24 @@ class Environments:
         the environment raised, besides the errors of `take_in`.
         """
         episode = self._episodes[env_id]
-        while self._scheduler.is_open(env_id):
+        while self.scheduler.is_open(env_id):
             self.take_in(None)
-        self._scheduler.receive([env_id])
+        self.scheduler.receive([env_id])
         self.check(env_id)
         observation = snapshot(self.observation(env_id)) if self.copies else self.observation(env_id)
-        info = self.take_info(env_id)
+        info = self.infos.pop(env_id, {})
         reward, terminated, truncated = self._results(env_id)
         episode.reward = reward
         if terminated or truncated:
-            self._scheduler.end(env_id)
+            self.scheduler.end(env_id)
         if self.games:
             return self.games[env_id].take(observation, info)  # type: ignore[return-value]
         return observation, reward, terminated, truncated, info
 
     def check(self, env_id: int) -> None:
         """Raise what an environment raised instead of giving its last result."""
-        if self._raised and (error := self._raised.pop(env_id, None)) is not None:
+        if self.raised and (error := self.raised.pop(env_id, None)) is not None:
             raise error
-
-    def has_raised(self, env_id: int) -> bool:
-        """Whether an environment raised instead of giving its last result."""
-        return env_id in self._raised
-
-    def take_info(self, env_id: int) -> dict[str, Any]:
-        """Return the info of an environment's last result, and forget it."""
-        return self.infos.pop(env_id, {})
-
-    def end(self, env_id: int) -> None:
-        """End an environment's trajectory: nothing goes on in it."""
-        self._scheduler.end(env_id)
 
     def last_action(self, env_id: int) -> Any:
         """Return the last action that an environment was asked to take."""
@@ -311,19 +289,19 @@ class Environments:
 
     def forget_actions(self, env_id: int) -> None:
         """Forget an environment's actions so far, which `history_of` knows from now on, unless they are needed now."""
-        if env_id not in self.restoring:
+        if env_id not in self.scheduler.restoring:
             self._episodes[env_id].actions, self._episodes[env_id].reward = {}, self._results(env_id)[0]
 
     def give_up(self) -> None:
         """Forget what environments were asked; steps under way are waited for, so that they are counted."""
-        self._scheduler.forget()
+        self.scheduler.forget()
         if not (isinstance(error := sys.exception(), WorkerError) or is_interrupt(error)):
             self.settle(range(self.n_envs), STUCK_SECONDS)
 
     def settle(self, env_ids: Iterable[int], seconds: float | None = None) -> bool:
         """Wait for the results of open requests, at most so long, and throw them away; return whether all came."""
         until = None if seconds is None else perf_counter() + seconds
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         env_ids = list(env_ids)
         scheduler.discard(env_ids)
         for env_id in env_ids:
@@ -333,7 +311,7 @@ class Environments:
                     return False
                 self.take_in(None if until is None else max(0.0, until - perf_counter()))
             self.n_repeated += is_under_way
-            self._raised.pop(env_id, None)
+            self.raised.pop(env_id, None)
             self.infos.pop(env_id, None)
             scheduler.receive([env_id])
         return True
@@ -344,18 +322,14 @@ class Environments:
         return sum(map(self._is_under_way, range(self.n_envs)))
 
     def _is_under_way(self, env_id: int) -> bool:
-        has_news = self._scheduler.has_news(env_id) and env_id not in self._raised
+        has_news = self.scheduler.has_news(env_id) and env_id not in self.raised
         return has_news and self._episodes[env_id].n_asked > 0
-
-    def forget(self) -> None:
-        """Forget what environments were asked: nothing goes on in them but open requests."""
-        self._scheduler.forget()
 
     def take_arrived(self, timeout: float | None) -> list[int]:
         """Return the environments with results since the last time; `take_in` something if there are none."""
-        if timeout == 0.0 or self._scheduler.arrived.keys() <= self._scheduler.restoring:
+        if timeout == 0.0 or self.scheduler.arrived.keys() <= self.scheduler.restoring:
             self.take_in(timeout)
-        return self._scheduler.receive()
+        return self.scheduler.receive()
 
     def take_in(self, timeout: float | None) -> None:
         """Take in what happened; wait for something at most so many seconds, None for any time.
@@ -372,7 +346,7 @@ class Environments:
             elif isinstance(event, Broken) and event.is_new:
                 self._name_trajectory(event)
         self._errors = []
-        self._carry_out(self._scheduler.handle(events))
+        self._carry_out(self.scheduler.handle(events))
         if errors := self._errors:
             raise next((error for error in errors if not isinstance(error, NotReproducibleError)), errors[-1])
 
@@ -383,7 +357,7 @@ class Environments:
                     for env_id in it.env_ids:
                         self._ask(env_id)
                 case MakeOrders():
-                    self._carry_out(self._scheduler.handle([self._make_orders(it)]))
+                    self._carry_out(self.scheduler.handle([self._make_orders(it)]))
                 case RestoreEnvs():
                     orders = [self._orders.pop(env_id) for env_id in it.env_ids if env_id in self._orders]
                     self.transport.restore(orders)
@@ -395,7 +369,7 @@ class Environments:
     def _count(self, it: EnvInstruction) -> None:
         match it:
             case KeepError():
-                self._raised[it.env_id] = own(it.error)
+                self.raised[it.env_id] = own(it.error)
             case CountLoss():
                 assert isinstance(it.error, WorkerError)
                 self._count_loss(it.error)
@@ -410,7 +384,7 @@ class Environments:
 
     def _name_trajectory(self, event: Broken) -> None:
         culprit = event.culprit
-        order = None if culprit is None or culprit in self._scheduler.over else self._episodes[culprit].order
+        order = None if culprit is None or culprit in self.scheduler.over else self._episodes[culprit].order
         error = event.error
         if order is None or not isinstance(error, WorkerError) or error.trajectory is not None:
             return
@@ -421,7 +395,7 @@ class Environments:
     def _make_orders(self, wanted: MakeOrders) -> OrdersMade:
         unkept = {}
         for env_id in wanted.going_on:
-            episode, is_waiting = self._episodes[env_id], env_id in self._scheduler.waiting
+            episode, is_waiting = self._episodes[env_id], env_id in self.scheduler.waiting
             self._orders.pop(env_id, None)
             n_known = episode.n_asked - is_waiting  # -1 for none, and no reset
             if self.history_of and not episode.complete(self.history_of(env_id, episode.n_asked), n_known):

@@ -39,7 +39,7 @@ class RemoteGroup(RemoteRows, Group):
     are asked for all rows together.
     """
 
-    def __init__(self, *args: Any, asked: Callable[[], Any], **more: Any) -> None:
+    def __init__(self, *args: Any, asked: Callable[[], BatchedAgent], **more: Any) -> None:
         super().__init__(*args, **more)
         self._agent_of_worker = asked
         self._its_agent: Any = None  # the payload of the agent that it has
@@ -58,8 +58,7 @@ class RemoteGroup(RemoteRows, Group):
             self._begin_new_agent()
 
     def _made_agent(self) -> BatchedAgent:
-        agent: BatchedAgent = self._agent_of_worker()
-        return agent
+        return self._agent_of_worker()
 
     def take_back_agent(self, packed: bytes | None) -> None:
         """Let the agent remember again what it did of these episodes: whole trajectories were run with it since.
@@ -166,7 +165,7 @@ class RemoteGroup(RemoteRows, Group):
     def _restore(self, row: FragmentRow, standing: Standing, version: int, agent_is_known: bool) -> int:
         ran = super()._restore(row, standing, version, agent_is_known)
         if not row.length:
-            self._environments.end(row.number)  # its episode was given up: the next loss is not to restore it
+            self._environments.scheduler.end(row.number)  # its episode was given up: the next loss is not to restore it
         return ran
 
     def _explain(self, error: BaseException) -> None:
@@ -229,7 +228,7 @@ class RemoteGroups(RunningGroups):
         self._agent: Any = None  # the one in force in the last fragment
         environments.copies = True  # what a row goes on from in the next call, whatever is restored meanwhile
         # What others did is over, also of environments that are no rows of this fragment.
-        environments.forget()
+        environments.scheduler.forget()
         environments.settle(range(environments.n_envs))
 
     def close(self) -> None:
@@ -284,7 +283,7 @@ class RemoteGroups(RunningGroups):
                 self._worker.ran_timesteps += lost
                 return outcome
             # Each time round a process was lost, of which there is a quota.
-            self.environments.forget()
+            self.environments.scheduler.forget()
             self.environments.settle(range(order.n_envs))
             self.forget()
             self._known = replace(order, standings=self._standings.known(range(order.n_envs))), self._agent

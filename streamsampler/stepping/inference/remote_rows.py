@@ -146,7 +146,6 @@ class RemoteRows(RowsDriver):
         self._call_seconds += 0.1 * (elapsed - self._call_seconds) if self._call_seconds else elapsed
 
     def _ask(self, ready: NDArray[np.bool_]) -> None:
-        """Let the agent choose actions for rows that are ready, and request their steps."""
         agent, recorder, width = self._agent, self._recorder, self._n_rows
         assert agent is not None
         self._asked = ready.copy()
@@ -208,7 +207,7 @@ class RemoteRows(RowsDriver):
             arrived.update(environments.take_arrived(None))
             # What was restored meanwhile lies in its row again.
             if arrived.issuperset(np.flatnonzero(self._runs & ~self._ready)) and arrived.isdisjoint(
-                environments.restoring
+                environments.scheduler.restoring
             ):
                 self._take(sorted(arrived))
                 arrived.clear()
@@ -216,10 +215,10 @@ class RemoteRows(RowsDriver):
 
     def _usable(self) -> NDArray[np.bool_]:
         """Return which rows are ready, and not being restored; not to be changed."""
-        if not self._environments.restoring:
+        if not self._environments.scheduler.restoring:
             return self._ready
         usable = self._ready.copy()
-        usable[list(self._environments.restoring & set(range(len(usable))))] = False
+        usable[list(self._environments.scheduler.restoring & set(range(len(usable))))] = False
         return usable
 
     def _take(self, arrived: Sequence[int]) -> None:
@@ -230,7 +229,7 @@ class RemoteRows(RowsDriver):
             arrived, shared.rewards[arrived].tolist(), shared.terminated[arrived].tolist(),
             shared.truncated[arrived].tolist(), strict=True,
         )  # fmt: skip
-        stepped = [row for row in arrived if not (self._is_in_reset[row] or environments.has_raised(row))]
+        stepped = [row for row in arrived if not (self._is_in_reset[row] or row in environments.raised)]
         self._count(len(stepped))
         for row, *result in list(results):
             self._row = row
@@ -241,10 +240,10 @@ class RemoteRows(RowsDriver):
         """Send a script the result of its environment: the reward and the two ends, and what lies in its row."""
         environments, worker, script = self._environments, self._worker, self._scripts[row]
         assert script is not None
-        if environments.has_raised(row):
+        if row in environments.raised:
             self._raise(row, script)
         observation = environments.observation(row)
-        info = environments.take_info(row)
+        info = environments.infos.pop(row, {})
         if environments.games:
             observation, *result, info = environments.games[row].take(observation, info)  # type: ignore[assignment]
         if self._is_in_reset[row]:
@@ -285,7 +284,7 @@ class RemoteRows(RowsDriver):
                 self._stepped(row)
             return
         self._runs[row] = False
-        self._environments.end(row)
+        self._environments.scheduler.end(row)
         if isinstance(end, End):
             self._take_end(row, end)
         else:
