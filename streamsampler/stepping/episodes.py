@@ -14,6 +14,7 @@ from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.data.trees import map_tree, map_trees
 from streamsampler.stepping.env_scheduler import EnvScheduler
 from streamsampler.stepping.env_states import EnvState
+from streamsampler.stepping.histories import Histories
 from streamsampler.stepping.options import ManagerOptions
 from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.past_requests import PastRequest, PastRequests
@@ -122,9 +123,11 @@ class Episodes:
         self._n_rounds = 0  # that timesteps, numbers of results and histories do not tell of yet
         self._slots = np.zeros(n_envs, np.uint8)  # where the observations lie that were handed out last
         self._infos: dict[int, dict[str, Any]] = {}
-        self._histories = options.histories(rows, parameters)
-        # Whether `hand_out_round` keeps what restores environments: no digests of observations.
-        self.takes_rounds = self._histories is None or options.verify != "steps"
+        self._histories: Histories | None = None
+        with_digests = options.on_failure == "restore" and options.verify == "steps"
+        if options.on_failure == "restore":
+            self._histories = Histories(rows, n_envs, options.restore_limit, with_digests, parameters)
+        self.takes_rounds = not with_digests  # whether `hand_out_round` keeps what restores environments
         self._requests = PastRequests(n_envs)
         # Where the options of a reset are forgotten since: the seed of that reset, and the options.
         self._begun_with: dict[int, tuple[int, dict[str, Any]]] = {}

@@ -11,7 +11,6 @@ from streamsampler.agents.policies import PolicyNames
 from streamsampler.core.errors import DataError, UsageError
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import assembled
-from streamsampler.data.segments import Delivery
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import snapshot
 from streamsampler.rollouts.script import End
@@ -139,10 +138,7 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
 
     def _batch_of(self, indices: list[int], episodes: list[RowTrajectory]) -> TrajectoryBatch[Any, Any]:
         spaces = self._games[0].observation_space, self._games[0].action_space
-        delivery = None
-        if episodes:
-            delivery = Delivery(0, self._rows.gather(episodes, np.empty), spaces=spaces)
-        return self._assembled(assembled, delivery, indices, spaces)
+        return self._assembled(assembled, self._rows.gather, indices, episodes, spaces)
 
 
 class _Callers:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from streamsampler.core.errors import WorkerError
 from streamsampler.core.serialization import Payload
@@ -131,11 +131,9 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
         self._killed.pop(link.number, None)
 
 
-class NewPool(Protocol):
-    """Starts worker processes with environments."""
-
-    def __call__(self, given: Payload, n_workers: int, threads: int | None, close_timeout: float) -> EnvPool[Any]:
-        """Start them; `given` is what `worker_main.new_worker` loads. All workers together close in `close_timeout`."""
+NewPool = Callable[[Payload, int, int | None, float], EnvPool[Any]]
+"""Starts worker processes with environments, given what `worker_main.new_worker` loads, how many there are, how many
+threads libraries compute on, and the seconds that all of them together may take to close."""
 
 
 def setup_of(given: Payload, threads: int | None, *, is_forked: bool = False) -> tuple[ProcessSetup, Levels]:

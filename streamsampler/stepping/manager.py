@@ -31,7 +31,6 @@ from streamsampler.stepping.options import (
     Updates,
     chosen_envs,
     copied_options,
-    named,
     timeout_seconds,
     values_for,
 )
@@ -516,7 +515,8 @@ class BaseEnvManager(abc.ABC):
     def _ask(self, env_ids: Any, kind: str, name: str, arguments_for: Any) -> list[Any]:
         self._launched()
         chosen = chosen_envs(env_ids, self.n_envs)
-        named(name)
+        if not isinstance(name, str):
+            raise UsageError(f"the name of a method or attribute is a string, got {name!r}")
         self._receiver.receive(0)
         busy = sorted(self._scheduler.waiting.intersection(chosen))
         if busy:

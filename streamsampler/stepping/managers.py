@@ -236,8 +236,7 @@ class _InThisProcess(Transport, Answers):
             try:
                 why_not = self._server.restore(order)
             except (Exception, SystemExit) as error:
-                raised = self._errors.raised(order.env_id, 0, "reset", summary_of(error), error, error)
-                self._events.append(Broken.alone(order.env_id, raised))
+                self.fail(order.env_id, "reset", error)
                 continue
             n_timesteps = None if order.seed is None else order.n_timesteps
             self._events.append(Restored(order.env_id, n_timesteps, why_not))

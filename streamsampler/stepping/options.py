@@ -19,16 +19,12 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.stepping.env_states import Autoreset, OnEnvFailure
-from streamsampler.stepping.histories import Histories
-from streamsampler.stepping.parameter_sets import ParameterSets
-from streamsampler.stepping.rows import Rows
 
 Verify = Literal["last", "steps"]
 Updates = Mapping[int, EnvUpdate]
 
 RESTORE_LIMIT: Final = 100_000
 """How many timesteps of an episode are kept at most, unless a manager is told another number."""
-
 
 _GYMNASIUMS = frozenset(mode.value for mode in AutoresetMode)
 
@@ -100,12 +96,6 @@ class ManagerOptions:
         """Return the quotas: where failures end no call, exceptions count as deaths and hangs do."""
         counted = () if self.on_failure == "raise" else (BaseException,)
         return Policy(restart_on=counted, **fields)
-
-    def histories(self, rows: Rows, parameters: ParameterSets) -> Histories | None:
-        """Return what keeps the episodes, so that environments can be restored; None where they are not."""
-        if self.on_failure != "restore":
-            return None
-        return Histories(rows, self.n_envs, self.restore_limit, self.verify == "steps", parameters)
 
 
 def watch_of(
@@ -212,13 +202,6 @@ def timeout_seconds(timeout: Any) -> float | None:
     if not 0 <= seconds < math.inf:
         raise UsageError(f"timeout must be a number of seconds, 0 or more, or None for any time, got {timeout!r}")
     return seconds
-
-
-def named(name: Any) -> str:
-    """Return the name of a method or attribute."""
-    if not isinstance(name, str):
-        raise UsageError(f"the name of a method or attribute is a string, got {name!r}")
-    return name
 
 
 def values_for(values: Any, n: int) -> list[Any]:

@@ -247,11 +247,12 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         return batch
 
     def _assembled(
-        self, make: Callable[..., TrajectoryBatch[Any, Any]], delivery: Delivery | None, indices: list[int],
-        spaces: tuple[Any, Any],
+        self, make: Callable[..., TrajectoryBatch[Any, Any]], gather: Callable[..., Any], indices: list[int],
+        episodes: list[EpisodeT], spaces: tuple[Any, Any],
     ) -> TrajectoryBatch[Any, Any]:  # fmt: skip
         segments = []
-        if delivery is not None:
+        if episodes:
+            delivery = Delivery(0, gather(episodes, np.empty), spaces=spaces)
             numbers = np.array(indices)
             bounds = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(indices)]  # of those without a gap
             for first, stop in pairwise(bounds):
@@ -325,10 +326,7 @@ class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
         self._timesteps.keep(episodes)
 
     def _batch_of(self, indices: list[int], episodes: list[RowTrajectory]) -> TrajectoryBatch[Any, Any]:
-        delivery = None
-        if episodes:
-            delivery = Delivery(0, self._timesteps.gather(episodes, np.empty), spaces=self._spaces)
-        return self._assembled(assemble, delivery, indices, self._spaces)
+        return self._assembled(assemble, self._timesteps.gather, indices, episodes, self._spaces)
 
 
 def _infos_of(steps: Steps, autoreset: str) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:

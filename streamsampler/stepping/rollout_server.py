@@ -46,7 +46,7 @@ class RolloutServer(EnvServer):
         max_episode_length: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(updates, worker_number, row)
-        self.generators = EnvGenerators((), is_shared=False, found=_nothing)
+        self.generators = EnvGenerators((), is_shared=False, found=lambda *_: None)  # they are refused
         self._payloads = dict(updates)
         self._construction_seed = TrajectorySeeds(seed, 0)[0]
         self._orders: dict[int, ResetOrder] = {}
@@ -156,7 +156,3 @@ class RolloutServer(EnvServer):
                     raise error
                 return None
         return super().request(env_id, kind, name, arguments)
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing: draws are refused."""

@@ -67,21 +67,20 @@ class Rows:
     Observations are double-buffered: a result is written to the slot that the one before does not lie in, so that both
     stay readable until the next action is sent.
 
-    Args:
-        spaces: The spaces of each environment.
-        allocate: Makes an array of zeros.
-        is_shared: Whether the worker and the parent have the same arrays, and not their own ones.
-
-    Attributes: observations: Leaves of (2, n_envs, ...), by slot; written by the environment's worker.
-    last_observations: Leaves of (n_envs, ...): the last observation of an episode where the environment was reset in
-    the same step; written by the worker. actions: Leaves of (n_envs, ...); written by the parent. rewards, terminated,
-    truncated: (n_envs,), of the last step; written by the worker. slots: (n_envs,) where the last observation lies;
-    written by the worker. seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
-    parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
-    has_views: Whether the environments' observations lie in `observations`. plain_dtype, plain_shape, plain_leaves:
-    Where observations are one array, its dtype and shape, and by slot where they are written, (n_envs, ...): one of
-    just these is written as it is, which is quicker. observations_are_carried, actions_are_carried: Whether some parts
-    of them come in messages, because they are no arrays of one size, or nothing is shared: see `stepping.objects`.
+    Attributes:
+        observations: Leaves of (2, n_envs, ...), by slot; written by the environment's worker.
+        last_observations: Leaves of (n_envs, ...): the last observation of an episode where the environment was reset
+            in the same step; written by the worker.
+        actions: Leaves of (n_envs, ...); written by the parent.
+        rewards, terminated, truncated: (n_envs,), of the last step; written by the worker.
+        slots: (n_envs,) where the last observation lies; written by the worker.
+        seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
+        parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
+        has_views: Whether the environments' observations lie in `observations`.
+        plain_dtype, plain_shape, plain_leaves: Where observations are one array, its dtype and shape, and by slot where
+            they are written, (n_envs, ...): one of just these is written as it is, which is quicker.
+        observations_are_carried, actions_are_carried: Whether some parts of them come in messages, because they are no
+            arrays of one size, or nothing is shared: see `stepping.objects`.
     """
 
     def __init__(self, spaces: EnvSpaces, allocate: Allocate, *, is_shared: bool = True) -> None:
@@ -94,7 +93,7 @@ class Rows:
         self.observation_values, self.last_values = observations(n_slots=2), observations(n_slots=1)
         self.action_values = EnvValues(spaces.action, 1, "action", ActionError, allocate, is_shared=is_shared)
         self.has_views = self.observation_values.is_stacked
-        self.is_shared = is_shared
+        self.is_shared = is_shared  # whether the worker and the parent have the same arrays, and not their own ones
         self.observations_have_objects = self.observation_values.has_objects
         self.observations_are_carried = self.observation_values.is_carried
         self.actions_are_carried = self.action_values.is_carried

@@ -65,19 +65,12 @@ class Answers(ABC):
 
 
 class EnvServer(ABC):
-    """Serves the environments of one process; `row` of the board shows the one in hand as a trajectory, and its phase.
+    """Serves the environments of one process. Its row of the board shows the one in hand as a trajectory."""
 
-    Attributes:
-        rows: The rows; set before the first reset, as `fresh` and `on_draws`.
-        fresh: Returns what makes an environment, as it was before anything was made of it.
-        making: The environment that is made, or was made last.
-        on_draws: Takes the number and the name of an environment that is found to draw from the global generators, and
-            what its states take, in seconds for each of its calls.
-        not_restored: Environments that could not be restored: they take no steps until they are given up, or reset.
-    """
-
-    rows: Rows
-    fresh: Callable[[int], EnvUpdate]
+    rows: Rows  # set before the first reset, as `fresh` and `on_draws`
+    fresh: Callable[[int], EnvUpdate]  # returns what makes an environment, as it was before anything was made of it
+    # Takes the number and the name of an environment that is found to draw from the global generators, and what its
+    # states take, in seconds for each of its calls.
     on_draws: Callable[[int, str, float], None]
     generators: EnvGenerators
     _tells = False  # whether `_told` changes what steps return
@@ -87,8 +80,8 @@ class EnvServer(ABC):
         self._is_over = dict.fromkeys(env_ids, True)  # the next step begins an episode
         self._ended = set(env_ids)  # whose rows may say that the episode has ended, those of an earlier process too
         self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
-        self.making = min(env_ids)
-        self.not_restored: set[int] = set()
+        self.making = min(env_ids)  # the environment that is made, or was made last
+        self.not_restored: set[int] = set()  # they take no steps until they are given up, or reset
         self.times = EnvTimes(worker_number)
         self._row = row
         self._n_stepped = 0

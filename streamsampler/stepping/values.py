@@ -20,17 +20,9 @@ Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 class EnvValues:
     """Values of each environment, which are held to its space as what samplers record is: the same code does it.
 
-    Args:
-        spaces: The space of each environment.
-        n_slots: How many values each environment has.
-        path: What a value is called in errors.
-        error: What is raised for a value that does not fit.
-        allocate: Makes an array of zeros, for leaves that are no objects.
-        is_shared: Whether these arrays are those of the other process, too.
-
-    Attributes: arrays: Leaves of (n_slots, n_envs, ...); where the layouts of spaces differ, each environment has
-    arrays of its own, and these are (n_slots, n_envs) objects that are all None. is_stacked: Whether the spaces have
-    one layout. has_objects: Whether values of an environment have parts that are no arrays of one size.
+    Each has `n_slots` of them, in `arrays` that may be shared with the other process: leaves of (n_slots, n_envs, ...).
+    Where the layouts of spaces differ, it has arrays of its own, and these are (n_slots, n_envs) objects, all None. An
+    `error` is raised for a value that does not fit, which is called by its `path` then.
     """
 
     def __init__(
@@ -38,6 +30,7 @@ class EnvValues:
         is_shared: bool = True,
     ) -> None:  # fmt: skip
         self._path, self._error, self.is_shared = path, error, is_shared
+        # Whether values of an environment have parts that are no arrays of one size.
         self.has_objects = any(row_spec(leaf)[1].hasobject for space in spaces for _, leaf in leaves_of(space, path))
         self.is_carried = self.has_objects or not is_shared  # whether the other process does not see some parts
         self.is_stacked = len({id(space) for space in spaces}) == 1 or all(

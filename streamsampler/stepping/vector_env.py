@@ -130,9 +130,6 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     Args:
         manager: The manager, which `close` closes.
         observation_mode: See `EnvManager.vector_env`.
-
-    Attributes:
-        manager: As above.
     """
 
     def __init__(self, manager: BaseEnvManager, observation_mode: ObservationMode = "same") -> None:

@@ -75,7 +75,7 @@ class EnvWorker(Answers):
         self._keeper, self._threads, self._settings = begun.keeper, begun.threads, begun.settings
         self._pid = os.getpid()
         self._infos: dict[int, tuple[str, bytes]] = {}
-        server.on_draws = lambda *about: self._write(pickle_frame(("draws", *about)))
+        server.on_draws = self._report_draws
         self._messages: dict[str, Callable[..., None]] = {
             "rows": self._open_rows,
             "actions": self._take_actions,
@@ -180,11 +180,14 @@ class EnvWorker(Answers):
             try:
                 why_not = self._server.restore(order)
             except BaseException as error:  # see above
-                self._write(pickle_frame(("failed", order.env_id, "reset", *_about(error))))
+                self.fail(order.env_id, "reset", error)
                 continue
             n_timesteps = None if order.seed is None else order.n_timesteps
             self._write(pickle_frame(("restored", order.env_id, n_timesteps, why_not)))
         self._server.rest()
+
+    def _report_draws(self, *about: Any) -> None:
+        self._write(pickle_frame(("draws", *about)))
 
     def _report(self) -> None:
         self._write(pickle_frame(("report", tuple(self._server.times.take()))))

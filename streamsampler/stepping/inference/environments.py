@@ -130,33 +130,24 @@ _LOG = logging.getLogger("streamsampler")
 
 
 class Environments:
-    """The environments, by their numbers.
-
-    Attributes:
-        proxies: What stands for them in this process.
-        history_of: Takes an environment and a number, and returns so many actions since its trajectory began; see
-            `Episode.complete`. None where all are kept here.
-        infos: The infos of last results that were not taken yet, by environment.
-        losses: The errors of processes that were lost, and are made again.
-        n_repeated: How many timesteps were run again for that, or in vain.
-        games: What stands for environments of several agents, one for each; empty where they have one.
-        copies: Whether observations of results are copies. Else they are views of rows, which are written again.
-    """
+    """The environments, by their numbers."""
 
     def __init__(self, n_envs: int, launch: Launch, close_timeout: float) -> None:
         self.n_envs = n_envs
-        self.losses: list[BaseException] = []
-        self.n_repeated = 0
-        self.copies = False
+        self.losses: list[BaseException] = []  # the errors of processes that were lost, and are made again
+        self.n_repeated = 0  # how many timesteps were run again for that, or in vain
+        self.copies = False  # whether observations of results are copies, and no views of rows, which are written again
         self._processes = EnvProcesses(n_envs, launch, close_timeout, self._count_loss)
         self.scheduler = RolloutScheduler(n_envs)
         self._episodes = [Episode() for _ in range(n_envs)]
-        self.infos: dict[int, dict[str, Any]] = {}
+        self.infos: dict[int, dict[str, Any]] = {}  # of last results that were not taken yet
         self.raised: dict[int, BaseException] = {}  # instead of giving last results
         self._orders: dict[int, RestoreOrder] = {}  # that are not carried out yet
         self._errors: list[BaseException] = []  # that are raised when all events are handled
-        self.proxies: list[EnvProxy] = []
-        self.games: list[GameElsewhere] = []
+        self.proxies: list[EnvProxy] = []  # what stands for them in this process
+        self.games: list[GameElsewhere] = []  # the same, of each that has several agents
+        # Takes an environment and a number, and returns so many actions since its trajectory began; see
+        # `Episode.complete`. None where all are kept here.
         self.history_of: Callable[[int, int], History | None] | None = None
 
     def update(self, payload: Payload) -> None:
