@@ -47,7 +47,7 @@ from streamsampler.stepping.recorder import RowsRecorder, StepsRecorder
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers
-from streamsampler.stepping.transport import Transport, warn_of_draws, warn_of_unclosed
+from streamsampler.stepping.transport import Transport, warn_of_unclosed
 from streamsampler.stepping.vector_env import ManagedVectorEnv, ObservationMode
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.factory import usable_cores
@@ -165,8 +165,7 @@ class _InThisProcess(Transport, Answers):
         # Where the server shows what it does: nobody else looks.
         row: Any = SimpleNamespace(words=[0, 0, 0], timesteps_word=0, trajectory_word=1, phase_word=2)
         self._server = EpisodeServer(updates, 0, row, autoreset, own_generators=own_generators, is_shared=True)
-        self._server.on_draws = self._note_draws
-        self._has_warned = False
+        self._server.on_draws = self._warn_of_draws
         self._server.fresh = fresh
         self._n_envs = len(updates)
         self._events: list[EnvReport] = []
@@ -224,11 +223,6 @@ class _InThisProcess(Transport, Answers):
 
     def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
         return {env_id: self._server.forget_options(env_id) for env_id in env_ids}
-
-    def _note_draws(self, env_id: int, name: str, seconds: float) -> None:
-        if not self._has_warned:
-            warn_of_draws(env_id, name, seconds)
-        self._has_warned = True
 
     def restore(self, orders: Sequence[RestoreOrder]) -> None:
         self._server.generators.look_away()

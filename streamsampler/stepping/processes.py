@@ -18,7 +18,6 @@ what lies in rows travels in the messages.
 from __future__ import annotations
 
 import logging
-import math
 import pickle
 import time
 import weakref
@@ -52,7 +51,7 @@ from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces
 from streamsampler.stepping.server import EnvServer
-from streamsampler.stepping.transport import Transport, UnansweredError, warn_of_draws, warn_of_unclosed
+from streamsampler.stepping.transport import Transport, UnansweredError, warn_of_unclosed
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.logs import handle_records, levels_here
@@ -102,7 +101,6 @@ class ProcessTransport(Transport):
         self._reports: list[WorkerReport] = []
         self._pending: list[EnvReport] = []
         self._hangs: dict[int, Hang] = {}
-        self._has_warned = False  # of draws from global generators
 
     def start(self) -> None:
         """Start the workers, all at once, and let each make its environments."""
@@ -166,9 +164,10 @@ class ProcessTransport(Transport):
     def _seconds_to_start(self, limit: float | None) -> float | None:
         """Return for how many seconds to wait at most: until a worker is to be started that is needed."""
         times = [link.start_at for link in self._pool if link.held is not None]
-        return (
-            limit if not times else min(max(0.0, min(times) - time.monotonic()), math.inf if limit is None else limit)
-        )
+        if times:
+            seconds = max(0.0, min(times) - time.monotonic())
+            limit = seconds if limit is None else min(seconds, limit)
+        return limit
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -409,9 +408,7 @@ class ProcessTransport(Transport):
             case ("unclosed", raised):
                 _warn_of(raised)
             case ("draws", *about):
-                if not self._has_warned:
-                    warn_of_draws(*about)
-                self._has_warned = True
+                self._warn_of_draws(*about)
             case _:
                 return False
         return True

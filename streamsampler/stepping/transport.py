@@ -42,6 +42,7 @@ class Transport(abc.ABC):
     spaces: EnvSpaces
     losses: Losses
     in_hand: bool = False
+    _has_warned = False  # of draws from global generators
     tried: Mapping[int, bool] = MappingProxyType({})
 
     @abc.abstractmethod
@@ -106,6 +107,19 @@ class Transport(abc.ABC):
     def reports(self) -> Sequence[WorkerReport]:
         """Return what workers have said of their time since the last call; ask those that have nothing to do."""
 
+    def _warn_of_draws(self, env_id: int, name: str, seconds: float) -> None:
+        """Log, once, that an environment draws from a global generator, which others in its process may draw from."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        _LOG.warning(
+            "environment %d (%s) draws from a global generator (random, numpy.random or torch), which the environments "
+            "of a process share: its earlier episodes may have depended on the others. From now on it has states of "
+            "its own, which takes %.2f ms for each of its calls; others that draw are treated alike. Let it draw from "
+            "self.np_random, or pass own_generators=True, which does so from the start",
+            env_id, name, 1000 * seconds,
+        )  # fmt: skip
+
     @property
     def is_ours(self) -> bool:
         """Whether the environments can be used in this process."""
@@ -114,17 +128,6 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Close the environments; may be repeated."""
-
-
-def warn_of_draws(env_id: int, name: str, seconds: float) -> None:
-    """Log that an environment draws from a global generator, which others in its process may draw from, too."""
-    _LOG.warning(
-        "environment %d (%s) draws from a global generator (random, numpy.random or torch), which the environments of "
-        "a process share: its earlier episodes may have depended on the others. From now on it has states of its own, "
-        "which takes %.2f ms for each of its calls; others that draw are treated alike. Let it draw from "
-        "self.np_random, or pass own_generators=True, which does so from the start",
-        env_id, name, 1000 * seconds,
-    )  # fmt: skip
 
 
 def warn_of_unclosed(env_id: int, summary: str) -> None:

@@ -174,12 +174,9 @@ def _layout_of(space: Any) -> Any:
 
 
 def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
-    if isinstance(space, gym_spaces.Dict):
-        return {key: _arrays(child, shape, allocate) for key, child in space.spaces.items()}
-    if isinstance(space, gym_spaces.Tuple):
-        return tuple(_arrays(child, shape, allocate) for child in space.spaces)
-    row_shape, dtype = row_spec(space)
-    return np.full(shape, None) if dtype.hasobject else allocate((*shape, *row_shape), dtype)
+    specs = (row_spec(leaf) for _, leaf in leaves_of(space, ""))
+    each = (np.full(shape, None) if it.hasobject else allocate((*shape, *of_row), it) for of_row, it in specs)
+    return nested(space, each)
 
 
 def _fits_exactly(space: AnySpace, arrays: Any, value: Any, found: list[tuple[Array, Any]]) -> bool:

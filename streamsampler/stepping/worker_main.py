@@ -18,8 +18,6 @@ from streamsampler.engines.worker_side import Begun
 from streamsampler.stepping import episode_server, rollout_server  # noqa: F401 - before workers are forked
 from streamsampler.stepping.frames import IDS, TOGETHER, ids_frame, ids_in, log_frame, pickle_frame
 from streamsampler.stepping.objects import packed_result, put_actions
-from streamsampler.stepping.parameter_sets import NumberedParameters
-from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers, EnvServer
 from streamsampler.workers.explain import summary_of, traceback_of
@@ -134,8 +132,6 @@ class EnvWorker(Answers):
         return True
 
     def _open_rows(self, payload: Payload) -> None:
-        options: dict[int, Any]
-        parameters: dict[int, NumberedParameters]
         spaces, slots, options, parameters, settings = loads(payload)
         self._set_settings(settings)
         rows = self._server.rows = self._channel.open_rows(spaces)
@@ -175,7 +171,6 @@ class EnvWorker(Answers):
         self._server.rest()
 
     def _restore(self, orders: Payload) -> None:
-        order: RestoreOrder
         for order in loads(orders):
             try:
                 why_not = self._server.restore(order)

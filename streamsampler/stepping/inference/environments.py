@@ -53,12 +53,11 @@ from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvElsewhere, EnvFacts
 from streamsampler.workers.resets import ResetOrder, Resets, order_of
 
+_LOG = logging.getLogger("streamsampler")
+
 
 class EnvProxy(EnvElsewhere):
-    """Stands for an environment in another process.
-
-    A step that was requested for many environments together is only waited for. One that was not is requested.
-    """
+    """Stands for an environment in another process."""
 
     def __init__(
         self, environments: Environments, env_id: int, observation_space: Any, action_space: Any, facts: EnvFacts,
@@ -72,7 +71,6 @@ class EnvProxy(EnvElsewhere):
             self.observation_space, self.action_space = self.game.observation_space, self.game.action_space
         self.spec = SimpleNamespace(id=facts.name)  # type: ignore[assignment]
         self._environments, self._env_id = environments, env_id
-        self.is_requested = False
 
     @property
     def unwrapped(self) -> gymnasium.Env[Any, Any]:
@@ -82,17 +80,13 @@ class EnvProxy(EnvElsewhere):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin a trajectory that is none of a call's."""
         assert seed is not None
-        self.is_requested = False  # of a step that nothing was heard of
         self._environments.reset(self._env_id, 0, seed, None if options is None else Resets(options=options))
         observation, _, _, _, info = self._environments.result(self._env_id)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Return what the step returned."""
-        if self.is_requested:
-            self.is_requested = False
-        else:
-            self._environments.step([self._env_id], [action])
+        """Request a step that is none of a call's, and return what it returned."""
+        self._environments.step([self._env_id], [action])
         return self._environments.result(self._env_id)
 
 
@@ -124,9 +118,6 @@ class Episode:
         if 0 <= last < len(history.rewards):
             self.reward = float(history.rewards[last])
         return True
-
-
-_LOG = logging.getLogger("streamsampler")
 
 
 class Environments:

@@ -206,19 +206,19 @@ class RemoteRows(RowsDriver):
                 return None
             arrived.update(environments.take_arrived(None))
             # What was restored meanwhile lies in its row again.
-            if arrived.issuperset(np.flatnonzero(self._runs & ~self._ready)) and arrived.isdisjoint(
-                environments.scheduler.restoring
-            ):
+            missing = np.flatnonzero(self._runs & ~self._ready)
+            if arrived.issuperset(missing) and arrived.isdisjoint(environments.scheduler.restoring):
                 self._take(sorted(arrived))
                 arrived.clear()
         return self._ready if self._runs.any() else None
 
     def _usable(self) -> NDArray[np.bool_]:
         """Return which rows are ready, and not being restored; not to be changed."""
-        if not self._environments.scheduler.restoring:
+        restoring = self._environments.scheduler.restoring
+        if not restoring:
             return self._ready
         usable = self._ready.copy()
-        usable[list(self._environments.scheduler.restoring & set(range(len(usable))))] = False
+        usable[list(restoring & set(range(len(usable))))] = False
         return usable
 
     def _take(self, arrived: Sequence[int]) -> None:

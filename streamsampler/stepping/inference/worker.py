@@ -41,6 +41,8 @@ from streamsampler.workers.vec.steps import RowTrajectory
 from streamsampler.workers.vec.tickets import RunningTicket
 from streamsampler.workers.vec.worker import VecWorker, refuse_different
 
+_LOG = logging.getLogger("streamsampler")
+
 
 class RemoteLanes(RemoteRows, LaneRunner):
     """Runs trajectories in environments of other processes, in lanes each at its own pace where the agent can wait.
@@ -97,9 +99,6 @@ class RemoteLanes(RemoteRows, LaneRunner):
             return running
         # Environments of other rows step meanwhile: their observations may be ones that no agent is ever shown.
         return [each for each in running if self._asked[each.row]]
-
-
-_LOG = logging.getLogger("streamsampler")
 
 
 class ParentWorker(VecWorker):
