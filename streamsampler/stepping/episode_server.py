@@ -155,7 +155,6 @@ class EpisodeServer(EnvServer):
         self.rows.parameters[env_id] = parameters.number
 
     def _begin(self, env_id: int, slot: int) -> dict[str, Any]:
-        """Begin an episode with the seed in the environment's row, and the options and parameters remembered."""
         if env_id not in self.envs:
             self.remake(env_id)
         self.show(env_id, RESETTING)

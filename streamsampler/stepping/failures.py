@@ -21,9 +21,10 @@ def reword(error: BaseException, quota: SpentQuota | None, history: tuple[Incide
         error.args = (error.worded(quota, error.outlook),)
 
 
-def count_loss(error: WorkerError, losses: Losses) -> bool:
+def count_loss(error: BaseException, losses: Losses) -> bool:
     """Count what an error says was lost; return whether a quota is spent by it, which the error says from now on."""
-    quota = losses.count(error.incidents[-1]) if error.incidents else None
+    incidents: tuple[Incident, ...] = getattr(error, "incidents", ())
+    quota = losses.count(incidents[-1]) if incidents else None
     if quota is not None:
         reword(error, quota, losses.history())
     return quota is not None

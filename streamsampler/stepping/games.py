@@ -212,8 +212,7 @@ class GameElsewhere(MultiAgentEnv):
         self._outstanding = besides[OUTSTANDING]
         if result.rewards is None or self.takes_turns:
             self.meet_listed()
-        of_agents = own_copy(result.observations), result.rewards, result.terminated, result.truncated
-        return *of_agents, besides[INFOS]
+        return own_copy(result.observations), result.rewards, result.terminated, result.truncated, besides[INFOS]
 
 
 class ParallelElsewhere(GameElsewhere, ParallelEnv):

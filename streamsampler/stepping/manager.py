@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.seeding import SeedUse, TrajectorySeeds, check_seed, derived_seed
+from streamsampler.core.times import Times
+from streamsampler.core.timing import ScriptTimes
 from streamsampler.data.trees import object_array
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.stepping.call_errors import (
@@ -51,7 +53,9 @@ class BaseEnvManager(abc.ABC):
     def __init__(self, updates: Updates, options: ManagerOptions, seed: int | None, n_workers: int = 1) -> None:
         self.n_envs = options.n_envs
         self.seed = check_seed(seed)
-        self._accounts = ManagerStats.for_workers(n_workers)
+        self._accounts = ManagerStats(
+            workers=[Times()] * n_workers, worker_timesteps=[0] * n_workers, script=ScriptTimes()
+        )
         self._updates = updates
         self._options = options
         self._scheduler = EnvScheduler(self.n_envs)

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.core.times import Times
-from streamsampler.core.timing import ScriptTimes
 from streamsampler.data.statistics import Aggregation, Stats
 from streamsampler.stepping.env_times import WorkerReport
 
@@ -36,11 +34,6 @@ class ManagerStats(Stats):
     restored: int = 0
     not_restored: int = 0
     _launched_at: float | None = None
-
-    @classmethod
-    def for_workers(cls, n_workers: int) -> ManagerStats:
-        """Return empty accounts."""
-        return cls(workers=[Times()] * n_workers, worker_timesteps=[0] * n_workers, script=ScriptTimes())
 
     def tick(self, *, running: bool) -> None:
         """Add the time since the last call, and begin to count, or stop."""

@@ -94,8 +94,7 @@ class ManagerOptions:
 
     def policy(self, **fields: Any) -> Policy:
         """Return the quotas: where failures end no call, exceptions count as deaths and hangs do."""
-        counted = () if self.on_failure == "raise" else (BaseException,)
-        return Policy(restart_on=counted, **fields)
+        return Policy(restart_on=() if self.on_failure == "raise" else (BaseException,), **fields)
 
 
 def watch_of(

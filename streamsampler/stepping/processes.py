@@ -104,8 +104,7 @@ class ProcessTransport(Transport):
 
     def start(self) -> None:
         """Start the workers, all at once, and let each make its environments."""
-        given = self._given(self._updates)
-        self._pool = self._new_pool(given, len(self._envs_of), self._threads, self._close_timeout)
+        self._pool = self._new_pool(self._given(self._updates), len(self._envs_of), self._threads, self._close_timeout)
         self._close = weakref.finalize(self, _end, self._pool)
         self._settings = ProcessSettings.of_this_process(), levels_here()
         while True:
@@ -122,7 +121,6 @@ class ProcessTransport(Transport):
 
     def _start_lost(self, broken: Sequence[Broken]) -> None:
         for event in broken:
-            assert isinstance(event.error, WorkerError)
             is_spent = count_loss(event.error, self.losses)
             if is_spent or event.is_final or isinstance(event.error, WorkerHungError):
                 raise event.error
@@ -499,8 +497,7 @@ class ProcessTransport(Transport):
         link.error = error
         link.start_at = time.monotonic() + self._restart_wait if self._restart_wait else 0.0
         link.forget()
-        ids = self._envs_of[link.number]
-        return [Broken(ids, error, link.number, culprit, is_new=True, is_final=is_final)]
+        return [Broken(self._envs_of[link.number], error, link.number, culprit, is_new=True, is_final=is_final)]
 
     def _raised(
         self, number: int, env_id: int, phase: str, summary: str, text: str, pickled: bytes | None

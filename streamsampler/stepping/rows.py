@@ -44,14 +44,10 @@ class EnvSpaces:
         for env_id, space in enumerate(each):
             if space is not first:
                 raise DifferentSpacesError(
-                    f"{_differs(kind, env_id, space, first)}: here all environments must have the same {kind} space; "
-                    f"{kind}_spaces of a manager has those of each"
+                    f"the {kind} space of environment {env_id} is {space}, and that of environment 0 is {first}: here "
+                    f"all environments must have the same {kind} space; {kind}_spaces of a manager has those of each"
                 )
         return first
-
-
-def _differs(kind: Kind, env_id: int, space: Any, first: Any) -> str:
-    return f"the {kind} space of environment {env_id} is {space}, and that of environment 0 is {first}"
 
 
 _ALIGNMENT = 64

@@ -345,6 +345,5 @@ def _final(n_envs: int, ended: list[int], last_observations: list[Any], infos: I
         all_last[env_id] = last
     mask = np.zeros(n_envs, np.bool_)
     mask[ended] = True
-    final_info = infos.get("final_info", {})
-    of_infos = {"final_info": final_info, "_final_info": mask.copy()}
+    of_infos = {"final_info": infos.get("final_info", {}), "_final_info": mask.copy()}
     return {"final_obs": object_array(all_last), "_final_obs": mask, **of_infos}

@@ -71,18 +71,14 @@ class RolloutTransport(ProcessTransport):
 
     def _start_lost(self, broken: Sequence[Broken]) -> None:
         """Leave it to `EnvProcesses`, whose caller accounts for losses."""
-        are_final = [self._count(event) or event.is_final for event in broken]
+        are_final = [count_loss(event.error, self.losses) or event.is_final for event in broken]
         raise broken[are_final.index(True) if any(are_final) else 0].error
 
     def count_losses(self) -> None:
         """Count the losses that `collect` has not returned: all processes are started again."""
         for event in self._pending:
             if isinstance(event, Broken):
-                self._count(event)
-
-    def _count(self, event: Broken) -> bool:
-        assert isinstance(event.error, WorkerError)
-        return count_loss(event.error, self.losses)
+                count_loss(event.error, self.losses)
 
     def sleep(self, seconds: float) -> None:
         """Sleep until something can be collected, for at most so many seconds: also for less than a poll can."""

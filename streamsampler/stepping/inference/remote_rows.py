@@ -230,7 +230,9 @@ class RemoteRows(RowsDriver):
             shared.truncated[arrived].tolist(), strict=True,
         )  # fmt: skip
         stepped = [row for row in arrived if not (self._is_in_reset[row] or row in environments.raised)]
-        self._count(len(stepped))
+        self.n_ran += len(stepped)
+        board_row = self._worker.row
+        board_row.words[board_row.timesteps_word] = self.n_ran
         for row, *result in list(results):
             self._row = row
             self._take_result(row, *result)
@@ -311,11 +313,6 @@ class RemoteRows(RowsDriver):
 
     def _stepped(self, row: int) -> None:
         """Note that a row, whose episode goes on, has taken a timestep."""
-
-    def _count(self, n: int) -> None:
-        self.n_ran += n
-        row = self._worker.row
-        row.words[row.timesteps_word] = self.n_ran
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
         """Return the first n actions of a row's trajectory that are kept here, and the rewards that are known.
