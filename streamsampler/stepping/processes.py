@@ -237,16 +237,12 @@ class ProcessTransport(Transport):
         of_one = dict(zip(env_ids, arguments, strict=True))
         if kind == "parameters":
             self._parameters.update(of_one)  # for workers that are started later
-        frames = [
-            (number, ids, request_frame(ids, kind, name, [of_one[env_id] for env_id in ids]))
-            for number, ids in self._by_worker(env_ids)
-        ]
-        for number, ids, frame in frames:
+        by_worker = self._by_worker(env_ids)
+        frames = [request_frame(ids, kind, name, [of_one[env_id] for env_id in ids]) for _, ids in by_worker]
+        for (number, ids), frame in zip(by_worker, frames, strict=True):
             self._ask(number, ids, frame)
-        numbers = [number for number, *_ in frames]
-        self._await(lambda: not any(self._pool[number].asked for number in numbers))
-        links = [self._pool[number] for number in numbers]
-        values, lost = self._answered(links, [ids for _, ids, _ in frames], name)
+        self._await(lambda: not any(self._pool[number].asked for number, _ in by_worker))
+        values, lost = self._answered(by_worker, name)
         if lost is not None and kind != "parameters":  # a new worker has the parameters from its start
             raise UnansweredError(lost, values)
         return [values.get(env_id) for env_id in env_ids]
@@ -259,18 +255,19 @@ class ProcessTransport(Transport):
             link.asked = []  # it has ended
 
     def _answered(
-        self, asked: Sequence[EnvLink], ids: Sequence[list[int]], name: str
+        self, by_worker: Sequence[tuple[int, list[int]]], name: str
     ) -> tuple[dict[int, Any], WorkerError | None]:
         values: dict[int, Any] = {}
         self.tried = tried = dict[int, bool]()
         raised: Exception | None = None
         lost: WorkerError | None = None
-        for link, env_ids in zip(asked, ids, strict=True):
+        for number, env_ids in by_worker:
+            link = self._pool[number]
             if link.answer is None:
                 lost = lost or link.error
                 continue
             try:
-                values.update(zip(env_ids, self._values(link.number, link.answer, env_ids, name, tried), strict=True))
+                values.update(zip(env_ids, self._values(number, link.answer, env_ids, name, tried), strict=True))
             except Exception as error:  # the others answered, too
                 raised = raised or error
         if raised is not None:
