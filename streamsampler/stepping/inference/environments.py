@@ -20,22 +20,7 @@ from streamsampler.core.errors import NotReproducibleError, WorkerError
 from streamsampler.core.serialization import Payload
 from streamsampler.data.trees import Array, Tree, leaves, snapshot
 from streamsampler.engines.linked import STUCK_SECONDS
-from streamsampler.stepping.env_messages import (
-    Broken,
-    CountLoss,
-    CountRestored,
-    CountUnrestored,
-    Done,
-    EnvInstruction,
-    KeepError,
-    MakeOrders,
-    OrdersMade,
-    RaiseFailure,
-    ReleaseEnvs,
-    RequestResets,
-    RequestSteps,
-    RestoreEnvs,
-)  # fmt: skip
+from streamsampler.stepping import env_messages
 from streamsampler.stepping.env_states import EnvEvent
 from streamsampler.stepping.failures import reword
 from streamsampler.stepping.games import GameElsewhere, GameFacts, game_of
@@ -321,50 +306,50 @@ class Environments:
         events = self.transport.collect(timeout)
         slots, episodes = self.transport.rows.slots, self._episodes
         for event in events:
-            if isinstance(event, Done):
+            if isinstance(event, env_messages.Done):
                 self.infos.update(event.infos)
                 for env_id in event.env_ids:
                     episodes[env_id].slot = int(slots[env_id])
-            elif isinstance(event, Broken) and event.is_new:
+            elif isinstance(event, env_messages.Broken) and event.is_new:
                 self._name_trajectory(event)
         self._errors = []
         self._carry_out(self.scheduler.handle(events))
         if errors := self._errors:
             raise next((error for error in errors if not isinstance(error, NotReproducibleError)), errors[-1])
 
-    def _carry_out(self, instructions: Sequence[EnvInstruction]) -> None:
+    def _carry_out(self, instructions: Sequence[env_messages.EnvInstruction]) -> None:
         for it in instructions:
             match it:
-                case RequestResets() | RequestSteps():
+                case env_messages.RequestResets() | env_messages.RequestSteps():
                     for env_id in it.env_ids:
                         self._ask(env_id)
-                case MakeOrders():
+                case env_messages.MakeOrders():
                     self._carry_out(self.scheduler.handle([self._make_orders(it)]))
-                case RestoreEnvs():
+                case env_messages.RestoreEnvs():
                     orders = [self._orders.pop(env_id) for env_id in it.env_ids if env_id in self._orders]
                     self.transport.restore(orders)
-                case ReleaseEnvs():
+                case env_messages.ReleaseEnvs():
                     self.transport.give_up(it.env_ids)
                 case _:
                     self._count(it)
 
-    def _count(self, it: EnvInstruction) -> None:
+    def _count(self, it: env_messages.EnvInstruction) -> None:
         match it:
-            case KeepError():
+            case env_messages.KeepError():
                 self.raised[it.env_id] = own(it.error)
-            case CountLoss():
+            case env_messages.CountLoss():
                 assert isinstance(it.error, WorkerError)
                 self._count_loss(it.error)
-            case CountRestored():
+            case env_messages.CountRestored():
                 self.n_repeated += it.restored.n_timesteps or 0
-            case CountUnrestored():
+            case env_messages.CountUnrestored():
                 order = self._episodes[it.env_id].order
                 self._errors.append(not_restored(it.env_id, None if order is None else order.index, it.why))
-            case RaiseFailure():
+            case env_messages.RaiseFailure():
                 reword(it.error, it.quota, it.history)
                 self._errors.append(it.error)
 
-    def _name_trajectory(self, event: Broken) -> None:
+    def _name_trajectory(self, event: env_messages.Broken) -> None:
         culprit = event.culprit
         order = None if culprit is None or culprit in self.scheduler.over else self._episodes[culprit].order
         error = event.error
@@ -374,7 +359,7 @@ class Environments:
         error.what = f"{error.what}; environment {culprit} ran trajectory {order.index}"
         error.args = (error.worded(error.quota, error.outlook),)
 
-    def _make_orders(self, wanted: MakeOrders) -> OrdersMade:
+    def _make_orders(self, wanted: env_messages.MakeOrders) -> env_messages.OrdersMade:
         unkept = {}
         for env_id in wanted.going_on:
             episode, is_waiting = self._episodes[env_id], env_id in self.scheduler.waiting
@@ -384,7 +369,7 @@ class Environments:
                 unkept[env_id] = TOO_LONG
             elif n_known >= 0 and (is_waiting or not self._has_ended(env_id)):
                 self._orders[env_id] = self._order(env_id, n_known, is_waiting=is_waiting)
-        return OrdersMade(wanted.number, unkept, restored=self._orders.keys() & set(wanted.going_on))
+        return env_messages.OrdersMade(wanted.number, unkept, restored=self._orders.keys() & set(wanted.going_on))
 
     def _has_ended(self, env_id: int) -> bool:
         return any(self._results(env_id)[1:])
