@@ -23,7 +23,7 @@ from streamsampler.workers.several.agent_recorder import mapping_of, named, rewa
 from streamsampler.workers.several.recorder import NOBODY
 
 Ends = tuple[bool, bool]
-_NO = False, False
+NO_ENDS: Ends = (False, False)
 
 
 class Turn(NamedTuple):
@@ -94,7 +94,7 @@ class _Referee(GameTeller):
         """Return what a reset showed."""
         self._begin()
         self._waiting: list[str] = []  # who has acted, and is not answered yet
-        self._last_ends = _NO
+        self._last_ends = NO_ENDS
         if self._env.is_open:
             self._values.clear()
         shown = self._copied(observations)
@@ -122,12 +122,12 @@ class _Referee(GameTeller):
         }
         if over := self._env.is_over(self._ended):
             total += self._end_rest(outstanding, brought, ended)
-            if self._last_ends == _NO:
+            if self._last_ends == NO_ENDS:
                 raise DataError("no agent is left, and none was terminated or truncated")
         turn = Turn(result, self._spaces(), outstanding, () if over else self._next(shown), brought, ended)
         if missing := [agent for agent in ended if not (agent in shown or agent in outstanding)]:
             raise ObservationError(f"there is no last observation of agent {missing[0]!r}, which has ended")
-        return turn, total, *(self._last_ends if over else _NO)
+        return turn, total, *(self._last_ends if over else NO_ENDS)
 
     def _copied(self, observations: Any) -> dict[str, Any]:
         known = self._env.numbers

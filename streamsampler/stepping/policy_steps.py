@@ -15,13 +15,11 @@ from streamsampler.core.errors import ActionError, ObservationError
 from streamsampler.data.infos import Infos
 from streamsampler.data.spaces import row_spec, same_spaces
 from streamsampler.data.trees import Tree
-from streamsampler.stepping.joint_env import Ends, Turn
+from streamsampler.stepping.joint_env import NO_ENDS, Ends, Turn
 from streamsampler.stepping.row_infos import joined_infos
 from streamsampler.workers.several.policies import differing_spaces
 from streamsampler.workers.vec.columns import Columns, leaves_of, nested
 from streamsampler.workers.vec.rows import singles_of
-
-_NO: Ends = (False, False)
 
 
 class AgentStep(NamedTuple):
@@ -31,7 +29,7 @@ class AgentStep(NamedTuple):
     policy: PolicySpaces
     observation: Any  # what it acts on next, or its last one
     reward: float = 0.0  # what its last action brought; 0 before the first one
-    ends: Ends = _NO
+    ends: Ends = NO_ENDS
     info: Any = None
 
 

@@ -20,7 +20,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.data.trees import object_array
 from streamsampler.stepping.games import GameFacts, JointSpace, game_of
-from streamsampler.stepping.joint_env import Turn
+from streamsampler.stepping.joint_env import NO_ENDS, Ends, Turn
 from streamsampler.stepping.policy_steps import AgentStep, EnvStep, JointSteps, PolicySpaces, listed
 from streamsampler.stepping.rows import EnvSpaces, Kind
 from streamsampler.stepping.steps import Steps
@@ -102,33 +102,23 @@ class SeveralAgents:
         turn: Turn = steps.observations[row]
         is_reset = turn.result.rewards is None and autoreset == "same_step"
         begun = turn if is_reset and steps.timesteps[row] else None
-        if begun is None:
-            last = turn
-            ended_infos = infos
-        else:
-            ended_infos = infos.get("final_info", {})
+        last, ended_infos = (turn, infos) if begun is None else (last, infos.get("final_info", {}))
         self._meet(env_id, last)
         if steps.failed[row]:
             before = steps.previous_observations[row] if steps.timesteps[row] else None
             ended = [] if before is None else list(self._broken_off(env_id, number, before))
         else:
-            ended = [
-                AgentStep(
-                    agent, self._policy_of(env_id, number, agent), last.observation_of(agent),
-                    last.rewards.get(agent, 0.0), ends, last.info_of(agent, ended_infos),
-                )
-                for agent, ends in last.ended.items()
-            ]  # fmt: skip
+            ended = [self._agent_step(env_id, number, it, last, ended_infos, ends) for it, ends in last.ended.items()]
         if begun is not None:
             self._meet(env_id, begun)
-        acting = [
-            AgentStep(
-                agent, self._policy_of(env_id, now, agent), shown.observation_of(agent),
-                shown.rewards.get(agent, 0.0), info=shown.info_of(agent, infos),
-            )
-            for now, shown, agent in self._acting(env_id)
-        ]  # fmt: skip
+        acting = [self._agent_step(env_id, now, agent, shown, infos) for now, shown, agent in self._acting(env_id)]
         return EnvStep(acting, ended, last, begun)
+
+    def _agent_step(
+        self, env_id: int, number: int, agent: str, turn: Turn, infos: Mapping[str, Any], ends: Ends = NO_ENDS
+    ) -> AgentStep:
+        policy, reward = self._policy_of(env_id, number, agent), turn.rewards.get(agent, 0.0)
+        return AgentStep(agent, policy, turn.observation_of(agent), reward, ends, turn.info_of(agent, infos))
 
     def _broken_off(self, env_id: int, number: int, before: Turn) -> Iterator[AgentStep]:
         for agent in before.acting:
