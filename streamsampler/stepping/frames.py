@@ -25,23 +25,15 @@ COPY_FRAME = _HEADER.pack(0, COPY)
 """The message of a forked copy."""
 
 
-def ids_frame(env_ids: Sequence[int], kind: int = IDS) -> bytes:
-    """Return a message with numbers of environments: to step them, or that their requests were carried out."""
-    return _ids_frame(tuple(env_ids), kind)
-
-
 @functools.lru_cache(256)
-def _ids_frame(env_ids: tuple[int, ...], kind: int) -> bytes:
+def ids_frame(env_ids: tuple[int, ...], kind: int = IDS) -> bytes:
+    """Return a message with numbers of environments: to step them, or that their requests were carried out."""
     return _HEADER.pack(4 * len(env_ids), kind) + np.array(env_ids, np.uint32).tobytes()
 
 
-def ids_in(data: bytes) -> list[int]:
-    """Return the numbers in a message of the kind `IDS`."""
-    return list(_ids_in(data))
-
-
 @functools.lru_cache(256)
-def _ids_in(data: bytes) -> tuple[int, ...]:
+def ids_in(data: bytes) -> tuple[int, ...]:
+    """Return the numbers in a message of the kind `IDS`."""
     return tuple(np.frombuffer(data, np.uint32).tolist())
 
 

@@ -24,7 +24,7 @@ _ACTIONS = "the action of an environment"
 def step_frame(rows: Rows, env_ids: Sequence[int], *, together: bool) -> bytes:
     """Return a message that requests steps with the actions in rows; see `Transport.step`."""
     if not rows.actions_are_carried:
-        return ids_frame(env_ids, TOGETHER if together else IDS)
+        return ids_frame(tuple(env_ids), TOGETHER if together else IDS)
     carried = [rows.action_values.carried(0, env_id) for env_id in env_ids], rows.carried_seeds(env_ids)
     return pickle_frame(("step", list(env_ids), dumps(carried, _ACTIONS).owned(), together))
 

@@ -383,7 +383,7 @@ class ProcessTransport(Transport):
         link = self._pool[number]
         link.stillness.reset()
         if kind == IDS:
-            return self._done(link, ids_in(data), {})
+            return self._done(link, list(ids_in(data)), {})
         if kind == LOG:
             handle_records(number, data)
             return []

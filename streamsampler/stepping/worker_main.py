@@ -123,7 +123,7 @@ class EnvWorker(Answers):
     def carry_out(self, kind: int, data: bytes) -> bool:
         """Carry out a message; return False if there is to be no other one."""
         if kind in (IDS, TOGETHER):
-            self._steps(ids_in(data), together=kind == TOGETHER)
+            self._steps(list(ids_in(data)), together=kind == TOGETHER)
             return True
         what, *arguments = pickle.loads(data)
         if what == "exit":
@@ -193,7 +193,7 @@ class EnvWorker(Answers):
 
     def give(self, env_ids: list[int]) -> None:
         """Send that results lie in rows."""
-        frame = pickle_frame(("done", env_ids, self._infos)) if self._infos else ids_frame(env_ids)
+        frame = pickle_frame(("done", env_ids, self._infos)) if self._infos else ids_frame(tuple(env_ids))
         self._infos = {}
         self._write(frame)
 
