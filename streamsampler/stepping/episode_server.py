@@ -35,7 +35,8 @@ _STRING: Final = frozenset({str})
 class EpisodeServer(EnvServer):
     """Serves the environments of a manager that are in one process.
 
-    Some have states of their own of the global generators from the start, which `is_shared` if they are the caller's.
+    The global generators there are the caller's if `is_shared`; with `own_generators`, each environment has states of
+    its own of them from the start.
     """
 
     def __init__(

@@ -167,7 +167,6 @@ class _InThisProcess(Transport, Answers):
         self._server = EpisodeServer(updates, 0, row, autoreset, own_generators=own_generators, is_shared=True)
         self._server.on_draws = self._warn_of_draws
         self._server.fresh = fresh
-        self._n_envs = len(updates)
         self._events: list[EnvReport] = []
         self._infos: dict[int, dict[str, Any]] = {}
         self._at_work: Sequence[int] = ()

@@ -102,8 +102,8 @@ def watch_of(
 ) -> Watch | None:
     """Return what finds workers that hang, by their phase; None where there is no time limit.
 
-    They are seconds without progress. None is for a reset the `step_timeout`, and for the construction, from a worker's
-    start on, 60 or the longer one of the others.
+    Timeouts are seconds without progress. For a reset, None is the `step_timeout`; for the construction, which counts
+    from a worker's start, it is 60, or the longer one of the others.
     """
     given = {"step_timeout": step_timeout, "reset_timeout": reset_timeout, "construction_timeout": construction_timeout}
     for name, seconds in given.items():

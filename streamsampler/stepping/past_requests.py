@@ -64,7 +64,7 @@ class PastRequests:
         return False
 
     def to_repeat(self, env_id: int, episode: int | None) -> Sequence[PastRequest]:
-        """Return the requests as they are to be repeated, in order, if an episode goes on; None for none.
+        """Return requests in order, as they are to be repeated with the episode that goes on, None for none.
 
         Raises NotRestoredError where there were too many.
         """

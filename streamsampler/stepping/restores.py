@@ -73,7 +73,7 @@ def replay(
 
 
 class _ReplayComparison:
-    """Stands where a script's recorder stands, and compares what the environment returns with what it returned.
+    """Stands where a script's recorder stands, and compares what the environment returns now and returned before.
 
     `seen` holds one observation, the last one.
     """

@@ -37,7 +37,7 @@ _VECTOR = (
 
 
 class RolloutServer(EnvServer):
-    """Serves the environments of one process, each of them made and asked as in a worker of a sampler with a seed."""
+    """Serves the environments of one process, each of them made and asked as in a worker of a sampler."""
 
     _tells = True
 

@@ -19,7 +19,7 @@ _LOG = logging.getLogger("streamsampler")
 
 
 class UnansweredError(Exception):
-    """Workers were lost while their environments carried out what is no step: the first loss, and other values."""
+    """Workers were lost while their environments carried out what is no step: the first error, and others' values."""
 
     def __init__(self, error: WorkerError, values: dict[int, Any]) -> None:
         super().__init__(str(error))

@@ -117,7 +117,7 @@ class Environments:
         self.scheduler = RolloutScheduler(n_envs)
         self._episodes = [Episode() for _ in range(n_envs)]
         self.infos: dict[int, dict[str, Any]] = {}  # of last results that were not taken yet
-        self.raised: dict[int, BaseException] = {}  # instead of giving last results
+        self.raised: dict[int, BaseException] = {}  # what environments raised instead of giving last results
         self._orders: dict[int, RestoreOrder] = {}  # that are not carried out yet
         self._errors: list[BaseException] = []  # that are raised when all events are handled
         self.proxies: list[EnvProxy] = []  # what stands for them in this process

@@ -54,7 +54,7 @@ def own(error: Any) -> BaseException:
 
 
 def not_restored(env_id: int, index: int | None, why: str) -> NotReproducibleError:
-    """Return the error of an environment that cannot be restored, for `TOO_LONG` or as it is not what it was."""
+    """Return the error of an environment that cannot be restored: it is `TOO_LONG`, or why it is another one."""
     if why is not TOO_LONG:
         why = _RAISED if why.startswith(IT_RAISED) else _HIDDEN
     return NotReproducibleError(why.format(env_id), worker_number=0, phase=Phase.STEP, trajectory=index)
@@ -98,7 +98,7 @@ class RolloutTransport(ProcessTransport):
             self._link(number).write(given_frame(self.rows, {env_id: actions[env_id] for env_id in ids}))
 
     def close_environments(self, close_timeout: float) -> list[BaseException]:
-        """Let all workers close their environments, and go on; kill those that do not in time, for all together.
+        """Let all workers close their environments, and go on; kill those that do not in time.
 
         Open requests are carried out before, and their results are thrown away. A worker that is still at one of them
         after a second is killed, too. Returns what environments raised.

@@ -37,7 +37,7 @@ class RowGroups:
         """Return the rows of the group to ask for next, in turn, and whether all live rows of it are ready.
 
         Groups of which all rows are ready come first; then those of which half are. No rows if there is none of these.
-        What is `ready` waits for an action, and is not to be changed, nor what is returned.
+        Rows that are `ready` wait for an action; neither they nor what is returned are to be changed.
         """
         if len(self._members) == 1:  # quicker, and by far the most frequent
             n_live, n_ready = np.count_nonzero(live), np.count_nonzero(ready)
@@ -317,7 +317,7 @@ class RemoteRows(RowsDriver):
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
         """Return the first n actions of a row's trajectory that are kept here, and the rewards that are known.
 
-        It had some timesteps `earlier`, which n includes.
+        Before these it had `earlier` timesteps, which n includes.
         """
         recorder = self._recorder
         # A row that has taken its timesteps of a fragment does not run, and its episode goes on in the next one.

@@ -300,9 +300,9 @@ class _ParentChannel(LocalChannel):
 
 
 class ParentEngine(LocalEngine):
-    """One worker in this process, whose environments are in as many others as there are workers.
+    """One worker in this process, whose environments are in other ones, as many as there are workers.
 
-    A `policy` holds for these. For groups of rows see `RowGroups`.
+    The policy holds for these. For groups of rows see `RowGroups`.
     """
 
     def __init__(
