@@ -170,9 +170,7 @@ class _Shown:
 
     def __init__(self, facts: GameFacts) -> None:
         self.metadata = {"name": facts.name}
-        self.possible_agents: list[Any] | None = None
-        if facts.possible_agents is not None:
-            self.possible_agents = list(facts.possible_agents)
+        self.possible_agents = None if facts.possible_agents is None else list(facts.possible_agents)
         self.agents: list[Any] = []
         self.agent_selection: Any = None
         self.spaces = dict(facts.spaces)

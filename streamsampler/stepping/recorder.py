@@ -280,7 +280,13 @@ class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
         BatchInfos("agent_infos").record(np.arange(len(steps)), agent_infos)
 
     def _starts_of(self, steps: Steps) -> tuple[Mapping[int, dict[str, Any]], Mapping[int, dict[str, Any]], Any]:
-        infos, begins = _infos_of(steps, self._manager.autoreset)
+        infos, begins = {row: snapshot(info) for row, info in steps.info_by_row.items()}, dict[int, dict[str, Any]]()
+        for row in np.flatnonzero(steps.ended).tolist() if self._manager.autoreset == "same_step" else ():
+            info = infos.pop(row, {})
+            begins[row] = {key: value for key, value in info.items() if key != "final_info"}
+            infos[row] = info.get("final_info", {})
+        for info in (*infos.values(), *begins.values()):
+            InfoRecorder("infos").record(0, info)
         return infos, begins, infos
 
     def _new_episode(self, env_id: int, index: int, start: dict[str, Any] | None) -> RowTrajectory:
@@ -327,15 +333,3 @@ class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
 
     def _batch_of(self, indices: list[int], episodes: list[RowTrajectory]) -> TrajectoryBatch[Any, Any]:
         return self._assembled(assemble, self._timesteps.gather, indices, episodes, self._spaces)
-
-
-def _infos_of(steps: Steps, autoreset: str) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
-    """Return the infos of timesteps, or of resets, by row; and of resets in the step that ended an episode."""
-    infos, begins = {row: snapshot(info) for row, info in steps.info_by_row.items()}, {}
-    for row in np.flatnonzero(steps.ended).tolist() if autoreset == "same_step" else ():
-        info = infos.pop(row, {})
-        begins[row] = {key: value for key, value in info.items() if key != "final_info"}
-        infos[row] = info.get("final_info", {})
-    for info in (*infos.values(), *begins.values()):
-        InfoRecorder("infos").record(0, info)
-    return infos, begins
