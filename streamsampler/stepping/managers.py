@@ -275,8 +275,7 @@ class _InThisProcess(Transport, Answers):
         return [self._server.times.take()]
 
     def close(self) -> None:
-        for env_id, error in self._server.close_all().items():
-            warn_of_unclosed(env_id, summary_of(error))
+        warn_of_unclosed({env_id: summary_of(error) for env_id, error in self._server.close_all().items()})
 
 
 @suggesting()

@@ -401,7 +401,7 @@ class ProcessTransport(Transport):
             case ("report", report):
                 self._reports.append(WorkerReport(*report))
             case ("unclosed", raised):
-                _warn_of(raised)
+                warn_of_unclosed(raised)
             case ("draws", *about):
                 self._warn_of_draws(*about)
             case _:
@@ -526,9 +526,4 @@ def _end(pool: EnvPool[Any], *, read_answers: bool = True) -> None:
         if said.kind == LOG:
             handle_records(said.worker, said.data)
         elif said.kind == PICKLE and (message := pickle.loads(said.data))[0] == "unclosed":
-            _warn_of(message[1])
-
-
-def _warn_of(raised: Mapping[int, str]) -> None:
-    for env_id, summary in raised.items():
-        warn_of_unclosed(env_id, summary)
+            warn_of_unclosed(message[1])

@@ -130,6 +130,7 @@ class Transport(abc.ABC):
         """Close the environments; may be repeated."""
 
 
-def warn_of_unclosed(env_id: int, summary: str) -> None:
-    """Log that an environment raised while it was closed, when no call is left that could raise it."""
-    _LOG.warning("environment %d raised while it was closed: %s", env_id, summary)
+def warn_of_unclosed(raised: Mapping[int, str]) -> None:
+    """Log what environments raised while they were closed, when no call is left that could raise it."""
+    for env_id, summary in raised.items():
+        _LOG.warning("environment %d raised while it was closed: %s", env_id, summary)
