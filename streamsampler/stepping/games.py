@@ -125,7 +125,7 @@ class GameTeller:
 
     def stepped(
         self, actions: Mapping[str, Any], observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
-    ) -> tuple[JointResult, dict[str, Any]]:  # fmt: skip
+    ) -> tuple[JointResult, dict[str, Any]]:
         """Return what a step with some actions showed, and what comes with it."""
         self._length += 1
         if isinstance(terminated, Mapping) and isinstance(truncated, Mapping):

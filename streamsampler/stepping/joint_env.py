@@ -187,9 +187,7 @@ class _Referee(GameTeller):
         if agent in self._acted:
             ended[agent] = ends
 
-    def _end_rest(
-        self, outstanding: Mapping[str, Any], brought: dict[str, float], ended: dict[str, Ends]
-    ) -> float:  # fmt: skip
+    def _end_rest(self, outstanding: Mapping[str, Any], brought: dict[str, float], ended: dict[str, Ends]) -> float:
         """Note the ends of agents that had no last turn; return what they got together."""
         if not self._acted:
             raise self._nobody_acted()

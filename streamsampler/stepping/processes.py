@@ -341,7 +341,7 @@ class ProcessTransport(Transport):
 
     def _turn(
         self, timeout: float | None, *, collects: bool = False, awaited: EnvLink | None = None
-    ) -> list[EnvReport]:  # fmt: skip
+    ) -> list[EnvReport]:
         """Sleep until a worker says something or dies, for at most `timeout` seconds; kill those that hang.
 
         With `collects` nothing is left half done if this is interrupted while it sleeps. See `EnvPool.sleep` for

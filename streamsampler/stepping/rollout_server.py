@@ -121,7 +121,7 @@ class RolloutServer(EnvServer):
 
     def _told(
         self, env_id: int, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
-    ) -> tuple[Any, Any, Any, Any, Any]:  # fmt: skip
+    ) -> tuple[Any, Any, Any, Any, Any]:
         length = self._lengths[env_id] = self._lengths[env_id] + 1
         over = length >= self._limit
         if self._games:

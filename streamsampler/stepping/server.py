@@ -139,7 +139,7 @@ class EnvServer(ABC):
         try:
             for env_id, action, slot in zip(
                 env_ids, self._actions_of(env_ids, place), rows.free_slots(place), strict=True
-            ):  # fmt: skip
+            ):
                 if not_restored and env_id in not_restored:
                     continue  # the parent does not know yet
                 if awaited:
@@ -210,7 +210,7 @@ class EnvServer(ABC):
 
     def _told(
         self, env_id: int, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
-    ) -> tuple[Any, Any, Any, Any, Any]:  # fmt: skip
+    ) -> tuple[Any, Any, Any, Any, Any]:
         """Return what is told of a step, where that is something else than what it returned."""
         raise NotImplementedError
 

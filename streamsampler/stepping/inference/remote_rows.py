@@ -151,9 +151,8 @@ class RemoteRows(RowsDriver):
         self._asked = ready.copy()
         self._groups.note(ready)
         rows = np.flatnonzero(ready).tolist()
-        everyone = len(rows) == width
         mask = None
-        if not everyone:
+        if len(rows) < width:
             mask = np.zeros(width, np.bool_)
             mask[rows] = True
         if agent.draws is not None:
